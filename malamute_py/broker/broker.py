@@ -142,11 +142,11 @@ class Broker:
                 wire.Reply: self._services.prepare_reply,
                 wire.AckWork: self._services.prepare_ack,
                 wire.MoveCursor: self._cursors.prepare_move,
-                wire.AckRecords: self._groups.prepare_ack,
+                wire.AckRecords: self._groups.acknowledgements.prepare,
             },
             together={
                 wire.Reply: partial(self._services.prepare_reply, together=True),
-                wire.AckRecords: self._groups.prepare_ack_together,
+                wire.AckRecords: self._groups.acknowledgements.prepare_together,
             },
             again=self._services.request_again,
             answers=answers,
@@ -158,7 +158,7 @@ class Broker:
         """Header tables of a message that waits are still to be read in steps."""
         self._queues: Final = (
             self._matching.queue, self._delivery.fallen, *self._serving.queues,
-            *self._groups.queues, *self._services.queues, *self._mail.queues,
+            *self._groups.reader.queues, *self._services.queues, *self._mail.queues,
         )  # fmt: skip
         """Where all that can be done at once lies: while they are empty no part is asked."""
         self._handlers = self._table()
@@ -623,7 +623,7 @@ class Broker:
 
     def history(self, answer: HistoryRead | ReadFailed) -> None:
         """A read of history is answered."""
-        if self._groups.history(answer):
+        if self._groups.reader.history(answer):
             pass
         elif isinstance(answer, ReadFailed):
             self._serving.failed(answer)
@@ -688,15 +688,16 @@ class Broker:
             self._links.keep_alive(link)
         if self._catalogue.bounded:
             self._retention.tick(self._catalogue.bounded)
-        for part in (self._mail, self._services, self._cursors, self._groups):
+        for part in (self._mail, self._services, self._cursors):
             part.tick()
+        self._groups.timers.run(self._shard.now_ms)
         self._clean_up()
 
     # --- out --------------------------------------------------------------------------------
 
     def take_ready(self) -> Ready:
         """Everything that is to be done now. Each bundle in it is answered before the next call."""
-        shard, serving = self._shard, self._serving
+        shard, serving, groups = self._shard, self._serving, self._groups.reader
         if self._acks and self._steps.idle and not self._links.dirty and not self._services.hungry:
             self._take_acks()
         if any(self._queues):
@@ -706,9 +707,9 @@ class Broker:
         appends = self._appends()
         sends, closes = self._links.take()
         reads = serving.reads
-        if reads or self._groups.reads:
-            reads = reads + self._groups.reads
-            serving.reads, self._groups.reads = [], []
+        if reads or groups.reads:
+            reads = reads + groups.reads
+            serving.reads, groups.reads = [], []
         else:
             reads = []
         queries = shard.take_queries() if shard.asking else []
@@ -726,8 +727,8 @@ class Broker:
             self._serving.consider(fallen.popleft())
         if self._serving.hungry:
             self._serving.serve()
-        if self._groups.hungry:
-            self._groups.serve()
+        if self._groups.reader.hungry:
+            self._groups.reader.serve()
         if self._services.hungry:
             self._services.hand_out()
         if self._mail.hungry:
@@ -758,15 +759,15 @@ class Broker:
         if self._acks or self._ahead or self._links.ended or not self._steps.idle:
             return self._shard.now_ms
         if any(self._queues) and (
-            self._serving.hungry or mail.hungry or services.hungry or groups.hungry
-            or self._matching.queue
+            self._serving.hungry or mail.hungry or services.hungry
+            or groups.reader.hungry or self._matching.queue
         ):  # fmt: skip
             return self._shard.now_ms
         wake = self._links.wake_at_ms
         if self._catalogue.bounded:
             due = self._retention.due_ms
             wake = due if wake is None else min(wake, due)
-        for due_ms in (mail.due_ms, services.due_ms, groups.due_ms, self._cursors.due_ms):
+        for due_ms in (mail.due_ms, services.due_ms, groups.timers.due_ms, self._cursors.due_ms):
             if due_ms is not None and (wake is None or due_ms < wake):
                 wake = due_ms
         return wake

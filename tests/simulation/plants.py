@@ -487,7 +487,7 @@ def _expired_delivered(stack: contextlib.ExitStack) -> None:
 
 
 def _group_done_over_a_hole(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.groups import groups
+    from malamute_py.broker.groups import acknowledgements, groups, progress
 
     def make(original: Any) -> Any:
         def done(stream: int, name: str, ranges: Any, epoch: int) -> Any:
@@ -495,7 +495,8 @@ def _group_done_over_a_hole(stack: contextlib.ExitStack) -> None:
 
         return done
 
-    _put(stack, groups, "GroupDone", make)
+    for module in (acknowledgements, groups, progress):
+        _put(stack, module, "GroupDone", make)
 
 
 def _notices_forgotten(stack: contextlib.ExitStack) -> None:

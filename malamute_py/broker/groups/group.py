@@ -62,7 +62,6 @@ class Member(Receiver):
 
     __slots__ = (
         "filed",
-        "group",
         "held",
         "hold_ms",
         "identity",
@@ -85,8 +84,6 @@ class Member(Receiver):
         super().__init__(
             owner, link, command.subscription, command.credit_records, command.credit_bytes
         )
-        self.group: Group | None = None
-        """None until its group is there."""
         self.identity = link.identity
         self.session = link.session
         self.hold_ms = hold_ms
@@ -296,7 +293,6 @@ class Group:
 
     def enter(self, member: Member) -> bool:
         """Take up a member; True when a lost holder came back in it."""
-        member.group = self
         self.members.append(member)
         self._joins += 1
         member.joined = self._joins

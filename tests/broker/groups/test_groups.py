@@ -1253,5 +1253,5 @@ def test_an_idle_group_costs_no_turns() -> None:
     join(shell, 2)
     lose(shell, 2)
     publish(shell, 3)
-    assert not shell.broker._groups.hungry
+    assert not shell.broker._groups.reader.hungry
     assert shell.stream("s").readers == []

@@ -1,0 +1,424 @@
+"""Reading for groups: batches of a stream for each group, and their handing out to its members.
+
+Owns the one reader of each group, whose turn it is, and the reads of history that are under way for
+groups. The rules: one quantum a turn, one read a group, all bounded; a record goes once to the
+group when no member dies; offsets that are not selected, have expired or are gone count as done.
+Source: docs/design.md, Queues and the checkpoint.
+
+Why not a Subscription with the group in the place of its link: what a subscription is given joins
+into covers of one peer and never comes back, its credit is one, and it is either live or behind.
+A group hands one batch to several peers, rows that come back are wanted again from the middle of
+what was read, and a keyed group skips what waits for a member without credit. So a group has a
+small reader of its own over the hot window and ReadRange, woken by the fan-out, and uses what
+there is for matching, expiry, extraction and the outbox. It keeps no bodies: what found no
+credit is read again, from the hot window as a rule.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from malamute_protocol.commands import Gap
+from malamute_protocol.content import Content
+from malamute_protocol.stamp import STAMP_BYTES
+from malamute_py.broker.batches.encoding import Parts
+from malamute_py.broker.batches.rows import unexpired
+from malamute_py.broker.context import Shard
+from malamute_py.broker.groups.group import DEALS_AT_ONCE, Group, Looked, Member, slot_of
+from malamute_py.broker.groups.progress import Progress
+from malamute_py.broker.links.links import Links
+from malamute_py.broker.log.stream import Batch, Stream
+from malamute_py.broker.ready import HistoryRead, ReadFailed, ReadRange
+from malamute_py.broker.streams.start_positions import may_match
+from malamute_py.broker.structures.bitmaps import bits_of_rows
+from malamute_py.broker.structures.timers import Timers
+from malamute_py.broker.subscriptions.live import Delivery
+from malamute_py.broker.subscriptions.matching import MATCHING, Choosing, Matching, is_quick
+
+TURN_BATCHES_MAX: Final = 256
+"""Batches that one turn looks at, selected or not: some 4 ms when each has one record."""
+READ_BYTES_MAX: Final = 256 << 10
+"""What one read of history brings: of batches of one record some 800, which take 5 to 15 ms."""
+READ_DEALS_MAX: Final = 2 * DEALS_AT_ONCE
+"""Small deliveries that a keyed group deals of one read, at most."""
+DEAL_BYTES: Final = 32 << 10
+"""What a small delivery of a keyed group weighs in a step's budget, however few bytes it has."""
+IDLE_READS_MAX: Final = 3
+HELD_UP_MS: Final = 30_000
+"""So long a group that reads no further may stand before its operator is told."""
+EXTRACT_ROW_BYTES: Final = 512
+"""Rows of at least this size are extracted whatever their share of a batch: sending a batch once
+to each of several members costs more than copying its rows."""
+
+
+class GroupReader:
+    """The readers of all groups of one core."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        links: Links,
+        delivery: Delivery,
+        matching: Matching,
+        progress: Progress,
+        timers: Timers,
+    ) -> None:
+        self._shard = shard
+        self._links = links
+        self._delivery = delivery
+        self._matching = matching
+        self._progress = progress
+        self._timers = timers
+        self._queue: Final[deque[Group]] = deque()
+        self._starved: Final[dict[Group, None]] = {}
+        self.queues: Final = (self._queue, self._starved)
+        """While all of them are empty, nothing can be done at once."""
+        self._reads: dict[int, Group] = {}
+        self.reads: list[ReadRange] = []
+
+    @property
+    def hungry(self) -> bool:
+        """Whether more can be served at once."""
+        return bool(self._queue) or (bool(self._starved) and self._may_read)
+
+    @property
+    def _may_read(self) -> bool:
+        """Whether one more read of history may be under way."""
+        return len(self._reads) < self._shard.settings.reads_max
+
+    @property
+    def reads_under_way(self) -> int:
+        """How many reads of history the shell has not answered."""
+        return len(self._reads)
+
+    # --- serving ------------------------------------------------------------------------------
+
+    def wake(self, group: Group) -> None:
+        """Something about a group changed: it may have something to hand out."""
+        if not group.queued and not group.reading and not group.gone and group.members:
+            group.queued = True
+            self._queue.append(group)
+
+    def serve(self) -> None:
+        """Give turns until all groups are served or the step's budget is used up, one at least."""
+        budget = self._shard.settings.step_bytes
+        queue = self._queue
+        more = self._shard.share()
+        while budget > 0 and self.hungry:
+            # As long as a read is free: who waits for one may be gone, or need none any more.
+            if self._starved and self._may_read:
+                group = next(iter(self._starved))
+                del self._starved[group]
+            else:
+                group = queue.popleft()
+                group.queued = False
+            # One that had its turn as starved may still stand in the queue.
+            if not group.gone and not group.reading:
+                try:
+                    budget -= self._turn(group, more)
+                except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+                    self._erred(group, error)
+            if not more():
+                return
+
+    def _erred(self, group: Group, error: Exception) -> None:
+        """Serving a group failed: its members are told, and may join again."""
+        self._shard.erred("serving a group", error, stream=group.stream.name, group=group.name)
+        for member in list(group.members):
+            member.owner.end(member, "internal")
+
+    def _turn(self, group: Group, more: Callable[[], bool]) -> int:
+        """Hand out one quantum while the share lasts, or begin a read; returns the bytes given."""
+        stream = group.stream
+        if group.holdings.read < stream.first:
+            self.gone_by(group)
+        quantum = self._shard.settings.quantum_bytes
+        given, began = 0, group.dealt
+        for _ in range(TURN_BATCHES_MAX):
+            offset = group.wanted()
+            if offset is None:
+                if not group.held_up and group.stuck:
+                    group.held_up = True
+                    self._watch(group, group.holdings.low, told=False)
+                return given
+            if given >= quantum or group.dealt - began >= DEALS_AT_ONCE:
+                break
+            if offset < stream.hot_first:
+                self._read(group, offset)
+                return given
+            given += self._hand_out(group, self._hot(stream, offset))
+            if group.reading:
+                return given
+            if not more():
+                break
+        self.wake(group)
+        # What no subscription selected is work, too, and so are many small deliveries.
+        return max(given, quantum, (group.dealt - began) * DEAL_BYTES)
+
+    def _watch(self, group: Group, low: int, told: bool) -> None:
+        """Look again after a while at a group that reads no further."""
+        due_ms = self._shard.now_ms + HELD_UP_MS
+        self._timers.set(due_ms, partial(self._look_again, group, low, told))
+
+    def _look_again(self, group: Group, before: int, told: bool) -> None:
+        """Name who holds a group up, once, unless its position has moved meanwhile."""
+        if group.gone or not group.stuck:
+            group.held_up = False
+            return
+        low = group.holdings.low
+        if low == before and not told:
+            self._say_held_up(group, low)
+        self._watch(group, low, told=low == before)
+
+    def _say_held_up(self, group: Group, low: int) -> None:
+        holdings, stream = group.holdings, group.stream
+        self._shard.counters["groups_held_up"] += 1
+        holder = holdings.holder(low)
+        self._shard.event(
+            "group_held_up", "warning", stream=stream.name, group=group.name, next=low,
+            read=holdings.read, held=holdings.held,
+            link=0 if holder is None else holder.link.number,
+            identity="" if holder is None else holder.identity,
+            since_ms=0 if holder is None else holdings.since(holder),
+        )  # fmt: skip
+
+    def _hot(self, stream: Stream, offset: int) -> Batch:
+        newest = stream.hot[-1]
+        return newest if newest.base <= offset else stream.hot[stream.hot_place(offset)]
+
+    def _hand_out(self, group: Group, batch: Batch) -> int:
+        """Read a batch if it was not, and hand out what waits of it; returns the bytes given.
+
+        What of it cannot be handled is gone for the group, by name, as damage in the journal is.
+        """
+        try:
+            return self._share_out(group, batch)
+        except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+            self._pass_over(group, batch, error)
+            return batch.size
+
+    def _pass_over(self, group: Group, batch: Batch, error: Exception) -> None:
+        """A group goes without a batch that it cannot handle, and its members are told so."""
+        reason = self._shard.quarantine(
+            group.stream.name, batch.base, batch.next, "serving a group", error, group=group.name
+        )
+        for member in group.members:
+            # Some had been taken out of their order for this batch.
+            group.file(member)
+        self._gap(group, (batch.base, batch.next, "damaged", reason))
+
+    def _share_out(self, group: Group, batch: Batch) -> int:
+        now_ms = self._shard.now_ms
+        holdings = group.holdings
+        if batch.next > holdings.read:
+            if not self._prepared(group, batch):
+                return 0
+            group.take_in(batch, now_ms)
+            if not holdings.open:
+                self._progress.flush_later(group)
+        bits = holdings.waiting_in(batch.base, batch.next)
+        if not bits:
+            return 0
+        alive = unexpired(batch.content, now_ms)
+        if alive is not None:
+            expired = bits & ~bits_of_rows(alive)
+            if expired:
+                group.close(batch.base, expired)
+                self._progress.flush_later(group)
+                bits ^= expired
+                if not bits:
+                    return 0
+        given = 0
+        settings = self._shard.settings
+        parts = Parts(batch, settings.extract_bytes_min, settings.extract_share, EXTRACT_ROW_BYTES)
+        for member, rows in group.divided(batch, bits):
+            given += self._deliver(group, batch, parts, member, rows)
+        return given
+
+    def _prepared(self, group: Group, batch: Batch) -> bool:
+        """Whether it is known, or quick to find, what a group selects of a batch.
+
+        Else that is found in slices; the group has its next turn then.
+        """
+        content, prepared = batch.content, group.prepared
+        if not self._matching.sliced:
+            return True
+        if prepared is not None and prepared.base == batch.base:
+            content.share(prepared.table)
+            return True
+        if is_quick(content):
+            if not group.slow or group.knows(content):
+                return True
+        elif group.everything and group.slots is None:
+            return True
+        reading = self._matching.reading(group.stream.uuid, batch.base, content)
+        number_of = None if group.slots is None else slot_of
+        job = Choosing(group.predicate, content, number_of, reading)
+        if self._matching.run(job):
+            group.prepared = Looked(batch.base, job.chosen, job.numbers, content.table)
+            return True
+        group.reading = MATCHING
+
+        def matched() -> None:
+            group.reading = 0
+            if not group.gone:
+                group.prepared = Looked(batch.base, job.chosen, job.numbers, content.table)
+                self.wake(group)
+
+        def failed(error: Exception) -> None:
+            group.reading = 0
+            if not group.gone:
+                self._pass_over(group, batch, error)
+                self.wake(group)
+
+        self._matching.later(job, matched, lambda: not group.gone, failed)
+        return False
+
+    def _deliver(self, group: Group, batch: Batch, parts: Parts, member: Member, rows: int) -> int:
+        """Put rows of a batch into a member's outbox; returns the bytes given."""
+        # Before they are in its hands: they would stay there if this raised.
+        frames, bitmap, size = parts.frames(rows)
+        count = group.hand(batch, member, rows, self._shard.now_ms)
+        member.covered = batch.base
+        self._delivery.put(member, batch.next, frames, bitmap, count, size)
+        self._shard.counters["group_records_out"] += count
+        return size
+
+    # --- reads of history -------------------------------------------------------------------------
+
+    def _read(self, group: Group, offset: int) -> None:
+        stream = group.stream
+        if not self._may_read:
+            self._starved[group] = None
+            return
+        token = self._shard.token()
+        group.reading, group.reading_from = token, offset
+        self._reads[token] = group
+        self._shard.counters["reads"] += 1
+        self.reads.append(
+            ReadRange(
+                stream.ring.name, stream.number, token, offset,
+                min(group.tail, stream.hot_first),
+                min(self._shard.settings.quantum_bytes, READ_BYTES_MAX),
+                None
+                if group.everything or group.reads_all
+                else partial(may_match, group.pattern),
+            )
+        )  # fmt: skip
+
+    def history(self, answer: HistoryRead | ReadFailed) -> bool:
+        """A read of history is answered; False: it was not asked for here."""
+        group = self._reads.pop(answer.token, None)
+        if group is None:
+            return False
+        group.reading = 0
+        if group.gone:
+            return True
+        if isinstance(answer, ReadFailed):
+            if answer.code == "internal" and not group.reads_all:
+                # Reading for a selection looks into batches; reading all of them does not.
+                group.reads_all = True
+                self.wake(group)
+            else:
+                self._failed(group, answer)
+            return True
+        try:
+            self._answered(group, answer)
+        except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+            self._erred(group, error)
+        return True
+
+    def _answered(self, group: Group, answer: HistoryRead) -> None:
+        holdings = group.holdings
+        before = holdings.read, group.deliveries, holdings.open
+        offset = group.wanted()
+        if offset is not None and (offset >= group.reading_from or group.kind == "shared"):
+            # Else something older came back meanwhile, and goes first where there is an order.
+            self._hand_out_history(group, answer)
+            if (holdings.read, group.deliveries, holdings.open) != before:
+                group.idle_reads = 0
+            elif not group.reading:
+                group.idle_reads += 1
+        if group.idle_reads >= IDLE_READS_MAX:
+            group.idle_reads = 0
+            self._shard.event(
+                "read_stuck", "error", stream=group.stream.name, group=group.name,
+                offset=holdings.low,
+            )  # fmt: skip
+            for member in list(group.members):
+                member.owner.end(member, "internal")
+            return
+        self.wake(group)
+
+    def _failed(self, group: Group, answer: ReadFailed) -> None:
+        self._shard.event(
+            "read_failed", "error", stream=group.stream.name, group=group.name,
+            code=answer.code, reason=answer.reason,
+        )  # fmt: skip
+        for member in list(group.members):
+            member.owner.end(member, answer.code)
+
+    def _hand_out_history(self, group: Group, answer: HistoryRead) -> None:
+        holdings, stream = group.holdings, group.stream
+        gaps, began = list(answer.gaps), group.dealt
+        for run in answer.runs:
+            data = memoryview(run.data)
+            for at, size, base, count in run.spans:
+                end = base + count
+                while gaps and gaps[0][0] <= base:
+                    self._gap(group, gaps.pop(0))
+                if end <= holdings.read:
+                    if not holdings.waiting_in(base, end):
+                        continue
+                    if not group.takes:
+                        return
+                elif not group.takes or not group.reads_on:
+                    return
+                if base > holdings.read:
+                    # The reader skipped what cannot match.
+                    group.read_to(base)
+                stored = data[at : at + size]
+                batch = Batch(
+                    stream, bytes(stored[:STAMP_BYTES]), stored[STAMP_BYTES:],
+                    Content(stored[STAMP_BYTES:]), base, end, size,
+                )  # fmt: skip
+                self._hand_out(group, batch)
+                if group.reading or group.dealt - began >= READ_DEALS_MAX:
+                    return
+        for gap in gaps:
+            self._gap(group, gap)
+        if answer.next > holdings.read:
+            group.read_to(min(answer.next, group.tail))
+            if not holdings.open:
+                self._progress.flush_later(group)
+
+    # --- what is gone -------------------------------------------------------------------------
+
+    def gone_by(self, group: Group) -> None:
+        """What lies before the stream's first offset can be handed out no more."""
+        first = group.stream.first
+        before = group.holdings.low
+        if before < first:
+            self._lost(group, before, first, "retention", "", group.close_before(first))
+
+    def _gap(self, group: Group, gap: tuple[int, int, str, str]) -> None:
+        """The journal cannot give these offsets."""
+        first, end, code, reason = gap
+        self._lost(group, first, end, code, reason, group.close_between(first, end))
+
+    def _lost(self, group: Group, first: int, end: int, code: str, reason: str, count: int) -> None:
+        if not count:
+            return
+        group.lost += count
+        self._shard.counters["group_records_lost"] += count
+        self._shard.event(
+            "group_gap", "warning", stream=group.stream.name, group=group.name,
+            **{"from": first, "to": end}, records=count, code=code,
+        )  # fmt: skip
+        for member in group.members:
+            self._links.say(member.link, Gap(member.number, first, end, code, reason))
+        group.holdings.tidy()
+        self._progress.flush_later(group)
