@@ -19,6 +19,7 @@ from malamute_protocol.stamp import Stamp
 from malamute_py.broker.batches import encoding, rows
 from malamute_py.broker.context import Inconsistent
 from malamute_py.broker.groups import group
+from malamute_py.broker.groups.selection import GroupSelection
 from malamute_py.broker.ready import MAIL_STREAM, MAIN, ReadFailed
 from malamute_py.broker.subscriptions import live, selection
 from tests.broker.post import Post
@@ -285,7 +286,7 @@ def test_a_group_passes_over_a_batch_that_it_cannot_handle_by_name(
     for link in (2, 3):
         shell.send(link, wire.JoinGroup(1, "s", "g", ["all"], kind, [0], 99, 1 << 20))
     if where == "take_in":
-        monkeypatch.setattr(group.Group, "_of_table", fails_on(b"bad", group.Group._of_table))
+        monkeypatch.setattr(GroupSelection, "of_table", fails_on(b"bad", GroupSelection.of_table))
         monkeypatch.setattr(group, "unexpired", fails_on(b"bad", rows.unexpired))
     else:
         right = encoding.Parts.frames

@@ -12,7 +12,7 @@ import pytest
 from malamute_protocol import commands as wire
 from malamute_py.broker.cursors.cursors import LOOKS_MAX as PINS_MAX
 from malamute_py.broker.cursors.cursors import MARK_MS, Cursor
-from malamute_py.broker.groups.group import Member
+from malamute_py.broker.groups.member import Member
 from malamute_py.broker.links.links import BEAT_SLOTS
 from malamute_py.broker.log.stream import NEVER
 from malamute_py.broker.streams.producers import Producers

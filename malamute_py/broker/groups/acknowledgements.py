@@ -15,8 +15,9 @@ from typing import Any
 from malamute_protocol.commands import AckRecords
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
-from malamute_py.broker.groups.group import Group, Member, slots_of
+from malamute_py.broker.groups.group import Group, slots_of
 from malamute_py.broker.groups.holdings import Page, Picked
+from malamute_py.broker.groups.member import Member
 from malamute_py.broker.groups.progress import Progress
 from malamute_py.broker.groups.reader import GroupReader
 from malamute_py.broker.links.links import Link

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from malamute_protocol.commands import GroupInfo, RemoveGroup
 from malamute_py.broker.context import Shard
-from malamute_py.broker.groups.group import Group, Member
+from malamute_py.broker.groups.group import Group
+from malamute_py.broker.groups.member import Member
 from malamute_py.broker.links.links import Link
 from malamute_py.broker.log.answers import Answer, Answers
 from malamute_py.broker.log.steps import Steps, Then
@@ -130,7 +131,7 @@ class GroupAdministration:
             "group": group.name,
             "kind": group.kind,
             "visibility": int(group.durable),
-            "pattern": group.pattern,
+            "pattern": group.selection.pattern,
             "next": low,
             "read": holdings.read,
             "first": stream.first,

@@ -15,170 +15,29 @@ the checkpoint; the hold window is that of LocalMQ (docs/design.md, References).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from heapq import heapify, heappop, heappush
-from math import sqrt
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from zlib import crc32
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 
-from malamute_protocol.content import Content
-from malamute_protocol.header import HeaderTable
 from malamute_py.broker.batches.rows import rows_of_headers, unexpired
+from malamute_py.broker.groups.free_members import FreeMembers
 from malamute_py.broker.groups.holdings import PAGE, Holdings, Page, Picked
-from malamute_py.broker.groups.slots import NOBODY, SLOTS, Places, Slots, SlotsOfRows
-from malamute_py.broker.links.links import Link, Owner, Receiver
+from malamute_py.broker.groups.member import Member
+from malamute_py.broker.groups.selection import GroupSelection
+from malamute_py.broker.groups.slots import NOBODY, Places, Slots, SlotsOfRows
 from malamute_py.broker.log.stream import Batch, Stream
 from malamute_py.broker.structures.bitmaps import bits_of_rows, first_bits, rows_of_bits
 from malamute_py.changelog.records import Range
 from malamute_py.changelog.tables import GroupRow
-from malamute_py.matcher import compile_pattern
-
-if TYPE_CHECKING:
-    from malamute_protocol.commands import JoinGroup
-    from malamute_protocol.header import Header
 
 KINDS: Final = ("shared", "exclusive", "keyed")
-DEAL_MS: Final = 0.1
-"""The broker's time for one delivery and its acknowledgement: 20 to 40 us in the core and some
-50 us a message in the transport."""
-SPREAD_MIN: Final = 32
-"""Members among whom a batch is spread whatever they have shown: records are not all alike."""
-STALE_MAX: Final = 64
-"""Entries that hold no more in the order of a group's members, besides one for each of them."""
 DEALS_AT_ONCE: Final = 256
 """Small deliveries that a keyed group makes in one turn, and of one batch in one go: each takes
 some 50 us."""
 DEAL_ROWS: Final = 2_048
 """Rows of a batch that make each delivery of it take as much again: to look for those that a member
 gets among 60,000 takes 1.6 ms."""
-TABLES_MAX: Final = 256
-"""Header tables of which a group remembers what it selects and which slots they are."""
-
-
-class Member(Receiver):
-    """One subscription of one link that takes part in a group."""
-
-    __slots__ = (
-        "filed",
-        "held",
-        "hold_ms",
-        "identity",
-        "joined",
-        "joined_ms",
-        "pace_ms",
-        "pattern_bytes",
-        "place",
-        "served",
-        "session",
-        "timed",
-        "timed_deals",
-        "timed_left",
-        "timed_ms",
-    )
-
-    def __init__(
-        self, owner: Owner, link: Link, command: JoinGroup, now_ms: int, hold_ms: int
-    ) -> None:
-        super().__init__(
-            owner, link, command.subscription, command.credit_records, command.credit_bytes
-        )
-        self.identity = link.identity
-        self.session = link.session
-        self.hold_ms = hold_ms
-        self.joined_ms = now_ms
-        self.pattern_bytes = 0
-        self.held = 0
-        """How many records it has and has not acknowledged."""
-        self.served = 0
-        """When it was served last, in deliveries of the group."""
-        self.joined = 0
-        """When it joined, in members of the group."""
-        self.filed = False
-        """Whether the member stands among those that may be given something."""
-        self.place = NOBODY
-        """Its number in the arrays of a keyed group."""
-        self.pace_ms = 0.0
-        """Milliseconds for a record of late, from hand-out to acknowledgement; 0: not known yet."""
-        self.timed = self.timed_left = self.timed_ms = self.timed_deals = 0
-        """Records that it had in hand at timed_ms, those of them that are left, and the deals until
-        then."""
-
-    @property
-    def able(self) -> bool:
-        """Whether it may be given something."""
-        return self.left_records > 0 and self.left_bytes > 0 and self.link.room > 0
-
-    # --- how quick it is ----------------------------------------------------------------------
-
-    def handed(self, count: int, now_ms: int, deals: int) -> None:
-        """Note that the member holds more records. deals: its group's deliveries before that."""
-        self.held += count
-        if not self.timed_left:
-            self.timed = self.timed_left = self.held
-            self.timed_ms, self.timed_deals = now_ms, deals
-
-    def acknowledged(self, count: int, now_ms: int, deals: int) -> None:
-        """Note that held records are done. deals: its group's deliveries until now.
-
-        What the broker spent on deliveries meanwhile is not the member's time: a thousand take
-        100 ms, and without that no member would ever be quick. That is an estimate, so a pace
-        comes down by half at the most; and rises by a quarter, for a time is often too long by
-        what the machine did beside. Should lots get too large, there are fewer deliveries to be
-        taken off, and the pace is what it is.
-        """
-        self.held -= count
-        if not self.timed_left:
-            return
-        self.timed_left -= count
-        if self.timed_left > 0:
-            return
-        self.timed_left = 0
-        # The clock counts whole milliseconds: it may have been almost one more.
-        took_ms = now_ms - self.timed_ms + 1
-        if not self.pace_ms:
-            self.pace_ms = took_ms / self.timed
-            return
-        own_ms = max(took_ms - (deals - self.timed_deals) * DEAL_MS, 1)
-        pace_ms = own_ms / self.timed
-        if pace_ms < self.pace_ms:
-            self.pace_ms = max(pace_ms, self.pace_ms / 2)
-        else:
-            self.pace_ms += (pace_ms - self.pace_ms) / 4
-
-    def returned(self, count: int) -> None:
-        """Note records that came back: the time of what is in hand is unknown then."""
-        self.held -= count
-        self.timed_left = 0
-
-    def lot(self, deals: int) -> int:
-        """How many records it may be given at once so that all of a batch are done soonest.
-
-        deals: deliveries if each record, or each member, had one of its own. Lots of n make it
-        deals / n deliveries, one after the other, and the last record wait for n - 1 others:
-        the sum is least where n * n = deals * DEAL_MS / pace. It has no more than that in hand.
-        """
-        if not self.pace_ms:
-            return 0
-        most = int(sqrt(deals * DEAL_MS / self.pace_ms))
-        return min(most, deals // SPREAD_MIN) - self.held
-
-    def is_again(self, lost: Member) -> bool:
-        """Whether this is a lost member that has come back."""
-        return self.session == lost.session or bool(self.identity == lost.identity != "")
-
-
-class Looked(NamedTuple):
-    """The headers of one batch that a group selects, found in slices."""
-
-    base: int
-    chosen: np.ndarray[Any, np.dtype[np.bool_]]
-    """Whether each distinct header is selected."""
-    slots: list[int]
-    """The slot of each, of a keyed group."""
-    table: HeaderTable
-    """The batch's header table: it is not read again, from wherever the batch comes then."""
 
 
 class Group:
@@ -187,17 +46,14 @@ class Group:
     __slots__ = (
         "_deals",
         "_joins",
-        "_order",
-        "_seen",
         "_slots_of",
         "by_place",
         "dealt",
         "deliveries",
         "done",
         "durable",
-        "everything",
-        "filed",
         "flushing",
+        "free",
         "ghost",
         "gone",
         "held_up",
@@ -209,17 +65,14 @@ class Group:
         "members",
         "moved_ms",
         "name",
-        "pattern",
-        "predicate",
-        "prepared",
         "queued",
         "reading",
         "reading_from",
         "reads_all",
         "returns_ms",
         "row",
+        "selection",
         "slots",
-        "slow",
         "stream",
         "timer",
         "waker",
@@ -235,22 +88,14 @@ class Group:
         self.window = window
         self.durable = row.durable
         """Its members see only what is visible."""
-        self.pattern: Any = msgspec.msgpack.decode(row.pattern)
-        compiled = compile_pattern(self.pattern)
-        self.everything = compiled.canonical == ("all",) or self.pattern == ["topic", "#"]
-        self.predicate = compiled.matches
-        self.slow = compiled.slow
-        self.prepared: Looked | None = None
+        self.selection = GroupSelection(msgspec.msgpack.decode(row.pattern), row.kind == "keyed")
         self.holdings = Holdings(row.next)
         self.done: list[Range] = list(row.done)
         """Ranges still to be read that were done in an earlier run of the broker."""
         self.members: list[Member] = []
         """In the order of their joining; without the ghost."""
         self._joins = 0
-        self.filed = 0
-        """How many members may be given something, as far as is known."""
-        self._order: list[tuple[int, int, int, Member]] = []
-        """A heap of them, the freest first, and of entries that hold no more."""
+        self.free = FreeMembers()
         self.holder: Member | None = None
         """Exclusive: who is given the records."""
         self.ghost: Member | None = None
@@ -259,8 +104,6 @@ class Group:
         """Until when."""
         self.slots = Slots() if row.kind == "keyed" else None
         self.by_place: dict[int, Member] = {}
-        self._seen: dict[Any, tuple[Any, Any]] = {}
-        """Header table -> (headers chosen or None for all, slots of its headers)."""
         self._slots_of: tuple[int, SlotsOfRows] = (NOBODY, np.empty(0, np.uint16))
         """(base, slot of each row) of the batch that is handed out."""
         self.deliveries = self._deals = 0
@@ -296,7 +139,7 @@ class Group:
         self.members.append(member)
         self._joins += 1
         member.joined = self._joins
-        self.file(member)
+        self.free.file(member)
         if self.kind == "exclusive":
             if self.ghost is not None and member.is_again(self.ghost):
                 self.hand_over(member)
@@ -329,8 +172,8 @@ class Group:
             self.leave_together([member])
             return held
         self.members.remove(member)
-        self._unfile(member)
-        self._trim()
+        self.free.remove(member)
+        self.free.trim()
         if member is self.holder:
             self.holder = None
             again = next((other for other in self.members if other.is_again(member)), None)
@@ -354,9 +197,9 @@ class Group:
         gone = set(leaving)
         self.members = [member for member in self.members if member not in gone]
         for member in leaving:
-            self._unfile(member)
+            self.free.remove(member)
             member.returned(member.held)
-        self._trim()
+        self.free.trim()
         released = self.holdings.release(gone)
         slots = self.slots
         if slots is None:
@@ -382,63 +225,12 @@ class Group:
         member.returned(member.held)
         self.holdings.release({member})
 
-    # --- who may be given something -------------------------------------------------------------
-
-    def file(self, member: Member) -> None:
-        """A member's credit, its link's room or what it was given changed."""
-        if not member.able:
-            self._unfile(member)
-            return
-        if not member.filed:
-            member.filed = True
-            self.filed += 1
-        entry = -member.left_records, member.served, member.joined, member
-        heappush(self._order, entry)
-        self._trim()
-
-    def _trim(self) -> None:
-        """Let go of entries that hold no more: they keep members, and links, that have gone."""
-        order = self._order
-        if not self.members:
-            order.clear()
-        elif len(order) > 2 * self.filed + STALE_MAX:
-            # One entry for each that is filed.
-            order[:] = [
-                (-one.left_records, one.served, one.joined, one)
-                for one in self.members
-                if one.filed
-            ]
-            heapify(order)
-
-    def _unfile(self, member: Member) -> None:
-        """Give a member nothing more; its entry is dropped when it comes up."""
-        if member.filed:
-            member.filed = False
-            self.filed -= 1
-
-    def _freest(self) -> Member | None:
-        """The member with the most free credit of those that may be given something.
-
-        It is the first in the order.
-        """
-        order = self._order
-        while order:
-            left, served, _, member = order[0]
-            # Of a member whose state has changed, or that is not filed, the entry is stale.
-            if member.filed and member.left_records == -left and member.served == served:
-                if member.able:
-                    return member
-                # Something else took its link's room, and what brings it back files it again.
-                self._unfile(member)
-            heappop(order)
-        return None
-
     @property
     def takes(self) -> bool:
         """Whether some member may be given something."""
         if self.kind == "exclusive":
             return self.holder is not None and self.holder.able
-        return self._freest() is not None
+        return self.free.first() is not None
 
     # --- what to read next -----------------------------------------------------------------------
 
@@ -507,7 +299,7 @@ class Group:
         holdings = self.holdings
         base, end, content = batch.base, batch.next, batch.content
         count = end - base
-        chosen, slots = self._of_table(content, base)
+        chosen, slots = self.selection.of_table(content, base)
         rows = rows_of_headers(content, chosen)
         alive = unexpired(content, now_ms)
         if alive is not None:
@@ -539,45 +331,6 @@ class Group:
             first, stop = max(base, page.base), min(end, page.base + PAGE)
             page.slots[first - page.base : stop - page.base] = row_slots[first - base : stop - base]
 
-    def knows(self, content: Content) -> bool:
-        """Whether the headers of a batch need not be matched."""
-        return self.everything or content.headers_key in self._seen
-
-    def _of_table(self, content: Content, base: int) -> tuple[Any, Any]:
-        """(headers chosen, None for all; slot of each distinct header, when keyed).
-
-        base: where the batch begins.
-        """
-        if self.everything and self.slots is None:
-            return None, None
-        prepared = self.prepared
-        chosen = slots = None
-        if prepared is not None and prepared.base == base:
-            self.prepared = None
-            count = len(prepared.chosen)
-            chosen = None if prepared.chosen.all() else prepared.chosen
-            if self.slots is not None:
-                slots = np.array(prepared.slots, np.uint16)
-        else:
-            found = self._seen.get(content.headers_key)
-            if found is not None:
-                return found
-            headers, _ = content.headers()
-            count = len(headers)
-            if not self.everything:
-                predicate = self.predicate
-                each = (predicate(header.keys, header.fields) for header in headers)
-                chosen = np.fromiter(each, np.bool_, count)
-                if chosen.all():
-                    chosen = None
-            if self.slots is not None:
-                slots = np.fromiter(map(slot_of, headers), np.uint16, count)
-        if count <= TABLES_MAX:
-            if len(self._seen) >= TABLES_MAX:
-                self._seen.clear()
-            self._seen[content.headers_key] = chosen, slots
-        return chosen, slots
-
     # --- dividing what waits of a batch ---------------------------------------------------------
 
     def divided(self, batch: Batch, bits: int) -> Iterator[tuple[Member, int]]:
@@ -594,17 +347,16 @@ class Group:
             if holder is not None and holder.able:
                 yield holder, _at_most(bits, holder.left_records)
             return
+        free = self.free
         given: list[Member] = []
-        while bits and self.filed:
+        while bits and free.count:
             total = self.holdings.waiting + self.tail - self.holdings.read
-            share, deals = -(-total // self.filed), min(total, self.filed)
+            share, deals = -(-total // free.count), min(total, free.count)
             while bits:
-                member = self._freest()
+                # Until all others have had their turn.
+                member = free.take()
                 if member is None:
                     break
-                # Until all others have had their turn.
-                heappop(self._order)
-                self._unfile(member)
                 given.append(member)
                 most = min(member.left_records, max(share, member.lot(deals)))
                 rows = bits if bits.bit_count() <= most else first_bits(bits, most)
@@ -613,7 +365,7 @@ class Group:
             if not given:
                 return
             for member in given:
-                self.file(member)
+                free.file(member)
             given.clear()
 
     def _by_slot(self, batch: Batch, bits: int) -> Iterator[tuple[Member, int]]:
@@ -623,7 +375,7 @@ class Group:
             member = self.by_place.get(place)
             if member is not None and member.able:
                 yield member, _at_most(mine, member.left_records)
-                self.file(member)
+                self.free.file(member)
                 if self.dealt - began >= DEALS_AT_ONCE:
                     # What still waits is wanted first in the group's next turn.
                     return
@@ -706,11 +458,6 @@ class Group:
         if self.holdings.low > self.row.next:
             return True
         return any(page.dirty for page in self.holdings.pages)
-
-
-def slot_of(header: Header) -> int:
-    """The slot of a record with this header, in a keyed group."""
-    return crc32(header.keys[0].encode()) % SLOTS
 
 
 def slots_of(page: Page, mask: int) -> SlotsOfRows:

@@ -30,7 +30,8 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.groups.acknowledgements import Acknowledgements
 from malamute_py.broker.groups.administration import GroupAdministration
-from malamute_py.broker.groups.group import KINDS, Group, Member
+from malamute_py.broker.groups.group import KINDS, Group
+from malamute_py.broker.groups.member import Member
 from malamute_py.broker.groups.progress import Progress
 from malamute_py.broker.groups.reader import GroupReader
 from malamute_py.broker.links.links import ERRED, Link, Links
@@ -341,9 +342,9 @@ class Groups:
                 member, "bad_setting", f"group '{group.name}' is {group.kind}, not {command.kind}"
             )
         elif (
-            command.pattern != group.pattern
+            command.pattern != group.selection.pattern
             and compile_pattern(command.pattern).canonical
-            != compile_pattern(group.pattern).canonical
+            != compile_pattern(group.selection.pattern).canonical
         ):
             self._turn_away(
                 member, "bad_setting", f"group '{group.name}' selects by another pattern"
@@ -388,7 +389,7 @@ class Groups:
         """Let a member have its turn: its credit or its link's room has grown."""
         group = self._members[member]
         if group is not None:
-            group.file(member)
+            group.free.file(member)
             self.reader.wake(group)
 
     def end(self, member: Member, code: str) -> None:

@@ -27,8 +27,10 @@ from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.broker.batches.encoding import Parts
 from malamute_py.broker.batches.rows import unexpired
 from malamute_py.broker.context import Shard
-from malamute_py.broker.groups.group import DEALS_AT_ONCE, Group, Looked, Member, slot_of
+from malamute_py.broker.groups.group import DEALS_AT_ONCE, Group
+from malamute_py.broker.groups.member import Member
 from malamute_py.broker.groups.progress import Progress
+from malamute_py.broker.groups.selection import Looked, slot_of
 from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.stream import Batch, Stream
 from malamute_py.broker.ready import HistoryRead, ReadFailed, ReadRange
@@ -207,7 +209,7 @@ class GroupReader:
         )
         for member in group.members:
             # Some had been taken out of their order for this batch.
-            group.file(member)
+            group.free.file(member)
         self._gap(group, (batch.base, batch.next, "damaged", reason))
 
     def _share_out(self, group: Group, batch: Batch) -> int:
@@ -243,29 +245,30 @@ class GroupReader:
 
         Else that is found in slices; the group has its next turn then.
         """
-        content, prepared = batch.content, group.prepared
+        content, selection = batch.content, group.selection
+        prepared = selection.prepared
         if not self._matching.sliced:
             return True
         if prepared is not None and prepared.base == batch.base:
             content.share(prepared.table)
             return True
         if is_quick(content):
-            if not group.slow or group.knows(content):
+            if not selection.slow or selection.knows(content):
                 return True
-        elif group.everything and group.slots is None:
+        elif selection.everything and group.slots is None:
             return True
         reading = self._matching.reading(group.stream.uuid, batch.base, content)
         number_of = None if group.slots is None else slot_of
-        job = Choosing(group.predicate, content, number_of, reading)
+        job = Choosing(selection.predicate, content, number_of, reading)
         if self._matching.run(job):
-            group.prepared = Looked(batch.base, job.chosen, job.numbers, content.table)
+            selection.prepared = Looked(batch.base, job.chosen, job.numbers, content.table)
             return True
         group.reading = MATCHING
 
         def matched() -> None:
             group.reading = 0
             if not group.gone:
-                group.prepared = Looked(batch.base, job.chosen, job.numbers, content.table)
+                selection.prepared = Looked(batch.base, job.chosen, job.numbers, content.table)
                 self.wake(group)
 
         def failed(error: Exception) -> None:
@@ -304,8 +307,8 @@ class GroupReader:
                 min(group.tail, stream.hot_first),
                 min(self._shard.settings.quantum_bytes, READ_BYTES_MAX),
                 None
-                if group.everything or group.reads_all
-                else partial(may_match, group.pattern),
+                if group.selection.everything or group.reads_all
+                else partial(may_match, group.selection.pattern),
             )
         )  # fmt: skip
 

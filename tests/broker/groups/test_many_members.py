@@ -11,8 +11,9 @@ import pytest
 
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import JoinGroup
-from malamute_py.broker.groups import group
-from malamute_py.broker.groups.group import SPREAD_MIN, STALE_MAX, Member
+from malamute_py.broker.groups import group, selection
+from malamute_py.broker.groups.free_members import STALE_MAX
+from malamute_py.broker.groups.member import SPREAD_MIN, Member
 from malamute_py.broker.groups.slots import Slots
 from malamute_py.broker.links.links import Link
 from tests.broker.shell import Shell, offsets
@@ -147,9 +148,9 @@ def test_members_that_have_left_are_not_kept_in_the_order_of_the_others() -> Non
     (group,) = crowd.shell.broker._groups._groups
     for link in crowd.links[1:]:
         crowd.shell.send(link, wire.Bye())
-    assert len(group._order) <= STALE_MAX + 2
+    assert len(group.free._heap) <= STALE_MAX + 2
     crowd.shell.send(crowd.links[0], wire.Unsubscribe(M))
-    assert not group._order
+    assert not group.free._heap
 
 
 @pytest.fixture
@@ -242,7 +243,7 @@ def test_a_first_key_is_hashed_once_however_many_members_it_is_divided_among(
         hashed += 1
         return crc32(data)
 
-    monkeypatch.setattr(group, "crc32", counted)
+    monkeypatch.setattr(selection, "crc32", counted)
     shell = keyed(200)
     shell.run()
     assert shell.broker.gauges["group_records_held"] == 12_000

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from malamute_protocol.commands import JoinGroup
-from malamute_py.broker.groups.group import Member
+from malamute_py.broker.groups.member import Member
 from malamute_py.broker.groups.slots import NOBODY, SLOTS, Slots
 from malamute_py.broker.links.links import Link
 from tests.seeds import seeds
