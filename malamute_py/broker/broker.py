@@ -54,6 +54,7 @@ from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.broker.streams.recovery import recover, recover_queues
 from malamute_py.broker.streams.retention import Retention
 from malamute_py.broker.streams.start_positions import Starts
+from malamute_py.broker.subscriptions.audience import Audience
 from malamute_py.broker.subscriptions.live import Delivery
 from malamute_py.broker.subscriptions.matching import Matching
 from malamute_py.broker.subscriptions.on_demand import Serving
@@ -93,7 +94,7 @@ class Broker:
         self._links = Links(shard)
         self._producers = Producers(epoch)
         tables = recover(state, self._producers, settings.producer_batches_max)
-        self._catalogue = Catalogue(shard, tables, dict(state.rings))
+        self._catalogue = Catalogue(shard, tables, dict(state.rings), Audience)
         self._confirms = Confirms(self._links)
         self._matching = Matching(shard)
         self._delivery = Delivery(shard, self._links, self._matching)

@@ -21,7 +21,8 @@ from malamute_py.broker.context import Inconsistent
 from malamute_py.broker.groups import group
 from malamute_py.broker.groups.selection import GroupSelection
 from malamute_py.broker.ready import MAIL_STREAM, MAIN, ReadFailed
-from malamute_py.broker.subscriptions import live, selection
+from malamute_py.broker.subscriptions import selection
+from malamute_py.broker.subscriptions.audience import Audience
 from tests.broker.post import Post
 from tests.broker.shell import Held, Shell, bodies
 from tests.protocol.hostile import claim, craft, ints, packed
@@ -215,7 +216,7 @@ def test_a_batch_that_cannot_be_given_live_is_damage_to_whom_it_is_and_nothing_e
         shell.subscribe(2, number, "s", pattern, visibility=durable)
     subjects = ["a", "b"]
     shell.publish(1, "s", [b"1", b"2"], subject=subjects)
-    monkeypatch.setattr(live, "known_groups", fails_on(b"bad", selection.known_groups))
+    monkeypatch.setattr(Audience, "known_groups", fails_on(b"bad", Audience.known_groups))
     monkeypatch.setattr(selection, "headers_chosen", fails_on(b"bad", selection.headers_chosen))
     shell.publish(1, "s", [b"bad", b"bad"], subject=subjects, tracker=7)
     assert shell.peers[1].last(wire.Confirm).tracker == 7
@@ -246,7 +247,7 @@ def test_a_subscription_whose_pattern_raises_goes_without_and_the_others_do_not(
     def planted(sub: Any, *rest: Any) -> Any:
         return boom() if sub.number == 0 else right(sub, *rest)
 
-    monkeypatch.setattr(live, "known_groups", boom)
+    monkeypatch.setattr(Audience, "known_groups", boom)
     monkeypatch.setattr(selection, "headers_chosen", planted)
     for _ in range(3):
         shell.publish(1, "s", [b"x", b"y"], subject=["a", "b"])

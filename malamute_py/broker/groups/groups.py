@@ -361,8 +361,7 @@ class Groups:
         stream, links = group.stream, self._links
         if not group.members:
             group.waker = partial(self.reader.wake, group)
-            (stream.durable_readers if group.durable else stream.readers).append(group.waker)
-            stream.durable += group.durable
+            stream.audience.add_reader(group.waker, group.durable)
         self._members[member] = group
         returned = group.enter(member)
         low = group.holdings.low
@@ -439,9 +438,7 @@ class Groups:
         """So many members of one link have left a group, which goes on without them."""
         self.reader.gone_by(group)
         if not group.members and group.waker is not None:
-            stream = group.stream
-            (stream.durable_readers if group.durable else stream.readers).remove(group.waker)
-            stream.durable -= group.durable
+            group.stream.audience.remove_reader(group.waker, group.durable)
             group.waker = None
         if held:
             self._shard.counters["group_records_returned"] += held

@@ -10,47 +10,25 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sized
+from typing import Any, Protocol
 
 import msgspec
 
 from malamute_protocol.commands import Level
 from malamute_protocol.content import Content
-from malamute_protocol.gather import weight_of
-from malamute_protocol.header import Header, HeaderTable
 from malamute_py.broker.log.ledger import Ledger
 from malamute_py.broker.log.ring import RingState
 from malamute_py.broker.ready import StreamFacts
 from malamute_py.changelog.settings import StreamSettings
 from malamute_py.changelog.tables import StreamRow
-from malamute_py.matcher import Classing, Index
-
-if TYPE_CHECKING:
-    from malamute_py.broker.subscriptions.selection import Groups
-    from malamute_py.broker.subscriptions.subscription import Subscription
 
 NEVER = 1 << 63
-"""As an end: none."""
+"""An end that is none."""
 BATCH_OVERHEAD = 2_000
 """About what a batch in the hot window takes beside its bytes."""
 HEADER_OVERHEAD = 300
 """Bytes that each of its distinct subjects and field maps takes besides."""
-MATCHED_HEADERS_MAX = 16_384
-"""Headers whose matches a stream remembers, beside the index."""
-MATCHED_WEIGHT_MAX = 1 << 19
-"""Words that this takes, about: one for each pattern that matches a header."""
-_HEADER_WEIGHT = 8
-"""Words that each header takes besides."""
-
-
-class Matched(NamedTuple):
-    """What a stream remembers of a header."""
-
-    numbers: tuple[int, ...]
-    """Numbers of the patterns that match it."""
-    bytes: int
-    """What its texts take in a batch."""
 
 
 class Batch(msgspec.Struct, eq=False):
@@ -72,66 +50,77 @@ class Batch(msgspec.Struct, eq=False):
         return self.size + BATCH_OVERHEAD + HEADER_OVERHEAD * headers
 
 
-class Late(msgspec.Struct, eq=False):
-    """A batch whose headers are being matched, or that came after one."""
+class AudienceFacts(Protocol):
+    """Facts about the subscriptions and groups that read a stream."""
 
-    batch: Batch
-    durable: bool
-    """Whether the batch is for readers that see only what is durable."""
-    job: Classing | None = None
+    @property
+    def count(self) -> int:
+        """Number of the subscriptions."""
+
+    @property
+    def live(self) -> int:
+        """Number of the subscriptions that take batches as they come."""
+
+    @property
+    def durable(self) -> int:
+        """Number of the subscriptions and groups that see only what is durable."""
+
+    @property
+    def patterns(self) -> int:
+        """How many different patterns the subscriptions have."""
+
+    @property
+    def late(self) -> Sized:
+        """Batches that live subscriptions get once their headers are matched; usually none."""
+
+    def late_from(self, durable: bool, tail: int) -> int:
+        """Offset before which live subscriptions were given everything; usually the tail."""
+
+    def add_reader(self, wake: Callable[[], None], durable: bool) -> None:
+        """Wake a group with this call whenever there is more to read."""
+
+    def remove_reader(self, wake: Callable[[], None], durable: bool) -> None:
+        """Wake a group no longer."""
 
 
 class Stream:
     """One stream at run time."""
 
     __slots__ = (
-        "_index",
+        "audience",
         "body_kind",
-        "bounded",
         "coming",
         "created_lsn",
-        "durable",
-        "durable_readers",
         "epochs",
-        "everyone",
         "first",
-        "grouped_headers",
-        "groups",
         "handed",
         "hot",
         "kinds",
         "last_time_ms",
-        "late",
-        "late_bases",
-        "late_bytes",
-        "least_stop",
         "ledger",
         "level",
-        "live",
         "lost_before",
-        "matched",
-        "matched_weight",
         "name",
         "next",
         "number",
-        "numbers",
         "pinned",
-        "readers",
         "removed",
         "ring",
         "row",
-        "subscriptions",
         "trim_asked",
         "uuid",
         "visible_next",
     )
 
-    def __init__(self, row: StreamRow, ring: RingState, facts: StreamFacts | None) -> None:
+    def __init__(
+        self, row: StreamRow, ring: RingState, facts: StreamFacts | None, audience: AudienceFacts
+    ) -> None:
         self.row = row
         self.number = row.number
         self.name = row.name
         self.uuid = row.uuid
         self.ring = ring
+        self.audience = audience
         self.created_lsn = 0
         """In ring main; a ring of its own takes nothing before this is visible."""
         self.first = facts.first if facts else 0
@@ -147,37 +136,6 @@ class Stream:
         self.lost_before = 0
         """Records before were in memory only, and are gone with an earlier run of the broker."""
         self.hot: deque[Batch] = deque()
-        self._index: Index | None = None
-        self.readers: list[Callable[[], None]] = []
-        """Groups with members: what wakes them when there is more to read."""
-        self.durable_readers: list[Callable[[], None]] = []
-        """Groups whose members get only what is visible: what wakes them."""
-        self.subscriptions: set[Subscription] = set()
-        self.durable = 0
-        """How many of them, and of the groups with members, see only what is visible."""
-        self.numbers: dict[int, dict[Subscription, None]] = {}
-        """Pattern number -> its subscriptions in their order, whether live or not. No lists: of
-        10,000 clients that leave together each would be looked for among all the others."""
-        self.everyone: dict[Subscription, None] = {}
-        """Subscriptions whose pattern matches every header: the index is not asked about them."""
-        self.groups: dict[HeaderTable | tuple[Any, ...], Groups] = {}
-        """Groups of a batch by its header table; empty after any change."""
-        self.grouped_headers = 0
-        """Distinct headers of these tables."""
-        self.matched: dict[Header, Matched] = {}
-        """Headers seen of late; empty after any change."""
-        self.matched_weight = 0
-        self.live = 0
-        """How many subscriptions take batches as they come."""
-        self.late: deque[Late] = deque()
-        """What live subscriptions get next, in order; mostly nothing."""
-        self.late_bases: tuple[deque[int], deque[int]] = (deque(), deque())
-        """Where these begin: for those who see everything, and for who sees what is durable."""
-        self.late_bytes = 0
-        self.bounded: set[Subscription] = set()
-        """Live subscriptions that stop somewhere."""
-        self.least_stop = NEVER
-        """None of them stops before."""
         self.removed = False
         self.trim_asked = self.first
         self.pinned = NEVER
@@ -196,21 +154,6 @@ class Stream:
             self.body_kind = -1
 
     @property
-    def index(self) -> Index:
-        """The patterns of its subscriptions; made when they are asked for.
-
-        Most streams have none; an empty one takes 9 KB and a quarter of a start with 10,000.
-        """
-        if self._index is None:
-            self._index = Index()
-        return self._index
-
-    @property
-    def patterns(self) -> int:
-        """How many different patterns its subscriptions have."""
-        return (0 if self._index is None else len(self._index)) + bool(self.everyone)
-
-    @property
     def settings(self) -> StreamSettings:
         """As the change log has them."""
         return self.row.settings
@@ -223,11 +166,6 @@ class Stream:
     def hot_place(self, offset: int) -> int:
         """Place in the hot window of the batch that holds an offset, or the one after it."""
         return max(0, bisect_right(self.hot, offset, key=_base) - 1)
-
-    def late_from(self, durable: bool, tail: int) -> int:
-        """Before it live subscriptions were given everything; the tail, mostly."""
-        bases = self.late_bases[durable]
-        return bases[0] if bases else tail
 
     def epoch_at(self, offset: int) -> int:
         """The epoch in which the record at this offset was written."""
@@ -248,29 +186,6 @@ class Stream:
     def position_end(self, epoch: int) -> int:
         """Where what was a position of the stream in an epoch ends now; 0: nothing is known."""
         return self.epoch_end(epoch, self.next) if epoch else self.next
-
-    def regroup(self) -> None:
-        """Its subscriptions changed."""
-        self.groups.clear()
-        self.grouped_headers = 0
-        self._forget_matched()
-
-    def _forget_matched(self) -> None:
-        self.matched.clear()
-        self.matched_weight = 0
-
-    def matching(self, header: Header) -> Matched:
-        """What matches a header; of those seen of late it is in `matched`."""
-        numbers = tuple(self.index.match(header.keys, header.fields))
-        weight = len(numbers) + _HEADER_WEIGHT
-        if (
-            len(self.matched) >= MATCHED_HEADERS_MAX
-            or self.matched_weight + weight > MATCHED_WEIGHT_MAX
-        ):
-            self._forget_matched()
-        self.matched_weight += weight
-        found = self.matched[header] = Matched(numbers, weight_of(header))
-        return found
 
     def begin_epoch(self, epoch: int) -> None:
         """Note that records of this epoch begin at `next`; costs nothing the second time."""

@@ -125,7 +125,7 @@ class StreamAdmin:
             self._answers.result(link, command, self._facts(stream))
 
     def _facts(self, stream: Stream) -> dict[str, Any]:
-        live = sum(1 for sub in stream.subscriptions if sub.live)
+        audience = stream.audience
         return {
             **_short(stream),
             "epoch": self._shard.epoch,
@@ -134,9 +134,9 @@ class StreamAdmin:
             "visible": stream.visible_next,
             "last_time_ms": stream.last_time_ms,
             "settings": _settings(stream),
-            "subscriptions": len(stream.subscriptions),
-            "live": live,
-            "patterns": stream.patterns,
+            "subscriptions": audience.count,
+            "live": audience.live,
+            "patterns": audience.patterns,
             "created_ms": stream.row.created_ms,
             "created_by": stream.row.by,
         }

@@ -17,7 +17,7 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.log.ring import EPOCH_SHIFT, RingState, ring_name
 from malamute_py.broker.log.steps import Effect, Steps, Then
-from malamute_py.broker.log.stream import Stream
+from malamute_py.broker.log.stream import AudienceFacts, Stream
 from malamute_py.broker.ready import MAIN, RingFacts, StreamFacts
 from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.changelog.records import Change, StreamCreated, StreamEdited, StreamRemoved
@@ -43,8 +43,16 @@ class Catalogue:
     publishing: Publishing
     steps: Steps
 
-    def __init__(self, shard: Shard, tables: Tables, facts: dict[str, RingFacts]) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        tables: Tables,
+        facts: dict[str, RingFacts],
+        audience: Callable[[], AudienceFacts],
+    ) -> None:
+        """audience: makes the audience of each stream."""
         self._shard = shard
+        self._audience = audience
         self.tables = tables
         self.rings: dict[str, RingState] = {}
         self.openings: list[tuple[str, dict[str, Any]]] = []
@@ -167,7 +175,7 @@ class Catalogue:
         if found is None and ring_facts is not None and ring_facts.unseen_next:
             found = StreamFacts(0, ring_facts.unseen_next)
             self.unseen.setdefault(row.ring, {})[row.number] = found.next
-        stream = Stream(row, ring, found)
+        stream = Stream(row, ring, found, self._audience())
         if ring.memory and facts:
             # It existed in an earlier run: its offsets go on where no earlier one can be.
             base = self._shard.epoch << EPOCH_SHIFT

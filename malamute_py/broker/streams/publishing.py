@@ -431,7 +431,7 @@ class Publishing:
                 self._confirms.confirm(waiter, SYNCED)
             return
         ring.unsettled.append(Settled(end_lsn, pending.size, batch, waiters))
-        if waiters or stream.durable:
+        if waiters or stream.audience.durable:
             ring.awaited = end_lsn
         self._fan_out(batch, False)
 
@@ -523,7 +523,7 @@ class Publishing:
             if batch is not None:
                 stream = batch.stream
                 stream.visible_next = batch.next
-                if stream.durable:
+                if stream.audience.durable:
                     self._fan_out(batch, True)
             if settled.call is not None:
                 settled.call(None)

@@ -18,18 +18,16 @@ from malamute_py.broker.batches.encoding import FEW_ROWS, Encoding, encoding_of,
 from malamute_py.broker.batches.rows import Mask, narrow, unexpired, within_client_time
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links, Receiver, cost_of_few
-from malamute_py.broker.log.stream import NEVER, Batch, Late, Stream
-from malamute_py.broker.subscriptions.matching import Matching, is_quick
-from malamute_py.broker.subscriptions.selection import (
-    Groups,
-    groups_of_classes,
-    groups_of_late,
+from malamute_py.broker.log.stream import NEVER, Batch, Stream
+from malamute_py.broker.subscriptions.audience import (
+    Audience,
+    LateBatch,
+    SelectionGroup,
+    audience_of,
     header_classes,
-    known_groups,
-    rows_of_group,
-    rows_of_groups,
-    select,
 )
+from malamute_py.broker.subscriptions.matching import Matching, is_quick
+from malamute_py.broker.subscriptions.selection import rows_of_group, rows_of_groups, select
 from malamute_py.broker.subscriptions.subscription import Subscription
 from malamute_py.matcher import Classing
 
@@ -51,8 +49,8 @@ class Delivery:
         self.hot_bytes = 0
         self.late_bytes = 0
         """Bytes of the batches that live subscriptions get once their headers are matched."""
-        self._late: Final[dict[Stream, None]] = {}
-        """Streams that have such batches."""
+        self._late: Final[dict[Audience, None]] = {}
+        """Audiences that have such batches."""
         self._bytes_min = shard.settings.extract_bytes_min
         self._share = shard.settings.extract_share
         self._matching = matching
@@ -86,84 +84,85 @@ class Delivery:
 
     def fan_out(self, batch: Batch, durable: bool) -> None:
         """Give a batch to the live subscriptions of one visibility that select from it."""
-        stream = batch.stream
+        audience = batch.stream.audience
+        assert isinstance(audience, Audience)
         if not durable:
             self.keep(batch)
-        for wake in stream.durable_readers if durable else stream.readers:
+        for wake in audience.wakers[durable]:
             wake()
-        if not stream.live or (durable and not stream.durable):
+        if not audience.live or (durable and not audience.durable):
             return
-        if stream.late:
-            self._put_off(Late(batch, durable))
+        if audience.late:
+            self._put_off(audience, LateBatch(batch, durable))
             return
         try:
-            groups = known_groups(stream, batch.content)
+            groups = audience.known_groups(batch.content)
             if groups is None:
-                self._match(batch, durable)
+                self._match(audience, batch, durable)
             else:
-                self._fan_out(batch, durable, groups)
+                self._fan_out(audience, batch, durable, groups)
         except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
-            self._step_back(batch, durable, error)
+            self._step_back(audience, batch, durable, error)
 
-    def _step_back(self, batch: Batch, durable: bool, error: Exception) -> None:
+    def _step_back(self, audience: Audience, batch: Batch, durable: bool, error: Exception) -> None:
         """A batch could not be given to all at once: each who was not given it takes it alone.
 
         So only those go without it, by name, for whom it is that cannot be handled.
         """
-        stream = batch.stream
-        self._shard.erred("fan-out", error, stream=stream.name, offset=batch.base)
-        for sub in list(stream.subscriptions):
+        self._shard.erred("fan-out", error, stream=batch.stream.name, offset=batch.base)
+        for sub in audience.subscriptions:
             if sub.live and sub.durable == durable and sub.covered < batch.next:
                 self.fall_behind(sub, batch.base)
                 sub.careful = CAREFUL_BATCHES
                 self.fallen.append(sub)
-        if batch.next >= stream.least_stop:
-            self._end_bounded(stream)
+        if batch.next >= audience.least_stop:
+            self._end_bounded(audience)
 
-    def _match(self, batch: Batch, durable: bool) -> None:
+    def _match(self, audience: Audience, batch: Batch, durable: bool) -> None:
         """Find who selects from a batch, now or in slices, and give it to them."""
-        stream, content = batch.stream, batch.content
-        index = stream.index
+        content, index = batch.content, audience.index
         if index.slow or not is_quick(content) or len(content.headers()[0]) > SMALL_TABLE:
-            job = _classing(batch)
+            job = audience.classing(content)
             if not self._matching.run(job):
-                self._put_off(Late(batch, durable, job))
-                self._go_on(stream, job)
+                self._put_off(audience, LateBatch(batch, durable, job))
+                self._go_on(audience, job)
                 return
             classes = job.classes
         else:
             classes = header_classes(index, content.headers()[0])
-        self._fan_out(batch, durable, groups_of_classes(stream, content, classes))
+        self._fan_out(audience, batch, durable, audience.groups_of_classes(content, classes))
 
-    def _go_on(self, stream: Stream, job: Classing) -> None:
+    def _go_on(self, audience: Audience, job: Classing) -> None:
         """Have the headers matched that a stream's live subscriptions wait for."""
 
         def wanted() -> bool:
-            return bool(stream.live and stream.late) and stream.late[0].job is job
+            return bool(audience.live and audience.late) and audience.late[0].job is job
 
         self._matching.later(
-            job, partial(self._matched, stream, job), wanted, partial(self._unmatched, stream, job)
+            job,
+            partial(self._matched, audience, job),
+            wanted,
+            partial(self._unmatched, audience, job),
         )
 
-    def _unmatched(self, stream: Stream, job: Classing, error: Exception) -> None:
+    def _unmatched(self, audience: Audience, job: Classing, error: Exception) -> None:
         """The headers of the batch that is waited for cannot be matched."""
-        late = stream.late[0] if stream.late else None
+        late = audience.late[0] if audience.late else None
         if late is not None and late.job is job:
-            self._step_back(late.batch, late.durable, error)
-            self._on_time(stream)
-            self._give_late(stream)
+            self._step_back(audience, late.batch, late.durable, error)
+            self._on_time(audience)
+            self._give_late(audience)
 
-    def _put_off(self, late: Late) -> None:
+    def _put_off(self, audience: Audience, late: LateBatch) -> None:
         """Live subscriptions get a batch later; too much of that, and they go on demand."""
         batch = late.batch
-        stream = batch.stream
-        stream.late.append(late)
-        stream.late_bases[late.durable].append(batch.base)
-        self._late[stream] = None
-        self._count_late(stream, batch.memory)
+        audience.late.append(late)
+        audience.late_bases[late.durable].append(batch.base)
+        self._late[audience] = None
+        self._count_late(audience, batch.memory)
         settings = self._shard.settings
-        if stream.late_bytes > settings.matching_bytes_max:
-            self._overtake(stream)
+        if audience.late_bytes > settings.matching_bytes_max:
+            self._overtake(audience)
         if self.late_bytes > settings.hot_bytes:
             # All together have as much as the hot window, and then some go at once.
             for largest in sorted(self._late, key=_late_bytes, reverse=True):
@@ -171,71 +170,75 @@ class Delivery:
                     break
                 self._overtake(largest)
 
-    def _count_late(self, stream: Stream, size: int) -> None:
-        stream.late_bytes += size
+    def _count_late(self, audience: Audience, size: int) -> None:
+        audience.late_bytes += size
         self.late_bytes += size
 
-    def _overtake(self, stream: Stream) -> None:
+    def _overtake(self, audience: Audience) -> None:
         """Matching is too far behind: subscriptions that wait for it go on demand."""
         self._shard.counters["matching_overtaken"] += 1
-        for sub in list(stream.subscriptions):
-            if sub.live and stream.late_bases[sub.durable]:
+        for sub in audience.subscriptions:
+            if sub.live and audience.late_bases[sub.durable]:
                 self.fall_behind(sub, sub.place)
                 self.fallen.append(sub)
-        stream.late.clear()
-        for bases in stream.late_bases:
+        audience.late.clear()
+        for bases in audience.late_bases:
             bases.clear()
-        self._count_late(stream, -stream.late_bytes)
-        self._late.pop(stream, None)
+        self._count_late(audience, -audience.late_bytes)
+        self._late.pop(audience, None)
 
-    def _matched(self, stream: Stream, job: Classing) -> None:
+    def _matched(self, audience: Audience, job: Classing) -> None:
         """The headers of the batch that a stream's live subscriptions wait for are matched."""
-        late = stream.late[0] if stream.late else None
+        late = audience.late[0] if audience.late else None
         if late is None or late.job is not job:
             return  # they were not waited for
-        self._give_one_late(stream, late, job)
-        self._on_time(stream)
-        self._give_late(stream)
+        self._give_one_late(audience, late, job)
+        self._on_time(audience)
+        self._give_late(audience)
 
-    def _give_late(self, stream: Stream) -> None:
+    def _give_late(self, audience: Audience) -> None:
         """Give what waited for a batch that was matched in slices."""
-        while stream.late:
-            late = stream.late[0]
-            if stream.live and not self._give_one_late(stream, late, None):
+        while audience.late:
+            late = audience.late[0]
+            if audience.live and not self._give_one_late(audience, late, None):
                 return
-            self._on_time(stream)
+            self._on_time(audience)
 
-    def _give_one_late(self, stream: Stream, late: Late, job: Classing | None) -> bool:
+    def _give_one_late(self, audience: Audience, late: LateBatch, job: Classing | None) -> bool:
         """Give one batch that was put off; False: its headers are still to be matched.
 
         job: what has matched them.
         """
+        content = late.batch.content
         try:
             classes = None if job is None else job.classes
-            if job is None and known_groups(stream, late.batch.content) is None:
-                late.job = _classing(late.batch)
+            if job is None and audience.known_groups(content) is None:
+                late.job = audience.classing(content)
                 if not self._matching.run(late.job):
-                    self._go_on(stream, late.job)
+                    self._go_on(audience, late.job)
                     return False
                 classes = late.job.classes
-            self._fan_out(late.batch, late.durable, groups_of_late(stream, late, classes))
+            groups = audience.groups_of_late(late, classes)
+            self._fan_out(audience, late.batch, late.durable, groups)
         except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
-            self._step_back(late.batch, late.durable, error)
+            self._step_back(audience, late.batch, late.durable, error)
         return True
 
-    def _on_time(self, stream: Stream) -> None:
+    def _on_time(self, audience: Audience) -> None:
         """The first of what was put off is out."""
-        late = stream.late.popleft()
-        stream.late_bases[late.durable].popleft()
-        self._count_late(stream, -late.batch.memory)
-        if not stream.late:
-            del self._late[stream]
-        if late.batch.next >= stream.least_stop:
-            self._end_bounded(stream)
+        late = audience.late.popleft()
+        audience.late_bases[late.durable].popleft()
+        self._count_late(audience, -late.batch.memory)
+        if not audience.late:
+            del self._late[audience]
+        if late.batch.next >= audience.least_stop:
+            self._end_bounded(audience)
 
-    def _fan_out(self, batch: Batch, durable: bool, groups: Groups) -> None:
-        """Give a batch to those of its groups that are live."""
-        stream, content = batch.stream, batch.content
+    def _fan_out(
+        self, audience: Audience, batch: Batch, durable: bool, groups: list[SelectionGroup]
+    ) -> None:
+        """Give a batch to those of its selection groups that are live."""
+        content = batch.content
         alive = unexpired(content, self._shard.now_ms)
         if (
             len(groups) >= _MANY
@@ -257,13 +260,15 @@ class Delivery:
             encoding = encoding_of(batch, mask, self._bytes_min, self._share)
             if encoding is not None:
                 self._give(batch, mask, encoding, subscriptions)
-        if batch.next >= stream.least_stop:
-            self._end_bounded(stream)
+        if batch.next >= audience.least_stop:
+            self._end_bounded(audience)
 
-    def _scatter(self, batch: Batch, groups: Groups, durable: bool) -> Groups:
+    def _scatter(
+        self, batch: Batch, groups: list[SelectionGroup], durable: bool
+    ) -> list[SelectionGroup]:
         """Give a few rows each to the groups that take so many; returns the other groups."""
         few: list[tuple[list[Subscription], list[int]]] = []
-        others: Groups = []
+        others: list[SelectionGroup] = []
         partial = [group for group in groups if group.headers is not None]
         count = batch.next - batch.base
         rows_most = min(max(FEW_ROWS, count >> 7), self._share * count)
@@ -404,23 +409,15 @@ class Delivery:
 
     def fall_behind(self, sub: Subscription, position: int) -> None:
         """What a live subscription selects at `position` it cannot take: on demand from there."""
-        sub.live = False
-        sub.stream.live -= 1
-        if sub.stop != NEVER:
-            sub.stream.bounded.discard(sub)
+        audience_of(sub.stream).go_on_demand(sub)
         sub.position = max(position, sub.covered)
         self._shard.counters["fell_behind"] += 1
         self._links.say(sub.link, Mode(sub.number, False, sub.position))
 
     def catch_up(self, sub: Subscription) -> None:
         """A subscription stands at the tail and has credit: live from here."""
-        sub.live = True
-        sub.stream.live += 1
+        audience_of(sub.stream).go_live(sub)
         self._shard.counters["caught_up"] += 1
-        if sub.stop != NEVER:
-            stream = sub.stream
-            stream.bounded.add(sub)
-            stream.least_stop = min(stream.least_stop, sub.stop)
         self._links.say(sub.link, Mode(sub.number, True, sub.position))
 
     def cover(self, sub: Subscription) -> None:
@@ -436,19 +433,13 @@ class Delivery:
             if isinstance(sub, Subscription) and sub.started and sub.covered < sub.place:
                 self.cover(sub)
 
-    def _end_bounded(self, stream: Stream) -> None:
+    def _end_bounded(self, audience: Audience) -> None:
         """End the live subscriptions whose end the tail has passed."""
-        ending = [sub for sub in stream.bounded if sub.stop <= sub.place]
+        ending = [sub for sub in audience.bounded if sub.stop <= sub.place]
         for sub in ending:
             sub.owner.end(sub, "end")
-        stream.least_stop = min((sub.stop for sub in stream.bounded), default=NEVER)
+        audience.least_stop = min((sub.stop for sub in audience.bounded), default=NEVER)
 
 
-def _classing(batch: Batch) -> Classing:
-    """Return the job that classes the headers of a batch by the patterns that select them."""
-    content = batch.content
-    return Classing(batch.stream.index, lambda: content.headers()[0], content.make_headers())
-
-
-def _late_bytes(stream: Stream) -> int:
-    return stream.late_bytes
+def _late_bytes(audience: Audience) -> int:
+    return audience.late_bytes

@@ -27,6 +27,7 @@ from malamute_py.broker.links.links import Link, Links, cost_of_few
 from malamute_py.broker.log.stream import Batch, Stream
 from malamute_py.broker.ready import HistoryRead, HistoryRun, ReadFailed, ReadRange
 from malamute_py.broker.streams.start_positions import may_match
+from malamute_py.broker.subscriptions.audience import audience_of
 from malamute_py.broker.subscriptions.live import CAREFUL_BATCHES, Delivery
 from malamute_py.broker.subscriptions.matching import (
     MATCHING,
@@ -163,7 +164,7 @@ class Serving:
                 sub.turns_alone
                 or not self._gathers
                 or not sub.joins
-                or (self._matching.sliced and sub.stream.index.slow)
+                or (self._matching.sliced and audience_of(sub.stream).index.slow)
             ):
                 sub.turns_alone = max(0, sub.turns_alone - 1)
                 self._queue.append(sub)
@@ -817,7 +818,7 @@ class Serving:
                 content.share(sub.prepared.table)
                 return True
             sub.prepared = None
-        if not sub.stream.index.slow and is_quick(content):
+        if not audience_of(sub.stream).index.slow and is_quick(content):
             return True
         reading = self._matching.reading(sub.stream.uuid, base, content)
         job = Choosing(compile_pattern(sub.pattern).matches, content, reading=reading)

@@ -23,9 +23,9 @@ from malamute_protocol.header import STEP_ENTRIES
 from malamute_protocol.stamp import Stamp
 from malamute_py.broker.links.links import Link, cost_of_few
 from malamute_py.broker.log.stream import Batch, Stream
+from malamute_py.broker.subscriptions.audience import audience_of
 from malamute_py.broker.subscriptions.matching import is_quick
 from malamute_py.broker.subscriptions.subscription import Subscription
-from malamute_py.matcher import Classing
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -105,7 +105,7 @@ class Survey:
         stream: Stream, wanted: BitMap, content: Content, texts: array[int], found: array[int],
         numbers: array[int],
     ) -> Iterator[None]:  # fmt: skip
-        classing = Classing(stream.index, lambda: content.headers()[0], content.make_headers())
+        classing = audience_of(stream).classing(content)
         yield from classing.steps
         headers = content.headers()[0]
         for first in range(0, len(headers), STEP_ENTRIES):
@@ -170,7 +170,7 @@ class Window:
         """members: all behind the window's beginning, or amid it."""
         # The longest behind first: room is given in this order.
         members.sort(key=_position)
-        self._stream = stream
+        self._audience = audience_of(stream)
         self._members = members
         self._gathering = SharedGathering(stream.number)
         self._keys: list[Array] = []
@@ -260,7 +260,7 @@ class Window:
     def _add(self, stamp: Stamp, content: Content) -> bool:
         """Take one batch; False: that many take so much of it that it is left."""
         headers, _ = content.headers()
-        matched, match, by_number = self._stream.matched, self._stream.matching, self._by_number
+        matched, match, by_number = self._audience.matched, self._audience.match, self._by_number
         count = content.head.count
         chosen: list[int] = []
         lanes: list[int] = []

@@ -99,10 +99,10 @@ class Subscription(Receiver):
     def place(self) -> int:
         """How far it has come: everything before was delivered or not selected."""
         if self.live:
-            stream, tail = self.stream, self.tail
-            if stream.late:
-                # What is being matched it has not got, but for what it had read itself.
-                tail = max(self.position, stream.late_from(self.durable, tail))
+            audience, tail = self.stream.audience, self.tail
+            if audience.late:
+                # The subscription has no batch that is being matched, unless it read it itself.
+                tail = max(self.position, audience.late_from(self.durable, tail))
             return min(tail, self.stop)
         return self.position
 

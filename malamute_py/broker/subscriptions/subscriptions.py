@@ -6,7 +6,7 @@ before anything is changed. Source: docs/design.md, Flow control.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,8 +15,8 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.stream import NEVER
+from malamute_py.broker.subscriptions.audience import audience_of
 from malamute_py.broker.subscriptions.subscription import SUBSCRIBE, VISIBILITIES, Subscription
-from malamute_py.matcher import compile_pattern
 
 if TYPE_CHECKING:
     from malamute_py.broker.log.stream import Stream
@@ -84,20 +84,11 @@ class Subscriptions:
         if sub.ended:
             return
         try:
-            number, everything = _file(stream, command.pattern)
+            audience_of(stream).enter(sub, command.pattern)
         except BrokerRefused as error:
             self.refuse(sub, error.code, error.reason)
             return
         sub.stream = stream
-        sub.everything = everything
-        sub.pattern_number = number
-        stream.subscriptions.add(sub)
-        stream.durable += sub.durable
-        if everything:
-            stream.everyone[sub] = None
-        else:
-            stream.numbers.setdefault(number, {})[sub] = None
-        stream.regroup()
         if command.until == "tail":
             sub.stop = min(sub.stop, sub.tail)
         sub.plain = sub.client_time is None and not sub.whole and sub.stop == NEVER
@@ -176,7 +167,7 @@ class Subscriptions:
 
     def stream_removed(self, stream: Stream) -> None:
         """End all subscriptions of a stream."""
-        for sub in list(stream.subscriptions):
+        for sub in audience_of(stream).subscriptions:
             if sub.started:
                 self.end(sub, "stream_removed")
 
@@ -184,37 +175,11 @@ class Subscriptions:
         if sub.ended:
             return
         sub.leave()
-        if sub.live:
-            sub.stream.live -= 1
-        sub.started = sub.live = False
         self.count -= 1
         self.pattern_bytes -= sub.pattern_bytes
         self._hold(sub, -1)
         stream = getattr(sub, "stream", None)
-        if stream is None:
-            return
-        self._serving.forget(sub)
-        stream.bounded.discard(sub)
-        stream.subscriptions.discard(sub)
-        stream.durable -= sub.durable
-        if sub.everything:
-            del stream.everyone[sub]
-        else:
-            same = stream.numbers[sub.pattern_number]
-            del same[sub]
-            if not same:
-                del stream.numbers[sub.pattern_number]
-            stream.index.discard(sub.pattern_number)
-        stream.regroup()
-
-
-def _file(stream: Stream, pattern: Any) -> tuple[int, bool]:
-    """Put a pattern into a stream's index: (number, whether it matches every header).
-
-    Raises BrokerRefused: it is not a pattern.
-    """
-    if pattern in (["all"], ["topic", "#"]):
-        return -1, True
-    if compile_pattern(pattern).canonical == ("all",):
-        return -1, True
-    return stream.index.add(pattern), False
+        if stream is not None:
+            self._serving.forget(sub)
+            audience_of(stream).leave(sub)
+        sub.started = sub.live = False

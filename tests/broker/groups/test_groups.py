@@ -9,6 +9,7 @@ import pytest
 
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
+from malamute_py.broker.subscriptions.audience import audience_of
 from malamute_py.changelog.records import GroupDone, decode_change
 from malamute_py.journal.layout import control_bodies
 from tests.broker.shell import Peer, Shell, offsets
@@ -1123,7 +1124,8 @@ def test_somebody_waits_for_the_disk_while_a_durable_group_has_members() -> None
     publish(shell, 1, level=2)
     assert stream.ring.awaited == stream.ring.end_lsn
     lose(shell, 2)
-    assert (stream.durable, stream.durable_readers, stream.readers) == (0, [], [])
+    audience = audience_of(stream)
+    assert (audience.durable, audience.wakers) == (0, ([], []))
 
 
 def test_a_durable_group_reads_history_no_further_than_the_disk_has_it() -> None:
@@ -1254,4 +1256,4 @@ def test_an_idle_group_costs_no_turns() -> None:
     lose(shell, 2)
     publish(shell, 3)
     assert not shell.broker._groups.reader.hungry
-    assert shell.stream("s").readers == []
+    assert audience_of(shell.stream("s")).wakers == ([], [])

@@ -21,8 +21,8 @@ from malamute_protocol.content import has_large_table
 from malamute_protocol.encode import encode
 from malamute_protocol.header import MEMO, STEP_ENTRIES, HeaderTable
 from malamute_protocol.limits import Limits
-from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.subscriptions import matching, on_demand, shared_window
+from malamute_py.broker.subscriptions.audience import Audience, audience_of
 from malamute_py.matcher import Classing, Index, index, matches
 from tests.broker.shell import Shell
 from tests.broker.sliced import Sliced
@@ -100,7 +100,7 @@ def test_other_streams_go_on_while_one_is_matched() -> None:
     for _ in range(5):
         assert shell.turn()
     assert offsets(shell, 3, 1) == [0]
-    assert shell.stream("s").late, "the attacked stream is not done yet"
+    assert audience_of(shell.stream("s")).late, "the attacked stream is not done yet"
 
 
 def test_what_comes_behind_a_batch_that_is_matched_keeps_its_order() -> None:
@@ -128,7 +128,7 @@ def test_who_subscribes_while_a_batch_is_matched_gets_each_record_once(
     attacked(shell, names)
     for _ in range(8):
         shell.turn()
-    assert shell.stream("s").late
+    assert audience_of(shell.stream("s")).late
     shell.broker.receive(
         3, "", [wire.Subscribe(1, "s", SLOW[4], start, 1 << 40, 1 << 50, visibility=durable)], [],
         shell.now_ms,
@@ -153,7 +153,7 @@ def test_a_cover_never_says_more_than_was_given() -> None:
             shell.broker.receive(link, "", [wire.Ping(1)], [], shell.now_ms)
         shell.broker.tick(shell.now_ms)
     covers = [c for c in shell.peers[1].of(wire.Cover) if c.next > 1]
-    assert shell.stream("s").late
+    assert audience_of(shell.stream("s")).late
     assert not covers, "Peer checks that covers touch; this one that none goes ahead"
     shell.run()
     assert offsets(shell, 1, 2) == expected(SLOW[2], names, 1)
@@ -171,7 +171,7 @@ def test_a_stream_that_falls_too_far_behind_is_read_on_demand_and_loses_nothing(
         every += expected(SLOW[5], names, base)
         base += 30
     assert shell.broker.counters["matching_overtaken"] >= 1
-    assert shell.stream("s").late_bytes <= 100_000
+    assert audience_of(shell.stream("s")).late_bytes <= 100_000
     shell.run()
     assert offsets(shell, 1, 5) == every
 
@@ -193,7 +193,9 @@ def test_what_waits_for_matching_over_all_streams_has_a_bound_and_loses_nothing(
                 shell.broker.receive(2, "", [publish], [batch(names)], shell.now_ms)
                 shell.turn()
                 held = shell.broker.gauges["late_bytes"]
-                assert held == sum(shell.stream(f"s{one}").late_bytes for one in range(20))
+                assert held == sum(
+                    audience_of(shell.stream(f"s{one}")).late_bytes for one in range(20)
+                )
                 most = max(most, held)
     assert 150_000 < most <= 200_000
     assert shell.broker.counters["matching_overtaken"] >= 1
@@ -204,7 +206,7 @@ def test_what_waits_for_matching_over_all_streams_has_a_bound_and_loses_nothing(
         rounds = 9 if at == 3 else 3
         found = [expected(SLOW[5], names, 1 + 30 * one) for one in range(rounds)]
         assert offsets(shell, 1, at) == [offset for some in found for offset in some]
-        (sub,) = shell.stream(f"s{at}").subscriptions
+        (sub,) = audience_of(shell.stream(f"s{at}")).subscriptions
         assert sub.prepared is None, "what was chosen of a batch goes with it"
 
 
@@ -447,7 +449,7 @@ def test_a_job_that_nobody_waits_for_ends() -> None:
     for _ in range(20):
         shell.turn()
     assert not shell.broker._matching.queue
-    assert not shell.stream("s").late
+    assert not audience_of(shell.stream("s")).late
 
 
 @pytest.mark.parametrize("first", [0, *slow([5, 10, 15, 20, 25])])
@@ -556,7 +558,7 @@ class Watched:
         self._count(monkeypatch, HeaderTable, "extend", lambda _, keys, maps: len(keys) + len(maps))
         self._count(monkeypatch, Index, "classes", lambda _, headers: len(headers))
         self._count(monkeypatch, Index, "match", lambda *_: 1)
-        self._count(monkeypatch, Stream, "matching", lambda *_: 1)
+        self._count(monkeypatch, Audience, "match", lambda *_: 1)
         self._count(monkeypatch, header, "parse_table", lambda subjects, *_: len(subjects) // 40)
 
     def _entered(self, right: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from malamute_protocol import commands as wire
-from malamute_protocol.header import Header
 from malamute_py.broker.ready import HistoryRead, HistoryRun, ReadFailed
 from malamute_py.broker.subscriptions import on_demand, shared_window
+from malamute_py.broker.subscriptions.audience import audience_of
 from malamute_py.broker.subscriptions.shared_window import LANE_ROWS_MAX, Window, hot_batches
 from tests.broker.shell import Peer, Shell, offsets
 
@@ -132,7 +132,7 @@ def test_a_link_that_has_much_to_read_stays_on_demand_until_it_has_read_it() -> 
             shell.send(2, wire.Pong(ping.token))
         seen += len(pings)
     check(peer, 8_000)
-    assert shell.stream("s").live == MANY + 1
+    assert audience_of(shell.stream("s")).live == MANY + 1
 
 
 def test_credit_bounds_those_who_are_served_together() -> None:
@@ -254,7 +254,7 @@ def test_rows_of_those_who_take_most_of_what_comes_are_not_kept() -> None:
     shell.broker.blocked(2)
     publish(shell, 10, records=2_000)
     stream = shell.stream("s")
-    window = Window(stream, list(stream.subscriptions))
+    window = Window(stream, audience_of(stream).subscriptions)
     assert window.fill(hot_batches(stream.hot), stream.next, 1 << 30)
     assert window.rows == 20_000
     assert sum(map(len, window._keys)) <= len(broad) * LANE_ROWS_MAX + 20_000
@@ -281,7 +281,7 @@ def test_what_a_window_holds_for_all_is_bounded(
     shell.broker.blocked(2)
     publish(shell, 20)
     stream = shell.stream("s")
-    window = Window(stream, list(stream.subscriptions))
+    window = Window(stream, audience_of(stream).subscriptions)
     window.fill(hot_batches(stream.hot), stream.next, 1 << 30)
     assert sum(map(len, window._keys)) <= keys_max
     shell.broker.writable(2)
@@ -341,26 +341,6 @@ def test_those_without_room_when_a_read_is_free_hold_up_nobody() -> None:
     for link in links.values():
         for number in range(4):
             assert offsets(shell.peers[link], number) == expected(number, 200)
-
-
-def test_what_a_stream_remembers_of_headers_is_bounded_by_those_who_match_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("malamute_py.broker.log.stream.MATCHED_WEIGHT_MAX", 500)
-    shell = Shell()
-    shell.hello(1)
-    shell.publish(1, "s", [b""], subject=["w"])
-    shell.hello(2)
-    for number in range(100):
-        shell.subscribe(2, number, "s", ["not", ["topic", f"never.{number}"]], [1], gathered=True)
-    stream = shell.stream("s")
-    for place in range(40):
-        found = stream.matching(Header((f"w.{place}",), ()))
-        assert len(found.numbers) == 100
-        assert sum(len(known.numbers) for known in stream.matched.values()) <= 500
-    assert stream.matched
-    stream.regroup()
-    assert stream.matched_weight == 0
 
 
 def test_reads_that_bring_them_nowhere_count_only_in_a_row() -> None:
@@ -438,6 +418,6 @@ def test_a_step_ends_though_nobody_takes_anything_of_what_it_looks_through() -> 
         shell.subscribe(2, number, "s", ["topic", f"never.{number}"], [2, 0], gathered=True)
     shell.broker.writable(2)
     shell.broker.take_ready()
-    assert {sub.position for sub in shell.stream("s").subscriptions} == {400}
+    assert {sub.position for sub in audience_of(shell.stream("s")).subscriptions} == {400}
     shell.run()
-    assert shell.stream("s").live == MANY
+    assert audience_of(shell.stream("s")).live == MANY
