@@ -57,7 +57,7 @@ from malamute_py.broker.streams.start_positions import Starts
 from malamute_py.broker.subscriptions.audience import Audience
 from malamute_py.broker.subscriptions.live import Delivery
 from malamute_py.broker.subscriptions.matching import Matching
-from malamute_py.broker.subscriptions.on_demand import Serving
+from malamute_py.broker.subscriptions.on_demand import OnDemand
 from malamute_py.broker.subscriptions.subscriptions import Subscriptions
 from malamute_py.changelog.records import Change, ProducerOpened, ProducersForgotten, StreamRemoved
 from malamute_py.changelog.snapshots import PackedSnapshot, encode_snapshot
@@ -111,7 +111,7 @@ class Broker:
         )  # fmt: skip
         self._publishing.steps = self._catalogue.steps = self._steps
         self._catalogue.publishing = self._publishing
-        self._serving = Serving(shard, self._links, self._delivery, self._matching)
+        self._on_demand = OnDemand(shard, self._links, self._delivery, self._matching)
         starts = Starts(shard)
         self._bodies = Bodies(shard)
         answers = Answers(shard, self._links, self._when_visible)
@@ -126,7 +126,7 @@ class Broker:
             self._matching, answers,
         )  # fmt: skip
         self._subscriptions = Subscriptions(
-            shard, self._links, self._delivery, self._serving, starts
+            shard, self._links, self._delivery, self._on_demand, starts
         )
         self._administration = Administration(
             shard, self._links, self._catalogue, self._producers, answers
@@ -158,8 +158,8 @@ class Broker:
         self._ahead = False
         """Header tables of a message that waits are still to be read in steps."""
         self._queues: Final = (
-            self._matching.queue, self._delivery.fallen, *self._serving.queues,
-            *self._groups.reader.queues, *self._services.queues, *self._mail.queues,
+            self._matching.queue, self._delivery.fallen, *self._on_demand.turns.queues,
+            *self._groups.reader.turns.queues, *self._services.queues, *self._mail.queues,
         )  # fmt: skip
         """Where all that can be done at once lies: while they are empty no part is asked."""
         self._handlers = self._table()
@@ -238,7 +238,7 @@ class Broker:
             "hot_bytes": self._delivery.hot_bytes,
             "late_bytes": self._delivery.late_bytes,
             "unsettled_bytes": self._publishing.unsettled_bytes + self._steps.unsettled_bytes,
-            "reads_under_way": self._serving.reads_under_way,
+            "reads_under_way": self._on_demand.turns.reads_under_way,
             "queries_under_way": self._shard.questions,
             **self._bodies.gauges,
             **self._mail.gauges,
@@ -627,9 +627,9 @@ class Broker:
         if self._groups.reader.history(answer):
             pass
         elif isinstance(answer, ReadFailed):
-            self._serving.failed(answer)
+            self._on_demand.failed(answer)
         else:
-            self._serving.history(answer)
+            self._on_demand.history(answer)
         self._clean_up()
 
     def bodies(self, answer: BodiesFound) -> None:
@@ -698,7 +698,7 @@ class Broker:
 
     def take_ready(self) -> Ready:
         """Everything that is to be done now. Each bundle in it is answered before the next call."""
-        shard, serving, groups = self._shard, self._serving, self._groups.reader
+        shard, on_demand, groups = self._shard, self._on_demand.turns, self._groups.reader.turns
         if self._acks and self._steps.idle and not self._links.dirty and not self._services.hungry:
             self._take_acks()
         if any(self._queues):
@@ -707,10 +707,10 @@ class Broker:
             self._clean_up()
         appends = self._appends()
         sends, closes = self._links.take()
-        reads = serving.reads
+        reads = on_demand.reads
         if reads or groups.reads:
             reads = reads + groups.reads
-            serving.reads, groups.reads = [], []
+            on_demand.reads, groups.reads = [], []
         else:
             reads = []
         queries = shard.take_queries() if shard.asking else []
@@ -725,10 +725,10 @@ class Broker:
         """Do a bounded share of what can be done at once."""
         fallen = self._delivery.fallen
         while fallen:
-            self._serving.consider(fallen.popleft())
-        if self._serving.hungry:
-            self._serving.serve()
-        if self._groups.reader.hungry:
+            self._on_demand.consider(fallen.popleft())
+        if self._on_demand.turns.runnable:
+            self._on_demand.serve()
+        if self._groups.reader.turns.runnable:
             self._groups.reader.serve()
         if self._services.hungry:
             self._services.hand_out()
@@ -760,8 +760,8 @@ class Broker:
         if self._acks or self._ahead or self._links.ended or not self._steps.idle:
             return self._shard.now_ms
         if any(self._queues) and (
-            self._serving.hungry or mail.hungry or services.hungry
-            or groups.reader.hungry or self._matching.queue
+            self._on_demand.turns.runnable or mail.hungry or services.hungry
+            or groups.reader.turns.runnable or self._matching.queue
         ):  # fmt: skip
             return self._shard.now_ms
         wake = self._links.wake_at_ms

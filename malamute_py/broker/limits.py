@@ -179,9 +179,9 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What all subscriptions on demand are given in one step."""
     reads_max: int = 8
     """Reads of history under way at one time."""
-    together_min: int = 4
+    shared_window_min: int = 4
     """Subscriptions of a stream that are served together once so many are on demand."""
-    read_together_min: int = 32
+    shared_read_min: int = 32
     """Subscriptions that one read of the journal serves together; fewer are served by selection."""
     queries_max: int = 10_000
     """Questions to the journal's index under way; beyond it: `wait`."""

@@ -261,10 +261,10 @@ def test_many_who_cannot_be_served_together_are_served_each_alone(
 ) -> None:
     from malamute_py.broker.subscriptions import shared_window
 
-    shell = shell_of(together_min=2, read_together_min=2)
+    shell = shell_of(shared_window_min=2, shared_read_min=2)
     for _ in range(3):
         shell.publish(1, "s", [b"x", b"y"], subject=["a", "b"])
-    monkeypatch.setattr(shared_window.Window, "share_out", boom)
+    monkeypatch.setattr(shared_window.SharedWindow, "share_out", boom)
     for hot in (True, False):
         if not hot:
             shell.evict()

@@ -204,7 +204,7 @@ class Chaos:
         assert not shell.broker._cursors._coming
         for group in shell.broker._groups._groups:
             assert not any(audience_of(group.stream).wakers)
-            assert group.ghost is group.holder is None
+            assert group.absent_holder is group.holder is None
             holdings = group.holdings
             assert holdings.open == holdings.waiting
             assert holdings.open == sum(page.open.bit_count() for page in holdings.pages)

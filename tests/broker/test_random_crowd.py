@@ -56,8 +56,8 @@ class Crowd(World):
                     place = (member.left_records, member.served, member)
                     assert group.kind == "exclusive" or place in entries
             assert group.free.count == sum(member.filed for member in group.members)
-            ghosts = 0 if group.ghost is None else group.ghost.held
-            held = sum(member.held for member in group.members) + ghosts
+            absent = 0 if group.absent_holder is None else group.absent_holder.held
+            held = sum(member.held for member in group.members) + absent
             assert held == group.holdings.held
 
 

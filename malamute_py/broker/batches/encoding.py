@@ -17,7 +17,7 @@ from malamute_protocol.stamp import Stamp, row_bitmap
 from malamute_py.broker.batches.rows import (
     Mask,
 )
-from malamute_py.broker.log.stream import Batch
+from malamute_py.broker.log.stream import StampedBatch
 from malamute_py.broker.structures.bitmaps import places_of, rows_of_bits
 
 FEW_ROWS = 64
@@ -29,7 +29,7 @@ class Encoding:
 
     __slots__ = ("_batch", "_extracted", "_mask", "bytes", "count", "extracts", "frames", "rows")
 
-    def __init__(self, batch: Batch, mask: Mask | None, count: int, extracts: bool) -> None:
+    def __init__(self, batch: StampedBatch, mask: Mask | None, count: int, extracts: bool) -> None:
         self._batch = batch
         self._mask = mask
         self.count = count
@@ -56,7 +56,9 @@ class Encoding:
         return self._extracted
 
 
-def encoding_of(batch: Batch, mask: Mask | None, bytes_min: int, share: float) -> Encoding | None:
+def encoding_of(
+    batch: StampedBatch, mask: Mask | None, bytes_min: int, share: float
+) -> Encoding | None:
     """The encoding of the rows in `mask` (None: all); None when there is no such row."""
     count = batch.content.head.count
     if mask is None:
@@ -78,7 +80,7 @@ class Parts:
 
     __slots__ = ("_batch", "_bytes_min", "_extracted", "_scatter", "_share")
 
-    def __init__(self, batch: Batch, bytes_min: int, share: float, row_bytes: int) -> None:
+    def __init__(self, batch: StampedBatch, bytes_min: int, share: float, row_bytes: int) -> None:
         self._batch = batch
         self._bytes_min = bytes_min
         # What is less of the batch is extracted.
@@ -109,7 +111,7 @@ class Parts:
         return [stamp, derived], None, len(stamp) + len(derived)
 
 
-def scattered(batch: Batch, selections: Sequence[Sequence[int]]) -> list[Encoding]:
+def scattered(batch: StampedBatch, selections: Sequence[Sequence[int]]) -> list[Encoding]:
     """Encodings of a few rows each, all made in one go; see extract.Scatter."""
     found: list[Encoding] = []
     stamp = Stamp.unpack(batch.stamp, verify=False)

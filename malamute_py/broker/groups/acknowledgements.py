@@ -192,7 +192,7 @@ class _Leaving(_Acknowledging):
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
         group, member = self.group, self.member
         holdings, now_ms = group.holdings, self.acknowledgements.shard.now_ms
-        there = not member.ended or group.ghost is member
+        there = not member.ended or group.absent_holder is member
         for page, held, waited in self.left:
             if waited:
                 holdings.stay(page, waited, None, now_ms)

@@ -62,7 +62,7 @@ class GroupAdministration:
                 link, command, "unknown_group", f"there is no group '{command.group}'"
             )
             return
-        if group.members or group.ghost is not None:
+        if group.members or group.absent_holder is not None:
             self._answers.refuse(
                 link, command, "in_use", f"group '{command.group}' has members, or keeps a place"
             )
@@ -123,8 +123,8 @@ class GroupAdministration:
         holdings, stream, row = group.holdings, group.stream, group.row
         low = holdings.low
         members = [self._member_facts(group, member) for member in group.members]
-        if group.ghost is not None:
-            lost = self._member_facts(group, group.ghost)
+        if group.absent_holder is not None:
+            lost = self._member_facts(group, group.absent_holder)
             members.append({**lost, "returns_ms": group.returns_ms})
         return {
             "stream": stream.name,

@@ -26,7 +26,7 @@ from malamute_py.broker.groups.holdings import PAGE, Holdings, Page, Picked
 from malamute_py.broker.groups.member import Member
 from malamute_py.broker.groups.selection import GroupSelection
 from malamute_py.broker.groups.slots import NOBODY, Places, Slots, SlotsOfRows
-from malamute_py.broker.log.stream import Batch, Stream
+from malamute_py.broker.log.stream import StampedBatch, Stream
 from malamute_py.broker.structures.bitmaps import bits_of_rows, first_bits, rows_of_bits
 from malamute_py.changelog.records import Range
 from malamute_py.changelog.tables import GroupRow
@@ -47,6 +47,7 @@ class Group:
         "_deals",
         "_joins",
         "_slots_of",
+        "absent_holder",
         "by_place",
         "dealt",
         "deliveries",
@@ -54,7 +55,6 @@ class Group:
         "durable",
         "flushing",
         "free",
-        "ghost",
         "gone",
         "held_up",
         "holder",
@@ -93,12 +93,12 @@ class Group:
         self.done: list[Range] = list(row.done)
         """Ranges still to be read that were done in an earlier run of the broker."""
         self.members: list[Member] = []
-        """In the order of their joining; without the ghost."""
+        """In the order of their joining; without the absent."""
         self._joins = 0
         self.free = FreeMembers()
         self.holder: Member | None = None
         """Exclusive: who is given the records."""
-        self.ghost: Member | None = None
+        self.absent_holder: Member | None = None
         """Exclusive: a lost holder whose place is kept, with what it holds."""
         self.returns_ms = 0
         """Until when."""
@@ -141,10 +141,10 @@ class Group:
         member.joined = self._joins
         self.free.file(member)
         if self.kind == "exclusive":
-            if self.ghost is not None and member.is_again(self.ghost):
+            if self.absent_holder is not None and member.is_again(self.absent_holder):
                 self.hand_over(member)
                 return True
-            if self.holder is None and self.ghost is None:
+            if self.holder is None and self.absent_holder is None:
                 self.holder = member
         elif self.slots is not None:
             place = 0
@@ -156,11 +156,11 @@ class Group:
         return False
 
     def hand_over(self, member: Member) -> None:
-        """A member goes on in the place of the ghost."""
-        ghost, self.ghost = self.ghost, None
+        """A member goes on in the place of the absent."""
+        absent, self.absent_holder = self.absent_holder, None
         self.holder = member
-        if ghost is not None:
-            self._release(ghost)
+        if absent is not None:
+            self._release(absent)
 
     def leave(self, member: Member, keep_until_ms: int) -> int:
         """A member has gone; returns how many records it held.
@@ -178,11 +178,11 @@ class Group:
             self.holder = None
             again = next((other for other in self.members if other.is_again(member)), None)
             if again is not None:
-                self.ghost = member
+                self.absent_holder = member
                 self.hand_over(again)
                 return held
             if keep_until_ms:
-                self.ghost, self.returns_ms = member, keep_until_ms
+                self.absent_holder, self.returns_ms = member, keep_until_ms
                 return held
             self.next_holder()
         self._release(member)
@@ -210,11 +210,11 @@ class Group:
             del self.by_place[member.place]
         slots.leave([member.place for member in leaving], self.members)
 
-    def give_up_ghost(self) -> None:
+    def give_up_absent_holder(self) -> None:
         """The lost holder did not come back in time."""
-        ghost, self.ghost = self.ghost, None
-        if ghost is not None:
-            self._release(ghost)
+        absent, self.absent_holder = self.absent_holder, None
+        if absent is not None:
+            self._release(absent)
         self.next_holder()
 
     def next_holder(self) -> None:
@@ -294,7 +294,7 @@ class Group:
             del self.done[0]
         self.holdings.read = offset
 
-    def take_in(self, batch: Batch, now_ms: int) -> None:
+    def take_in(self, batch: StampedBatch, now_ms: int) -> None:
         """Read a batch for the first time, from where the reader stands: what is selected waits."""
         holdings = self.holdings
         base, end, content = batch.base, batch.next, batch.content
@@ -333,7 +333,7 @@ class Group:
 
     # --- dividing what waits of a batch ---------------------------------------------------------
 
-    def divided(self, batch: Batch, bits: int) -> Iterator[tuple[Member, int]]:
+    def divided(self, batch: StampedBatch, bits: int) -> Iterator[tuple[Member, int]]:
         """Yield each member with the waiting rows of a batch that it is to be given.
 
         Each is to be handed out before the next is asked for.
@@ -368,7 +368,7 @@ class Group:
                 free.file(member)
             given.clear()
 
-    def _by_slot(self, batch: Batch, bits: int) -> Iterator[tuple[Member, int]]:
+    def _by_slot(self, batch: StampedBatch, bits: int) -> Iterator[tuple[Member, int]]:
         assert self.slots is not None
         began = self.dealt
         for place, mine in _parts(self.slots.owner[self._row_slots(batch)], bits):
@@ -380,7 +380,7 @@ class Group:
                     # What still waits is wanted first in the group's next turn.
                     return
 
-    def _row_slots(self, batch: Batch) -> SlotsOfRows:
+    def _row_slots(self, batch: StampedBatch) -> SlotsOfRows:
         """Slot of each row of a batch that was taken in; any for rows that do not wait.
 
         From the pages, which have them: thousands of distinct first keys are hashed once.
@@ -397,7 +397,7 @@ class Group:
             self._slots_of = base, found
         return self._slots_of[1]
 
-    def hand(self, batch: Batch, member: Member, bits: int, now_ms: int) -> int:
+    def hand(self, batch: StampedBatch, member: Member, bits: int, now_ms: int) -> int:
         """Put rows into a member's hands; returns how many."""
         self.holdings.hand(batch.base, bits, member, now_ms)
         count = bits.bit_count()

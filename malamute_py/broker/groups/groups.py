@@ -99,7 +99,7 @@ class Groups:
             "groups": len(self._groups),
             "group_members": len(self._members),
             "group_records_held": sum(group.holdings.held for group in self._groups),
-            "group_reads_under_way": self.reader.reads_under_way,
+            "group_reads_under_way": self.reader.turns.reads_under_way,
         }
 
     def handlers(self) -> dict[type, Callable[[Link, Any], None]]:
@@ -420,7 +420,7 @@ class Groups:
         before = group.holder
         held = group.leave(member, now_ms + keep_ms if keep_ms else 0)
         self._parted(group, member, held, why, 1)
-        if group.ghost is member:
+        if group.absent_holder is member:
             self.timers.set(group.returns_ms, partial(self._give_up, group, member))
         elif before is member:
             self._say_holder(group)
@@ -450,16 +450,16 @@ class Groups:
             self._progress.flush_later(group)
         self.reader.wake(group)
 
-    def _give_up(self, group: Group, ghost: Member) -> None:
+    def _give_up(self, group: Group, absent: Member) -> None:
         """The time in which a lost holder could return is over."""
-        if group.ghost is not ghost or group.gone:
+        if group.absent_holder is not absent or group.gone:
             return
         self._shard.counters["group_places_lost"] += 1
         self._shard.event(
             "group_place_lost", stream=group.stream.name, group=group.name,
-            identity=ghost.identity, held=ghost.held,
+            identity=absent.identity, held=absent.held,
         )  # fmt: skip
-        group.give_up_ghost()
+        group.give_up_absent_holder()
         self.reader.gone_by(group)
         self._say_holder(group)
         self.reader.wake(group)

@@ -16,7 +16,6 @@ credit is read again, from the hot window as a rule.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -32,13 +31,14 @@ from malamute_py.broker.groups.member import Member
 from malamute_py.broker.groups.progress import Progress
 from malamute_py.broker.groups.selection import Looked, slot_of
 from malamute_py.broker.links.links import Links
-from malamute_py.broker.log.stream import Batch, Stream
+from malamute_py.broker.log.stream import StampedBatch, Stream
 from malamute_py.broker.ready import HistoryRead, ReadFailed, ReadRange
 from malamute_py.broker.streams.start_positions import may_match
 from malamute_py.broker.structures.bitmaps import bits_of_rows
 from malamute_py.broker.structures.timers import Timers
 from malamute_py.broker.subscriptions.live import Delivery
 from malamute_py.broker.subscriptions.matching import MATCHING, Choosing, Matching, is_quick
+from malamute_py.broker.subscriptions.turns import Turns
 
 TURN_BATCHES_MAX: Final = 256
 """Batches that one turn looks at, selected or not: some 4 ms when each has one record."""
@@ -74,27 +74,7 @@ class GroupReader:
         self._matching = matching
         self._progress = progress
         self._timers = timers
-        self._queue: Final[deque[Group]] = deque()
-        self._starved: Final[dict[Group, None]] = {}
-        self.queues: Final = (self._queue, self._starved)
-        """While all of them are empty, nothing can be done at once."""
-        self._reads: dict[int, Group] = {}
-        self.reads: list[ReadRange] = []
-
-    @property
-    def hungry(self) -> bool:
-        """Whether more can be served at once."""
-        return bool(self._queue) or (bool(self._starved) and self._may_read)
-
-    @property
-    def _may_read(self) -> bool:
-        """Whether one more read of history may be under way."""
-        return len(self._reads) < self._shard.settings.reads_max
-
-    @property
-    def reads_under_way(self) -> int:
-        """How many reads of history the shell has not answered."""
-        return len(self._reads)
+        self.turns: Final[Turns[Group, Group]] = Turns(shard)
 
     # --- serving ------------------------------------------------------------------------------
 
@@ -102,20 +82,19 @@ class GroupReader:
         """Something about a group changed: it may have something to hand out."""
         if not group.queued and not group.reading and not group.gone and group.members:
             group.queued = True
-            self._queue.append(group)
+            self.turns.queue.append(group)
 
     def serve(self) -> None:
         """Give turns until all groups are served or the step's budget is used up, one at least."""
         budget = self._shard.settings.step_bytes
-        queue = self._queue
+        turns = self.turns
         more = self._shard.share()
-        while budget > 0 and self.hungry:
+        while budget > 0 and turns.runnable:
             # As long as a read is free: who waits for one may be gone, or need none any more.
-            if self._starved and self._may_read:
-                group = next(iter(self._starved))
-                del self._starved[group]
+            if turns.starved and turns.may_read:
+                group = turns.feed()
             else:
-                group = queue.popleft()
+                group = turns.queue.popleft()
                 group.queued = False
             # One that had its turn as starved may still stand in the queue.
             if not group.gone and not group.reading:
@@ -187,11 +166,11 @@ class GroupReader:
             since_ms=0 if holder is None else holdings.since(holder),
         )  # fmt: skip
 
-    def _hot(self, stream: Stream, offset: int) -> Batch:
+    def _hot(self, stream: Stream, offset: int) -> StampedBatch:
         newest = stream.hot[-1]
         return newest if newest.base <= offset else stream.hot[stream.hot_place(offset)]
 
-    def _hand_out(self, group: Group, batch: Batch) -> int:
+    def _hand_out(self, group: Group, batch: StampedBatch) -> int:
         """Read a batch if it was not, and hand out what waits of it; returns the bytes given.
 
         What of it cannot be handled is gone for the group, by name, as damage in the journal is.
@@ -202,7 +181,7 @@ class GroupReader:
             self._pass_over(group, batch, error)
             return batch.size
 
-    def _pass_over(self, group: Group, batch: Batch, error: Exception) -> None:
+    def _pass_over(self, group: Group, batch: StampedBatch, error: Exception) -> None:
         """A group goes without a batch that it cannot handle, and its members are told so."""
         reason = self._shard.quarantine(
             group.stream.name, batch.base, batch.next, "serving a group", error, group=group.name
@@ -212,7 +191,7 @@ class GroupReader:
             group.free.file(member)
         self._gap(group, (batch.base, batch.next, "damaged", reason))
 
-    def _share_out(self, group: Group, batch: Batch) -> int:
+    def _share_out(self, group: Group, batch: StampedBatch) -> int:
         now_ms = self._shard.now_ms
         holdings = group.holdings
         if batch.next > holdings.read:
@@ -240,7 +219,7 @@ class GroupReader:
             given += self._deliver(group, batch, parts, member, rows)
         return given
 
-    def _prepared(self, group: Group, batch: Batch) -> bool:
+    def _prepared(self, group: Group, batch: StampedBatch) -> bool:
         """Whether it is known, or quick to find, what a group selects of a batch.
 
         Else that is found in slices; the group has its next turn then.
@@ -280,7 +259,9 @@ class GroupReader:
         self._matching.later(job, matched, lambda: not group.gone, failed)
         return False
 
-    def _deliver(self, group: Group, batch: Batch, parts: Parts, member: Member, rows: int) -> int:
+    def _deliver(
+        self, group: Group, batch: StampedBatch, parts: Parts, member: Member, rows: int
+    ) -> int:
         """Put rows of a batch into a member's outbox; returns the bytes given."""
         # Before they are in its hands: they would stay there if this raised.
         frames, bitmap, size = parts.frames(rows)
@@ -294,14 +275,12 @@ class GroupReader:
 
     def _read(self, group: Group, offset: int) -> None:
         stream = group.stream
-        if not self._may_read:
-            self._starved[group] = None
+        if not self.turns.may_read:
+            self.turns.starve(group, None)
             return
-        token = self._shard.token()
+        token = self.turns.begin(group)
         group.reading, group.reading_from = token, offset
-        self._reads[token] = group
-        self._shard.counters["reads"] += 1
-        self.reads.append(
+        self.turns.reads.append(
             ReadRange(
                 stream.ring.name, stream.number, token, offset,
                 min(group.tail, stream.hot_first),
@@ -314,7 +293,7 @@ class GroupReader:
 
     def history(self, answer: HistoryRead | ReadFailed) -> bool:
         """A read of history is answered; False: it was not asked for here."""
-        group = self._reads.pop(answer.token, None)
+        group = self.turns.answered(answer.token)
         if group is None:
             return False
         group.reading = 0
@@ -384,7 +363,7 @@ class GroupReader:
                     # The reader skipped what cannot match.
                     group.read_to(base)
                 stored = data[at : at + size]
-                batch = Batch(
+                batch = StampedBatch(
                     stream, bytes(stored[:STAMP_BYTES]), stored[STAMP_BYTES:],
                     Content(stored[STAMP_BYTES:]), base, end, size,
                 )  # fmt: skip

@@ -31,7 +31,7 @@ HEADER_OVERHEAD = 300
 """Bytes that each of its distinct subjects and field maps takes besides."""
 
 
-class Batch(msgspec.Struct, eq=False):
+class StampedBatch(msgspec.Struct, eq=False):
     """One appended batch in memory: the stamp, and the very frame that the producer sent."""
 
     stream: Stream
@@ -135,7 +135,7 @@ class Stream:
         self.last_time_ms = facts.last_time_ms if facts else 0
         self.lost_before = 0
         """Records before were in memory only, and are gone with an earlier run of the broker."""
-        self.hot: deque[Batch] = deque()
+        self.hot: deque[StampedBatch] = deque()
         self.removed = False
         self.trim_asked = self.first
         self.pinned = NEVER
@@ -193,5 +193,5 @@ class Stream:
             self.epochs.append((epoch, self.next))
 
 
-def _base(batch: Batch) -> int:
+def _base(batch: StampedBatch) -> int:
     return batch.base

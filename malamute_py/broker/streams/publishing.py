@@ -22,7 +22,7 @@ from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.confirms import DEFAULT, LEVEL_NAMES, NONE, STORED, SYNCED, Confirms
 from malamute_py.broker.log.ring import RingState, Settled, Settlement, Waiter
 from malamute_py.broker.log.steps import Effect, Part, Steps, Then
-from malamute_py.broker.log.stream import Batch, Stream
+from malamute_py.broker.log.stream import StampedBatch, Stream
 from malamute_py.broker.ready import (
     MAIN,
     Append,
@@ -69,7 +69,7 @@ class Publishing:
         confirms: Confirms,
         producers: Producers,
         rings: dict[str, RingState],
-        fan_out: Callable[[Batch, bool], None],
+        fan_out: Callable[[StampedBatch, bool], None],
     ) -> None:
         self._shard = shard
         self._links = links
@@ -399,7 +399,9 @@ class Publishing:
         stream.begin_epoch(shard.epoch)
         stream.last_time_ms = time_ms
         next = base + count
-        batch = Batch(stream, stamp, pending.frame, pending.content, base, next, pending.size)
+        batch = StampedBatch(
+            stream, stamp, pending.frame, pending.content, base, next, pending.size
+        )
         stream.next = next
         stream.ledger.add(next, pending.size, time_ms)
         counters = shard.counters

@@ -21,7 +21,7 @@ from pyroaring import BitMap
 from malamute_protocol.content import Content
 from malamute_protocol.gather import weight_of
 from malamute_protocol.header import Header, HeaderTable
-from malamute_py.broker.log.stream import NEVER, Batch, Stream
+from malamute_py.broker.log.stream import NEVER, StampedBatch, Stream
 from malamute_py.broker.structures.partition import partition
 from malamute_py.broker.subscriptions.matching import is_quick
 from malamute_py.broker.subscriptions.subscription import Subscription
@@ -66,7 +66,7 @@ class SelectionGroup:
 class LateBatch(msgspec.Struct, eq=False):
     """A batch whose headers are being matched, or that came after such a batch."""
 
-    batch: Batch
+    batch: StampedBatch
     durable: bool
     """Whether the batch is for readers that see only what is durable."""
     job: Classing | None = None

@@ -18,7 +18,7 @@ from malamute_py.broker.batches.encoding import FEW_ROWS, Encoding, encoding_of,
 from malamute_py.broker.batches.rows import Mask, narrow, unexpired, within_client_time
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links, Receiver, cost_of_few
-from malamute_py.broker.log.stream import NEVER, Batch, Stream
+from malamute_py.broker.log.stream import NEVER, StampedBatch, Stream
 from malamute_py.broker.subscriptions.audience import (
     Audience,
     LateBatch,
@@ -45,7 +45,7 @@ class Delivery:
     def __init__(self, shard: Shard, links: Links, matching: Matching) -> None:
         self._shard = shard
         self._links = links
-        self._hot: deque[Batch] = deque()
+        self._hot: deque[StampedBatch] = deque()
         self.hot_bytes = 0
         self.late_bytes = 0
         """Bytes of the batches that live subscriptions get once their headers are matched."""
@@ -59,7 +59,7 @@ class Delivery:
 
     # --- the hot window -----------------------------------------------------------------
 
-    def keep(self, batch: Batch) -> None:
+    def keep(self, batch: StampedBatch) -> None:
         """Put a batch into the hot window; the oldest of all streams leave for it."""
         self._hot.append(batch)
         batch.stream.hot.append(batch)
@@ -82,7 +82,7 @@ class Delivery:
 
     # --- the fan-out ---------------------------------------------------------------------
 
-    def fan_out(self, batch: Batch, durable: bool) -> None:
+    def fan_out(self, batch: StampedBatch, durable: bool) -> None:
         """Give a batch to the live subscriptions of one visibility that select from it."""
         audience = batch.stream.audience
         assert isinstance(audience, Audience)
@@ -104,7 +104,9 @@ class Delivery:
         except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
             self._step_back(audience, batch, durable, error)
 
-    def _step_back(self, audience: Audience, batch: Batch, durable: bool, error: Exception) -> None:
+    def _step_back(
+        self, audience: Audience, batch: StampedBatch, durable: bool, error: Exception
+    ) -> None:
         """A batch could not be given to all at once: each who was not given it takes it alone.
 
         So only those go without it, by name, for whom it is that cannot be handled.
@@ -118,7 +120,7 @@ class Delivery:
         if batch.next >= audience.least_stop:
             self._end_bounded(audience)
 
-    def _match(self, audience: Audience, batch: Batch, durable: bool) -> None:
+    def _match(self, audience: Audience, batch: StampedBatch, durable: bool) -> None:
         """Find who selects from a batch, now or in slices, and give it to them."""
         content, index = batch.content, audience.index
         if index.slow or not is_quick(content) or len(content.headers()[0]) > SMALL_TABLE:
@@ -235,7 +237,7 @@ class Delivery:
             self._end_bounded(audience)
 
     def _fan_out(
-        self, audience: Audience, batch: Batch, durable: bool, groups: list[SelectionGroup]
+        self, audience: Audience, batch: StampedBatch, durable: bool, groups: list[SelectionGroup]
     ) -> None:
         """Give a batch to those of its selection groups that are live."""
         content = batch.content
@@ -264,7 +266,7 @@ class Delivery:
             self._end_bounded(audience)
 
     def _scatter(
-        self, batch: Batch, groups: list[SelectionGroup], durable: bool
+        self, batch: StampedBatch, groups: list[SelectionGroup], durable: bool
     ) -> list[SelectionGroup]:
         """Give a few rows each to the groups that take so many; returns the other groups."""
         few: list[tuple[list[Subscription], list[int]]] = []
@@ -288,7 +290,7 @@ class Delivery:
 
     def _give(
         self,
-        batch: Batch,
+        batch: StampedBatch,
         mask: Mask | None,
         encoding: Encoding | None,
         subscriptions: list[Subscription],
@@ -347,7 +349,7 @@ class Delivery:
 
     def _special(
         self,
-        batch: Batch,
+        batch: StampedBatch,
         mask: Mask | None,
         encoding: Encoding,
         sub: Subscription,
@@ -368,7 +370,7 @@ class Delivery:
 
     def _window(
         self,
-        batch: Batch,
+        batch: StampedBatch,
         mask: Mask | None,
         sub: Subscription,
         windows: dict[tuple[int, int], Encoding | None],

@@ -8,7 +8,6 @@ no credit is dropped and read again, never kept. Source: docs/design.md, Flow co
 
 from __future__ import annotations
 
-from collections import deque
 from functools import partial
 from itertools import islice
 from struct import unpack_from
@@ -23,8 +22,8 @@ from malamute_protocol.stamp import Stamp
 from malamute_py.broker.batches.encoding import encoding_of
 from malamute_py.broker.batches.rows import Mask
 from malamute_py.broker.context import Shard
-from malamute_py.broker.links.links import Link, Links, cost_of_few
-from malamute_py.broker.log.stream import Batch, Stream
+from malamute_py.broker.links.links import Links, cost_of_few
+from malamute_py.broker.log.stream import StampedBatch, Stream
 from malamute_py.broker.ready import HistoryRead, HistoryRun, ReadFailed, ReadRange
 from malamute_py.broker.streams.start_positions import may_match
 from malamute_py.broker.subscriptions.audience import audience_of
@@ -36,19 +35,19 @@ from malamute_py.broker.subscriptions.matching import (
     Prepared,
     is_quick,
 )
-from malamute_py.broker.subscriptions.parcel import READ_ROWS_MAX, Parcel
+from malamute_py.broker.subscriptions.portion import READ_ROWS_MAX, Portion
 from malamute_py.broker.subscriptions.selection import select
 from malamute_py.broker.subscriptions.shared_window import (
     NEW_HEADERS_MAX,
-    Company,
-    Party,
+    Cohort,
+    SharedWindow,
     Survey,
     Surveyed,
-    Window,
     hot_batches,
     stored_batches,
 )
 from malamute_py.broker.subscriptions.subscription import SUBSCRIBE, Subscription
+from malamute_py.broker.subscriptions.turns import Turns
 from malamute_py.matcher import compile_pattern
 
 STAMP_BYTES = 96
@@ -69,44 +68,7 @@ TURN_BATCHES_MAX = 512
 """Batches of the hot window that one turn looks at, selected or not."""
 
 
-class Starved(dict["Link | None", "dict[Subscription | Party, None]"]):
-    """Readers that wait for a read of history: a queue for each link, and links in turn.
-
-    One link with 1,000 subscriptions in history must not stand before another's one. Many who read
-    together have a queue of their own. A dict, as it is asked in every turn whether it is empty.
-    """
-
-    __slots__ = ()
-
-    def add(self, one: Subscription | Party) -> None:
-        """Put it after the others of its link."""
-        self.setdefault(_link_of(one), {})[one] = None
-
-    def discard(self, one: Subscription | Party) -> None:
-        """Let a reader wait no longer."""
-        link = _link_of(one)
-        mine = self.get(link)
-        if mine is not None:
-            mine.pop(one, None)
-            if not mine:
-                del self[link]
-
-    def take(self) -> Subscription | Party:
-        """Take the first of the link whose turn it is, which is the last now."""
-        link = next(iter(self))
-        mine = self.pop(link)
-        one = next(iter(mine))
-        del mine[one]
-        if mine:
-            self[link] = mine
-        return one
-
-
-def _link_of(one: Subscription | Party) -> Link | None:
-    return one.link if isinstance(one, Subscription) else None
-
-
-class Serving:
+class OnDemand:
     """The subscriptions on demand."""
 
     def __init__(self, shard: Shard, links: Links, delivery: Delivery, matching: Matching) -> None:
@@ -114,20 +76,16 @@ class Serving:
         self._links = links
         self._delivery = delivery
         self._matching = matching
-        self._queue: Final[deque[Subscription | Company | Surveyed]] = deque()
-        self._companies: dict[tuple[Stream, bool], Company] = {}
-        """Companies in the queue, by stream and by whether they see only what is durable."""
-        self._starved: Final = Starved()
-        """Readers whose turn came while too many reads were under way."""
-        self.queues: Final = (self._queue, self._starved)
-        """While all of them are empty, nothing can be done at once."""
-        self._reads: dict[int, Subscription | Party] = {}
+        self.turns: Final[Turns[Subscription | Cohort | Surveyed, Subscription | Cohort]] = Turns(
+            shard
+        )
+        self._cohorts: dict[tuple[Stream, bool], Cohort] = {}
+        """Cohorts in the queue, by stream and by whether they see only what is durable."""
         self._ahead: Final[dict[Stream, list[Subscription]]] = {}
         """Streams of which a batch is surveyed and given to many, and who waits for the end of that
         although it is done for others."""
         self._in_history: dict[Stream, dict[Subscription, None]] = {}
         """Readers of each stream that read everything of its history: several read it together."""
-        self.reads: list[ReadRange] = []
         self._more = shard.share()
         """Whether this step's share of time lasts."""
         settings, limits = shard.settings, shard.settings.limits
@@ -137,21 +95,6 @@ class Serving:
             >= settings.quantum_bytes + max(limits.record_bytes_max, limits.batch_bytes_max // 4)
         )
         """Whether the limits let clients take a gathered batch, from the journal or from memory."""
-
-    @property
-    def hungry(self) -> bool:
-        """Whether more can be served at once."""
-        return bool(self._queue) or (bool(self._starved) and self._may_read)
-
-    @property
-    def _may_read(self) -> bool:
-        """Whether one more read of history may be under way."""
-        return len(self._reads) < self._shard.settings.reads_max
-
-    @property
-    def reads_under_way(self) -> int:
-        """How many reads of history the shell has not answered."""
-        return len(self._reads)
 
     def consider(self, sub: Subscription) -> None:
         """Something about a subscription changed: give it a turn if it can take one."""
@@ -167,34 +110,34 @@ class Serving:
                 or (self._matching.sliced and audience_of(sub.stream).index.slow)
             ):
                 sub.turns_alone = max(0, sub.turns_alone - 1)
-                self._queue.append(sub)
+                self.turns.queue.append(sub)
                 return
             key = sub.stream, sub.durable
-            company = self._companies.get(key)
-            if company is None:
-                company = self._companies[key] = Company(sub.stream, sub.durable)
-                self._queue.append(company)
-            company.members.append(sub)
+            cohort = self._cohorts.get(key)
+            if cohort is None:
+                cohort = self._cohorts[key] = Cohort(sub.stream, sub.durable)
+                self.turns.queue.append(cohort)
+            cohort.members.append(sub)
 
     def forget(self, sub: Subscription) -> None:
         """A subscription has ended; one that waits in the queue goes when its turn comes."""
-        self._starved.discard(sub)
+        self.turns.forget(sub, sub.link)
         self._leave_history(sub)
 
     def serve(self) -> None:
         """Give turns until all are served or the step's budget is used up, one at least."""
         budget = self._shard.settings.step_bytes
-        queue = self._queue
+        turns = self.turns
         self._more = self._shard.share()
-        while budget > 0 and self.hungry:
+        while budget > 0 and turns.runnable:
             # As long as a read is free: who waits for one may have ended, or need none any more.
-            starved = self._starved and self._may_read
-            sub = self._unstarve() if starved else queue.popleft()
+            starved = turns.starved and turns.may_read
+            sub = turns.feed() if starved else turns.queue.popleft()
             if isinstance(sub, Surveyed):
                 budget -= self._turn_surveyed(sub)
-            elif isinstance(sub, Company):
+            elif isinstance(sub, Cohort):
                 try:
-                    budget -= self._turn_together(sub)
+                    budget -= self._turn_of_cohort(sub)
                 except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
                     self._each_alone(sub.stream, sub.members, error)
             else:
@@ -247,15 +190,6 @@ class Serving:
         sub.position = max(sub.position, base)
         self._gap(sub, next, "damaged", reason)
 
-    def _unstarve(self) -> Subscription | Company:
-        """The reader that has waited longest of the link whose turn it is."""
-        starved = self._starved.take()
-        if isinstance(starved, Subscription):
-            return starved
-        company = Company(starved.stream, starved.members[0].durable)
-        company.members = starved.members
-        return company
-
     # --- one turn -------------------------------------------------------------------------
 
     def _turn(self, sub: Subscription) -> int:
@@ -276,9 +210,9 @@ class Serving:
             given = self._from_memory(sub)
             self.consider(sub)
             return given
-        if not self._may_read:
+        if not self.turns.may_read:
             sub.queued = True
-            self._starved.add(sub)
+            self.turns.starve(sub, sub.link)
             return 0
         self._read(sub)
         return 0
@@ -296,14 +230,14 @@ class Serving:
 
     # --- many in one turn -----------------------------------------------------------------
 
-    def _turn_together(self, company: Company) -> int:
+    def _turn_of_cohort(self, cohort: Cohort) -> int:
         """Serve many of a stream from its hot window, or begin a read for them; bytes given."""
-        stream, settings = company.stream, self._shard.settings
-        key = stream, company.durable
-        if self._companies.get(key) is company:
-            del self._companies[key]
+        stream, settings = cohort.stream, self._shard.settings
+        key = stream, cohort.durable
+        if self._cohorts.get(key) is cohort:
+            del self._cohorts[key]
         behind: list[Subscription] = []
-        for sub in company.members:
+        for sub in cohort.members:
             sub.queued = False
             if not sub.started or sub.live or not sub.able:
                 continue
@@ -311,8 +245,8 @@ class Serving:
             if sub.position < sub.tail:
                 behind.append(sub)
             else:
-                self._at_tail(sub, many=len(company.members) >= settings.together_min)
-        if len(behind) < settings.together_min:
+                self._at_tail(sub, many=len(cohort.members) >= settings.shared_window_min)
+        if len(behind) < settings.shared_window_min:
             self._turns_alone(behind)
             return 0
         first, hot_first = behind[0].position, stream.hot_first
@@ -327,7 +261,7 @@ class Serving:
                 stamp = Stamp.unpack(oldest.stamp, verify=False)
                 self._survey(stream, members, stamp, oldest.content)
                 return 0
-            window = Window(stream, members)
+            window = SharedWindow(stream, members)
             batches = islice(stream.hot, place, place + TURN_BATCHES_MAX)
             window.fill(hot_batches(batches), members[0].tail, settings.step_bytes, sliced=sliced)
             given = self._share_out(members, window, window.reached)
@@ -341,14 +275,14 @@ class Serving:
                 members.append(sub)
             else:
                 self.consider(sub)
-        if len(members) < settings.read_together_min:
+        if len(members) < settings.shared_read_min:
             self._turns_alone(members)
-        elif not self._may_read:
-            self._starved.add(Party(stream, members))
+        elif not self.turns.may_read:
+            self.turns.starve(Cohort(stream, cohort.durable, members), None)
             for sub in members:
                 sub.queued = True
         else:
-            self._read_together(Party(stream, members))
+            self._read_for_cohort(Cohort(stream, cohort.durable, members))
         return 0
 
     def _survey(
@@ -371,7 +305,7 @@ class Serving:
         survey = Survey(stream, wanted, content)
 
         def surveyed() -> None:
-            self._queue.append(Surveyed(stream, members, stamp, content, survey))
+            self.turns.queue.append(Surveyed(stream, members, stamp, content, survey))
 
         def failed(error: Exception) -> None:
             for sub in members:
@@ -402,13 +336,13 @@ class Serving:
                 self.consider(sub)
         try:
             if members:
-                window = Window(stream, members)
+                window = SharedWindow(stream, members)
                 window.take(surveyed.stamp, surveyed.content, surveyed.survey)
                 self._share_out(members, window, window.reached, surveyed)
         except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
             self._each_alone(stream, members, error)
         if surveyed.members:
-            self._queue.append(surveyed)
+            self.turns.queue.append(surveyed)
         else:
             self._release(stream)
         # Those behind have their turn in another step.
@@ -418,7 +352,7 @@ class Serving:
         """Have each its own turn, in their order, before those that wait."""
         for sub in reversed(members):
             sub.queued = True
-            self._queue.appendleft(sub)
+            self.turns.queue.appendleft(sub)
 
     def _at_tail(self, sub: Subscription, *, many: bool) -> None:
         """Make a reader at the tail live, unless it is one of many whose link has much to read.
@@ -431,7 +365,7 @@ class Serving:
             self._delivery.catch_up(sub)
 
     def _share_out(
-        self, members: list[Subscription], window: Window, reached: int,
+        self, members: list[Subscription], window: SharedWindow, reached: int,
         surveyed: Surveyed | None = None,
     ) -> int:  # fmt: skip
         """Give each of many what it selects of a window; reached: how far it goes for all.
@@ -503,10 +437,10 @@ class Serving:
         end = min(sub.tail, sub.stop)
         quantum = self._shard.settings.quantum_bytes
         now_ms = self._shard.now_ms
-        parcel = Parcel(self._delivery, sub, self._shard.settings.quantum_bytes)
+        portion = Portion(self._delivery, sub, self._shard.settings.quantum_bytes)
         place = stream.hot_place(sub.position)
         for batch in islice(stream.hot, place, place + TURN_BATCHES_MAX):
-            if batch.base >= end or parcel.given >= quantum or not parcel.open:
+            if batch.base >= end or portion.given >= quantum or not portion.open:
                 break
             if batch.next <= sub.position:
                 continue
@@ -517,24 +451,24 @@ class Serving:
                 anything, mask = select(sub, batch.content, batch.base, end, now_ms)
                 if anything and mask is None:
                     count = batch.next - batch.base
-                    parcel.whole((batch.stamp, batch.frame), next, count, batch.size)
+                    portion.whole((batch.stamp, batch.frame), next, count, batch.size)
                 elif mask is not None and anything:
-                    self._give_part(sub, parcel, batch, next, mask)
+                    self._give_part(sub, portion, batch, next, mask)
             except Exception as error:
                 if not sub.careful:
                     raise
                 self._damaged(sub, batch.base, next, error)
             if sub.careful:
                 sub.careful -= 1
-                parcel.flush()
+                portion.flush()
             sub.position = next
             sub.prepared = None
             if sub.wanted is not None:
                 self._to_next_wanted(sub)
             if not sub.everything and not self._more():
                 break
-        parcel.flush()
-        return parcel.given
+        portion.flush()
+        return portion.given
 
     # --- reads of history -------------------------------------------------------------------
 
@@ -564,16 +498,13 @@ class Serving:
         if sub.wanted is not None:
             end = min(end, sub.wanted_to)
             size = min(size, SPARSE_BYTES)
-        token = self._shard.token()
-        sub.reading = token
-        self._reads[token] = sub
-        self._shard.counters["reads"] += 1
+        token = sub.reading = self.turns.begin(sub)
         candidates = matches = None
         if not sub.everything and not sub.careful:
             candidates = partial(may_match, sub.pattern)
             if sub.gathered and self._gathers and sub.wanted is None:
                 matches = compile_pattern(sub.pattern).matches
-        self.reads.append(
+        self.turns.reads.append(
             ReadRange(
                 stream.ring.name, stream.number, token, sub.position, end, size,
                 candidates, None if sub.careful else sub.client_time, matches, shared,
@@ -581,15 +512,13 @@ class Serving:
             )
         )  # fmt: skip
 
-    def _read_together(self, party: Party) -> None:
+    def _read_for_cohort(self, cohort: Cohort) -> None:
         """Read for many what all of them are behind with."""
-        stream, members = party.stream, party.members
-        token = self._shard.token()
+        stream, members = cohort.stream, cohort.members
+        token = self.turns.begin(cohort)
         for sub in members:
             sub.reading = token
-        self._reads[token] = party
-        self._shard.counters["reads"] += 1
-        self.reads.append(
+        self.turns.reads.append(
             ReadRange(
                 stream.ring.name, stream.number, token,
                 min(sub.position for sub in members), min(members[0].tail, stream.hot_first),
@@ -597,10 +526,10 @@ class Serving:
             )
         )  # fmt: skip
 
-    def _answered(self, token: int) -> Subscription | Party | None:
+    def _answered(self, token: int) -> Subscription | Cohort | None:
         """Return the readers that wait for a read and have not ended; frees the read's place."""
-        reader = self._reads.pop(token, None)
-        if isinstance(reader, Party):
+        reader = self.turns.answered(token)
+        if isinstance(reader, Cohort):
             for sub in reader.members:
                 sub.reading = 0
             reader.members = [sub for sub in reader.members if sub.started]
@@ -622,7 +551,7 @@ class Serving:
         self._shard.event(
             "read_failed", "error", stream=name, code=answer.code, reason=answer.reason
         )
-        if isinstance(reader, Party):
+        if isinstance(reader, Cohort):
             for sub in reader.members:
                 sub.turns_alone = TURNS_ALONE
                 self.consider(sub)
@@ -637,9 +566,9 @@ class Serving:
     def history(self, answer: HistoryRead) -> None:
         """The journal has read: deliver what credit still allows."""
         sub = self._answered(answer.token)
-        if isinstance(sub, Party):
+        if isinstance(sub, Cohort):
             try:
-                self._history_together(sub, answer)
+                self._history_of_cohort(sub, answer)
             except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
                 self._each_alone(sub.stream, sub.members, error)
             return
@@ -668,10 +597,10 @@ class Serving:
             self._shard.event("read_stuck", "error", stream=sub.stream.name, offset=before)
             sub.owner.end(sub, "internal")
 
-    def _history_together(self, party: Party, answer: HistoryRead) -> None:
+    def _history_of_cohort(self, cohort: Cohort, answer: HistoryRead) -> None:
         """The journal has read for many: deliver what credit and room still allow."""
         members = []
-        for sub in party.members:
+        for sub in cohort.members:
             if sub.able and not sub.live:
                 members.append(sub)
             else:
@@ -707,10 +636,10 @@ class Serving:
         if sliced:
             found = next(iter(batches), None)
             if found is not None and not is_quick(found[1]) and gatherable(found[1]):
-                self._survey(party.stream, inside, *found)
+                self._survey(cohort.stream, inside, *found)
                 return
             batches = stored_batches(answer.runs, end)
-        window = Window(party.stream, inside)
+        window = SharedWindow(cohort.stream, inside)
         step_bytes = self._shard.settings.step_bytes
         whole = window.fill(batches, end, step_bytes, sliced=sliced)
         self._share_out(inside, window, end if whole else window.reached)
@@ -723,14 +652,14 @@ class Serving:
     def _deliver_history(self, sub: Subscription, answer: HistoryRead) -> None:
         end = min(sub.tail, sub.stop)
         now_ms = self._shard.now_ms
-        parcel = Parcel(self._delivery, sub, self._shard.settings.quantum_bytes)
+        portion = Portion(self._delivery, sub, self._shard.settings.quantum_bytes)
         gaps = list(answer.gaps)
         # Without a window or wanted offsets nothing but an expiry can thin a batch out.
         looks = not sub.everything or sub.client_time is not None or sub.wanted is not None
         for run in answer.runs:
             if run.next:
-                if not self._gathered(sub, parcel, run, gaps, end):
-                    parcel.flush()
+                if not self._gathered(sub, portion, run, gaps, end):
+                    portion.flush()
                     return
                 continue
             data = memoryview(run.data)
@@ -739,19 +668,19 @@ class Serving:
                 if next <= sub.position:
                     continue
                 while gaps and gaps[0][0] <= base:
-                    self._name_gap(sub, parcel, gaps.pop(0))
-                if not parcel.open or base >= end:
-                    parcel.flush()
+                    self._name_gap(sub, portion, gaps.pop(0))
+                if not portion.open or base >= end:
+                    portion.flush()
                     return
                 (expiry_ms,) = unpack_from("<q", data, at + EXPIRY_AT)
                 cut = base < sub.position or next > end
                 if not looks and not cut and not 0 < expiry_ms <= now_ms:
-                    parcel.stored(run.data, at, size, next, count)
+                    portion.stored(run.data, at, size, next, count)
                 else:
                     try:
                         stored = data[at : at + size]
-                        if not self._thinned(sub, parcel, run.data, stored, at, base, end):
-                            parcel.flush()
+                        if not self._thinned(sub, portion, run.data, stored, at, base, end):
+                            portion.flush()
                             return
                     except Exception as error:
                         if not sub.careful:
@@ -759,33 +688,33 @@ class Serving:
                         self._damaged(sub, base, min(next, end), error)
                 if sub.careful:
                     sub.careful -= 1
-                    parcel.flush()
+                    portion.flush()
                 sub.position = max(sub.position, min(next, end))
                 if not sub.everything and not self._more():
                     # What follows is read again.
-                    parcel.flush()
+                    portion.flush()
                     return
-        parcel.flush()
+        portion.flush()
         for gap in gaps:
-            self._name_gap(sub, parcel, gap)
+            self._name_gap(sub, portion, gap)
         sub.position = max(sub.position, min(answer.next, end))
 
     def _gathered(
-        self, sub: Subscription, parcel: Parcel, run: HistoryRun, gaps: list[Any], end: int
+        self, sub: Subscription, portion: Portion, run: HistoryRun, gaps: list[Any], end: int
     ) -> bool:
         """Deliver rows that the reader gathered; False: there is no credit or room for them."""
         ((at, size, base, count),) = run.spans
         while gaps and gaps[0][0] <= base:
-            self._name_gap(sub, parcel, gaps.pop(0))
-        if not parcel.open or base < sub.position or run.next > end:
+            self._name_gap(sub, portion, gaps.pop(0))
+        if not portion.open or base < sub.position or run.next > end:
             return False
-        parcel.stored(run.data, at, size, run.next, count)
+        portion.stored(run.data, at, size, run.next, count)
         sub.position = run.next
         return True
 
     def _thinned(
-        self, sub: Subscription, parcel: Parcel, data: Any, stored: memoryview, at: int, base: int,
-        end: int,
+        self, sub: Subscription, portion: Portion, data: Any, stored: memoryview, at: int,
+        base: int, end: int,
     ) -> bool:  # fmt: skip
         """Deliver what a subscription selects of one stored batch; False: it is being matched."""
         content = Content(stored[STAMP_BYTES:])
@@ -797,13 +726,13 @@ class Serving:
             return True
         next = base + content.head.count
         if mask is None:
-            parcel.stored(data, at, len(stored), next, content.head.count)
+            portion.stored(data, at, len(stored), next, content.head.count)
         else:
-            batch = Batch(
+            batch = StampedBatch(
                 sub.stream, bytes(stored[:STAMP_BYTES]), stored[STAMP_BYTES:], content, base, next,
                 len(stored),
             )  # fmt: skip
-            self._give_part(sub, parcel, batch, min(next, end), mask)
+            self._give_part(sub, portion, batch, min(next, end), mask)
         return True
 
     def _prepared(self, sub: Subscription, base: int, content: Content) -> bool:
@@ -842,7 +771,7 @@ class Serving:
         return False
 
     def _give_part(
-        self, sub: Subscription, parcel: Parcel, batch: Batch, next: int, mask: Mask
+        self, sub: Subscription, portion: Portion, batch: StampedBatch, next: int, mask: Mask
     ) -> None:
         """Deliver some rows of a batch: in few words where they are few."""
         settings = self._shard.settings
@@ -850,17 +779,19 @@ class Serving:
         assert encoding is not None, "something was selected"
         few = encoding.extracts and encoding.count <= GATHERED_ROWS_MAX and not sub.careful
         if few and sub.gathered and self._gathers and gatherable(batch.content):
-            parcel.rows(batch, next, mask)
+            portion.rows(batch, next, mask)
             return
         encoding = encoding.for_(sub.whole)
-        parcel.part(encoding, next)
+        portion.part(encoding, next)
 
-    def _name_gap(self, sub: Subscription, parcel: Parcel, gap: tuple[int, int, str, str]) -> None:
+    def _name_gap(
+        self, sub: Subscription, portion: Portion, gap: tuple[int, int, str, str]
+    ) -> None:
         """Tell of a gap that the reader found, after what lies before it."""
         first, to, code, reason = gap
         to = min(to, sub.stop)
         if to <= sub.position:
             return
-        parcel.flush()
+        portion.flush()
         sub.position = max(sub.position, first)
         self._gap(sub, to, code, reason)

@@ -22,7 +22,7 @@ from malamute_protocol.gather import BYTES_A_ROW, Gathered, SharedGathering, wei
 from malamute_protocol.header import STEP_ENTRIES
 from malamute_protocol.stamp import Stamp
 from malamute_py.broker.links.links import Link, cost_of_few
-from malamute_py.broker.log.stream import Batch, Stream
+from malamute_py.broker.log.stream import StampedBatch, Stream
 from malamute_py.broker.subscriptions.audience import audience_of
 from malamute_py.broker.subscriptions.matching import is_quick
 from malamute_py.broker.subscriptions.subscription import Subscription
@@ -45,26 +45,18 @@ _PLACE_BITS = 32
 _PLACE_MASK = (1 << _PLACE_BITS) - 1
 
 
-class Company:
-    """Subscriptions of one stream that wait for a turn together."""
+class Cohort:
+    """Subscriptions of one stream that have a turn, or a read of history, together."""
 
     __slots__ = ("durable", "members", "stream")
 
-    def __init__(self, stream: Stream, durable: bool) -> None:
+    def __init__(
+        self, stream: Stream, durable: bool, members: list[Subscription] | None = None
+    ) -> None:
         """durable: they see only what no power loss can take back."""
         self.stream = stream
         self.durable = durable
-        self.members: list[Subscription] = []
-
-
-class Party:
-    """Subscriptions for which one read of history is under way."""
-
-    __slots__ = ("members", "stream")
-
-    def __init__(self, stream: Stream, members: list[Subscription]) -> None:
-        self.stream = stream
-        self.members = members
+        self.members = [] if members is None else members
 
 
 class Survey:
@@ -163,7 +155,7 @@ class Outcome(NamedTuple):
     """Not served for want of room or because the window had enough for others."""
 
 
-class Window:
+class SharedWindow:
     """Batches of a stream, one after the other, and who takes what of them."""
 
     def __init__(self, stream: Stream, members: list[Subscription]) -> None:
@@ -401,7 +393,7 @@ class Window:
         return Outcome(shares, self.reached, alone, later)
 
 
-def hot_batches(batches: Iterable[Batch]) -> Iterable[tuple[Stamp, Content]]:
+def hot_batches(batches: Iterable[StampedBatch]) -> Iterable[tuple[Stamp, Content]]:
     """Batches of the hot window as a window takes them."""
     for batch in batches:
         yield Stamp.unpack(batch.stamp, verify=False), batch.content

@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from malamute_py.broker.log.stream import Stream
     from malamute_py.broker.streams.start_positions import Begin, Starts
     from malamute_py.broker.subscriptions.live import Delivery
-    from malamute_py.broker.subscriptions.on_demand import Serving
+    from malamute_py.broker.subscriptions.on_demand import OnDemand
 
 
 class Subscriptions:
     """The commands about subscriptions."""
 
     def __init__(
-        self, shard: Shard, links: Links, delivery: Delivery, serving: Serving, starts: Starts
+        self, shard: Shard, links: Links, delivery: Delivery, on_demand: OnDemand, starts: Starts
     ) -> None:
         self._shard = shard
         self._links = links
         self._delivery = delivery
-        self._serving = serving
+        self._on_demand = on_demand
         self._starts = starts
         self.count = 0
         self.pattern_bytes = 0
@@ -137,7 +137,7 @@ class Subscriptions:
             epoch = self._shard.epoch
             self._links.say(sub.link, Rewound(sub.number, begin.rewound_from, begin.next, epoch))
         self._shard.counters["subscribed"] += 1
-        self._serving.consider(sub)
+        self._on_demand.consider(sub)
 
     def refuse(self, sub: Subscription, code: str, reason: str, retry_ms: int = 0) -> None:
         """Refuse a subscription that was entered, and forget it, unless it has ended meanwhile."""
@@ -151,7 +151,7 @@ class Subscriptions:
     def resume(self, sub: Subscription) -> None:
         """Let a subscription that is not live have its turn."""
         if not sub.live:
-            self._serving.consider(sub)
+            self._on_demand.consider(sub)
 
     def end(self, sub: Subscription, code: str) -> None:
         """Say that a subscription gets nothing more, and forget it."""
@@ -180,6 +180,6 @@ class Subscriptions:
         self._hold(sub, -1)
         stream = getattr(sub, "stream", None)
         if stream is not None:
-            self._serving.forget(sub)
+            self._on_demand.forget(sub)
             audience_of(stream).leave(sub)
         sub.started = sub.live = False

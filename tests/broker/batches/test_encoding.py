@@ -14,13 +14,13 @@ from malamute_protocol.extract import Scatter, extract
 from malamute_protocol.stamp import Stamp
 from malamute_py.broker.batches import encoding
 from malamute_py.broker.batches.encoding import FEW_ROWS, Parts
-from malamute_py.broker.log.stream import Batch
+from malamute_py.broker.log.stream import StampedBatch
 from tests.broker.shell import Shell
 
 ROWS = 1_000
 
 
-def batch_of(rows: int, size: int, **options: Any) -> Batch:
+def batch_of(rows: int, size: int, **options: Any) -> StampedBatch:
     shell = Shell()
     shell.hello(1)
     shell.publish(1, "s", [b"x"])
@@ -30,10 +30,10 @@ def batch_of(rows: int, size: int, **options: Any) -> Batch:
     )  # fmt: skip
     total = 96 + len(frame)
     stamp = Stamp(1, 0, 0, 0, 1, 70, 5, 1, 0, total, rows, 0, 0).pack()
-    return Batch(shell.stream("s"), stamp, frame, Content(frame), 70, 70 + rows, total)
+    return StampedBatch(shell.stream("s"), stamp, frame, Content(frame), 70, 70 + rows, total)
 
 
-def parts_of(batch: Batch) -> Parts:
+def parts_of(batch: StampedBatch) -> Parts:
     return Parts(batch, 4_096, 0.25, 512)
 
 

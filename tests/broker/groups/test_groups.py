@@ -703,9 +703,9 @@ def test_a_lost_holder_returns_by_its_identity() -> None:
 def test_after_the_window_the_next_member_holds() -> None:
     shell = exclusive()
     lose(shell, 2)
-    (member, ghost) = info(shell)["members"]
+    (member, absent) = info(shell)["members"]
     assert (member["link"], member["holds"]) == (3, False)
-    assert (ghost["held"], ghost["returns_ms"]) == (4, shell.now_ms + 1_000)
+    assert (absent["held"], absent["returns_ms"]) == (4, shell.now_ms + 1_000)
     shell.wait(1_000)
     assert got(shell, 3) == [0, 2, 3, 4]
     assert shell.peers[3].last(wire.Mode).live
@@ -1255,5 +1255,5 @@ def test_an_idle_group_costs_no_turns() -> None:
     join(shell, 2)
     lose(shell, 2)
     publish(shell, 3)
-    assert not shell.broker._groups.reader.hungry
+    assert not shell.broker._groups.reader.turns.runnable
     assert audience_of(shell.stream("s")).wakers == ([], [])

@@ -14,7 +14,7 @@ from malamute_protocol.gather import Gathering, Row
 from malamute_protocol.header import Header
 from malamute_protocol.limits import Limits
 from malamute_py.broker.subscriptions.on_demand import GATHERED_ROWS_MAX
-from malamute_py.broker.subscriptions.parcel import READ_ROWS_MAX
+from malamute_py.broker.subscriptions.portion import READ_ROWS_MAX
 from tests.broker.shell import Shell
 
 QUANTUM = 64 << 10

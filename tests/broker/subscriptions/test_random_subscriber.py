@@ -62,7 +62,8 @@ def test_a_subscriber_receives_exactly_what_matches_once_and_in_order(
     shell = Shell(
         sync=False, read=False, quantum_bytes=quantum, step_bytes=4 * quantum, hot_bytes=20_000,
         share_min_bytes=20_000, share_max_bytes=20_000, extract_bytes_min=500, reads_max=2,
-        heartbeat_ms=1_000, expiry_beats=1_000, together_min=together, read_together_min=together,
+        heartbeat_ms=1_000, expiry_beats=1_000, shared_window_min=together,
+        shared_read_min=together,
     )  # fmt: skip
     run = Random(shell, patterns, durable, gathered)
     for step in steps:

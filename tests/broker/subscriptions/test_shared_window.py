@@ -10,7 +10,7 @@ from malamute_protocol import commands as wire
 from malamute_py.broker.ready import HistoryRead, HistoryRun, ReadFailed
 from malamute_py.broker.subscriptions import on_demand, shared_window
 from malamute_py.broker.subscriptions.audience import audience_of
-from malamute_py.broker.subscriptions.shared_window import LANE_ROWS_MAX, Window, hot_batches
+from malamute_py.broker.subscriptions.shared_window import LANE_ROWS_MAX, SharedWindow, hot_batches
 from tests.broker.shell import Peer, Shell, offsets
 
 MANY = 8
@@ -59,7 +59,7 @@ def test_those_whose_link_was_slow_get_the_rows_of_many_batches_in_one() -> None
 
 
 def test_history_is_read_once_for_all() -> None:
-    shell = Shell(read_together_min=MANY)
+    shell = Shell(shared_read_min=MANY)
     shell.hello(1)
     peer = subscribed(shell)
     shell.broker.blocked(2)
@@ -151,7 +151,7 @@ def test_credit_bounds_those_who_are_served_together() -> None:
 
 
 def test_a_stream_that_is_removed_ends_those_who_wait_for_a_read() -> None:
-    shell = Shell(read=False, read_together_min=2)
+    shell = Shell(read=False, shared_read_min=2)
     shell.hello(1)
     peer = subscribed(shell)
     shell.broker.blocked(2)
@@ -168,7 +168,7 @@ def test_a_stream_that_is_removed_ends_those_who_wait_for_a_read() -> None:
 
 
 def test_a_gap_amid_what_is_read_for_many_is_told_to_each() -> None:
-    shell = Shell(read=False, read_together_min=2)
+    shell = Shell(read=False, shared_read_min=2)
     shell.hello(1)
     peer = subscribed(shell)
     shell.broker.blocked(2)
@@ -199,7 +199,7 @@ def test_a_gap_amid_what_is_read_for_many_is_told_to_each() -> None:
 
 
 def test_a_read_for_many_that_fails_ends_only_those_whose_own_read_fails() -> None:
-    shell = Shell(read=False, read_together_min=2)
+    shell = Shell(read=False, shared_read_min=2)
     shell.hello(1)
     peer = subscribed(shell)
     shell.broker.blocked(2)
@@ -226,7 +226,7 @@ def test_a_read_for_many_that_fails_ends_only_those_whose_own_read_fails() -> No
 
 
 def test_reads_for_many_that_bring_them_nowhere_end_them_by_name() -> None:
-    shell = Shell(read=False, read_together_min=2)
+    shell = Shell(read=False, shared_read_min=2)
     shell.hello(1)
     peer = subscribed(shell)
     shell.broker.blocked(2)
@@ -254,7 +254,7 @@ def test_rows_of_those_who_take_most_of_what_comes_are_not_kept() -> None:
     shell.broker.blocked(2)
     publish(shell, 10, records=2_000)
     stream = shell.stream("s")
-    window = Window(stream, audience_of(stream).subscriptions)
+    window = SharedWindow(stream, audience_of(stream).subscriptions)
     assert window.fill(hot_batches(stream.hot), stream.next, 1 << 30)
     assert window.rows == 20_000
     assert sum(map(len, window._keys)) <= len(broad) * LANE_ROWS_MAX + 20_000
@@ -281,7 +281,7 @@ def test_what_a_window_holds_for_all_is_bounded(
     shell.broker.blocked(2)
     publish(shell, 20)
     stream = shell.stream("s")
-    window = Window(stream, audience_of(stream).subscriptions)
+    window = SharedWindow(stream, audience_of(stream).subscriptions)
     window.fill(hot_batches(stream.hot), stream.next, 1 << 30)
     assert sum(map(len, window._keys)) <= keys_max
     shell.broker.writable(2)
@@ -310,7 +310,7 @@ def starving(shell: Shell, *names: str) -> dict[str, int]:
 
 
 def test_those_that_ended_while_they_waited_for_a_read_hold_up_nobody() -> None:
-    shell = Shell(read=False, read_together_min=4, reads_max=2)
+    shell = Shell(read=False, shared_read_min=4, reads_max=2)
     links = starving(shell, "first", "second", "gone", "ended", "last")
     assert len(shell.reads) == 2
     shell.send(links["gone"], wire.Bye(""))
@@ -324,7 +324,7 @@ def test_those_that_ended_while_they_waited_for_a_read_hold_up_nobody() -> None:
 
 
 def test_those_without_room_when_a_read_is_free_hold_up_nobody() -> None:
-    shell = Shell(read=False, read_together_min=4, reads_max=2)
+    shell = Shell(read=False, shared_read_min=4, reads_max=2)
     links = starving(shell, "first", "second", "slow", "slower", "last")
     shell.broker.blocked(links["slow"])
     shell.broker.blocked(links["slower"])
@@ -344,7 +344,7 @@ def test_those_without_room_when_a_read_is_free_hold_up_nobody() -> None:
 
 
 def test_reads_that_bring_them_nowhere_count_only_in_a_row() -> None:
-    shell = Shell(read=False, read_together_min=2, step_bytes=60_000, quantum_bytes=30_000)
+    shell = Shell(read=False, shared_read_min=2, step_bytes=60_000, quantum_bytes=30_000)
     shell.hello(1)
     peer = subscribed(shell)
     shell.broker.blocked(2)
@@ -366,7 +366,7 @@ def test_reads_that_bring_them_nowhere_count_only_in_a_row() -> None:
 
 
 def test_a_gap_that_was_told_is_no_read_that_brought_them_nowhere() -> None:
-    shell = Shell(read=False, read_together_min=2)
+    shell = Shell(read=False, shared_read_min=2)
     shell.hello(1)
     peer = subscribed(shell)
     shell.broker.blocked(2)
@@ -389,7 +389,7 @@ def test_those_far_ahead_do_not_wait_for_a_read_that_cannot_reach_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(on_demand, "NEIGHBOURS", 500)
-    shell = Shell(read=False, read_together_min=2)
+    shell = Shell(read=False, shared_read_min=2)
     shell.hello(1)
     publish(shell, 10)
     peer = shell.hello(2)

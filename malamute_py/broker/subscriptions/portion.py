@@ -1,6 +1,6 @@
-"""Parcels: what one read or one look at the hot window brings a subscription.
+"""Portions: what one read or one look at the hot window brings a subscription.
 
-Owns the gathering of deliveries until they are sent together. The rule: a parcel has a bounded
+Owns the gathering of deliveries until they are sent together. The rule: a portion has a bounded
 number of frames. Source: docs/design.md, Flow control.
 """
 
@@ -14,16 +14,16 @@ from malamute_protocol.gather import Gathering, rows_of
 from malamute_protocol.stamp import Stamp
 from malamute_py.broker.batches.encoding import Encoding
 from malamute_py.broker.batches.rows import Mask
-from malamute_py.broker.log.stream import Batch
+from malamute_py.broker.log.stream import StampedBatch
 from malamute_py.broker.subscriptions.live import Delivery
 from malamute_py.broker.subscriptions.subscription import Subscription
 
-PARCEL_FRAMES_MAX = 256
+PORTION_FRAMES_MAX = 256
 READ_ROWS_MAX = 4_096
 """Rows of one gathered batch; as many as one read of the journal gathers."""
 
 
-class Parcel:
+class Portion:
     """What one turn gives to one subscription, gathered into as few DELIVERs as can be."""
 
     def __init__(self, delivery: Delivery, sub: Subscription, rows_bytes_max: int) -> None:
@@ -51,7 +51,7 @@ class Parcel:
         self._close_rows()
         self._frames.extend(frames)
         self._count(next, records, size)
-        if len(self._frames) >= PARCEL_FRAMES_MAX:
+        if len(self._frames) >= PORTION_FRAMES_MAX:
             self.flush()
 
     def stored(self, data: Any, position: int, size: int, next: int, records: int) -> None:
@@ -82,7 +82,7 @@ class Parcel:
             self._sub, next, list(encoding.frames), encoding.rows, encoding.count, encoding.bytes
         )
 
-    def rows(self, batch: Batch, next: int, mask: Mask) -> None:
+    def rows(self, batch: StampedBatch, next: int, mask: Mask) -> None:
         """A batch of which few rows go out, together with those of its neighbours."""
         self._close_run()
         stamp = Stamp.unpack(batch.stamp, verify=False)
