@@ -1,9 +1,9 @@
 """Acknowledgements of groups: ACK_RECORDS, by which records are done or wanted again.
 
-Owns what an acknowledgement changes. The rules: acknowledgements come in any order, and the
-position is the least offset that is not done; nothing that was acknowledged and confirmed comes
-again after a restart, and nothing unacknowledged is lost. Source: docs/design.md, Queues and the
-checkpoint.
+Owns the changes that an acknowledgement makes. The rules: acknowledgements come in any order, and
+the position is the least offset that is not done; a record that was acknowledged and confirmed
+never comes again after a restart, and a record that was not acknowledged is not lost. Source:
+docs/design.md, Queues and the checkpoint.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Acknowledgements:
         timers: Timers,
         members: Mapping[Member, Group | None],
     ) -> None:
-        """members: the group of each member; None: it is not there yet."""
+        """members: the group of each member; None: the group is not there yet."""
         self.shard = shard
         self.reader = reader
         self.progress = progress
@@ -45,14 +45,15 @@ class Acknowledgements:
         self._members = members
 
     def prepare(self, link: Link, command: AckRecords, frame: Any = None) -> Part:
-        """Records are done, or wanted again, by a command of its own. Raises BrokerRefused.
+        """Prepare an ACK_RECORDS that is a command of its own. Raises BrokerRefused.
 
-        What no member waits for is logged a little later, with what else has come by then: a
-        restart before that brings the records again.
+        An acknowledgement without a tracker is logged a little later, with others that have come by
+        then: a restart before that brings the records again.
         """
         group, member, picked = self._picked(link, command)
         if command.again_ms >= 0:
-            # No member could take back what is late: a delay without end would hold the group up.
+            # No member could take back a delayed record: a delay without end would hold the group
+            # up.
             after_ms = min(command.again_ms, self.shard.settings.lease_max_ms)
             return self._again(group, member, picked, after_ms)
         if command.tracker:
@@ -78,7 +79,7 @@ class Acknowledgements:
         group = self._members.get(member)
         picked = None
         if group is not None:
-            # What a holder had before it was lost, and comes again, it may be done with.
+            # A returned holder may acknowledge records that it had before it was lost.
             picked = group.holdings.pick(member, command.ranges, member is group.holder)
         if group is None or picked is None:
             raise BrokerRefused(
@@ -87,7 +88,7 @@ class Acknowledgements:
         return group, member, picked
 
     def _leaving(self, group: Group, member: Member, picked: Picked) -> Part:
-        """The part of a step by which records are done."""
+        """Return the part of a step by which records are done."""
         stream = group.stream
         ranges = group.holdings.ranges(picked, group.row.next)
         change = GroupDone(stream.number, group.name, ranges, self.shard.epoch)
@@ -105,16 +106,16 @@ class Acknowledgements:
         self.reader.wake(group)
 
     def _again(self, group: Group, member: Member, picked: Picked, after_ms: int) -> Part:
-        """The part by which records are wanted again: not in the log, as who holds what is not."""
+        """Return the part that wants records again; the log knows no holders, and gets nothing."""
         wanting = Then(partial(self._want, group, member, picked, after_ms))
         return Part(effects=[wanting], memory=True, level=group.stream.level)
 
     def _want(self, group: Group, member: Member, picked: Picked, after_ms: int, _: int) -> None:
-        """Records that a member has given back wait again."""
+        """Let records that a member has given back wait again."""
         holdings = group.holdings
         late: Picked = []
         for page, mask in picked:
-            # What waits already, which an exclusive holder had before, goes on to wait.
+            # Records that a holder had before it was lost may wait already; they go on to wait.
             held = mask & page.held.get(member, 0)
             if not held:
                 continue
@@ -147,7 +148,7 @@ class Acknowledgements:
 
 
 class _Acknowledging(Effect):
-    """Records that are done; the log is told later."""
+    """Records that are done at once; the log is told later."""
 
     acknowledgements: Acknowledgements
     group: Group
@@ -155,7 +156,7 @@ class _Acknowledging(Effect):
     picked: Picked
 
     def _take(self, page: Page, mask: int) -> tuple[int, int]:
-        """Rows of a page leave the member's hands: those that it held, and those that waited."""
+        """Take rows of a page out of the member's hands, and rows that wait: (held, waiting)."""
         group, holdings = self.group, self.group.holdings
         held, waited = holdings.unhand(page, self.member, mask)
         self.member.acknowledged(
@@ -173,10 +174,10 @@ class _Acknowledging(Effect):
 
 
 class _Leaving(_Acknowledging):
-    """Records that are done once the log says so."""
+    """Records that are done once the log has the change."""
 
     left: Sequence[tuple[Page, int, int]] = ()
-    """Pages, each with what the member held of it and what waited there."""
+    """Pages, each with the rows that the member held and the rows that waited."""
 
     def taken(self, part: Part) -> None:
         self.left = [(page, *self._take(page, mask)) for page, mask in self.picked]

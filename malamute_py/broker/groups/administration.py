@@ -1,7 +1,7 @@
 """Administration of groups: GROUP_INFO and REMOVE_GROUP.
 
-Owns what is told of groups, and their removal by name. The rule: an answer about many groups is a
-page, bounded in groups and members. Source: SPEC.md, section 4.7.
+Owns the facts that clients are given about groups, and the removal of a group by name. The rule: an
+answer about many groups is a page, bounded in groups and members. Source: SPEC.md, section 4.7.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from malamute_py.broker.streams.named import Named, Place
 from malamute_py.changelog.records import GroupRemoved
 
 MEMBERS_OF_A_PAGE: Final = 5_000
-"""Members that one page of GROUP_INFO tells of, unless a single group has more."""
+"""Members in one page of GROUP_INFO, unless a single group has more."""
 
 
 class GroupAdministration:
@@ -42,7 +42,7 @@ class GroupAdministration:
         self._groups = groups
 
     def remove_group(self, link: Link, command: RemoveGroup) -> None:
-        """Forget a group without members; answered when that is durable."""
+        """Remove a group without members; the answer follows when the removal is durable."""
         settings = self._shard.settings
         if not settings.permit(link.owner, "admin", command.stream):
             self._answers.refuse(
@@ -78,12 +78,12 @@ class GroupAdministration:
         if group is None:
             return
         for member in list(group.members):
-            # It joined while the removal was on its way.
+            # The member joined while the removal was on its way.
             member.owner.end(member, "cancelled")
         group.gone = True
 
     def group_info(self, link: Link, command: GroupInfo) -> None:
-        """Facts about one group, or a page of them."""
+        """Answer with facts about one group, or about a page of groups."""
         name, settings = command.group, self._shard.settings
         stream = None
         if command.stream:

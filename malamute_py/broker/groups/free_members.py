@@ -1,8 +1,8 @@
 """Free members: those of a group that may be given something, the freest first.
 
-Owns their order by free credit. The rule: each change of a member costs the logarithm of their
-number, and what its place was before is dropped when it comes up. Source: docs/design.md, Queues
-and the checkpoint.
+Owns the order of members by free credit. The rules: each change of a member costs the logarithm of
+their number; the entry that a change makes stale is dropped when it comes up. Source:
+docs/design.md, Queues and the checkpoint.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 from malamute_py.broker.groups.member import Member
 
 STALE_MAX: Final = 64
-"""Entries that hold no more in the order of a group's members, besides one for each of them."""
+"""Stale entries in the order of a group's members, besides one for each free member."""
 
 
 class FreeMembers:
@@ -27,7 +27,7 @@ class FreeMembers:
         self.count = 0
 
     def file(self, member: Member) -> None:
-        """Give a member its place: its credit, its link's room or what it was given changed."""
+        """Give a member its place after its credit, its link's room or its holdings changed."""
         if not member.able:
             self.remove(member)
             return
@@ -38,13 +38,13 @@ class FreeMembers:
         self.trim()
 
     def remove(self, member: Member) -> None:
-        """Give a member nothing more; its entry is dropped when it comes up."""
+        """Give a member nothing more; its entry becomes stale."""
         if member.filed:
             member.filed = False
             self.count -= 1
 
     def trim(self) -> None:
-        """Let go of stale entries: they keep members, and links, that have gone."""
+        """Drop stale entries: they keep members, and links, that have gone."""
         heap = self._heap
         if not self.count:
             heap.clear()
@@ -62,11 +62,12 @@ class FreeMembers:
         heap = self._heap
         while heap:
             left, served, _, member = heap[0]
-            # Of a member whose state has changed, or that is not filed, the entry is stale.
+            # The entry is stale if its member has changed since, or is not filed.
             if member.filed and member.left_records == -left and member.served == served:
                 if member.able:
                     return member
-                # Something else took its link's room, and what brings it back files it again.
+                # Another receiver took the link's room; what brings room back files the member
+                # again.
                 member.filed = False
                 self.count -= 1
             heappop(heap)

@@ -1,15 +1,16 @@
 """One group: which of its members gets which records of a batch.
 
-Owns the members of one group, and what each kind of group allows them.
-The rules: shared: to the member with the most free credit, at most its share of what waits, so that
-a lone batch is spread and a backlog goes out in whole batches, unless there are more members than
-it pays to give one record each: then at most what it has shown to be quick with; exclusive: to the
-holder, whose place is kept for a while when it is lost; keyed: to the member that the record's slot
-belongs to by rendezvous hash, and a slot moves only when its old member holds nothing of it, so
-records of one key are in one place, in order. A slot is one of 1,024 into which first keys hash:
-what is kept a key is bounded, and a batch costs by its distinct headers and by those who get
-something of it, not by its rows, nor by all members there are. Source: docs/design.md, Queues and
-the checkpoint; the hold window is that of LocalMQ (docs/design.md, References).
+Owns the members of one group, and what each kind of group allows them. The rules by kind: shared: a
+record goes to the member with the most free credit, which gets at most its share of what waits, so
+that a lone batch is spread and a backlog goes out in whole batches; where there are more members
+than it pays to give one record each, a member gets at most what it has shown to be quick with.
+Exclusive: records go to the holder, whose place is kept for a while when it is lost. Keyed: a
+record goes to the member that its slot belongs to by rendezvous hash, and a slot moves only when
+its old member holds nothing of it, so that records of one key are in one place, in order. A slot is
+one of 1,024 into which first keys hash: memory does not grow with the keys, and a batch costs by
+its distinct headers and the members that get rows of it, not by its rows nor by all members.
+Source: docs/design.md, Queues and the checkpoint; the hold window is that of LocalMQ
+(docs/design.md, References).
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ DEALS_AT_ONCE: Final = 256
 """Small deliveries that a keyed group makes in one turn, and of one batch in one go: each takes
 some 50 us."""
 DEAL_ROWS: Final = 2_048
-"""Rows of a batch that make each delivery of it take as much again: to look for those that a member
-gets among 60,000 takes 1.6 ms."""
+"""Rows of a batch for which each of its deliveries counts once more: finding the rows of one member
+among 60,000 takes 1.6 ms."""
 
 
 class Group:
-    """One group at run time: its members, its reader's place, what is open behind it."""
+    """One group at run time: its members, its reader's position, and its open offsets."""
 
     __slots__ = (
         "_deals",
@@ -82,60 +83,61 @@ class Group:
     def __init__(self, stream: Stream, row: GroupRow, window: int) -> None:
         self.stream = stream
         self.row = row
-        """As the log has it."""
+        """The group as the log has it."""
         self.name = row.name
         self.kind = row.kind
         self.window = window
         self.durable = row.durable
-        """Its members see only what is visible."""
+        """Whether the members see only what is durable."""
         self.selection = GroupSelection(msgspec.msgpack.decode(row.pattern), row.kind == "keyed")
         self.holdings = Holdings(row.next)
         self.done: list[Range] = list(row.done)
-        """Ranges still to be read that were done in an earlier run of the broker."""
+        """Ranges after `read` that were done in an earlier run of the broker."""
         self.members: list[Member] = []
-        """In the order of their joining; without the absent."""
+        """Members in the order of their joining; without the absent holder."""
         self._joins = 0
         self.free = FreeMembers()
         self.holder: Member | None = None
-        """Exclusive: who is given the records."""
+        """The member that is given the records, in an exclusive group."""
         self.absent_holder: Member | None = None
-        """Exclusive: a lost holder whose place is kept, with what it holds."""
+        """A lost holder of an exclusive group whose place, with what it holds, is kept."""
         self.returns_ms = 0
-        """Until when."""
+        """Time until which the absent holder may return."""
         self.slots = Slots() if row.kind == "keyed" else None
         self.by_place: dict[int, Member] = {}
         self._slots_of: tuple[int, SlotsOfRows] = (NOBODY, np.empty(0, np.uint16))
         """(base, slot of each row) of the batch that is handed out."""
         self.deliveries = self._deals = 0
-        """All of them, and those before the batch that is handed out."""
+        """Number of all deliveries, and of those before the batch that is handed out."""
         self.dealt = 0
-        """Small deliveries that a keyed group has dealt; each member has one in each batch."""
+        """Small deliveries that a keyed group has made; each member has one in each batch."""
         self.moved_ms = 0
-        """When something was done last."""
+        """When a record was acknowledged last."""
         self.lost = 0
-        """Records that were gone before anyone got them."""
+        """Records that were gone before a member got them."""
         self.reading = 0
-        """Token of its one read of history that is under way; 0: none."""
+        """Token of the one read of history that is under way; 0: none."""
         self.reading_from = 0
         self.reads_all = False
-        """Its reader takes all of the journal's batches, for choosing among them has failed."""
+        """Whether the reader takes all batches of the journal, since a selective read has
+        failed."""
         self.idle_reads = 0
         self.queued = False
         self.flushing = False
-        """Whether a GroupDone is on its way that no member waits for."""
+        """Whether the log is being told of done records that no member waits for."""
         self.timer = 0
-        """When the next one is due; 0: nothing is to be said."""
+        """Time of the next such record of the log; 0: nothing is to be logged."""
         self.gone = False
         self.held_up = False
-        """Whether the group has read as far ahead as it may of what is not acknowledged; it is
-        watched."""
+        """Whether the group has read as far ahead of its position as it may; its operator may be
+        told."""
         self.waker: Callable[[], None] | None = None
         """The function that the stream calls when there is more to read; None without members."""
 
     # --- members ------------------------------------------------------------------------------
 
     def enter(self, member: Member) -> bool:
-        """Take up a member; True when a lost holder came back in it."""
+        """Take up a member; returns True when a lost holder came back in it."""
         self.members.append(member)
         self._joins += 1
         member.joined = self._joins
@@ -156,16 +158,17 @@ class Group:
         return False
 
     def hand_over(self, member: Member) -> None:
-        """A member goes on in the place of the absent."""
+        """Let a member go on in the place of the absent holder."""
         absent, self.absent_holder = self.absent_holder, None
         self.holder = member
         if absent is not None:
             self._release(absent)
 
     def leave(self, member: Member, keep_until_ms: int) -> int:
-        """A member has gone; returns how many records it held.
+        """Remove a member; returns how many records it held.
 
-        keep_until_ms: an exclusive holder may come back before; 0: it has left for good.
+        keep_until_ms: until then an exclusive holder may come back; 0: the holder has left for
+        good.
         """
         held = member.held
         if self.kind != "exclusive":
@@ -189,10 +192,10 @@ class Group:
         return held
 
     def leave_together(self, leaving: list[Member]) -> None:
-        """Members of a group that is not exclusive have gone: what they held is divided once.
+        """Remove members of a group that is not exclusive, and divide what they held once.
 
-        For a link that ends with a thousand memberships: each alone would walk over all slots
-        for each page of the window.
+        A link may end with a thousand memberships: one by one, each would walk over all slots for
+        each page of the window.
         """
         gone = set(leaving)
         self.members = [member for member in self.members if member not in gone]
@@ -211,14 +214,14 @@ class Group:
         slots.leave([member.place for member in leaving], self.members)
 
     def give_up_absent_holder(self) -> None:
-        """The lost holder did not come back in time."""
+        """Give up the place of the absent holder, who did not come back in time."""
         absent, self.absent_holder = self.absent_holder, None
         if absent is not None:
             self._release(absent)
         self.next_holder()
 
     def next_holder(self) -> None:
-        """The longest waiting member is the holder from here on."""
+        """Make the member that has waited longest the holder."""
         self.holder = self.members[0] if self.members else None
 
     def _release(self, member: Member) -> None:
@@ -235,7 +238,7 @@ class Group:
     # --- what to read next -----------------------------------------------------------------------
 
     def wanted(self) -> int | None:
-        """The least offset that could be handed out now; None: there is no such."""
+        """The least offset that could be handed out now; None: there is none."""
         reads_on = self.reads_on
         if not (self.holdings.waiting or reads_on) or not self.takes:
             return None
@@ -249,7 +252,7 @@ class Group:
 
     @property
     def reads_on(self) -> bool:
-        """Whether the reader may go on: there is more, and the window has room."""
+        """Whether the reader may go on: there is more to read, and the window has room."""
         holdings = self.holdings
         read = holdings.read
         if read >= self.tail:
@@ -258,7 +261,7 @@ class Group:
 
     @property
     def stuck(self) -> bool:
-        """Whether it reads no further until something is acknowledged."""
+        """Whether the reader waits for an acknowledgement before it can go on."""
         holdings = self.holdings
         ahead = holdings.read - holdings.low
         return bool(self.members) and holdings.read < self.tail and ahead >= self.window
@@ -288,14 +291,14 @@ class Group:
     # --- reading a batch -------------------------------------------------------------------------
 
     def read_to(self, offset: int) -> None:
-        """The reader has come to an offset, and past what was done in an earlier run there."""
+        """Move the reader to an offset, and past ranges there that an earlier run had done."""
         while self.done and self.done[0][0] <= offset:
             offset = max(offset, self.done[0][1])
             del self.done[0]
         self.holdings.read = offset
 
     def take_in(self, batch: StampedBatch, now_ms: int) -> None:
-        """Read a batch for the first time, from where the reader stands: what is selected waits."""
+        """Read a batch for the first time, from the reader's position on: selected rows wait."""
         holdings = self.holdings
         base, end, content = batch.base, batch.next, batch.content
         count = end - base
@@ -315,7 +318,7 @@ class Group:
             bits &= ~(((1 << (stop - first)) - 1) << (first - base))
         row_slots: Any = None
         if self.slots is not None and bits:
-            # Before anything is changed: a content that cannot be read raises.
+            # The slots come before any change: a content that cannot be read raises.
             _, codes = content.headers()
             row_slots = np.full(count, slots[0], np.uint16) if codes is None else slots[codes]
         self.read_to(end)
@@ -336,7 +339,7 @@ class Group:
     def divided(self, batch: StampedBatch, bits: int) -> Iterator[tuple[Member, int]]:
         """Yield each member with the waiting rows of a batch that it is to be given.
 
-        Each is to be handed out before the next is asked for.
+        The caller hands the rows out before it asks for the next member.
         """
         self._deals = self.deliveries
         if self.slots is not None:
@@ -353,7 +356,7 @@ class Group:
             total = self.holdings.waiting + self.tail - self.holdings.read
             share, deals = -(-total // free.count), min(total, free.count)
             while bits:
-                # Until all others have had their turn.
+                # A member has its next rows when all others have had theirs.
                 member = free.take()
                 if member is None:
                     break
@@ -377,13 +380,13 @@ class Group:
                 yield member, _at_most(mine, member.left_records)
                 self.free.file(member)
                 if self.dealt - began >= DEALS_AT_ONCE:
-                    # What still waits is wanted first in the group's next turn.
+                    # Rows that still wait come first in the group's next turn.
                     return
 
     def _row_slots(self, batch: StampedBatch) -> SlotsOfRows:
-        """Slot of each row of a batch that was taken in; any for rows that do not wait.
+        """Slot of each row of a batch that was taken in; any number for rows that do not wait.
 
-        From the pages, which have them: thousands of distinct first keys are hashed once.
+        The slots come from the pages: thousands of distinct first keys are hashed once.
         """
         base, end = batch.base, batch.next
         if self._slots_of[0] != base or len(self._slots_of[1]) != end - base:
@@ -413,7 +416,7 @@ class Group:
     # --- what is done or comes back --------------------------------------------------------------
 
     def close(self, base: int, bits: int) -> None:
-        """Waiting rows from an offset on are done: they have expired."""
+        """Close waiting rows from an offset on: they have expired."""
         for page, mask in self.holdings.pieces(base, bits):
             self.holdings.close(page, mask)
             if self.slots is not None:
@@ -446,7 +449,7 @@ class Group:
         return gone
 
     def acknowledged(self, picked: Picked) -> None:
-        """The acknowledgement of these records is in the log."""
+        """Note that the acknowledgement of these records is in the log."""
         for page, mask in picked:
             self.holdings.left(page, mask)
             if self.slots is not None:
@@ -454,26 +457,26 @@ class Group:
 
     @property
     def moved(self) -> bool:
-        """Whether something is done that the log does not say is."""
+        """Whether records are done that are not so in the log."""
         if self.holdings.low > self.row.next:
             return True
         return any(page.dirty for page in self.holdings.pages)
 
 
 def slots_of(page: Page, mask: int) -> SlotsOfRows:
-    """Slots of some offsets of a page of a keyed group."""
+    """Slots of these offsets of a page, in a keyed group."""
     assert page.slots is not None
     found: SlotsOfRows = page.slots[: mask.bit_length()][rows_of_bits(mask, mask.bit_length())]
     return found
 
 
 def _at_most(bits: int, most: int) -> int:
-    """The first so many rows of some."""
+    """At most so many rows, from the first on."""
     return bits if bits.bit_count() <= most else first_bits(bits, most)
 
 
 def _parts(owners: Places, bits: int) -> list[tuple[int, int]]:
-    """(place of its owner, rows) of each owner that some rows of a batch have."""
+    """Rows of a batch by their owner: (place of the owner, its rows)."""
     count = len(owners)
     rows = np.flatnonzero(rows_of_bits(bits, count))
     mine = owners[rows]

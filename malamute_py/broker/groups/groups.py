@@ -1,10 +1,10 @@
 """Groups: cursors with members, who share the records of a stream.
 
-Owns the groups at run time, JOIN_GROUP, and who comes and goes. The rules: a group exists once its
-creation is in the log, and lets members in once that is durable; what a member that leaves or dies
-held goes to others; a group of a stream in memory lives in memory only. Source: docs/design.md,
-Queues and the checkpoint; fan-out and consumer groups as in Luxun, the hold window as in LocalMQ
-(docs/design.md, References).
+Owns the groups at run time, JOIN_GROUP, and the members that come and go. The rules: a group exists
+once its creation is in the log, and lets members in once the creation is durable; records held by a
+member that leaves or dies go to other members; a group of a stream in memory lives in memory only.
+Source: docs/design.md, Queues and the checkpoint; fan-out and consumer groups as in Luxun, the hold
+window as in LocalMQ (docs/design.md, References).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from malamute_py.matcher import compile_pattern
 JOIN_GROUP: Final = 63
 REMOVED_AT_ONCE: Final = 1_000
 LEFT_IN_ORDER: Final = ("bye", "kicked")
-"""How a link ended whose place in an exclusive group is not kept."""
+"""Ends of a link after which its place in an exclusive group is not kept."""
 
 
 class Groups:
@@ -76,13 +76,13 @@ class Groups:
         self._answers = answers
         self._groups: Named[Group] = Named(shard.quotas, "groups")
         self._members: dict[Member, Group | None] = {}
-        """The group of each member; None until it is there."""
+        """The group of each member; None until the group is there."""
         self._coming: dict[Place, list[tuple[Member, JoinGroup]]] = {}
-        """Groups whose creation is on its way, and who waits for it."""
+        """Groups whose creation is on its way, each with the members that wait for it."""
         self._creators: dict[Place, str] = {}
-        """Whose quota these count for."""
+        """The identity whose quota each of these groups counts for."""
         self.timers: Final = Timers()
-        """Places that are given up, delayed records, positions to be logged."""
+        """Calls that give up a kept place, bring back delayed records or log a position."""
         self._progress = progress = Progress(shard, steps, self.timers)
         self.reader: Final = GroupReader(shard, links, delivery, matching, progress, self.timers)
         self.acknowledgements: Final = Acknowledgements(
@@ -94,7 +94,7 @@ class Groups:
 
     @property
     def gauges(self) -> dict[str, int]:
-        """How much there is of what comes and goes."""
+        """Counts for the broker's metrics, by name."""
         return {
             "groups": len(self._groups),
             "group_members": len(self._members),
@@ -103,7 +103,7 @@ class Groups:
         }
 
     def handlers(self) -> dict[type, Callable[[Link, Any], None]]:
-        """What handles the commands that are no steps; ACK_RECORDS outside ATOMIC is a step."""
+        """Handlers of the commands that are no steps; ACK_RECORDS outside ATOMIC is a step."""
         return {
             JoinGroup: self.join,
             GroupInfo: self._administration.group_info,
@@ -113,7 +113,7 @@ class Groups:
     # --- over restarts ---------------------------------------------------------------------------
 
     def recovered(self) -> None:
-        """Take up the groups that the log has; positions that the streams have not are clamped."""
+        """Take up the groups that the log has; clamp positions beyond what a stream has."""
         orphans: list[Change] = []
         for (number, name), row in list(self._shard.queues.groups.items()):
             stream = self._catalogue.by_number(number)
@@ -130,7 +130,7 @@ class Groups:
             self._steps.take([Part(orphans[at : at + REMOVED_AT_ONCE])])
 
     def _clamp(self, stream: Stream, row: GroupRow) -> list[Change]:
-        """What brings a group's row within what its stream has; the row is as that will be."""
+        """Return changes that bring a group's row within its stream; the row has them already."""
         first, end = stream.first, stream.position_end(row.epoch)
         before, epoch = row.next, self._shard.epoch
         changes: list[Change] = []
@@ -154,7 +154,7 @@ class Groups:
         return changes
 
     def _refresh(self, group: Group, _: int) -> None:
-        """The row of a group is another object now."""
+        """Take up the group's row, which is another object now."""
         row = self._shard.queues.groups.get((group.stream.number, group.name))
         if row is not None and not group.gone:
             group.row = row
@@ -172,7 +172,7 @@ class Groups:
     # --- members ------------------------------------------------------------------------------
 
     def join(self, link: Link, command: JoinGroup) -> None:
-        """Take up a member; answered when its group is there."""
+        """Take up a member; the answer follows when its group is there."""
         try:
             self._check(link, command)
         except BrokerRefused as error:
@@ -238,7 +238,7 @@ class Groups:
         return self._members.pop(member)
 
     def _find(self, member: Member, command: JoinGroup, stream: Stream) -> None:
-        """Its stream is there: find the group, or create it."""
+        """Find the group of a member whose stream is there, or create the group."""
         place = stream.number, command.group
         waiting = self._coming.get(place)
         if waiting is not None:
@@ -283,7 +283,7 @@ class Groups:
             try:
                 found(begin)
             except Exception:
-                # Others may wait for the same group; the next one who asks creates it.
+                # Other members may wait for the same group; the next JOIN_GROUP creates it.
                 self._not_created(place, "internal", ERRED, 0)
                 raise
 
@@ -309,11 +309,11 @@ class Groups:
             return
         self._come(place)
         self._take_up(stream, self._shard.queues.groups[place])
-        # A group that a power loss could take back would begin anew, maybe further on.
+        # A group that a power loss could take back would begin anew, perhaps at a later record.
         self._answers.settle(end_lsn, partial(self._let_in, stream, place))
 
     def _let_in(self, stream: Stream, place: Place, failure: tuple[str, str] | None) -> None:
-        """Take up who waits for a group that is durable, or turn all away."""
+        """Take up the members that wait for a group once it is durable, or turn them away."""
         group = self._groups.get(place)
         if failure is not None or group is None:
             code, reason = failure or ("stream_removed", f"'{stream.name}' was removed")
@@ -324,7 +324,7 @@ class Groups:
                 self._enter(member, join, group)
 
     def _come(self, place: Place) -> None:
-        """A group's creation is no longer on its way: the group itself counts, if it came to be."""
+        """Count a group's creation no longer: the group itself counts, if it came to be."""
         creator = self._creators.pop(place, None)
         if creator is not None:
             self._shard.quotas.add(creator, "groups", -1)
@@ -335,7 +335,7 @@ class Groups:
             self._turn_away(member, code, reason, retry_ms)
 
     def _enter(self, member: Member, command: JoinGroup, group: Group) -> None:
-        """Its group is there: begin, unless it wants another kind or other records."""
+        """Begin a membership, unless the group has another kind, selection or visibility."""
         most = self._shard.settings.group_members_max
         if command.kind != group.kind:
             self._turn_away(
@@ -385,21 +385,21 @@ class Groups:
         self.reader.wake(group)
 
     def resume(self, member: Member) -> None:
-        """Let a member have its turn: its credit or its link's room has grown."""
+        """Give a member a turn: its credit or its link's room has grown."""
         group = self._members[member]
         if group is not None:
             group.free.file(member)
             self.reader.wake(group)
 
     def end(self, member: Member, code: str) -> None:
-        """Say that a membership has ended; what the member held goes to others."""
+        """Send ENDED to a member; records that it held go to other members."""
         group = self._members[member]
         low = 0 if group is None else group.holdings.low
         self._links.say(member.link, Ended(member.number, low, code))
         self._part(member, 0, code)
 
     def link_ended(self, link: Link, members: list[Member]) -> None:
-        """A link has ended: what its members held goes to others, or waits for their return."""
+        """Give what the members of an ended link held to others, or keep it for their return."""
         together: dict[Group, list[Member]] = {}
         for member in members:
             group = self._members[member]
@@ -412,7 +412,7 @@ class Groups:
             self._part_together(group, leaving, link.happened)
 
     def _part(self, member: Member, keep_ms: int, why: str) -> None:
-        """A member is one no longer."""
+        """Remove one member from its group."""
         group = self._forget(member)
         if group is None:
             return
@@ -426,7 +426,7 @@ class Groups:
             self._say_holder(group)
 
     def _part_together(self, group: Group, members: list[Member], why: str) -> None:
-        """Members of one link are none any longer: what they held is divided once."""
+        """Remove the members of one link at once, so that what they held is divided once."""
         held = 0
         for member in members:
             self._forget(member)
@@ -435,7 +435,7 @@ class Groups:
         self._parted(group, members[0], held, why, len(members))
 
     def _parted(self, group: Group, member: Member, held: int, why: str, count: int) -> None:
-        """So many members of one link have left a group, which goes on without them."""
+        """Let a group go on without members of one link. count: how many members have left."""
         self.reader.gone_by(group)
         if not group.members and group.waker is not None:
             group.stream.audience.remove_reader(group.waker, group.durable)
@@ -451,7 +451,7 @@ class Groups:
         self.reader.wake(group)
 
     def _give_up(self, group: Group, absent: Member) -> None:
-        """The time in which a lost holder could return is over."""
+        """Give up the kept place of a holder that did not return in time."""
         if group.absent_holder is not absent or group.gone:
             return
         self._shard.counters["group_places_lost"] += 1
@@ -472,12 +472,12 @@ class Groups:
     # --- what is gone -------------------------------------------------------------------------
 
     def trimmed(self, stream: Stream) -> None:
-        """The journal has dropped what lies before a stream's first offset."""
+        """Drop records of groups that the journal has dropped."""
         for group in self._groups.of(stream.number):
             self.reader.gone_by(group)
 
     def stream_removed(self, stream: Stream) -> None:
-        """A stream is gone, and its groups with it."""
+        """End the groups of a stream that is gone."""
         groups = self._groups.remove_stream(stream.number)
         for group in groups.values():
             for member in list(group.members):

@@ -1,7 +1,7 @@
-"""Members: what each has in hand, and how quick it has shown to be.
+"""Members: the records that each has in hand, and how quick each has shown to be.
 
-Owns the facts of one member, and the lot that it is worth giving it at once. The rule: members to
-whom it does not pay to give one record each are given at most what they have shown to be quick
+Owns the facts of one member, and the number of records worth giving it at once. The rule: where it
+does not pay to give each member one record, a member gets at most what it has shown to be quick
 with. Source: docs/design.md, Queues and the checkpoint.
 """
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from malamute_protocol.commands import JoinGroup
 
 DEAL_MS: Final = 0.1
-"""The broker's time for one delivery and its acknowledgement: 20 to 40 us in the core and some
-50 us a message in the transport."""
+"""Time of the broker for one delivery and its acknowledgement: 20 to 40 us in the core and some 50
+us a message in the transport."""
 SPREAD_MIN: Final = 32
-"""Members among whom a batch is spread whatever they have shown: records are not all alike."""
+"""Members among whom a batch is spread however quick they are: records are not all alike."""
 
 
 class Member(Receiver):
@@ -56,20 +56,20 @@ class Member(Receiver):
         self.joined_ms = now_ms
         self.pattern_bytes = 0
         self.held = 0
-        """How many records it has and has not acknowledged."""
+        """Number of records that it has and has not acknowledged."""
         self.served = 0
-        """When it was served last, in deliveries of the group."""
+        """When it was served last, counted in deliveries of the group."""
         self.joined = 0
-        """When it joined, in members of the group."""
+        """When it joined, counted in members of the group."""
         self.filed = False
         """Whether the member stands among those that may be given something."""
         self.place = NOBODY
         """Its number in the arrays of a keyed group."""
         self.pace_ms = 0.0
-        """Milliseconds for a record of late, from hand-out to acknowledgement; 0: not known yet."""
+        """Milliseconds for a recent record, from hand-out to acknowledgement; 0: not known yet."""
         self.timed = self.timed_left = self.timed_ms = self.timed_deals = 0
-        """Records that it had in hand at timed_ms, those of them that are left, and the deals until
-        then."""
+        """The measurement under way: records in hand at its start, those of them that are left, its
+        time, and the group's deliveries until then."""
 
     @property
     def able(self) -> bool:
@@ -88,11 +88,11 @@ class Member(Receiver):
     def acknowledged(self, count: int, now_ms: int, deals: int) -> None:
         """Note that held records are done. deals: its group's deliveries until now.
 
-        What the broker spent on deliveries meanwhile is not the member's time: a thousand take
-        100 ms, and without that no member would ever be quick. That is an estimate, so a pace
-        comes down by half at the most; and rises by a quarter, for a time is often too long by
-        what the machine did beside. Should lots get too large, there are fewer deliveries to be
-        taken off, and the pace is what it is.
+        The broker's own time for deliveries since the hand-out is not the member's: a thousand take
+        100 ms, and no member would ever be quick if they counted. Both are estimates. So a pace
+        comes down by half at most; it rises by a quarter at most, for a measurement is often too
+        long by what the machine did beside. If lots get too large, fewer deliveries are subtracted,
+        and the pace corrects itself.
         """
         self.held -= count
         if not self.timed_left:
@@ -101,7 +101,7 @@ class Member(Receiver):
         if self.timed_left > 0:
             return
         self.timed_left = 0
-        # The clock counts whole milliseconds: it may have been almost one more.
+        # The clock counts whole milliseconds: almost one more may have passed.
         took_ms = now_ms - self.timed_ms + 1
         if not self.pace_ms:
             self.pace_ms = took_ms / self.timed
@@ -114,16 +114,16 @@ class Member(Receiver):
             self.pace_ms += (pace_ms - self.pace_ms) / 4
 
     def returned(self, count: int) -> None:
-        """Note records that came back: the time of what is in hand is unknown then."""
+        """Note records that came back: how long the rest takes is unknown then."""
         self.held -= count
         self.timed_left = 0
 
     def lot(self, deals: int) -> int:
-        """How many records it may be given at once so that all of a batch are done soonest.
+        """Number of records to give it at once so that all of a batch are done soonest.
 
         deals: deliveries if each record, or each member, had one of its own. Lots of n make it
-        deals / n deliveries, one after the other, and the last record wait for n - 1 others:
-        the sum is least where n * n = deals * DEAL_MS / pace. It has no more than that in hand.
+        deals / n deliveries, one after the other, and the last record waits for n - 1 others: the
+        sum is least where n * n = deals * DEAL_MS / pace. The member has no more than that in hand.
         """
         if not self.pace_ms:
             return 0

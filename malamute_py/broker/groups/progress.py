@@ -1,8 +1,8 @@
-"""Progress: how far each group has come, as the log is told of it.
+"""Progress: how far each group has come, as the log is told.
 
-Owns the records of the log that no acknowledgement with a tracker has written. The rule: what was
-acknowledged without one is in the log a bounded time later, and comes again after a restart before
-that. Source: docs/design.md, Queues and the checkpoint.
+Owns the records of the log that come of no confirmed acknowledgement. The rule: an acknowledgement
+without a tracker is in the log a bounded time later; a restart before that brings the records
+again. Source: docs/design.md, Queues and the checkpoint.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from malamute_py.broker.structures.timers import Timers
 from malamute_py.changelog.records import GroupDone, Range
 
 RANGES_AT_ONCE: Final = 1_000
-"""Ranges of unconfirmed acknowledgements in one record of the log; the others come later."""
+"""Ranges of unconfirmed acknowledgements in one record of the log; the rest is logged later."""
 
 
 class Progress:
-    """What the log is told of groups later."""
+    """Positions of groups on their way into the log."""
 
     def __init__(self, shard: Shard, steps: Steps, timers: Timers) -> None:
         self._shard = shard
@@ -35,7 +35,7 @@ class Progress:
             self._timers.set(group.timer, partial(self._flush, group))
 
     def _flush(self, group: Group) -> None:
-        """Log how far a group has come where no acknowledgement has done so."""
+        """Log how far a group has come since the last acknowledgement that was logged."""
         group.timer = 0
         if group.gone or group.flushing:
             return

@@ -1,17 +1,17 @@
-"""Reading for groups: batches of a stream for each group, and their handing out to its members.
+"""Reading for groups: batches of a stream for each group, and their handing out to members.
 
-Owns the one reader of each group, whose turn it is, and the reads of history that are under way for
-groups. The rules: one quantum a turn, one read a group, all bounded; a record goes once to the
-group when no member dies; offsets that are not selected, have expired or are gone count as done.
-Source: docs/design.md, Queues and the checkpoint.
+Owns the reader of each group, the order of their turns, and the reads of history that are under way
+for groups. The rules: one quantum a turn and one read a group, both bounded; a record goes to the
+group once as long as no member dies; offsets that are not selected, have expired or are gone count
+as done. Source: docs/design.md, Queues and the checkpoint.
 
-Why not a Subscription with the group in the place of its link: what a subscription is given joins
-into covers of one peer and never comes back, its credit is one, and it is either live or behind.
-A group hands one batch to several peers, rows that come back are wanted again from the middle of
-what was read, and a keyed group skips what waits for a member without credit. So a group has a
-small reader of its own over the hot window and ReadRange, woken by the fan-out, and uses what
-there is for matching, expiry, extraction and the outbox. It keeps no bodies: what found no
-credit is read again, from the hot window as a rule.
+A group is not a Subscription with the group in the place of its link. A subscription's deliveries
+join into covers of one peer and never come back, its credit is one number, and it is either live or
+on demand. A group hands one batch to several peers, rows that come back are wanted again from the
+middle of what was read, and a keyed group skips rows that wait for a member without credit. So a
+group has a small reader of its own over the hot window and ReadRange, woken by the fan-out, and
+shares matching, expiry, extraction and the outbox with subscriptions. The reader keeps no bodies: a
+record that found no credit is read again, usually from the hot window.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from malamute_py.broker.subscriptions.turns import Turns
 TURN_BATCHES_MAX: Final = 256
 """Batches that one turn looks at, selected or not: some 4 ms when each has one record."""
 READ_BYTES_MAX: Final = 256 << 10
-"""What one read of history brings: of batches of one record some 800, which take 5 to 15 ms."""
+"""Bytes of one read of history: some 800 batches of one record each, which take 5 to 15 ms."""
 READ_DEALS_MAX: Final = 2 * DEALS_AT_ONCE
-"""Small deliveries that a keyed group deals of one read, at most."""
+"""Small deliveries that a keyed group makes of one read, at most."""
 DEAL_BYTES: Final = 32 << 10
-"""What a small delivery of a keyed group weighs in a step's budget, however few bytes it has."""
+"""Weight of a small delivery of a keyed group in a step's budget, however few bytes it has."""
 IDLE_READS_MAX: Final = 3
 HELD_UP_MS: Final = 30_000
-"""So long a group that reads no further may stand before its operator is told."""
+"""Time that a group may stand without reading further before its operator is told."""
 EXTRACT_ROW_BYTES: Final = 512
 """Rows of at least this size are extracted whatever their share of a batch: sending a batch once
 to each of several members costs more than copying its rows."""
@@ -79,7 +79,7 @@ class GroupReader:
     # --- serving ------------------------------------------------------------------------------
 
     def wake(self, group: Group) -> None:
-        """Something about a group changed: it may have something to hand out."""
+        """Queue a group for a turn: something has changed, and it may have rows to hand out."""
         if not group.queued and not group.reading and not group.gone and group.members:
             group.queued = True
             self.turns.queue.append(group)
@@ -90,13 +90,13 @@ class GroupReader:
         turns = self.turns
         more = self._shard.share()
         while budget > 0 and turns.runnable:
-            # As long as a read is free: who waits for one may be gone, or need none any more.
+            # Reads may be used up by this turn: a starved group may be gone, or need none any more.
             if turns.starved and turns.may_read:
                 group = turns.feed()
             else:
                 group = turns.queue.popleft()
                 group.queued = False
-            # One that had its turn as starved may still stand in the queue.
+            # A group that had its turn as starved may still stand in the queue.
             if not group.gone and not group.reading:
                 try:
                     budget -= self._turn(group, more)
@@ -106,7 +106,7 @@ class GroupReader:
                 return
 
     def _erred(self, group: Group, error: Exception) -> None:
-        """Serving a group failed: its members are told, and may join again."""
+        """End the memberships of a group that could not be served; members may join again."""
         self._shard.erred("serving a group", error, stream=group.stream.name, group=group.name)
         for member in list(group.members):
             member.owner.end(member, "internal")
@@ -136,7 +136,7 @@ class GroupReader:
             if not more():
                 break
         self.wake(group)
-        # What no subscription selected is work, too, and so are many small deliveries.
+        # Batches that no group selects are work, too, and so are many small deliveries.
         return max(given, quantum, (group.dealt - began) * DEAL_BYTES)
 
     def _watch(self, group: Group, low: int, told: bool) -> None:
@@ -145,7 +145,7 @@ class GroupReader:
         self._timers.set(due_ms, partial(self._look_again, group, low, told))
 
     def _look_again(self, group: Group, before: int, told: bool) -> None:
-        """Name who holds a group up, once, unless its position has moved meanwhile."""
+        """Tell the operator once which member holds a group up, unless its position has moved."""
         if group.gone or not group.stuck:
             group.held_up = False
             return
@@ -171,9 +171,9 @@ class GroupReader:
         return newest if newest.base <= offset else stream.hot[stream.hot_place(offset)]
 
     def _hand_out(self, group: Group, batch: StampedBatch) -> int:
-        """Read a batch if it was not, and hand out what waits of it; returns the bytes given.
+        """Read a batch that was not read yet, and hand out its waiting rows; returns bytes given.
 
-        What of it cannot be handled is gone for the group, by name, as damage in the journal is.
+        A batch that cannot be handled is passed over by name, as damage in the journal is.
         """
         try:
             return self._share_out(group, batch)
@@ -182,12 +182,12 @@ class GroupReader:
             return batch.size
 
     def _pass_over(self, group: Group, batch: StampedBatch, error: Exception) -> None:
-        """A group goes without a batch that it cannot handle, and its members are told so."""
+        """Pass over a batch that the group cannot handle; its members get GAP."""
         reason = self._shard.quarantine(
             group.stream.name, batch.base, batch.next, "serving a group", error, group=group.name
         )
         for member in group.members:
-            # Some had been taken out of their order for this batch.
+            # Some members had been taken out of their order for this batch.
             group.free.file(member)
         self._gap(group, (batch.base, batch.next, "damaged", reason))
 
@@ -220,9 +220,9 @@ class GroupReader:
         return given
 
     def _prepared(self, group: Group, batch: StampedBatch) -> bool:
-        """Whether it is known, or quick to find, what a group selects of a batch.
+        """Whether the group's selection of a batch is known or quick to find.
 
-        Else that is found in slices; the group has its next turn then.
+        Otherwise the selection is found in slices, and the group has its next turn afterwards.
         """
         content, selection = batch.content, group.selection
         prepared = selection.prepared
@@ -263,7 +263,7 @@ class GroupReader:
         self, group: Group, batch: StampedBatch, parts: Parts, member: Member, rows: int
     ) -> int:
         """Put rows of a batch into a member's outbox; returns the bytes given."""
-        # Before they are in its hands: they would stay there if this raised.
+        # The frames come first: rows would stay in the member's hands if frames() raised.
         frames, bitmap, size = parts.frames(rows)
         count = group.hand(batch, member, rows, self._shard.now_ms)
         member.covered = batch.base
@@ -292,7 +292,7 @@ class GroupReader:
         )  # fmt: skip
 
     def history(self, answer: HistoryRead | ReadFailed) -> bool:
-        """A read of history is answered; False: it was not asked for here."""
+        """Take the answer to a read of history; False: it was not asked for here."""
         group = self.turns.answered(answer.token)
         if group is None:
             return False
@@ -318,7 +318,7 @@ class GroupReader:
         before = holdings.read, group.deliveries, holdings.open
         offset = group.wanted()
         if offset is not None and (offset >= group.reading_from or group.kind == "shared"):
-            # Else something older came back meanwhile, and goes first where there is an order.
+            # Otherwise an older row came back meanwhile, and goes first where there is an order.
             self._hand_out_history(group, answer)
             if (holdings.read, group.deliveries, holdings.open) != before:
                 group.idle_reads = 0
@@ -360,7 +360,7 @@ class GroupReader:
                 elif not group.takes or not group.reads_on:
                     return
                 if base > holdings.read:
-                    # The reader skipped what cannot match.
+                    # The journal skipped batches that cannot match.
                     group.read_to(base)
                 stored = data[at : at + size]
                 batch = StampedBatch(
@@ -380,14 +380,14 @@ class GroupReader:
     # --- what is gone -------------------------------------------------------------------------
 
     def gone_by(self, group: Group) -> None:
-        """What lies before the stream's first offset can be handed out no more."""
+        """Drop waiting records before the stream's first offset."""
         first = group.stream.first
         before = group.holdings.low
         if before < first:
             self._lost(group, before, first, "retention", "", group.close_before(first))
 
     def _gap(self, group: Group, gap: tuple[int, int, str, str]) -> None:
-        """The journal cannot give these offsets."""
+        """Drop offsets that the journal cannot give."""
         first, end, code, reason = gap
         self._lost(group, first, end, code, reason, group.close_between(first, end))
 

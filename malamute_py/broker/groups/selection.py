@@ -1,7 +1,7 @@
 """Selection of a group: the records that it takes, and the slot of each.
 
-Owns what is remembered of header tables that were seen. The rules: a batch costs by its distinct
-headers, not by its rows; what is remembered is bounded. Source: docs/design.md, Speed.
+Owns what is remembered of header tables. The rules: a batch costs by its distinct headers, not by
+its rows; what is remembered is bounded. Source: docs/design.md, Speed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from malamute_protocol.header import Header
 
 TABLES_MAX: Final = 256
-"""Header tables of which a group remembers what it selects and which slots they are."""
+"""Header tables for which a group remembers the selected headers and their slots."""
 
 
 class Looked(NamedTuple):
@@ -30,9 +30,9 @@ class Looked(NamedTuple):
     chosen: np.ndarray[Any, np.dtype[np.bool_]]
     """Whether each distinct header is selected."""
     slots: list[int]
-    """The slot of each, of a keyed group."""
+    """The slot of each distinct header, in a keyed group."""
     table: HeaderTable
-    """The batch's header table: it is not read again, from wherever the batch comes then."""
+    """The batch's header table, kept so that it is not read again when the batch comes next."""
 
 
 class GroupSelection:
@@ -57,7 +57,7 @@ class GroupSelection:
         return self.everything or content.headers_key in self._seen
 
     def of_table(self, content: Content, base: int) -> tuple[Any, Any]:
-        """(headers chosen, None for all; slot of each distinct header, when keyed).
+        """Return the selection of a batch: (headers chosen or None for all, slots when keyed).
 
         base: where the batch begins.
         """
@@ -93,5 +93,5 @@ class GroupSelection:
 
 
 def slot_of(header: Header) -> int:
-    """The slot of a record with this header, in a keyed group."""
+    """The slot of a record with this header in a keyed group."""
     return crc32(header.keys[0].encode()) % SLOTS
