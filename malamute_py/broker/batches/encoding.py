@@ -1,8 +1,8 @@
 """Encodings: the frames of one batch for all readers that select the same rows.
 
 Owns the choice between the batch as it is with a bitmap, and a batch of the selected rows. The
-rule: what many readers take is made once and handed on by reference. Source: docs/design.md, Speed;
-SPEC.md, section 5.
+rule: an encoding that many readers take is made once and handed on by reference. Source:
+docs/design.md, Speed; SPEC.md, section 5.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from malamute_py.broker.log.stream import StampedBatch
 from malamute_py.broker.structures.bitmaps import places_of, rows_of_bits
 
 FEW_ROWS = 64
-"""Rows up to which they are copied one by one; more of a large batch, whose masks cost more."""
+"""Rows up to which copying one by one is cheaper than masks; more rows of a large batch."""
 
 
 class Encoding:
-    """The frames of one batch for all who select the same rows."""
+    """The frames of one batch for all readers that select the same rows."""
 
     __slots__ = ("_batch", "_extracted", "_mask", "bytes", "count", "extracts", "frames", "rows")
 
@@ -33,16 +33,16 @@ class Encoding:
         self._batch = batch
         self._mask = mask
         self.count = count
-        """Records selected."""
+        """Number of the selected records."""
         self.frames: tuple[Any, ...] = (batch.stamp, batch.frame)
         self.bytes = batch.size
         self.rows = None if mask is None else row_bitmap(mask)
         self.extracts = extracts
-        """Extracting the rows is worth while."""
+        """Whether extracting the rows is worth while."""
         self._extracted: Encoding | None = None
 
     def for_(self, whole: bool) -> Encoding:
-        """The extracted rows where that was found worth while and is allowed, else the batch."""
+        """The extracted rows where extracting is worth while and allowed, else the batch."""
         if whole or not self.extracts:
             return self
         if self._extracted is None:
@@ -73,7 +73,7 @@ def encoding_of(
 
 
 class Parts:
-    """Encodings of parts of one batch that go to a taker each, one after the other.
+    """Encodings of parts of one batch, each for one reader.
 
     row_bytes: rows of at least this mean size are extracted whatever their share of the batch.
     """
@@ -83,7 +83,7 @@ class Parts:
     def __init__(self, batch: StampedBatch, bytes_min: int, share: float, row_bytes: int) -> None:
         self._batch = batch
         self._bytes_min = bytes_min
-        # What is less of the batch is extracted.
+        # A smaller share of the batch is extracted.
         self._share = 1.0 if batch.size >= row_bytes * (batch.next - batch.base) else share
         self._extracted = 0
         self._scatter: Scatter | None = None
@@ -97,7 +97,7 @@ class Parts:
         content, size = batch.content, batch.size
         if count >= self._share * total or size < self._bytes_min or not extractable(content):
             return [batch.stamp, batch.frame], rows.to_bytes((total + 7) // 8, "little"), size
-        # A Scatter costs the batch once, and is made when as much was spent on parts alone.
+        # A Scatter costs as much as the batch; it is made when extracting parts has cost as much.
         spent = self._extracted >= max(1, total >> 10, size >> 19)
         if count <= FEW_ROWS and spent and scatters(content):
             if self._scatter is None:

@@ -1,7 +1,7 @@
-"""Streams at run time: positions, hot window, who subscribes.
+"""Streams at run time: positions, the hot window, and facts about the audience.
 
-Owns what the core keeps in memory of every stream beside the durable tables. The rules:
-`next` moves only when the journal has appended; `first` only when it has trimmed; offsets are never
+Owns the facts that the core keeps in memory of every stream beside the durable tables. The rules:
+`next` moves only when the journal has appended, `first` only when it has trimmed; offsets are never
 given twice, not even by a stream in memory over a restart. Source: docs/design.md (The core and its
 shell; Journal).
 """
@@ -24,15 +24,15 @@ from malamute_py.changelog.settings import StreamSettings
 from malamute_py.changelog.tables import StreamRow
 
 NEVER = 1 << 63
-"""An end that is none."""
+"""End of a reader that has none."""
 BATCH_OVERHEAD = 2_000
-"""About what a batch in the hot window takes beside its bytes."""
+"""Bytes that a batch in the hot window takes beside its content, about."""
 HEADER_OVERHEAD = 300
-"""Bytes that each of its distinct subjects and field maps takes besides."""
+"""Bytes that each distinct subject and field map of a batch takes besides."""
 
 
 class StampedBatch(msgspec.Struct, eq=False):
-    """One appended batch in memory: the stamp, and the very frame that the producer sent."""
+    """One appended batch in memory: the stamp, and the frame as the producer sent it."""
 
     stream: Stream
     stamp: bytes
@@ -44,7 +44,7 @@ class StampedBatch(msgspec.Struct, eq=False):
 
     @property
     def memory(self) -> int:
-        """About what it takes in memory."""
+        """Bytes that the batch takes in memory, about."""
         head = self.content.head
         headers = head.subjects_count + head.fieldmaps_count
         return self.size + BATCH_OVERHEAD + HEADER_OVERHEAD * headers
@@ -122,24 +122,26 @@ class Stream:
         self.ring = ring
         self.audience = audience
         self.created_lsn = 0
-        """In ring main; a ring of its own takes nothing before this is visible."""
+        """LSN of the creation in ring main; a ring of the stream's own takes nothing before it is
+        visible."""
         self.first = facts.first if facts else 0
         self.next = facts.next if facts else 0
         self.handed = self.next
         """The next offset, counting what the journal was handed and has not answered."""
         self.coming = 0
-        """Records of atomic steps that were taken and not appended: a cursor may move to them."""
+        """Records of atomic steps that were taken and not yet appended: a cursor may move to
+        them."""
         self.visible_next = self.next
         """Offset after the newest record that no power loss can take back."""
         self.epochs: list[tuple[int, int]] = [(e, o) for e, o in facts.epochs] if facts else []
         self.last_time_ms = facts.last_time_ms if facts else 0
         self.lost_before = 0
-        """Records before were in memory only, and are gone with an earlier run of the broker."""
+        """Records before this offset were in memory only, and are gone with an earlier run."""
         self.hot: deque[StampedBatch] = deque()
         self.removed = False
         self.trim_asked = self.first
         self.pinned = NEVER
-        """Retention leaves everything from here on: a cursor pins it."""
+        """Offset from which on retention leaves all records: a cursor pins it."""
         self.ledger = Ledger(self.first, self.next, facts.bytes if facts else 0)
         self.level = 0
         self.body_kind = -1
@@ -147,7 +149,7 @@ class Stream:
         self.settle(row.settings)
 
     def settle(self, settings: StreamSettings) -> None:
-        """Take up changed settings."""
+        """Apply changed settings."""
         self.level = int(Level[settings.level.upper()])
         self.body_kind = ("blob", "list", "arrow").index(settings.body_kind or "blob")
         if not settings.body_kind:
@@ -155,7 +157,7 @@ class Stream:
 
     @property
     def settings(self) -> StreamSettings:
-        """As the change log has them."""
+        """Settings as the change log has them."""
         return self.row.settings
 
     @property
@@ -164,7 +166,7 @@ class Stream:
         return self.hot[0].base if self.hot else self.next
 
     def hot_place(self, offset: int) -> int:
-        """Place in the hot window of the batch that holds an offset, or the one after it."""
+        """Index in the hot window of the batch that holds an offset, or of the batch after it."""
         return max(0, bisect_right(self.hot, offset, key=_base) - 1)
 
     def epoch_at(self, offset: int) -> int:
@@ -177,18 +179,18 @@ class Stream:
         return found
 
     def epoch_end(self, epoch: int, tail: int) -> int:
-        """Where the records written in an epoch, or in those before it, end."""
+        """Offset at which the records of an epoch, and of those before it, end."""
         for later, first in self.epochs:
             if later > epoch:
                 return first
         return tail
 
     def position_end(self, epoch: int) -> int:
-        """Where what was a position of the stream in an epoch ends now; 0: nothing is known."""
+        """Offset at which positions of an epoch end now; 0: nothing is known of it."""
         return self.epoch_end(epoch, self.next) if epoch else self.next
 
     def begin_epoch(self, epoch: int) -> None:
-        """Note that records of this epoch begin at `next`; costs nothing the second time."""
+        """Note that records of this epoch begin at `next`; a second call costs nothing."""
         if not self.epochs or self.epochs[-1][0] != epoch:
             self.epochs.append((epoch, self.next))
 

@@ -1,11 +1,11 @@
 """The audience of a stream: which subscriptions and groups take which header.
 
-Owns the subscriptions of one stream by what they select, and what is remembered of headers that
-came before. The rules: a header is matched once a batch and, seen before, is a look-up;
-subscriptions that select the same headers share one encoding, by reference; the work for a batch is
-proportional to its headers, its selection groups and the subscriptions in them, never to all
-subscriptions; what is remembered is bounded, and forgotten when a subscription comes or goes.
-Source: docs/design.md, Speed; SPEC.md, section 5.
+Owns the subscriptions of one stream by their selection, and what is remembered of recent headers.
+The rules: a header is matched once a batch and is a look-up when it comes again; subscriptions that
+select the same headers share one encoding, by reference; the work for a batch is proportional to
+its headers, its selection groups and the subscriptions in them, never to all subscriptions; what is
+remembered is bounded, and forgotten when a subscription comes or goes. Source: docs/design.md,
+Speed; SPEC.md, section 5.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ _HEADER_WEIGHT = 8
 GROUPED_HEADERS_MAX = 8_192
 """Distinct headers of all tables whose selection groups a stream remembers."""
 TABLE_HEADERS_MAX = 256
-"""A larger table is not likely to come again: its selection groups are worked out each time."""
+"""Headers of a table from which on its selection groups are not remembered: a larger table is not
+likely to come again."""
 _NO_PATTERNS: Final = Index()
 """Index of the streams without patterns, which most streams are: one for each would take 9 KB, and
 took a quarter of a start with 10,000 streams."""
 
 
 class Matched(NamedTuple):
-    """What a stream remembers of a header."""
+    """Facts that a stream remembers of a header."""
 
     numbers: tuple[int, ...]
     """Numbers of the patterns that match the header."""
@@ -113,10 +114,11 @@ class Audience:
         self._grouped_headers = 0
         """Distinct headers of these tables."""
         self.matched: dict[Header, Matched] = {}
-        """Headers seen of late."""
+        """Recent headers, with the patterns that match them."""
         self._matched_weight = 0
         self.late: deque[LateBatch] = deque()
-        """Batches that live subscriptions get next, in order; usually none."""
+        """Batches that live subscriptions get once their headers are matched, in order; usually
+        none."""
         self.late_bases: tuple[deque[int], deque[int]] = (deque(), deque())
         """First offsets of the late batches: for readers that see everything, and for those that
         see only what is durable."""
@@ -126,8 +128,8 @@ class Audience:
         self.least_stop = NEVER
         """No live subscription stops before this offset."""
         self.wakers: tuple[list[Callable[[], None]], list[Callable[[], None]]] = ([], [])
-        """A call for each group with members, which wakes the group when there is more to read: of
-        groups that read everything, and of those that read only what is durable."""
+        """Calls that each wake a group with members when there is more to read: those of groups
+        that read everything, and those of groups that read only what is durable."""
 
     @property
     def patterns(self) -> int:
@@ -208,7 +210,7 @@ class Audience:
     # --- headers one by one ---------------------------------------------------------------------
 
     def forget(self) -> None:
-        """Forget what is remembered of headers: the subscriptions have changed."""
+        """Forget the matches and selection groups of recent headers."""
         self._groups.clear()
         self._grouped_headers = 0
         self._forget_matched()
@@ -218,7 +220,7 @@ class Audience:
         self._matched_weight = 0
 
     def match(self, header: Header) -> Matched:
-        """Find the patterns that match a header; for one that was seen of late see `matched`."""
+        """Find the patterns that match a header, and remember them in `matched`."""
         numbers = tuple(self.index.match(header.keys, header.fields))
         weight = len(numbers) + _HEADER_WEIGHT
         if (
@@ -317,7 +319,7 @@ class Audience:
 
 
 def audience_of(stream: Stream) -> Audience:
-    """The audience of a stream, of which the log knows some facts only."""
+    """The whole audience of a stream, of which the log knows some facts only."""
     audience = stream.audience
     assert isinstance(audience, Audience)
     return audience

@@ -1,9 +1,10 @@
 """Live delivery: the hot window, and the fan-out of each batch as it comes.
 
-Owns the memory of the newest batches and the step in which a live subscription takes one. The
-rules: one encoding a group, its frames shared by reference; a subscription that has no credit or no
-room for a batch that it selects goes on demand in that step, and loses nothing; what is live and
-selects nothing costs nothing. Source: docs/design.md (Speed; Flow control).
+Owns the memory of the newest batches, and the turn in which live subscriptions take a batch. The
+rules: one encoding for each selection group, its frames shared by reference; a subscription that
+has no credit or no room for a batch that it selects goes on demand in that turn, and loses nothing;
+a live subscription that selects nothing of a batch costs nothing. Source: docs/design.md (Speed;
+Flow control).
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from malamute_py.matcher import Classing
 SMALL_TABLE = 32
 """Headers of a batch that are matched in one go where no expression is looked for."""
 CAREFUL_BATCHES = 512
-"""Batches that a subscription takes one by one after an error, to find the one that it came of."""
+"""Batches that a subscription takes one by one after an error, to find the batch that caused it."""
 _MANY = 4
-"""Groups from which on the rows of all of them are looked for together."""
+"""Selection groups from which on their rows are looked for in one pass."""
 
 
 class Delivery:
-    """What leaves for live subscriptions, and how any subscription is told where it stands."""
+    """Delivery to live subscriptions, and the covers of all subscriptions."""
 
     def __init__(self, shard: Shard, links: Links, matching: Matching) -> None:
         self._shard = shard
@@ -55,12 +56,13 @@ class Delivery:
         self._share = shard.settings.extract_share
         self._matching = matching
         self.fallen: Final[deque[Subscription]] = deque()
-        """Went on demand although they may be given something: they are to have a turn."""
+        """Subscriptions that went on demand although they may be given something: each gets a
+        turn."""
 
     # --- the hot window -----------------------------------------------------------------
 
     def keep(self, batch: StampedBatch) -> None:
-        """Put a batch into the hot window; the oldest of all streams leave for it."""
+        """Put a batch into the hot window; the oldest batches of all streams leave for it."""
         self._hot.append(batch)
         batch.stream.hot.append(batch)
         self.hot_bytes += batch.memory
@@ -72,9 +74,9 @@ class Delivery:
                 hot.popleft()
 
     def forget(self, stream: Stream, before: int) -> None:
-        """Drop what lies before an offset from a stream's window.
+        """Drop batches before an offset from a stream's window.
 
-        It goes from the order of all batches when its turn comes.
+        They leave the order of all batches when their turn comes.
         """
         hot = stream.hot
         while hot and hot[0].next <= before:
@@ -107,9 +109,9 @@ class Delivery:
     def _step_back(
         self, audience: Audience, batch: StampedBatch, durable: bool, error: Exception
     ) -> None:
-        """A batch could not be given to all at once: each who was not given it takes it alone.
+        """Let each subscription that was not given a batch take it alone, after an error.
 
-        So only those go without it, by name, for whom it is that cannot be handled.
+        So only those subscriptions miss the batch, by name, for which it cannot be handled.
         """
         self._shard.erred("fan-out", error, stream=batch.stream.name, offset=batch.base)
         for sub in audience.subscriptions:
@@ -121,7 +123,7 @@ class Delivery:
             self._end_bounded(audience)
 
     def _match(self, audience: Audience, batch: StampedBatch, durable: bool) -> None:
-        """Find who selects from a batch, now or in slices, and give it to them."""
+        """Find the selection groups of a batch, now or in slices, and give them the batch."""
         content, index = batch.content, audience.index
         if index.slow or not is_quick(content) or len(content.headers()[0]) > SMALL_TABLE:
             job = audience.classing(content)
@@ -135,7 +137,7 @@ class Delivery:
         self._fan_out(audience, batch, durable, audience.groups_of_classes(content, classes))
 
     def _go_on(self, audience: Audience, job: Classing) -> None:
-        """Have the headers matched that a stream's live subscriptions wait for."""
+        """Match the headers that a stream's live subscriptions wait for in later turns."""
 
         def wanted() -> bool:
             return bool(audience.live and audience.late) and audience.late[0].job is job
@@ -148,7 +150,7 @@ class Delivery:
         )
 
     def _unmatched(self, audience: Audience, job: Classing, error: Exception) -> None:
-        """The headers of the batch that is waited for cannot be matched."""
+        """Step back from the batch that is waited for: its headers cannot be matched."""
         late = audience.late[0] if audience.late else None
         if late is not None and late.job is job:
             self._step_back(audience, late.batch, late.durable, error)
@@ -156,7 +158,7 @@ class Delivery:
             self._give_late(audience)
 
     def _put_off(self, audience: Audience, late: LateBatch) -> None:
-        """Live subscriptions get a batch later; too much of that, and they go on demand."""
+        """Put a batch off for live subscriptions; if too much waits, they go on demand."""
         batch = late.batch
         audience.late.append(late)
         audience.late_bases[late.durable].append(batch.base)
@@ -166,7 +168,7 @@ class Delivery:
         if audience.late_bytes > settings.matching_bytes_max:
             self._overtake(audience)
         if self.late_bytes > settings.hot_bytes:
-            # All together have as much as the hot window, and then some go at once.
+            # All streams together may put off as much as the hot window holds; then the largest go.
             for largest in sorted(self._late, key=_late_bytes, reverse=True):
                 if self.late_bytes <= settings.hot_bytes * 3 // 4:
                     break
@@ -177,7 +179,7 @@ class Delivery:
         self.late_bytes += size
 
     def _overtake(self, audience: Audience) -> None:
-        """Matching is too far behind: subscriptions that wait for it go on demand."""
+        """Send subscriptions that wait for matching on demand: it lags too far."""
         self._shard.counters["matching_overtaken"] += 1
         for sub in audience.subscriptions:
             if sub.live and audience.late_bases[sub.durable]:
@@ -190,16 +192,16 @@ class Delivery:
         self._late.pop(audience, None)
 
     def _matched(self, audience: Audience, job: Classing) -> None:
-        """The headers of the batch that a stream's live subscriptions wait for are matched."""
+        """Give the batch whose headers were matched, and batches after it."""
         late = audience.late[0] if audience.late else None
         if late is None or late.job is not job:
-            return  # they were not waited for
+            return  # The subscriptions did not wait for it any more.
         self._give_one_late(audience, late, job)
         self._on_time(audience)
         self._give_late(audience)
 
     def _give_late(self, audience: Audience) -> None:
-        """Give what waited for a batch that was matched in slices."""
+        """Give batches that waited for an earlier one whose headers are matched now."""
         while audience.late:
             late = audience.late[0]
             if audience.live and not self._give_one_late(audience, late, None):
@@ -209,7 +211,7 @@ class Delivery:
     def _give_one_late(self, audience: Audience, late: LateBatch, job: Classing | None) -> bool:
         """Give one batch that was put off; False: its headers are still to be matched.
 
-        job: what has matched them.
+        job: the job that has matched the headers.
         """
         content = late.batch.content
         try:
@@ -227,7 +229,7 @@ class Delivery:
         return True
 
     def _on_time(self, audience: Audience) -> None:
-        """The first of what was put off is out."""
+        """Remove the first of the batches that were put off."""
         late = audience.late.popleft()
         audience.late_bases[late.durable].popleft()
         self._count_late(audience, -late.batch.memory)
@@ -239,7 +241,7 @@ class Delivery:
     def _fan_out(
         self, audience: Audience, batch: StampedBatch, durable: bool, groups: list[SelectionGroup]
     ) -> None:
-        """Give a batch to those of its selection groups that are live."""
+        """Give a batch to the live subscriptions of its selection groups."""
         content = batch.content
         alive = unexpired(content, self._shard.now_ms)
         if (
@@ -268,7 +270,7 @@ class Delivery:
     def _scatter(
         self, batch: StampedBatch, groups: list[SelectionGroup], durable: bool
     ) -> list[SelectionGroup]:
-        """Give a few rows each to the groups that take so many; returns the other groups."""
+        """Give their rows to the groups that take a few; returns the other groups."""
         few: list[tuple[list[Subscription], list[int]]] = []
         others: list[SelectionGroup] = []
         partial = [group for group in groups if group.headers is not None]
@@ -297,9 +299,9 @@ class Delivery:
         *,
         few: bool = False,
     ) -> None:
-        """Give one encoding (None: the batch as it is) to those of a group that are live.
+        """Give one encoding (None: the batch as it is) to the live subscriptions of a group.
 
-        few: a few rows, which weigh more than their bytes.
+        few: the encoding has a few rows, which weigh more than their bytes.
         """
         next = batch.next
         if encoding is None:
@@ -375,7 +377,7 @@ class Delivery:
         sub: Subscription,
         windows: dict[tuple[int, int], Encoding | None],
     ) -> Encoding | None:
-        """The encoding for one client-time window, shared by those who have the same."""
+        """The encoding for one client-time window, shared by subscriptions that have the same."""
         window = sub.client_time
         assert window is not None
         if window not in windows:
@@ -392,7 +394,7 @@ class Delivery:
         self, sub: Receiver, next: int, frames: list[object], rows: bytes | None,
         records: int, size: int,
     ) -> None:  # fmt: skip
-        """Put frames that cover up to `next` into the outbox of each link that takes them."""
+        """Put frames that cover up to `next` into the outbox of a receiver's link."""
         link = sub.link
         self._links.say(link, Deliver(sub.number, sub.covered, next, len(frames), rows))
         link.frames += frames
@@ -410,27 +412,27 @@ class Delivery:
     # --- live and on demand --------------------------------------------------------------
 
     def fall_behind(self, sub: Subscription, position: int) -> None:
-        """What a live subscription selects at `position` it cannot take: on demand from there."""
+        """Send a live subscription on demand: it cannot take what it selects at `position`."""
         audience_of(sub.stream).go_on_demand(sub)
         sub.position = max(position, sub.covered)
         self._shard.counters["fell_behind"] += 1
         self._links.say(sub.link, Mode(sub.number, False, sub.position))
 
     def catch_up(self, sub: Subscription) -> None:
-        """A subscription stands at the tail and has credit: live from here."""
+        """Make a subscription at the tail live."""
         audience_of(sub.stream).go_live(sub)
         self._shard.counters["caught_up"] += 1
         self._links.say(sub.link, Mode(sub.number, True, sub.position))
 
     def cover(self, sub: Subscription) -> None:
-        """Tell how far a subscription has come when it has moved without a delivery."""
+        """Send COVER to a subscription that has moved without a delivery."""
         position = sub.place
         if sub.covered < position:
             self._links.say(sub.link, Cover(sub.number, sub.covered, position))
             sub.covered = position
 
     def cover_all(self, link: Link) -> None:
-        """Cover every subscription of a link that has moved."""
+        """Send COVER to every subscription of a link that has moved."""
         for sub in link.receivers.values():
             if isinstance(sub, Subscription) and sub.started and sub.covered < sub.place:
                 self.cover(sub)

@@ -1,9 +1,10 @@
-"""Serving on demand: subscriptions that are behind, in turn, as their credit allows.
+"""Serving on demand: subscriptions that lag, in turn, as their credit allows.
 
-Owns whose turn it is and which reads of history are under way. The rules: one quantum a turn, one
-read a subscription, all bounded; many of one stream have their turn together (shared_window.py); a
-subscription becomes live in the step in which its position equals the tail; what was read and found
-no credit is dropped and read again, never kept. Source: docs/design.md, Flow control.
+Owns the turns of subscriptions that are not live. The rules: one quantum a turn and one read a
+subscription, both bounded; many subscriptions of one stream have their turn together, as a cohort
+(shared_window.py); a subscription becomes live in the turn in which its position equals the tail;
+records that were read and found no credit are dropped and read again, never kept. Source:
+docs/design.md, Flow control.
 """
 
 from __future__ import annotations
@@ -52,16 +53,17 @@ from malamute_py.matcher import compile_pattern
 
 STAMP_BYTES = 96
 EXPIRY_AT = STAMP_BYTES + 56
-"""Where a stored batch states its earliest expiry."""
+"""Position of a stored batch's earliest expiry."""
 GATHERED_ROWS_MAX = 32
-"""Rows of a batch that join those of its neighbours: one by one, where extracting is by column."""
+"""Rows of a batch that join those of neighbouring batches; each is taken alone, which is slower
+than by column."""
 SPARSE_BYTES = 64 << 10
 """Bytes of one read when single records are looked for."""
 IDLE_READS_MAX = 3
 NEIGHBOURS = 65_536
-"""Records from the first of a company within which others are read for together with it."""
+"""Records from the first position of a cohort within which others join its read of history."""
 AHEAD_MAX = 4
-"""Batches that are surveyed at a time, of different streams: one may take 40 MiB."""
+"""Batches that are surveyed at one time, of different streams: one may take 40 MiB."""
 TURNS_ALONE = 16
 """Turns after which a subscription that was left out of a shared read may join one again."""
 TURN_BATCHES_MAX = 512
@@ -69,7 +71,7 @@ TURN_BATCHES_MAX = 512
 
 
 class OnDemand:
-    """The subscriptions on demand."""
+    """The subscriptions that are not live."""
 
     def __init__(self, shard: Shard, links: Links, delivery: Delivery, matching: Matching) -> None:
         self._shard = shard
@@ -82,12 +84,13 @@ class OnDemand:
         self._cohorts: dict[tuple[Stream, bool], Cohort] = {}
         """Cohorts in the queue, by stream and by whether they see only what is durable."""
         self._ahead: Final[dict[Stream, list[Subscription]]] = {}
-        """Streams of which a batch is surveyed and given to many, and who waits for the end of that
-        although it is done for others."""
+        """Streams of which a batch is surveyed for a cohort, each with the subscriptions that wait
+        until the cohort has been given its rows."""
         self._in_history: dict[Stream, dict[Subscription, None]] = {}
-        """Readers of each stream that read everything of its history: several read it together."""
+        """Subscriptions of each stream that read everything of its history: several share a
+        read."""
         self._more = shard.share()
-        """Whether this step's share of time lasts."""
+        """Whether this turn's share of time lasts."""
         settings, limits = shard.settings, shard.settings.limits
         self._gathers = (
             min(limits.batch_records_max, limits.headers_max) >= READ_ROWS_MAX + GATHERED_ROWS_MAX
@@ -97,10 +100,10 @@ class OnDemand:
         """Whether the limits let clients take a gathered batch, from the journal or from memory."""
 
     def consider(self, sub: Subscription) -> None:
-        """Something about a subscription changed: give it a turn if it can take one."""
+        """Queue a subscription for a turn if it can take something: its state has changed."""
         if sub.live or sub.queued or sub.reading or not sub.started:
             return
-        # At its end it needs no credit to be told so.
+        # A subscription at its end is told so without credit.
         if sub.able or sub.position >= sub.stop:
             sub.queued = True
             if (
@@ -120,17 +123,18 @@ class OnDemand:
             cohort.members.append(sub)
 
     def forget(self, sub: Subscription) -> None:
-        """A subscription has ended; one that waits in the queue goes when its turn comes."""
+        """Forget a subscription that has ended; the queue drops it when its turn comes."""
         self.turns.forget(sub, sub.link)
         self._leave_history(sub)
 
     def serve(self) -> None:
-        """Give turns until all are served or the step's budget is used up, one at least."""
+        """Give turns until all are served or the turn's budget is used up, one at least."""
         budget = self._shard.settings.step_bytes
         turns = self.turns
         self._more = self._shard.share()
         while budget > 0 and turns.runnable:
-            # As long as a read is free: who waits for one may have ended, or need none any more.
+            # Reads may be used up by this turn: a starved subscription may have ended, or need
+            # none.
             starved = turns.starved and turns.may_read
             sub = turns.feed() if starved else turns.queue.popleft()
             if isinstance(sub, Surveyed):
@@ -153,7 +157,7 @@ class OnDemand:
     # --- errors -----------------------------------------------------------------------------
 
     def _each_alone(self, stream: Stream, members: list[Subscription], error: Exception) -> None:
-        """Many could not be served together: each finds out for itself whether it can be."""
+        """Serve each of many subscriptions alone, since an error came of serving them together."""
         self._shard.erred("serving together", error, stream=stream.name)
         for sub in members:
             if sub.started:
@@ -162,9 +166,9 @@ class OnDemand:
                 self._again(sub)
 
     def _erred(self, sub: Subscription, error: Exception) -> None:
-        """Serving one failed: go back to what it was told, and look for the batch it came of."""
+        """Serve a subscription again batch by batch, to find the batch that an error came of."""
         if sub.careful:
-            # It came of none: of what the subscription is, and that is its link's.
+            # No batch caused the error, but the subscription itself: its link bears it.
             self._links.fail(sub.link, "serving", error, SUBSCRIBE, sub.number)
             return
         self._shard.erred(
@@ -175,13 +179,13 @@ class OnDemand:
         self._again(sub)
 
     def _again(self, sub: Subscription) -> None:
-        """Serve one again from after what it was given."""
+        """Serve a subscription again from its last cover on."""
         if not sub.live:
             sub.position = sub.covered
             self.consider(sub)
 
     def _damaged(self, sub: Subscription, base: int, next: int, error: Exception) -> None:
-        """Pass over a batch that cannot be handled for one, who is told so."""
+        """Pass over a batch that cannot be handled for one subscription, which gets GAP."""
         reason = self._shard.quarantine(
             sub.stream.name, base, next, "serving", error, link=sub.link.number,
             identity=sub.link.identity,
@@ -219,8 +223,8 @@ class OnDemand:
 
     def _past_what_is_gone(self, sub: Subscription) -> None:
         stream = sub.stream
-        # Retention may be ahead of what the disk is known to have: who is to see no more than that
-        # has no place there yet, and what is still in memory comes after all.
+        # Retention may be ahead of what is durable: the position of a durable reader stays before
+        # that, and records that are still in memory come to it after all.
         first = min(stream.first, sub.stop, sub.tail)
         lost = min(first, stream.lost_before)
         if sub.position < lost:
@@ -231,7 +235,7 @@ class OnDemand:
     # --- many in one turn -----------------------------------------------------------------
 
     def _turn_of_cohort(self, cohort: Cohort) -> int:
-        """Serve many of a stream from its hot window, or begin a read for them; bytes given."""
+        """Serve a cohort from the hot window, or begin a read for it; returns the bytes given."""
         stream, settings = cohort.stream, self._shard.settings
         key = stream, cohort.durable
         if self._cohorts.get(key) is cohort:
@@ -265,7 +269,8 @@ class OnDemand:
             batches = islice(stream.hot, place, place + TURN_BATCHES_MAX)
             window.fill(hot_batches(batches), members[0].tail, settings.step_bytes, sliced=sliced)
             given = self._share_out(members, window, window.reached)
-            # To look costs, too, whether a subscription takes something or not; new headers most.
+            # Looking costs, too, whether a subscription takes something or not; new headers cost
+            # most.
             looked = window.new * settings.step_bytes // NEW_HEADERS_MAX
             return max(given, looked, window.rows * BYTES_A_ROW)
         members = []
@@ -288,10 +293,10 @@ class OnDemand:
     def _survey(
         self, stream: Stream, members: list[Subscription], stamp: Stamp, content: Content
     ) -> None:
-        """Find in steps who of many takes what of a batch, and have that given to them.
+        """Find in steps which subscriptions take which rows of a batch; then each is given its own.
 
-        Where that is done for others of the stream, or for as many streams as it may be, they have
-        their turn after it, and what was read for them is read again.
+        If a batch of the stream, or of as many streams as may be, is surveyed already, the
+        subscriptions have their turn after that, and what was read for them is read again.
         """
         ahead = self._ahead
         for sub in members:
@@ -316,14 +321,14 @@ class OnDemand:
         self._matching.later(survey, surveyed, lambda: any(sub.started for sub in members), failed)
 
     def _release(self, stream: Stream) -> None:
-        """A surveyed batch was given: each subscription that waited for it is served on."""
+        """Serve the subscriptions that waited until a surveyed batch was given."""
         for sub in self._ahead.pop(stream):
             sub.reading = 0
             if sub.started:
                 self.consider(sub)
 
     def _turn_surveyed(self, surveyed: Surveyed) -> int:
-        """Give some of those who wait what they take of a surveyed batch; bytes given."""
+        """Give some subscriptions their rows of a surveyed batch; returns the bytes given."""
         stream, base = surveyed.stream, surveyed.stamp.base_offset
         members: list[Subscription] = []
         for sub in surveyed.take():
@@ -345,11 +350,11 @@ class OnDemand:
             self.turns.queue.append(surveyed)
         else:
             self._release(stream)
-        # Those behind have their turn in another step.
+        # The other subscriptions have their turn later.
         return self._shard.settings.step_bytes
 
     def _turns_alone(self, members: list[Subscription]) -> None:
-        """Have each its own turn, in their order, before those that wait."""
+        """Give each subscription its own turn, in this order, before those that wait."""
         for sub in reversed(members):
             sub.queued = True
             self.turns.queue.appendleft(sub)
@@ -357,8 +362,8 @@ class OnDemand:
     def _at_tail(self, sub: Subscription, *, many: bool) -> None:
         """Make a reader at the tail live, unless it is one of many whose link has much to read.
 
-        Then it stays on demand: what comes meanwhile is gathered, and it goes on when the link
-        has answered the PING that asks how far it is.
+        A reader that stays on demand goes on, with what has come by then in one gathered batch,
+        when its link has answered the PING that asks how far it has read.
         """
         link = sub.link
         if not many or link.room >= link.half:
@@ -368,12 +373,12 @@ class OnDemand:
         self, members: list[Subscription], window: SharedWindow, reached: int,
         surveyed: Surveyed | None = None,
     ) -> int:  # fmt: skip
-        """Give each of many what it selects of a window; reached: how far it goes for all.
+        """Give each subscription its selection of a window; reached: how far the window goes.
 
         surveyed: the window is one surveyed batch, and subscriptions without credit wait there.
         """
         if window.base < 0 and reached <= 0:
-            # Not even its first batch can be gathered.
+            # Not even the first batch of the window can be gathered.
             self._turns_alone(members)
             return 0
         settings = self._shard.settings
@@ -425,7 +430,7 @@ class OnDemand:
             sub.wanted = None
 
     def _gap(self, sub: Subscription, to: int, code: str, reason: str) -> None:
-        """Name the offsets from the position on that cannot be delivered."""
+        """Send GAP for the offsets from the position on that cannot be delivered."""
         self._delivery.cover(sub)
         self._links.say(sub.link, Gap(sub.number, sub.position, to, code, reason))
         self._shard.counters["gaps"] += 1
@@ -473,7 +478,7 @@ class OnDemand:
     # --- reads of history -------------------------------------------------------------------
 
     def _enter_history(self, sub: Subscription) -> int:
-        """Count one who reads everything of its stream's history; how many there are now."""
+        """Count a subscription that reads all of its stream's history; returns how many do."""
         inside = self._in_history.setdefault(sub.stream, {})
         inside[sub] = None
         return len(inside)
@@ -492,8 +497,8 @@ class OnDemand:
         plain = sub.everything and sub.client_time is None and sub.wanted is None
         shared = plain and self._enter_history(sub) > 1
         if not shared:
-            # Shared, it is read once for all who are behind, whatever room each link has; one
-            # alone would read and hold what it cannot be given.
+            # A shared read is for all subscriptions that lag, whatever room each link has; a read
+            # for one alone would bring and hold more than the subscription can be given.
             size = min(size, sub.link.room)
         if sub.wanted is not None:
             end = min(end, sub.wanted_to)
@@ -513,7 +518,7 @@ class OnDemand:
         )  # fmt: skip
 
     def _read_for_cohort(self, cohort: Cohort) -> None:
-        """Read for many what all of them are behind with."""
+        """Begin one read of history for a cohort."""
         stream, members = cohort.stream, cohort.members
         token = self.turns.begin(cohort)
         for sub in members:
@@ -527,7 +532,7 @@ class OnDemand:
         )  # fmt: skip
 
     def _answered(self, token: int) -> Subscription | Cohort | None:
-        """Return the readers that wait for a read and have not ended; frees the read's place."""
+        """Return the readers of a read that have not ended; the read is no longer under way."""
         reader = self.turns.answered(token)
         if isinstance(reader, Cohort):
             for sub in reader.members:
@@ -540,9 +545,9 @@ class OnDemand:
         return reader if reader.started else None
 
     def failed(self, answer: ReadFailed) -> None:
-        """The journal could not be read: one ends, by name; many find out each for itself who does.
+        """End a subscription whose history cannot be read; subscriptions of a cohort read alone.
 
-        The bad place may lie before or after most of them.
+        The unreadable place may lie before or after the positions of most of them.
         """
         reader = self._answered(answer.token)
         if reader is None:
@@ -564,7 +569,7 @@ class OnDemand:
         reader.owner.end(reader, answer.code)
 
     def history(self, answer: HistoryRead) -> None:
-        """The journal has read: deliver what credit still allows."""
+        """Deliver the answer of the journal as far as credit allows."""
         sub = self._answered(answer.token)
         if isinstance(sub, Cohort):
             try:
@@ -588,7 +593,7 @@ class OnDemand:
             self.consider(sub)
 
     def _note_progress(self, sub: Subscription, before: int) -> None:
-        """A read was delivered; one whom reads bring nowhere is ended."""
+        """Count reads that bring a subscription nowhere, and end it after several."""
         if sub.position > before:
             sub.idle_reads = 0
             return
@@ -598,7 +603,7 @@ class OnDemand:
             sub.owner.end(sub, "internal")
 
     def _history_of_cohort(self, cohort: Cohort, answer: HistoryRead) -> None:
-        """The journal has read for many: deliver what credit and room still allow."""
+        """Deliver the answer of the journal to a cohort as far as credit and room allow."""
         members = []
         for sub in cohort.members:
             if sub.able and not sub.live:
@@ -612,7 +617,7 @@ class OnDemand:
         lowest = min(sub.position for sub in members)
         gap = next((gap for gap in answer.gaps if gap[1] > lowest), None)
         if gap is not None and gap[0] <= lowest:
-            # What follows the gap is read again once all have been told of it.
+            # Records after the gap are read again once all subscriptions have got GAP.
             _, to, code, reason = gap
             for sub in members:
                 if sub.position < to:
@@ -622,7 +627,7 @@ class OnDemand:
             return
         if gap is not None:
             end = min(end, gap[0])
-        # Those amid what was read, and those whom it does not reach.
+        # Subscriptions with a position after the end of the answer have their own turn.
         inside = [sub for sub in members if sub.position < end]
         for sub in members:
             if not inside:
@@ -654,7 +659,7 @@ class OnDemand:
         now_ms = self._shard.now_ms
         portion = Portion(self._delivery, sub, self._shard.settings.quantum_bytes)
         gaps = list(answer.gaps)
-        # Without a window or wanted offsets nothing but an expiry can thin a batch out.
+        # Without a window or wanted offsets only an expiry can thin a batch out.
         looks = not sub.everything or sub.client_time is not None or sub.wanted is not None
         for run in answer.runs:
             if run.next:
@@ -691,7 +696,7 @@ class OnDemand:
                     portion.flush()
                 sub.position = max(sub.position, min(next, end))
                 if not sub.everything and not self._more():
-                    # What follows is read again.
+                    # The rest is read again.
                     portion.flush()
                     return
         portion.flush()
@@ -702,7 +707,7 @@ class OnDemand:
     def _gathered(
         self, sub: Subscription, portion: Portion, run: HistoryRun, gaps: list[Any], end: int
     ) -> bool:
-        """Deliver rows that the reader gathered; False: there is no credit or room for them."""
+        """Deliver rows that the journal gathered; False: there is no credit or room for them."""
         ((at, size, base, count),) = run.spans
         while gaps and gaps[0][0] <= base:
             self._name_gap(sub, portion, gaps.pop(0))
@@ -736,9 +741,10 @@ class OnDemand:
         return True
 
     def _prepared(self, sub: Subscription, base: int, content: Content) -> bool:
-        """Whether it is known, or quick to find, what a subscription selects of a batch.
+        """Whether a subscription's selection of a batch is known, or quick to find.
 
-        Else that is found in slices; the subscription has its next turn then.
+        Otherwise the selection is found in slices, and the subscription has its next turn
+        afterwards.
         """
         if sub.everything or sub.careful or not self._matching.sliced:
             return True
@@ -773,7 +779,7 @@ class OnDemand:
     def _give_part(
         self, sub: Subscription, portion: Portion, batch: StampedBatch, next: int, mask: Mask
     ) -> None:
-        """Deliver some rows of a batch: in few words where they are few."""
+        """Deliver some rows of a batch: gathered with those of other batches if they are few."""
         settings = self._shard.settings
         encoding = encoding_of(batch, mask, settings.extract_bytes_min, settings.extract_share)
         assert encoding is not None, "something was selected"
@@ -787,7 +793,7 @@ class OnDemand:
     def _name_gap(
         self, sub: Subscription, portion: Portion, gap: tuple[int, int, str, str]
     ) -> None:
-        """Tell of a gap that the reader found, after what lies before it."""
+        """Send GAP for a gap that the journal found, after the records before it."""
         first, to, code, reason = gap
         to = min(to, sub.stop)
         if to <= sub.position:

@@ -32,9 +32,9 @@ def rows_of_group(content: Content, group: SelectionGroup) -> Mask | None:
 
 
 def rows_of_groups(content: Content, groups: Sequence[SelectionGroup]) -> list[list[int]]:
-    """The rows, ascending, that each of the groups selects; none of them selects all headers.
+    """The rows, ascending, that each group selects; no group selects all headers.
 
-    One sort of the batch's rows for all of them: a mask a group would cost rows times groups.
+    The batch's rows are sorted once for all groups: masks would cost rows times groups.
     """
     headers, codes = content.headers()
     if codes is None:
@@ -69,7 +69,7 @@ def headers_chosen(subscription: Subscription, content: Content) -> Mask | None:
         if number in match(*headers[0]):
             return None
         return np.zeros(1, np.bool_)
-    # What is remembered for many is used; for one alone it is not worth the remembering.
+    # Matches that are remembered are used; for one subscription it does not pay to remember more.
     found = map(audience.matched.get, headers)
     chosen = np.fromiter(
         (

@@ -1,7 +1,7 @@
 """Subscriptions: how they begin and end.
 
-Owns SUBSCRIBE, and the end of a subscription. The rule: what a SUBSCRIBE asks for is checked whole
-before anything is changed. Source: docs/design.md, Flow control.
+Owns SUBSCRIBE, and the end of a subscription. The rule: a SUBSCRIBE is checked whole before
+anything is changed. Source: docs/design.md, Flow control.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Subscriptions:
         self._starts = starts
         self.count = 0
         self.pattern_bytes = 0
-        """Size of all patterns, as MessagePack."""
+        """Bytes of all patterns, as MessagePack."""
 
     # --- the commands -------------------------------------------------------------------
 
     def check(self, link: Link, command: Subscribe) -> tuple[str, str] | None:
-        """What speaks against a SUBSCRIBE before its stream is known: code and reason."""
+        """Check a SUBSCRIBE before its stream is known; returns code and reason of a refusal."""
         settings = self._shard.settings
         if self.count >= settings.subscriptions_max:
             return "limit", f"at most {settings.subscriptions_max} subscriptions in all"
@@ -74,13 +74,13 @@ class Subscriptions:
         return sub
 
     def _hold(self, sub: Subscription, sign: int) -> None:
-        """Count a subscription as its link's identity's, or no longer."""
+        """Count a subscription for the quotas of its link's identity. sign: -1: no longer."""
         quotas, owner = self._shard.quotas, sub.link.owner
         quotas.add(owner, "subscriptions", sign)
         quotas.add(owner, "pattern_bytes", sign * sub.pattern_bytes)
 
     def begin(self, sub: Subscription, command: Subscribe, stream: Stream) -> None:
-        """Its stream is known: file the pattern and find where it begins."""
+        """File the pattern of a subscription whose stream is known, and find its first position."""
         if sub.ended:
             return
         try:
@@ -119,7 +119,7 @@ class Subscriptions:
         )  # fmt: skip
 
     def _start(self, sub: Subscription, begin: Begin) -> None:
-        """Its position is known: tell the client, and begin."""
+        """Send SUBSCRIBED to a subscription whose position is known, and serve it."""
         stream = sub.stream
         sub.position = sub.covered = begin.next
         sub.wanted, sub.wanted_to = begin.wanted, begin.wanted_to
@@ -132,15 +132,15 @@ class Subscriptions:
             ),
         )  # fmt: skip
         if begin.rewound_from is not None:
-            # This epoch, not that of the record there: what lies before is the log as of now,
-            # and a resume that got no further must not be rewound again.
+            # The epoch is that of this run, not that of the record there: records before are in the
+            # log as of now, and a resume that got no further must not be rewound again.
             epoch = self._shard.epoch
             self._links.say(sub.link, Rewound(sub.number, begin.rewound_from, begin.next, epoch))
         self._shard.counters["subscribed"] += 1
         self._on_demand.consider(sub)
 
     def refuse(self, sub: Subscription, code: str, reason: str, retry_ms: int = 0) -> None:
-        """Refuse a subscription that was entered, and forget it, unless it has ended meanwhile."""
+        """Refuse a subscription that was entered, and forget it, unless it has ended since."""
         if sub.ended:
             return
         self._links.refuse(sub.link, SUBSCRIBE, sub.number, code, reason, retry_ms)
@@ -154,14 +154,14 @@ class Subscriptions:
             self._on_demand.consider(sub)
 
     def end(self, sub: Subscription, code: str) -> None:
-        """Say that a subscription gets nothing more, and forget it."""
+        """Send ENDED to a subscription, and forget it."""
         if sub.started:
             self._delivery.cover(sub)
         self._links.say(sub.link, Ended(sub.number, sub.covered, code))
         self._drop(sub)
 
     def link_ended(self, link: Link, subs: list[Subscription]) -> None:
-        """Forget all that a link subscribed to."""
+        """Forget all subscriptions of a link."""
         for sub in subs:
             self._drop(sub)
 

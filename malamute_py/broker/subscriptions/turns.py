@@ -1,8 +1,8 @@
-"""Turns: readers of streams that are to be served, and the reads of history under way for them.
+"""Turns: readers of streams that are to be served, and their reads of history.
 
 Owns the queue of readers, and the readers that wait for a read. The rules: the number of reads
-under way is bounded; a link with 1,000 readers in history has one read in turn with a link that has
-one. Source: docs/design.md, Flow control.
+under way is bounded; links have their reads in turn, so that a link with 1,000 readers does not
+hold up a link with one. Source: docs/design.md, Flow control.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from malamute_py.broker.links.links import Link
 from malamute_py.broker.ready import ReadRange
 
 Q = TypeVar("Q")
-"""What stands in the queue: a reader, or several that are served in one turn."""
+"""An entry of the queue: a reader, or several that are served in one turn."""
 R = TypeVar("R")
 """A reader for which a read may be under way."""
 
@@ -27,8 +27,8 @@ class Turns(Generic[Q, R]):
         self._shard = shard
         self.queue: Final[deque[Q]] = deque()
         self.starved: Final[dict[Link | None, dict[R, None]]] = {}
-        """Readers whose turn came while too many reads were under way, by link: the links have
-        their turns in the order of the dict. None: readers of several links."""
+        """Readers whose turn came while too many reads were under way, by link. The links have
+        their turns in the order of the dict; None stands for readers of several links."""
         self.queues: Final = (self.queue, self.starved)
         """While all of them are empty, no reader can be served at once."""
         self._under_way: dict[int, R] = {}
