@@ -112,7 +112,7 @@ class Group:
         self.dealt = 0
         """Small deliveries that a keyed group has made; each member has one in each batch."""
         self.moved_ms = 0
-        """When a record was acknowledged last."""
+        """Time of the last acknowledgement."""
         self.lost = 0
         """Records that were gone before a member got them."""
         self.reading = 0

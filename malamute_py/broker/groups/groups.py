@@ -309,7 +309,7 @@ class Groups:
             return
         self._come(place)
         self._take_up(stream, self._shard.queues.groups[place])
-        # A group that a power loss could take back would begin anew, perhaps at a later record.
+        # A group that a power loss could take back could begin again at a later record.
         self._answers.settle(end_lsn, partial(self._let_in, stream, place))
 
     def _let_in(self, stream: Stream, place: Place, failure: tuple[str, str] | None) -> None:

@@ -58,9 +58,9 @@ class Member(Receiver):
         self.held = 0
         """Number of records that it has and has not acknowledged."""
         self.served = 0
-        """When it was served last, counted in deliveries of the group."""
+        """Number of the group's deliveries when it was served last."""
         self.joined = 0
-        """When it joined, counted in members of the group."""
+        """Number of the members that had joined the group by then."""
         self.filed = False
         """Whether the member stands among those that may be given something."""
         self.place = NOBODY
