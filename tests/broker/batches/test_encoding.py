@@ -1,4 +1,4 @@
-"""Parts of one batch, for a taker each: the rows they are, by the way that costs least."""
+"""Parts of one batch, each for one reader: the right rows, extracted in the cheapest way."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def mask_of(rows: list[int]) -> int:
 
 @pytest.fixture
 def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """How rows were taken out, in the order of it."""
+    """Ways in which rows were extracted, in their order."""
     ways: list[str] = []
 
     def alone(*arguments: Any) -> Any:
@@ -68,7 +68,7 @@ def test_parts_are_what_each_would_be_extracted_to(ways: list[str]) -> None:
         chosen = np.isin(np.arange(ROWS), rows)
         assert tuple(frames) == extract(Stamp.unpack(batch.stamp), batch.content, chosen)
         assert (bitmap, size) == (None, len(frames[0]) + len(frames[1]))
-    # The second one that is small makes what all small ones share.
+    # The second small part makes what all small parts share.
     assert ways == ["alone", "together", "alone", "alone"]
 
 

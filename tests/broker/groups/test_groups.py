@@ -1,4 +1,4 @@
-"""Groups: shared, exclusive, keyed; who gets what, who keeps what, what is known of it."""
+"""Groups: shared, exclusive and keyed; which member gets and keeps which record."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from malamute_py.journal.layout import control_bodies
 from tests.broker.shell import Peer, Shell, offsets
 
 M = 5
-"""The members' number for their membership."""
+"""The number of each member's membership on its link."""
 MUCH = 1 << 40
 
 
@@ -77,7 +77,7 @@ def lose(shell: Shell, link: int) -> None:
 
 
 def dones(shell: Shell) -> list[GroupDone]:
-    """What the log was told of groups."""
+    """The GroupDone records of the log."""
     return [
         change
         for held in shell.rings["main"]
@@ -289,7 +289,7 @@ def test_a_member_that_joins_takes_its_share() -> None:
     assert len(got(shell, 2)) == len(got(shell, 3)) + 10 == 15
 
 
-def test_a_member_without_credit_stops_nobody() -> None:
+def test_a_member_without_credit_stops_no_other() -> None:
     shell = world()
     join(shell, 2, credit=0)
     join(shell, 3)
@@ -473,7 +473,7 @@ def test_what_a_dead_member_acknowledged_in_vain_goes_to_others() -> None:
     join(shell, 2)
     publish(shell, 5)
     join(shell, 3)
-    # Taken and not handed over yet when the link is lost.
+    # The step is taken and not handed over yet when the link is lost.
     shell.broker.receive(2, "", [wire.AckRecords(M, [(0, 3)], 4)], [], shell.now_ms)
     shell.broker.link_lost(2, shell.now_ms)
     shell.refuse["main"] = ("disk_full", "no space")
@@ -482,7 +482,7 @@ def test_what_a_dead_member_acknowledged_in_vain_goes_to_others() -> None:
     assert sorted(got(shell, 3)) == [0, 1, 2, 3, 4]
 
 
-def test_acknowledgements_that_nobody_waits_for_are_logged_together() -> None:
+def test_acknowledgements_that_no_caller_waits_for_are_logged_together() -> None:
     shell = world()
     join(shell, 2)
     for n in range(50):
@@ -498,7 +498,7 @@ def test_acknowledgements_that_nobody_waits_for_are_logged_together() -> None:
     assert got(shell, 2) == list(range(0, 200, 4))
 
 
-def test_what_nobody_waits_for_is_kept_when_the_journal_refuses_it_at_first() -> None:
+def test_what_no_caller_waits_for_is_kept_when_the_journal_refuses_it_at_first() -> None:
     shell = world()
     join(shell, 2)
     publish(shell, 4)
@@ -537,7 +537,7 @@ def test_a_step_acknowledges_what_it_transforms() -> None:
     peer = shell.send(2, *step, frames=[content])
     assert peer.last(wire.Confirm).tracker == 9
     assert info(shell)["next"] == info(shell)["logged"] == 2
-    # The same again: nothing of it happens, the publish neither.
+    # The same step again: nothing of it happens, and nothing is published.
     shell.send(2, *step, frames=[content])
     assert peer.last(wire.Refused).code == "not_held"
     assert shell.stream("out").next == 1
@@ -642,7 +642,7 @@ def exclusive(**settings: Any) -> Shell:
     return shell
 
 
-def test_an_exclusive_group_tells_its_members_who_holds() -> None:
+def test_an_exclusive_group_tells_its_members_which_one_holds() -> None:
     shell = exclusive()
     assert [one.live for one in shell.peers[2].of(wire.Mode)] == [True]
     assert [one.live for one in shell.peers[3].of(wire.Mode)] == [False]
@@ -741,7 +741,7 @@ def test_the_window_has_the_brokers_default_and_bound() -> None:
     assert info(shell)["members"][0]["returns_ms"] == shell.now_ms + 2_000
 
 
-def test_a_place_is_kept_when_nobody_else_waits_and_the_first_one_after_takes_it() -> None:
+def test_a_place_is_kept_when_no_other_member_waits_and_the_next_to_join_takes_it() -> None:
     shell = world()
     join(shell, 2, "exclusive", hold_ms=1_000)
     publish(shell, 2)
@@ -755,7 +755,7 @@ def test_a_place_is_kept_when_nobody_else_waits_and_the_first_one_after_takes_it
 
 
 def test_a_lost_holder_that_waits_already_goes_on_at_once() -> None:
-    """Its new link was there before the broker noticed that the old one was dead."""
+    """The member's new link is there before the broker notices that the old one is dead."""
     shell = world()
     for link, session in ((2, b"a" * 16), (4, b"b" * 16)):
         shell.send(link, wire.Hello((1, 1), session), identity="ann")
@@ -805,7 +805,7 @@ def test_a_key_moves_only_when_its_old_member_holds_none_of_it() -> None:
     publish(shell, len(NAMES), subject=NAMES)
     join(shell, 3, "keyed")
     publish(shell, len(NAMES), subject=NAMES)
-    # What is to move waits; what stays goes on.
+    # Records of slots that are to move wait; the others go on.
     assert got(shell, 3) == []
     stay = {NAMES[offset % 60] for offset in got(shell, 2)[60:]}
     assert 10 < len(stay) < 50
@@ -894,7 +894,7 @@ def test_records_that_were_removed_count_as_done_and_every_member_is_told() -> N
         gap = shell.peers[link].last(wire.Gap)
         assert (gap.subscription, gap.from_, gap.to, gap.code) == (M, 2, 20, "retention")
     assert [one["records"] for one in events(shell, "group_gap")] == [15]
-    # What is held is still held.
+    # Records in hand are still in hand.
     assert info(shell)["next"] == 2
     shell.send(2, wire.Credit(M, 100, MUCH))
     assert got(shell, 2) == [0, 1, 2, 3, 4, *range(20, 30)]
@@ -982,7 +982,7 @@ def test_a_read_that_brings_nothing_does_not_go_on_for_ever() -> None:
     assert [one["group"] for one in events(shell, "read_stuck")] == ["g"]
 
 
-def test_groups_without_members_while_they_waited_for_a_read_hold_up_nobody() -> None:
+def test_groups_that_lost_their_members_while_they_waited_for_a_read_hold_up_no_other() -> None:
     shell = world(read=False, reads_max=1)
     publish(shell, 10)
     shell.evict()
@@ -1003,7 +1003,7 @@ def test_a_group_that_waits_for_a_read_and_is_woken_meanwhile_reads_once_at_a_ti
     shell.evict()
     for link, group in enumerate(("first", "second", "last"), 2):
         join(shell, link, group=group)
-    # Woken while it waits for a read: it stands in both orders.
+    # The group is woken while it waits for a read: it stands in both orders.
     for link in (3, 4):
         shell.send(link, wire.Credit(M, MUCH + 1, 1 << 50))
     while shell.reads:
@@ -1055,7 +1055,7 @@ def test_what_a_power_loss_took_back_is_not_taken_for_done() -> None:
 
 
 def test_what_took_the_offsets_of_lost_records_is_not_done_however_late_that_is_found() -> None:
-    """The second start used to find a tail behind the group's position, and clamped nothing."""
+    """The second start used to find a tail before the group's position, and clamped nothing."""
     shell = world()
     shell.send(1, wire.CreateStream(1, "s", {"ring_bytes": 1 << 20}))
     shell.send(1, wire.CreateStream(2, "t", {"ring_bytes": 1 << 20}))
@@ -1066,8 +1066,8 @@ def test_what_took_the_offsets_of_lost_records_is_not_done_however_late_that_is_
     ack(shell, 2, (0, 6), level=2)
     shell.send(1, wire.MoveCursor("s", "c", 6, 5, 2))
     shell.synced_to["main"] = shell.ends["main"]
-    # What brings group and cursor back within the stream is lost with the next power loss; the
-    # records that take the offsets of the lost ones are not.
+    # The changes that clamp group and cursor are lost with the next power loss; the records that
+    # take the offsets of the lost ones are not.
     shell.restart(power_loss=True)
     shell.hello(1)
     publish(shell, 4, level=2)
@@ -1112,7 +1112,7 @@ def test_members_of_a_new_group_are_given_what_is_on_the_disk_only(kind: str) ->
     assert isinstance(ack(shell, 3, (0, 6), level=2), wire.Confirm)
 
 
-def test_somebody_waits_for_the_disk_while_a_durable_group_has_members() -> None:
+def test_a_ring_is_awaited_while_a_durable_group_has_members() -> None:
     shell = world(sync=False)
     shell.send(1, wire.CreateStream(1, "s"))
     shell.sync()

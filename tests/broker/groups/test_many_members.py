@@ -1,4 +1,4 @@
-"""Groups of many members: who is quick gets some records at a time, who is slow does not hoard."""
+"""Groups of many members: a quick member gets several records at a time, a slow one hoards none."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from malamute_py.broker.links.links import Link
 from tests.broker.shell import Shell, offsets
 
 M = 5
-"""The members' number for their membership."""
+"""The number of each member's membership on its link."""
 
 
 class Crowd:
-    """The members of one group, who acknowledge all they have when told to; credit comes back."""
+    """The members of one group, which acknowledge all they have when told to; credit comes back."""
 
     def __init__(self, members: int, credit: int = 1_000) -> None:
         self.shell = Shell()
@@ -46,7 +46,7 @@ class Crowd:
         return [offset for offset, _ in received[self._done[link] :]]
 
     def publish(self, count: int) -> int:
-        """One batch; returns in how many deliveries it went out."""
+        """Publish one batch; returns the number of deliveries in which it went out."""
         self.shell.publish(1, "s", [b"%d" % n for n in range(count)])
         deliveries = 0
         for link in self.links:
@@ -66,7 +66,7 @@ class Crowd:
             self.shell.send(link, wire.Credit(M, self._done[link] + self.credit, 1 << 50))
 
     def rounds(self, count: int, records: int, took_ms: int = 0) -> list[int]:
-        """Batches that all are answered; returns the deliveries of each."""
+        """Publish batches that are all acknowledged; returns the deliveries of each."""
         deliveries = []
         for _ in range(count):
             deliveries.append(self.publish(records))
@@ -124,7 +124,7 @@ def test_a_quick_member_that_becomes_slow_holds_a_lot_and_no_more() -> None:
     for _ in range(40):
         crowd.publish(150)
         crowd.answer(but=[slow])
-    # Its free credit is the least from then on: all others go before it.
+    # The member's free credit is the least from then on: all others go before it.
     assert 1 <= len(crowd.held(slow)) <= 150 // SPREAD_MIN
     crowd.answer()
     crowd.rounds(20, 150)
@@ -185,7 +185,7 @@ def test_a_pace_changes_little_by_little(member: Member) -> None:
 
 def test_what_the_broker_spent_on_deliveries_is_not_the_members_time(member: Member) -> None:
     for n in range(8):
-        # Each in the middle of a batch that took 100 ms to be dealt out.
+        # Each delivery lies in the middle of a batch that took 100 ms to be handed out.
         member.handed(1, 1_000 * n, 1_000 * n)
         member.acknowledged(1, 1_000 * n + 109, 1_000 * n + 1_000)
     assert 10 <= member.pace_ms < 11
@@ -217,7 +217,7 @@ def test_a_lot_is_where_dealing_and_doing_take_least(member: Member) -> None:
 
 
 def keyed(members: int, subjects: int = 3_000) -> Shell:
-    """A keyed group of link 2 over four batches of distinct subjects, with nothing given yet."""
+    """A keyed group of link 2 over four batches of distinct subjects, before any hand-out."""
     shell = Shell()
     shell.hello(1)
     shell.hello(2)
@@ -265,7 +265,7 @@ def test_a_turn_of_a_keyed_group_makes_a_bounded_number_of_deliveries() -> None:
 
 
 def test_members_that_leave_together_are_divided_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each member that left had all slots settled for each page of what it held."""
+    """For each member that left all slots were settled, for each page of what it held."""
     shell = keyed(200)
     shell.hello(3)
     shell.send(3, wire.JoinGroup(1, "st", "g", ["all"], "keyed", [0], 1_000_000, 1 << 30))

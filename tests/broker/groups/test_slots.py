@@ -1,4 +1,4 @@
-"""Slots of keyed groups: who they belong to, whoever came and went before."""
+"""Slots of keyed groups: they belong to the same members whatever members came and went before."""
 
 from __future__ import annotations
 

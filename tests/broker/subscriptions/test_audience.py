@@ -1,4 +1,4 @@
-"""The audience of a stream: what it remembers, who comes and goes."""
+"""The audience of a stream: what it remembers of headers while subscriptions come and go."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from malamute_py.broker.subscriptions.audience import audience_of
 from tests.broker.shell import Shell
 
 
-def test_what_a_stream_remembers_of_headers_is_bounded_by_those_who_match_them(
+def test_what_a_stream_remembers_of_headers_is_bounded_by_the_patterns_that_match_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("malamute_py.broker.subscriptions.audience.MATCHED_WEIGHT_MAX", 500)

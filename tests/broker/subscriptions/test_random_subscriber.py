@@ -1,7 +1,7 @@
-"""Whatever the order of credit, appends, syncs, reads and blocks: exactly the matching records.
+"""In any order of credit, appends, syncs, reads and blocks: exactly the matching records.
 
-The oracle is the list of what was published. The shell asserts on every command that the
-covers of a subscription join, and that offsets rise.
+The oracle is the list of what was published. The shell asserts on every command that the covers of
+a subscription join, and that offsets rise.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Random:
         self.answered = len(pings)
 
     def settle(self) -> None:
-        """Give everything that is missing, until nothing moves."""
+        """Let the run go on until all records have come and nothing moves."""
         while len(self.starts) < 4:
             self.subscribe(0)
         self.unblock()

@@ -1,4 +1,4 @@
-"""Many subscriptions of a stream that are behind are served together, and each gets its own."""
+"""Many subscriptions of a stream that lag are served together, and each gets its own records."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ def starving(shell: Shell, *names: str) -> dict[str, int]:
     return links
 
 
-def test_those_that_ended_while_they_waited_for_a_read_hold_up_nobody() -> None:
+def test_those_that_ended_while_they_waited_for_a_read_hold_up_no_other() -> None:
     shell = Shell(read=False, shared_read_min=4, reads_max=2)
     links = starving(shell, "first", "second", "gone", "ended", "last")
     assert len(shell.reads) == 2
@@ -323,7 +323,7 @@ def test_those_that_ended_while_they_waited_for_a_read_hold_up_nobody() -> None:
             assert offsets(shell.peers[links[name]], number) == expected(number, 200)
 
 
-def test_those_without_room_when_a_read_is_free_hold_up_nobody() -> None:
+def test_those_without_room_when_a_read_is_free_hold_up_no_other() -> None:
     shell = Shell(read=False, shared_read_min=4, reads_max=2)
     links = starving(shell, "first", "second", "slow", "slower", "last")
     shell.broker.blocked(links["slow"])
@@ -408,7 +408,7 @@ def test_those_far_ahead_do_not_wait_for_a_read_that_cannot_reach_them(
         assert offsets(peer, number) == expected(number, 2_000, 1_500 if number % 2 else 0)
 
 
-def test_a_step_ends_though_nobody_takes_anything_of_what_it_looks_through() -> None:
+def test_a_turn_ends_though_no_subscription_takes_anything_of_what_it_looks_through() -> None:
     shell = Shell(step_bytes=10_000)
     shell.hello(1)
     publish(shell, 10)
