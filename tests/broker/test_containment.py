@@ -290,12 +290,12 @@ def test_a_group_passes_over_a_batch_that_it_cannot_handle_by_name(
         monkeypatch.setattr(GroupSelection, "of_table", fails_on(b"bad", GroupSelection.of_table))
         monkeypatch.setattr(group, "unexpired", fails_on(b"bad", rows.unexpired))
     else:
-        right = encoding.Parts.frames
+        right = encoding.PartEncodings.frames
 
-        def frames(self: encoding.Parts, mask: int) -> Any:
+        def frames(self: encoding.PartEncodings, mask: int) -> Any:
             return fails_on(b"bad", lambda _: right(self, mask))(self._batch)
 
-        monkeypatch.setattr(encoding.Parts, "frames", frames)
+        monkeypatch.setattr(encoding.PartEncodings, "frames", frames)
     for body in (b"1", b"bad", b"3"):
         shell.publish(1, "s", [body] * 4, subject=["a", "b", "c", "d"])
     got = [body for link in (2, 3) for body in bodies(shell.peers[link], 1)]

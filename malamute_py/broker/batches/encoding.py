@@ -72,7 +72,7 @@ def encoding_of(
     return Encoding(batch, mask, selected, extracts)
 
 
-class Parts:
+class PartEncodings:
     """Encodings of parts of one batch, each for one reader.
 
     row_bytes: rows of at least this mean size are extracted whatever their share of the batch.

@@ -65,7 +65,7 @@ class Acknowledgements:
         group, member, picked = self._picked(link, command)
         if command.again_ms >= 0:
             raise BrokerRefused(
-                "unsupported", "who wants records again says so alone: that is not in the log"
+                "unsupported", "a step cannot want records again: a step is logged, and that is not"
             )
         return self._leaving(group, member, picked)
 

@@ -23,13 +23,13 @@ from typing import Final
 from malamute_protocol.commands import Gap
 from malamute_protocol.content import Content
 from malamute_protocol.stamp import STAMP_BYTES
-from malamute_py.broker.batches.encoding import Parts
+from malamute_py.broker.batches.encoding import PartEncodings
 from malamute_py.broker.batches.rows import unexpired
 from malamute_py.broker.context import Shard
 from malamute_py.broker.groups.group import DEALS_AT_ONCE, Group
 from malamute_py.broker.groups.member import Member
 from malamute_py.broker.groups.progress import Progress
-from malamute_py.broker.groups.selection import Looked, slot_of
+from malamute_py.broker.groups.selection import PreparedHeaders, slot_of
 from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.stream import StampedBatch, Stream
 from malamute_py.broker.ready import HistoryRead, ReadFailed, ReadRange
@@ -38,7 +38,7 @@ from malamute_py.broker.structures.bitmaps import bits_of_rows
 from malamute_py.broker.structures.timers import Timers
 from malamute_py.broker.subscriptions.live import Delivery
 from malamute_py.broker.subscriptions.matching import MATCHING, Choosing, Matching, is_quick
-from malamute_py.broker.subscriptions.turns import Turns
+from malamute_py.broker.subscriptions.turns import IDLE_READS_MAX, Turns
 
 TURN_BATCHES_MAX: Final = 256
 """Batches that one turn looks at, selected or not: some 4 ms when each has one record."""
@@ -48,7 +48,6 @@ READ_DEALS_MAX: Final = 2 * DEALS_AT_ONCE
 """Small deliveries that a keyed group makes of one read, at most."""
 DEAL_BYTES: Final = 32 << 10
 """Weight of a small delivery of a keyed group in a step's budget, however few bytes it has."""
-IDLE_READS_MAX: Final = 3
 HELD_UP_MS: Final = 30_000
 """Time that a group may stand without reading further before its operator is told."""
 EXTRACT_ROW_BYTES: Final = 512
@@ -214,7 +213,9 @@ class GroupReader:
                     return 0
         given = 0
         settings = self._shard.settings
-        parts = Parts(batch, settings.extract_bytes_min, settings.extract_share, EXTRACT_ROW_BYTES)
+        parts = PartEncodings(
+            batch, settings.extract_bytes_min, settings.extract_share, EXTRACT_ROW_BYTES
+        )
         for member, rows in group.divided(batch, bits):
             given += self._deliver(group, batch, parts, member, rows)
         return given
@@ -240,14 +241,16 @@ class GroupReader:
         number_of = None if group.slots is None else slot_of
         job = Choosing(selection.predicate, content, number_of, reading)
         if self._matching.run(job):
-            selection.prepared = Looked(batch.base, job.chosen, job.numbers, content.table)
+            selection.prepared = PreparedHeaders(batch.base, job.chosen, job.numbers, content.table)
             return True
         group.reading = MATCHING
 
         def matched() -> None:
             group.reading = 0
             if not group.gone:
-                selection.prepared = Looked(batch.base, job.chosen, job.numbers, content.table)
+                selection.prepared = PreparedHeaders(
+                    batch.base, job.chosen, job.numbers, content.table
+                )
                 self.wake(group)
 
         def failed(error: Exception) -> None:
@@ -260,7 +263,7 @@ class GroupReader:
         return False
 
     def _deliver(
-        self, group: Group, batch: StampedBatch, parts: Parts, member: Member, rows: int
+        self, group: Group, batch: StampedBatch, parts: PartEncodings, member: Member, rows: int
     ) -> int:
         """Put rows of a batch into a member's outbox; returns the bytes given."""
         # The frames come first: rows would stay in the member's hands if frames() raised.

@@ -23,7 +23,7 @@ TABLES_MAX: Final = 256
 """Header tables for which a group remembers the selected headers and their slots."""
 
 
-class Looked(NamedTuple):
+class PreparedHeaders(NamedTuple):
     """The headers of one batch that a group selects, found in slices."""
 
     base: int
@@ -48,7 +48,7 @@ class GroupSelection:
         self.predicate = compiled.matches
         self.slow = compiled.slow
         self._keyed = keyed
-        self.prepared: Looked | None = None
+        self.prepared: PreparedHeaders | None = None
         self._seen: dict[Any, tuple[Any, Any]] = {}
         """Header table -> (headers chosen or None for all, slots of its headers)."""
 

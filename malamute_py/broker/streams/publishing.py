@@ -17,6 +17,7 @@ from typing import Any
 from malamute_protocol.commands import Publish
 from malamute_protocol.content import BODY_KINDS
 from malamute_protocol.errors import BatchError, BrokerRefused
+from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.confirms import DEFAULT, LEVEL_NAMES, NONE, STORED, SYNCED, Confirms
@@ -34,7 +35,6 @@ from malamute_py.broker.streams.producers import FORGOTTEN, Pending, Producers, 
 from malamute_py.changelog.records import ProducersForgotten, StreamEdited
 
 PUBLISH = 10
-STAMP_BYTES = 96
 TIME_AT = 56
 """Byte position of the append time in a stamp."""
 _TIME = Struct("<q")

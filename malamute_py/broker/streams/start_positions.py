@@ -191,7 +191,7 @@ def _parse(start: Sequence[Any]) -> tuple[int, tuple[Any, ...]]:
             # end.
             nested = otherwise[0] if isinstance(otherwise, list | tuple) and otherwise else None
             if nested in (StartKind.LAST_PER_SUBJECT, StartKind.CURSOR):
-                raise BrokerRefused("bad_start", f"no start of kind {nested} behind a cursor")
+                raise BrokerRefused("bad_start", f"no start of kind {nested} in place of a cursor")
             _parse(otherwise)
         if rest and isinstance(rest[0], str):
             return kind, (rest[0], otherwise)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -20,6 +20,7 @@ import numpy as np
 from malamute_protocol.content import Content
 from malamute_protocol.header import TABLE_BYTES_MAX, Header, HeaderTable, TableReading
 from malamute_protocol.limits import UNCHECKED
+from malamute_py.broker.batches.rows import Mask
 from malamute_py.broker.context import Shard, always
 from malamute_py.matcher.kinds import Predicate
 
@@ -34,7 +35,6 @@ MATCHING: Final = -1
 
 
 Failed: TypeAlias = Callable[[Exception], None]
-Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 
 
 class Job(Protocol):
@@ -44,7 +44,7 @@ class Job(Protocol):
         """Go on until all is done (True) or `more`, asked after each step, says no."""
 
 
-class Reading:
+class SharedReading:
     """The reading of a large header table, shared by all readers that need the table."""
 
     __slots__ = ("__weakref__", "table")
@@ -53,7 +53,7 @@ class Reading:
         self.table = table
 
 
-class Prepared(NamedTuple):
+class PreparedRows(NamedTuple):
     """The rows of one batch that a subscription selects, found in slices."""
 
     base: int
@@ -70,7 +70,7 @@ class Choosing:
         matches: Predicate,
         content: Content,
         number_of: Callable[[Header], int] | None = None,
-        reading: Reading | None = None,
+        reading: SharedReading | None = None,
     ) -> None:
         """number_of: another question about each header. reading: kept for other readers."""
         self._reading = reading
@@ -130,7 +130,9 @@ class Matching:
         self._left = self._share
         self.sliced = self._meter is not None
         """Whether there is a meter: without one everything is matched at once."""
-        self._readings: WeakValueDictionary[tuple[bytes, int], Reading] = WeakValueDictionary()
+        self._readings: WeakValueDictionary[tuple[bytes, int], SharedReading] = (
+            WeakValueDictionary()
+        )
         """The readings of large header tables, by stream and the batch's first offset."""
 
     def refill(self) -> None:
@@ -149,7 +151,7 @@ class Matching:
         reading = content.reading(self._shard.settings.limits)
         return reading is None or self._run(reading, self._left)
 
-    def reading(self, uuid: bytes, base: int, content: Content) -> Reading | None:
+    def reading(self, uuid: bytes, base: int, content: Content) -> SharedReading | None:
         """The reading of a batch's large header table, one for all readers.
 
         None: the table is quick to read, or was read.
@@ -157,7 +159,7 @@ class Matching:
         own = content.reading(UNCHECKED, outlined=False)
         if own is None:
             return None
-        shared = self._readings.setdefault((uuid, base), Reading(own))
+        shared = self._readings.setdefault((uuid, base), SharedReading(own))
         content.adopt(shared.table)
         return shared
 

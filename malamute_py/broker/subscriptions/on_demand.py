@@ -19,7 +19,7 @@ from pyroaring import BitMap
 from malamute_protocol.commands import Gap
 from malamute_protocol.content import Content
 from malamute_protocol.gather import BYTES_A_ROW, gatherable
-from malamute_protocol.stamp import Stamp
+from malamute_protocol.stamp import STAMP_BYTES, Stamp
 from malamute_py.broker.batches.encoding import encoding_of
 from malamute_py.broker.batches.rows import Mask
 from malamute_py.broker.context import Shard
@@ -33,7 +33,7 @@ from malamute_py.broker.subscriptions.matching import (
     MATCHING,
     Choosing,
     Matching,
-    Prepared,
+    PreparedRows,
     is_quick,
 )
 from malamute_py.broker.subscriptions.portion import READ_ROWS_MAX, Portion
@@ -48,10 +48,9 @@ from malamute_py.broker.subscriptions.shared_window import (
     stored_batches,
 )
 from malamute_py.broker.subscriptions.subscription import SUBSCRIBE, Subscription
-from malamute_py.broker.subscriptions.turns import Turns
+from malamute_py.broker.subscriptions.turns import IDLE_READS_MAX, Turns
 from malamute_py.matcher import compile_pattern
 
-STAMP_BYTES = 96
 EXPIRY_AT = STAMP_BYTES + 56
 """Position of a stored batch's earliest expiry."""
 GATHERED_ROWS_MAX = 32
@@ -59,7 +58,6 @@ GATHERED_ROWS_MAX = 32
 than by column."""
 SPARSE_BYTES = 64 << 10
 """Bytes of one read when single records are looked for."""
-IDLE_READS_MAX = 3
 NEIGHBOURS = 65_536
 """Records from the first position of a cohort within which others join its read of history."""
 AHEAD_MAX = 4
@@ -758,14 +756,14 @@ class OnDemand:
         reading = self._matching.reading(sub.stream.uuid, base, content)
         job = Choosing(compile_pattern(sub.pattern).matches, content, reading=reading)
         if self._matching.run(job):
-            sub.prepared = Prepared(base, job.rows, content.table)
+            sub.prepared = PreparedRows(base, job.rows, content.table)
             return True
         sub.reading = MATCHING
 
         def matched() -> None:
             sub.reading = 0
             if sub.started:
-                sub.prepared = Prepared(base, job.rows, content.table)
+                sub.prepared = PreparedRows(base, job.rows, content.table)
                 self.consider(sub)
 
         def failed(error: Exception) -> None:

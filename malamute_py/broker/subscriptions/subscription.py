@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from malamute_py.broker.log.stream import Stream
-    from malamute_py.broker.subscriptions.matching import Prepared
+    from malamute_py.broker.subscriptions.matching import PreparedRows
 
 VISIBILITIES: Final = ("live", "durable", "committed")
 
@@ -86,7 +86,7 @@ class Subscription(Receiver):
         """Token of the one read of history that is under way; 0: none."""
         self.idle_reads = 0
         """Consecutive reads that brought it nowhere."""
-        self.prepared: Prepared | None = None
+        self.prepared: PreparedRows | None = None
         self.plain = False
         """Whether it takes batches as its selection group does: no window, no end, not always
         whole."""

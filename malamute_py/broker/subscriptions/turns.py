@@ -14,6 +14,9 @@ from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link
 from malamute_py.broker.ready import ReadRange
 
+IDLE_READS_MAX: Final = 3
+"""Consecutive reads that bring a reader nowhere after which it is ended."""
+
 Q = TypeVar("Q")
 """An entry of the queue: a reader, or several that are served in one turn."""
 R = TypeVar("R")

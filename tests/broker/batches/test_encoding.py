@@ -13,7 +13,7 @@ from malamute_protocol.encode import encode
 from malamute_protocol.extract import Scatter, extract
 from malamute_protocol.stamp import Stamp
 from malamute_py.broker.batches import encoding
-from malamute_py.broker.batches.encoding import FEW_ROWS, Parts
+from malamute_py.broker.batches.encoding import FEW_ROWS, PartEncodings
 from malamute_py.broker.log.stream import StampedBatch
 from tests.broker.shell import Shell
 
@@ -33,8 +33,8 @@ def batch_of(rows: int, size: int, **options: Any) -> StampedBatch:
     return StampedBatch(shell.stream("s"), stamp, frame, Content(frame), 70, 70 + rows, total)
 
 
-def parts_of(batch: StampedBatch) -> Parts:
-    return Parts(batch, 4_096, 0.25, 512)
+def parts_of(batch: StampedBatch) -> PartEncodings:
+    return PartEncodings(batch, 4_096, 0.25, 512)
 
 
 def mask_of(rows: list[int]) -> int:
