@@ -1,7 +1,7 @@
 """Administration of the broker: facts about it, its links, and their end.
 
-Owns the commands about the whole broker that a RESULT answers. The rule: whatever is listed is
-bounded. Source: SPEC.md, section 4; docs/design.md, Safety.
+Owns the commands about the whole broker that a RESULT answers. The rule: each list is bounded.
+Source: SPEC.md, section 4; docs/design.md, Safety.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Administration:
         self._answers = answers
 
     def broker_info(self, link: Link, command: BrokerInfo) -> None:
-        """Facts about the broker; where its data lies only for one that may administrate."""
+        """Answer with facts about the broker; administrators are also told where its data lies."""
         shard = self._shard
         facts = dict(shard.settings.facts())
         if not shard.settings.permit(link.owner, "admin", "broker"):
@@ -55,7 +55,7 @@ class Administration:
         )  # fmt: skip
 
     def list_links(self, link: Link, command: ListLinks) -> None:
-        """The links, at most a page of them; only to whom may administrate."""
+        """Answer with a page of the links, for administrators only."""
         if not self._shard.settings.permit(link.owner, "admin", "links"):
             self._answers.refuse(link, command, "forbidden", "you may not list links")
             return
@@ -64,7 +64,7 @@ class Administration:
         self._answers.result(link, command, {"links": page, "more": len(self._links) > limit})
 
     def kick(self, link: Link, command: Kick) -> None:
-        """End another link."""
+        """End another link, for administrators only."""
         if not self._shard.settings.permit(link.owner, "admin", "links"):
             self._answers.refuse(link, command, "forbidden", "you may not end links")
             return

@@ -1,8 +1,8 @@
 """Commands that change something, alone or as parts of one atomic step.
 
-Owns the way from such a command to a step: what is checked in which order, and the one answer. The
-rules: a command outside ATOMIC is a step of one part; a key that was taken before is confirmed
-again and nothing of it happens twice; whatever one part is refused for refuses them all, and what
+Owns the way from such a command to a step: the order of the checks, and the one answer. The rules:
+a command outside ATOMIC is a step of one part; a step whose key was taken before is confirmed
+again, and nothing of it happens twice; the reason that refuses one part refuses all parts, and what
 the others had reserved is free again. Source: SPEC.md, section 4.8; docs/design.md, Queues and the
 checkpoint.
 """
@@ -33,16 +33,16 @@ Prepare: TypeAlias = Callable[[Link, Any, Any], Part]
 
 ATOMIC: Final = 66
 ADDING: Final = (wire.Send, wire.Request, wire.Publish)
-"""Commands that bring more than they take away: the first to wait when the log is full."""
+"""Commands that bring more than they take away: they are the first to wait when the log is full."""
 KEYED: Final = (wire.Send, wire.Request)
-"""Commands whose key the log keeps with what they put."""
+"""Commands whose key the log keeps with what they put into a mailbox or queue."""
 ENDING: Final = (wire.Reply, wire.AckWork)
-"""Commands whose key the log keeps beside what they end."""
+"""Commands whose key the log keeps beside the end of the work that they name."""
 _HAVE_KEYS: Final = frozenset((*KEYED, *ENDING))
 
 
 class Intake:
-    """Takes what changes something."""
+    """Takes the commands that change something."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Intake:
         again: Callable[[Link, wire.Request], None],
         answers: Answers,
     ) -> None:
-        """together: those that differ when they are a part of several.
+        """together: preparations that differ when the command is one of several parts.
 
         again: called with a REQUEST whose key was taken before.
         """
@@ -70,9 +70,9 @@ class Intake:
         self._again = again
         self._answers = answers
         self.lost = ""
-        """Why there are no queues, and so no steps; "": they are there."""
+        """Reason that there are no queues, and so no steps; "": there are queues."""
         self.kinds = frozenset(self._prepares)
-        """Commands that are steps of their own."""
+        """Handlers of the commands that are steps of their own."""
 
     # --- alone -----------------------------------------------------------------------------
 
@@ -117,16 +117,16 @@ class Intake:
             raise BrokerRefused("queues_lost", self.lost)
 
     def _taken_before(self, link: Link, command: Any, key: tuple[str, bytes], size: int) -> bool:
-        """Whether this is a retry of what was taken; its answer is on its way then.
+        """Whether a step is a retry of one that was taken; its answer is on its way then.
 
-        To be asked before anything that may let it wait: who is refused may take it for not
-        taken, and send it anew under another key. Raises BrokerRefused.
+        The question comes before all that may let the step wait: a client that is refused may take
+        the step for not taken, and send it anew under another key. Raises BrokerRefused.
         """
         self._steps.check_ring()
         return self._steps.known(key, self._waiter(link, command, size, SYNCED))
 
     def _waiter(self, link: Link, command: Any, size: int, default: int) -> Waiter | None:
-        """Return what is to be told; None when no answer is wanted. Raises BrokerRefused."""
+        """Return the waiter for a confirm; None: no answer is wanted. Raises BrokerRefused."""
         level = command.level or default
         if level not in (NONE, STORED, SYNCED):
             name = LEVEL_NAMES.get(level, str(level))
@@ -134,10 +134,10 @@ class Intake:
         if not command.tracker:
             return None
         if level == NONE and not command.level:
-            # The best that memory can: it is told, and it is told that it is none.
+            # Memory cannot do better than this: the confirm says so by its level.
             level = STORED
         number = NUMBERS[type(command)]
-        # What is never confirmed is nothing that its sender could wait for.
+        # A step that is never confirmed takes nothing of the sender's window.
         return Waiter(
             link, command.tracker, level, 0 if level == NONE else size, command=number,
             patient=type(command) is wire.Reply and command.patient,
@@ -177,7 +177,7 @@ class Intake:
         if not missing:
             self._take(link, command, parts)
             return
-        # While it waits it is held in memory: the window counts it like what was taken.
+        # While the step waits it is held in memory: the window counts it like a taken one.
         link.unconfirmed_bytes += size
         self._with_streams(link, command, parts, missing, 0, size)
 
@@ -207,9 +207,10 @@ class Intake:
         at: int,
         size: int,
     ) -> None:
-        """First use creates streams, one after the other, before the step is taken."""
+        """Create streams that the step is the first to use, one by one, and take the step."""
         while at < len(missing) and self._catalogue.get(missing[at]) is not None:
-            # Others have created it meanwhile: a call for each would be as deep as they are many.
+            # Another step has created this stream meanwhile: the loop goes on without a call, since
+            # a chain of calls would be as deep as the streams are many.
             at += 1
         if at == len(missing):
             link.unconfirmed_bytes -= size
@@ -245,7 +246,8 @@ class Intake:
                 return
             metered = link.usage.metered and any(isinstance(part, ADDING) for part, _ in parts)
             if metered:
-                # Once for all of them: a part in debt by those before it would never be taken.
+                # The rate is checked once for all parts: a part in debt by earlier ones would never
+                # be taken.
                 self._shard.quotas.check_rate(link.usage)
             for place, (part, frame) in enumerate(parts, 1):  # noqa: B007
                 made = self._prepare(link, part, frame, keys)
@@ -257,7 +259,7 @@ class Intake:
                 prepared.append(made)
         except BrokerRefused as error:
             _undo(prepared, error)
-            # A step of one part is that part to the caller: a cursor that moves, say.
+            # A step of one part, such as a cursor that moves, answers the caller as that part does.
             several = place and len(parts) > 1
             name = f"part {place} ({type(parts[place - 1][0]).__name__}): " if several else ""
             self._answers.refuse(link, command, error.code, name + error.reason, error.retry_ms)
@@ -270,12 +272,13 @@ class Intake:
             adding = zip(parts, prepared, strict=True)
             _spend(link, [made for (part, _), made in adding if isinstance(part, ADDING)])
         if command.key:
-            # A part of its own: some of the others make their changes anew when they are based.
+            # The key is a part of its own: some of the others make their changes anew when they are
+            # based.
             prepared.append(Part([StepTaken(link.holder, command.key, self._shard.now_ms)]))
         self._steps.take(prepared, waiter, key, reserved=True)
 
     def _prepare(self, link: Link, part: Command, frame: Any, keys: set[tuple[str, bytes]]) -> Part:
-        """One part of a step. keys: those that the step has until now."""
+        """Prepare one part of a step. keys: those that the step has until now."""
         if isinstance(part, wire.Publish):
             return self._publishing.prepare(link, part, frame, self._catalogue.get(part.stream))
         made = self._together[type(part)](link, part, frame)
@@ -289,23 +292,23 @@ class Intake:
 
 
 def _spend(link: Link, parts: Sequence[Part]) -> None:
-    """Take what parts bring off their sender's rate."""
+    """Take the messages and bytes of parts off their sender's rate."""
     for part in parts:
         if part.content is not None:
             link.usage.spend(part.content.head.count, content_size(part.content))
 
 
 def _undo(prepared: Sequence[Part], error: BrokerRefused) -> None:
-    """Give back what the parts of a step that is refused had reserved."""
+    """Give back what the parts of a refused step had reserved."""
     for part in reversed(prepared):
         part.undo(error.code, error.reason, error.retry_ms)
 
 
 def window_bytes(frame: Any) -> int:
-    """What a content, if there is one, takes of its sender's window."""
+    """Bytes of its sender's window that a content takes; 0 without one."""
     return 0 if frame is None else STAMP_BYTES + len(memoryview(frame))
 
 
 def _awaited(command: Any) -> bool:
-    """Whether a confirm is wanted of it."""
+    """Whether a command wants a confirm."""
     return bool(command.tracker) and command.level != NONE

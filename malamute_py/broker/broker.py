@@ -1,8 +1,8 @@
 """The broker core: commands in, a Ready out.
 
-Owns the table from commands to what handles them, and the order of a step. The rules: nothing that
-a peer sends raises; a malformed message costs the peer its link and no other peer anything; no
-socket, clock, thread, environment or randomness of its own. Source: docs/design.md, The core and
+Owns the table of the handlers of commands, and the order of a turn. The rules: nothing that a peer
+sends raises; a malformed message costs the peer its link and no other peer anything; the core has
+no socket, clock, thread, environment or randomness of its own. Source: docs/design.md, The core and
 its shell; SPEC.md, sections 3 and 4.
 """
 
@@ -54,29 +54,31 @@ from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.broker.streams.recovery import recover, recover_queues
 from malamute_py.broker.streams.retention import Retention
 from malamute_py.broker.streams.start_positions import Starts
+from malamute_py.broker.subscriptions.audience import Audience
 from malamute_py.broker.subscriptions.live import Delivery
 from malamute_py.broker.subscriptions.matching import Matching
-from malamute_py.broker.subscriptions.on_demand import Serving
+from malamute_py.broker.subscriptions.on_demand import OnDemand
 from malamute_py.broker.subscriptions.subscriptions import Subscriptions
 from malamute_py.changelog.records import Change, ProducerOpened, ProducersForgotten, StreamRemoved
 from malamute_py.changelog.snapshots import PackedSnapshot, encode_snapshot
 from malamute_py.changelog.tables import Tables
 
 ANSWERED: Final = frozenset(kind for kind in NUMBERS if "request" in kind.__struct_fields__)
-"""Commands that a RESULT answers: its size is bounded, and how many wait is too."""
+"""Commands that a RESULT answers: a RESULT is bounded in size, and the waiting ones in number."""
 NUMBERS_SHIFT: Final = 28
-"""Where the log was not closed in order, numbers of messages go on at epoch << 28: after all that
-an earlier run gave, and below 2^53 for as many starts as a broker will see."""
+"""Where the log was not closed in order, numbers of messages go on at epoch << 28: after all
+numbers of earlier runs, and below 2^53 for as many starts as a broker will see."""
 UNSYNCED_NUMBERS: Final = 1 << 20
-"""Numbers that are skipped at least after those that are left, where there are more of them."""
+"""Numbers that are skipped, at least, after the newest one that is left."""
 _BESIDE_ACKS: Final = frozenset({wire.Request, wire.Reply, wire.AckWork})
-"""What acknowledgements of mail may be put off behind: a SEND would find the mailbox full."""
+"""Commands after which acknowledgements of mail may be taken; a SEND would find its mailbox
+full."""
 PUBLISHING_MAX: Final = 1_000
-"""Streams of a link that need no look-up at a PUBLISH."""
+"""Streams of a link for which a PUBLISH needs no look-up."""
 
 
 class Broker:
-    """One core. See ready.py for what the shell owes it."""
+    """One core; ready.py has the contract with its shell."""
 
     def __init__(
         self,
@@ -93,7 +95,7 @@ class Broker:
         self._links = Links(shard)
         self._producers = Producers(epoch)
         tables = recover(state, self._producers, settings.producer_batches_max)
-        self._catalogue = Catalogue(shard, tables, dict(state.rings))
+        self._catalogue = Catalogue(shard, tables, dict(state.rings), Audience)
         self._confirms = Confirms(self._links)
         self._matching = Matching(shard)
         self._delivery = Delivery(shard, self._links, self._matching)
@@ -110,7 +112,7 @@ class Broker:
         )  # fmt: skip
         self._publishing.steps = self._catalogue.steps = self._steps
         self._catalogue.publishing = self._publishing
-        self._serving = Serving(shard, self._links, self._delivery, self._matching)
+        self._on_demand = OnDemand(shard, self._links, self._delivery, self._matching)
         starts = Starts(shard)
         self._bodies = Bodies(shard)
         answers = Answers(shard, self._links, self._when_visible)
@@ -125,7 +127,7 @@ class Broker:
             self._matching, answers,
         )  # fmt: skip
         self._subscriptions = Subscriptions(
-            shard, self._links, self._delivery, self._serving, starts
+            shard, self._links, self._delivery, self._on_demand, starts
         )
         self._administration = Administration(
             shard, self._links, self._catalogue, self._producers, answers
@@ -142,25 +144,26 @@ class Broker:
                 wire.Reply: self._services.prepare_reply,
                 wire.AckWork: self._services.prepare_ack,
                 wire.MoveCursor: self._cursors.prepare_move,
-                wire.AckRecords: self._groups.prepare_ack,
+                wire.AckRecords: self._groups.acknowledgements.prepare,
             },
             together={
                 wire.Reply: partial(self._services.prepare_reply, together=True),
-                wire.AckRecords: self._groups.prepare_ack_together,
+                wire.AckRecords: self._groups.acknowledgements.prepare_together,
             },
             again=self._services.request_again,
             answers=answers,
         )  # fmt: skip
         self._retention = Retention(shard)
         self._acks: list[tuple[Link, wire.AckMail]] = []
-        """Acknowledgements that no caller waits for, taken when nothing else is left to do."""
+        """Acknowledgements that no caller waits for: they are taken when nothing else is left to
+        do."""
         self._ahead = False
-        """Header tables of a message that waits are still to be read in steps."""
+        """Whether header tables of a message that waits are still to be read in steps."""
         self._queues: Final = (
-            self._matching.queue, self._delivery.fallen, *self._serving.queues,
-            *self._groups.queues, *self._services.queues, *self._mail.queues,
+            self._matching.queue, self._delivery.fallen, *self._on_demand.turns.queues,
+            *self._groups.reader.turns.queues, *self._services.queues, *self._mail.queues,
         )  # fmt: skip
-        """Where all that can be done at once lies: while they are empty no part is asked."""
+        """All queues of runnable work: while they are empty no part is asked."""
         self._handlers = self._table()
         self._handling: Command | None = None
         """The command that is being handled, of the message that is being received."""
@@ -170,7 +173,7 @@ class Broker:
             self._lose_queues(state.queues_lost, starts)
 
     def _table(self) -> dict[type[Command], Callable[[Link, Any], None]]:
-        """What handles each command, apart from PUBLISH; the state of the link was looked at."""
+        """Return the handlers of all commands but PUBLISH; the link's state was checked before."""
         administration, streams = self._administration, self._stream_admin
         return {
             wire.Hello: self._links.hello,
@@ -198,9 +201,9 @@ class Broker:
         }
 
     def _lose_queues(self, reason: str, starts: Starts) -> None:
-        """Refuse whatever needs mailboxes, services, cursors, groups or keys: they are lost.
+        """Refuse all commands that need mailboxes, services, cursors, groups or keys.
 
-        Nothing of them may be changed until the operator has said what is to become of them.
+        They are lost; none may be changed until the operator has decided what becomes of them.
         """
         self._intake.lost = starts.lost = reason
         for part in (self._mail, self._services, self._cursors, self._groups):
@@ -215,9 +218,9 @@ class Broker:
 
     @property
     def unseen(self) -> dict[str, dict[int, int]]:
-        """Ring -> stream -> next offset, of streams of which damage left their rings nothing.
+        """For each ring the next offset of each stream of which damage left the ring nothing.
 
-        The shell has each ring go on there: a later start may know nothing of the damage.
+        The shell lets each ring go on there: a later start may know nothing of the damage.
         """
         return self._catalogue.unseen
 
@@ -228,7 +231,7 @@ class Broker:
 
     @property
     def gauges(self) -> dict[str, int]:
-        """How much there is of what comes and goes."""
+        """Counts of objects that come and go, by name."""
         return {
             "links": len(self._links),
             "streams": len(self._catalogue),
@@ -237,7 +240,7 @@ class Broker:
             "hot_bytes": self._delivery.hot_bytes,
             "late_bytes": self._delivery.late_bytes,
             "unsettled_bytes": self._publishing.unsettled_bytes + self._steps.unsettled_bytes,
-            "reads_under_way": self._serving.reads_under_way,
+            "reads_under_way": self._on_demand.turns.reads_under_way,
             "queries_under_way": self._shard.questions,
             **self._bodies.gauges,
             **self._mail.gauges,
@@ -266,7 +269,7 @@ class Broker:
                     self._ahead = True
                     return False
         except BatchError:
-            pass  # it is refused by that name when it is received
+            pass  # receive() refuses the message by that name.
         except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
             self._links.fail(peer, "reading headers", error)
         self._shard.was_read(peer.reading)
@@ -281,7 +284,7 @@ class Broker:
         frames: Sequence[Any],
         now_ms: int,
     ) -> None:
-        """One message of a peer: commands, and the content frames that they own, in order."""
+        """Handle one message of a peer: commands, and the content frames that they own."""
         shard = self._shard
         shard.advance(now_ms)
         peer = self._links.table.get(link)
@@ -301,9 +304,9 @@ class Broker:
         self._clean_up()
 
     def _failed(self, link: Link, command: Command | None, error: Exception) -> None:
-        """An error that no code foresaw came of what a peer sent: it costs that peer its link.
+        """End the link of a peer whose message caused an error that no code foresaw.
 
-        command: which of its commands was being handled, if one was.
+        command: the command that was being handled, if there was one.
         """
         if command is None:
             self._links.fail(link, "message", error)
@@ -314,7 +317,7 @@ class Broker:
             )
 
     def failed(self, link: int, doing: str, error: Exception, now_ms: int) -> None:
-        """The shell could not handle what a peer sent, or what was to be sent to it."""
+        """End the link of a peer whose message the shell could not handle or send."""
         self._shard.advance(now_ms)
         peer = self._links.get(link)
         if peer is not None:
@@ -338,7 +341,7 @@ class Broker:
         for number, command in enumerate(commands, 1):
             kind = type(command)
             if kind is wire.Publish and opened and link.state is State.OPEN and not skip:
-                # The one command that is worth a short way.
+                # PUBLISH is the one command for which a shortcut pays.
                 if place >= len(frames):
                     self._malformed(link, "malformed", "a PUBLISH without its content frame")
                     return
@@ -351,7 +354,8 @@ class Broker:
                     else:
                         self._publishing.publish(link, command, stream, frame)  # type: ignore[arg-type]
                 except Exception:
-                    # Not before: an assignment for each record would be paid by all.
+                    # The command is noted here and not before: an assignment for each PUBLISH would
+                    # cost all.
                     self._handling = command
                     raise
                 continue
@@ -390,7 +394,7 @@ class Broker:
             if link.state is State.CLOSED:
                 return
             if kind is wire.Hello:
-                # To the end of this message: its sender has seen no WELCOME yet.
+                # The rest of this message is ignored: its sender has seen no WELCOME yet.
                 allowed = RECEIVES[State.GREETED]
         if place != len(frames):
             self._malformed(link, "malformed", f"{len(frames) - place} frames that no command owns")
@@ -398,12 +402,12 @@ class Broker:
     def _may_put_off(self, link: Link, command: wire.AckMail) -> bool:
         """Whether an acknowledgement may be taken after the requests that it came with.
 
-        No caller waits for one of a mailbox in memory: its taking is 12 us of a lone round trip.
+        No caller waits for one of a mailbox in memory, which takes 12 us of a lone round trip.
         """
         return not command.tracker and self._mail.in_memory(link, command.subscription)
 
     def _take_acks(self) -> None:
-        """Take what was put off, before anything that it may matter to."""
+        """Take acknowledgements that were put off, before any command that may depend on them."""
         if self._acks:
             acks, self._acks = self._acks, []
             for link, command in acks:
@@ -417,7 +421,7 @@ class Broker:
     def _parts(
         commands: Sequence[Command], frames: Sequence[Any]
     ) -> list[tuple[Command, Any]] | None:
-        """The parts of a step, each with its content frame; None when there are too few frames."""
+        """Return the parts of a step, each with its content frame; None: frames are missing."""
         parts: list[tuple[Command, Any]] = []
         place = 0
         for command in commands:
@@ -445,14 +449,14 @@ class Broker:
             handler(link, command)
 
     def _out_of_order(self, link: Link, command: Command) -> None:
-        """What the states of the link do not allow ends it."""
+        """End a link that sent what its state does not allow."""
         reason = f"{type(command).__name__.upper()} on a link that is {link.state.value}"
         number = NUMBERS[type(command)]
         self._links.refuse(link, number, reference_of(command), "unexpected", reason)
         self._links.close(link, "refused", "unexpected", reason)
 
     def malformed(self, link: int, code: str, reason: str, now_ms: int) -> None:
-        """A message of a peer could not be decoded: it costs the link."""
+        """End the link of a peer whose message could not be decoded."""
         self._shard.advance(now_ms)
         self._take_acks()
         peer = self._links.get(link)
@@ -468,7 +472,7 @@ class Broker:
         self._links.close(link, "malformed", code, reason)
 
     def link_lost(self, link: int, now_ms: int) -> None:
-        """The transport has no peer of this number any more."""
+        """Forget a link whose peer the transport has lost."""
         self._shard.advance(now_ms)
         self._take_acks()
         peer = self._links.get(link)
@@ -477,19 +481,19 @@ class Broker:
         self._clean_up()
 
     def blocked(self, link: int) -> None:
-        """The transport took not all for this peer; the shell keeps what it did not take."""
+        """Note that the transport did not take all for a peer; the shell keeps the rest."""
         peer = self._links.get(link)
         if peer is not None:
             self._links.block(peer)
 
     def writable(self, link: int) -> None:
-        """The transport has taken all that it had refused."""
+        """Note that the transport has taken all that it had refused for a peer."""
         peer = self._links.get(link)
         if peer is not None:
             self._links.unblock(peer)
 
     def drain(self, now_ms: int) -> None:
-        """The broker is about to stop: end every link by name."""
+        """End every link by name, before the broker stops."""
         self._shard.advance(now_ms)
         self._take_acks()
         for link in list(self._links):
@@ -497,14 +501,14 @@ class Broker:
         self._clean_up()
 
     def _bye(self, link: Link, command: wire.Bye) -> None:
-        # With another code a client leaves this link and comes back on another.
+        # A client that says BYE with another code leaves this link and comes back on another.
         happened = "bye" if command.code == "closed" else "lost"
         self._links.close(link, happened, "closed", command.reason[:200])
 
     # --- commands that need a stream ----------------------------------------------------------
 
     def _first_publish(self, link: Link, command: Any, frame: Any) -> None:
-        """A PUBLISH to a stream that the link has not written to before."""
+        """Take a PUBLISH to a stream that the link has not written to before."""
         name = command.stream
         refuse = self._publishing.refuse
         if not self._shard.settings.permit(link.owner, "write", name):
@@ -531,7 +535,7 @@ class Broker:
             if len(link.publishing) >= PUBLISHING_MAX:
                 link.publishing.clear()
             link.publishing[command.stream] = stream
-            # A stream may be created meanwhile: what was read of the frame is still good.
+            # The stream may be created first: what was read of the frame is still good afterwards.
             self._shard.contents = contents
             self._publishing.publish(link, command, stream, frame)
             self._shard.contents = {}
@@ -567,11 +571,11 @@ class Broker:
         )  # fmt: skip
 
     def _when_visible(self, lsn: int, settlement: Settlement) -> None:
-        """Call when ring main is visible up to a position, or with why it never will be."""
+        """Call once ring main is visible up to an LSN, or with why it never will be."""
         self._publishing.when_visible(self._catalogue.rings[MAIN], lsn, settlement)
 
     def _clean_up(self) -> None:
-        """Forget what ended links held."""
+        """Forget the receivers of links that have ended."""
         ended = self._links.ended
         while ended:
             link = ended.pop()
@@ -581,7 +585,7 @@ class Broker:
     # --- from the journal -----------------------------------------------------------------------
 
     def appended(self, answer: Appended) -> None:
-        """The journal has a bundle."""
+        """Take the answer that the journal has a bundle."""
         if self._steps.owns(answer.token):
             self._steps.appended(answer)
         else:
@@ -589,14 +593,14 @@ class Broker:
         self._clean_up()
 
     def append_refused(self, answer: AppendRefused) -> None:
-        """The journal took nothing of a bundle; of its ring nothing more in this Ready."""
+        """Take the answer that the journal refused a bundle, and later ones of its ring."""
         if self._steps.owns(answer.token):
             self._steps.refused(answer)
         else:
             self._publishing.refused(answer)
 
     def synced(self, ring: str, lsn: int, now_ms: int) -> None:
-        """Everything in a ring before `lsn` is on stable storage."""
+        """Take the news that all of a ring before `lsn` is on stable storage."""
         self._shard.advance(now_ms)
         state = self._catalogue.rings.get(ring)
         if state is not None:
@@ -609,7 +613,7 @@ class Broker:
         return state is None or state.awaited > state.visible
 
     def ring_failed(self, ring: str, code: str, reason: str) -> None:
-        """A ring takes nothing more."""
+        """Take the news that a ring takes nothing more."""
         state = self._catalogue.rings.get(ring)
         if state is not None:
             self._shard.event("ring_failed", "error", ring=ring, code=code, reason=reason)
@@ -618,30 +622,30 @@ class Broker:
                 self._steps.ring_failed(code, reason)
 
     def pressed(self, on: bool) -> None:
-        """Ring main is nearly full of what no checkpoint holds yet, or is not any more."""
+        """Take the news whether ring main is nearly full of what no checkpoint has yet."""
         self._steps.pressed = on
 
     def history(self, answer: HistoryRead | ReadFailed) -> None:
-        """A read of history is answered."""
-        if self._groups.history(answer):
+        """Take the answer to a read of history."""
+        if self._groups.reader.history(answer):
             pass
         elif isinstance(answer, ReadFailed):
-            self._serving.failed(answer)
+            self._on_demand.failed(answer)
         else:
-            self._serving.history(answer)
+            self._on_demand.history(answer)
         self._clean_up()
 
     def bodies(self, answer: BodiesFound) -> None:
-        """A read of batches of the mail stream is answered."""
+        """Take the answer to a read of batches of the mail stream."""
         self._bodies.found(answer)
         self._clean_up()
 
     def answered(self, answer: IndexAnswer) -> None:
-        """A question to the index is answered."""
+        """Take the answer to a question to the index."""
         self._shard.answered(answer.token, answer.value)
 
     def trimmed(self, ring: str, firsts: Mapping[int, int]) -> None:
-        """The journal has dropped what lies before these offsets, by stream number."""
+        """Drop what lies before these offsets, by stream number: the journal has."""
         for number, first in firsts.items():
             stream = self._catalogue.by_number(number)
             if stream is not None and stream.ring.name == ring and first > stream.first:
@@ -654,11 +658,11 @@ class Broker:
                 self._groups.trimmed(stream)
 
     def retired(self, ring: str, firsts: Mapping[int, int]) -> None:
-        """A segment was given back: the same, for every stream that had records in it."""
+        """Drop what a segment held that was given back: the offsets of all its streams."""
         self.trimmed(ring, firsts)
 
     def _apply(self, change: Change, end_lsn: int) -> None:
-        """A change of the log is appended: let it take effect."""
+        """Let an appended change of the log take effect."""
         removed = self._catalogue.apply(change, end_lsn)
         if isinstance(change, ProducerOpened):
             row = self._catalogue.tables.producers.get(change.id)
@@ -678,7 +682,7 @@ class Broker:
     # --- time -------------------------------------------------------------------------------
 
     def tick(self, now_ms: int) -> None:
-        """Time has passed: heartbeats, expiry, retention, and the turn's share of matching."""
+        """Let time pass: heartbeats, expiry, retention, and the turn's share of matching."""
         self._shard.advance(now_ms)
         self._matching.refill()
         self._ahead = False
@@ -688,15 +692,16 @@ class Broker:
             self._links.keep_alive(link)
         if self._catalogue.bounded:
             self._retention.tick(self._catalogue.bounded)
-        for part in (self._mail, self._services, self._cursors, self._groups):
+        for part in (self._mail, self._services, self._cursors):
             part.tick()
+        self._groups.timers.run(self._shard.now_ms)
         self._clean_up()
 
     # --- out --------------------------------------------------------------------------------
 
     def take_ready(self) -> Ready:
-        """Everything that is to be done now. Each bundle in it is answered before the next call."""
-        shard, serving = self._shard, self._serving
+        """Return all that is to be done now; each bundle is answered before the next call."""
+        shard, on_demand, groups = self._shard, self._on_demand.turns, self._groups.reader.turns
         if (
             self._acks
             and self._steps.idle
@@ -710,10 +715,10 @@ class Broker:
             self._clean_up()
         appends = self._appends()
         sends, closes = self._links.outgoing()
-        reads = serving.reads
-        if reads or self._groups.reads:
-            reads = reads + self._groups.reads
-            serving.reads, self._groups.reads = [], []
+        reads = on_demand.reads
+        if reads or groups.reads:
+            reads = reads + groups.reads
+            on_demand.reads, groups.reads = [], []
         else:
             reads = []
         queries = shard.take_queries() if shard.asking else []
@@ -728,21 +733,21 @@ class Broker:
         """Do a bounded share of what can be done at once."""
         fallen = self._delivery.fallen
         while fallen:
-            self._serving.consider(fallen.popleft())
-        if self._serving.hungry:
-            self._serving.serve()
-        if self._groups.hungry:
-            self._groups.serve()
+            self._on_demand.consider(fallen.popleft())
+        if self._on_demand.turns.runnable:
+            self._on_demand.serve()
+        if self._groups.reader.turns.runnable:
+            self._groups.reader.serve()
         if self._services.runnable:
             self._services.hand_out()
         if self._mail.hungry:
             self._mail.deliver()
         if self._matching.queue:
-            # Last: what is done of it is served in the next step.
+            # Matching comes last: readers whose batch is matched are served in the next turn.
             self._matching.work()
 
     def _appends(self) -> list[AppendBundle]:
-        """Bundles for the journal: those of ring main together, urgent changes before them."""
+        """Return the bundles for the journal: ring main's together, urgent changes first."""
         published = self._publishing.take()
         if self._steps.idle:
             return published
@@ -756,22 +761,27 @@ class Broker:
     def wake_at_ms(self) -> int | None:
         """When to call tick() at the latest; not after now when more can be done at once.
 
-        To be asked after the messages of a Ready: whom they are for need not wait until it is
-        known. Where bundles were answered since, there is more to be done anyway.
+        The shell asks this after it has sent the messages of a Ready, which need not wait until it
+        is known. Where bundles were answered since, there is more to be done anyway.
         """
         mail, services, groups = self._mail, self._services, self._groups
         if self._acks or self._ahead or self._links.ended or not self._steps.idle:
             return self._shard.now_ms
         if any(self._queues) and (
-            self._serving.hungry or mail.hungry or services.runnable or groups.hungry
-            or self._matching.queue
+            self._on_demand.turns.runnable or mail.hungry or services.runnable
+            or groups.reader.turns.runnable or self._matching.queue
         ):  # fmt: skip
             return self._shard.now_ms
         wake = self._links.wake_at_ms
         if self._catalogue.bounded:
             due = self._retention.due_ms
             wake = due if wake is None else min(wake, due)
-        for due_ms in (mail.due_ms, services.due_ms, groups.due_ms, self._cursors.pins.due_ms):
+        for due_ms in (
+            mail.due_ms,
+            services.due_ms,
+            groups.timers.due_ms,
+            self._cursors.pins.due_ms,
+        ):
             if due_ms is not None and (wake is None or due_ms < wake):
                 wake = due_ms
         return wake
@@ -779,10 +789,10 @@ class Broker:
     # --- over restarts ------------------------------------------------------------------------
 
     def snapshot(self, ring: str = "") -> list[bytes]:
-        """What a recovery needs of this ring, as of now: records for a segment's start.
+        """Return the records from which a recovery of this ring begins, for a segment's start.
 
-        The tables go into ring main, the sequences in a stream into the stream's own ring:
-        a small ring must not carry what the others hold. Without a ring: all of it.
+        The tables go into ring main, the sequences in a stream into the stream's own ring: a small
+        ring must not carry the sequences of others. Without a ring: all of it.
         """
         runs_max = self._shard.settings.snapshot_batches_max
         here = self._catalogue.numbers_in(ring)
@@ -794,10 +804,10 @@ class Broker:
 
 
 def _mail_next(state: RecoveredState, epoch: int) -> int:
-    """The next number of the mail stream: none that a client was told of comes again.
+    """The next number of the mail stream: no number that a client was told of is given again.
 
     A power loss may have taken back messages whose numbers a reader knows already; so may one
-    before a run that wrote no mail, however that ended.
+    before a run that wrote no mail, however that run ended.
     """
     main = state.rings.get(MAIN)
     if main is None:

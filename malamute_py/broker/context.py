@@ -1,7 +1,7 @@
 """The facts that all parts of one core share.
 
 Owns the identity of the log, the time, the counters, the events, and the questions that are under
-way to the journal's index. The rule: time moves forward only, by what the shell says. Source:
+way to the journal's index. The rule: time moves forward only, and the shell moves it. Source:
 docs/design.md, The core and its shell.
 """
 
@@ -19,29 +19,29 @@ from malamute_py.broker.ready import Event, IndexFailure, IndexQuery
 from malamute_py.changelog.tables import Queues
 
 QUARANTINED_MAX = 4_096
-"""Names that are remembered, so that each is logged once; then they are forgotten together."""
+"""Batches whose names are remembered, so that each is logged once; then all are forgotten."""
 
 
 class Inconsistent(BaseException):
-    """An error amid a change of what all links share; no boundary contains it.
+    """An error amid a change of state that all links share; no boundary contains it.
 
-    Not an Exception: what is caught on behalf of one link must let it through. The daemon ends
-    aloud, and the next start takes up what the log says.
+    It is no Exception: a boundary that catches errors on behalf of one link must let it through.
+    The daemon ends aloud, and the next start takes up what the log has.
     """
 
 
 def always() -> bool:
-    """A share that lasts: nothing measures what is done."""
+    """Return True: a share that lasts, since nothing measures the work."""
     return True
 
 
 Answered = Callable[[Any], None]
-"""What goes on with the value of an answer, or with an IndexFailure."""
+"""Function that is called with the value of an answer, or with an IndexFailure."""
 SKEW_MS: Final = 60_000
-"""A clock that was set back by less, while the broker was away, does no harm."""
+"""Milliseconds by which a clock may have been set back, while the broker was away, without harm."""
 QUESTIONS_AT_ONCE: Final = 4
-"""Questions that the shell has at one time: each link's wait here, and each link has its turn. One
-client with 1,000 of them delayed another's replay by 14 s when the shell had them all."""
+"""Questions that the shell has at one time; the others wait here, and links have their turns. One
+client with 1,000 questions delayed another's replay by 14 s when the shell had them all."""
 
 
 class Asker(Protocol):
@@ -87,9 +87,10 @@ class Shard:
         """Mailboxes, services, cursors, groups and keys, as the change log has them."""
         self.now_ms = 0
         self.began_ms = 0
-        """When the broker began; 0: it is not known."""
+        """Time at which the broker began; 0: it is not known."""
         self.counters: defaultdict[str, int] = defaultdict(int)
-        """Not a Counter: adding to one costs two and a half times as much."""
+        """Counts since the start. A Counter would cost two and a half times as much for each
+        addition."""
         self.events: list[Event] = []
         self.quotas = Quotas(self)
         self.asking: dict[Asker | None, deque[IndexQuery]] = {}
@@ -100,10 +101,10 @@ class Shard:
         self.contents: dict[int, Content] = {}
         """Contents whose header tables were read in steps, by the identity of their frame."""
         self._quarantined: set[tuple[str, int]] = set()
-        """(stream, offset of its first record) of batches that cannot be handled."""
+        """(stream, first offset) of batches that cannot be handled."""
 
     def advance(self, now_ms: int) -> None:
-        """Move time on; a clock that went back is taken to stand still."""
+        """Move time on; it stands still while a clock goes back."""
         if now_ms > self.now_ms:
             self.now_ms = now_ms
 
@@ -127,11 +128,11 @@ class Shard:
         return lambda: meter() < until
 
     def event(self, name: str, level: str = "info", **facts: Any) -> None:
-        """Something worth a log line; never a message or a record."""
+        """Note an event worth a log line; a message or a record never is."""
         self.events.append(Event(name, level, facts))
 
     def erred(self, doing: str, error: Exception, **facts: Any) -> None:
-        """An error that no code foresaw, which was contained: one log line says all of it."""
+        """Note an error that no code foresaw and that was contained: one log line has all of it."""
         self.counters["internal_errors"] += 1
         self.event("internal_error", "error", doing=doing, error=error, **facts)
 
@@ -163,7 +164,7 @@ class Shard:
         return Content(frame)
 
     def was_read(self, contents: Iterable[Content]) -> None:
-        """Contents of the next message were looked into already; none: of no message any more."""
+        """Keep contents of the next message that were read already; none: forget them."""
         self.contents = {id(content.buffer): content for content in contents}
 
     def token(self) -> int:
@@ -201,7 +202,7 @@ class Shard:
         )
 
     def take_queries(self) -> list[IndexQuery]:
-        """What the index is to be asked now: of each link one, in turn."""
+        """Return the questions for the index: one of each link, in turn."""
         taken: list[IndexQuery] = []
         asking = self.asking
         while asking and len(self._under_way) < QUESTIONS_AT_ONCE:
@@ -215,7 +216,7 @@ class Shard:
         return taken
 
     def answered(self, token: int, value: Any) -> None:
-        """The index answered; an answer that no reader waits for is dropped."""
+        """Take an answer of the index; it is dropped if no reader waits for it."""
         self._under_way.discard(token)
         waiting = self._waiting.pop(token, None)
         if waiting is not None:

@@ -1,9 +1,9 @@
 """Every limit of the broker core, in one place.
 
-Owns the settings of a broker: sizes, counts, times and the two callbacks by which the shell answers
-what the core cannot know. The rule: no table, queue or buffer of the core grows beyond a number
-that stands here, and each has a named answer when it is reached. Source: docs/design.md (The core
-and its shell; Flow control; Safety).
+Owns the settings of a broker: sizes, counts, times and the callbacks by which the shell answers
+questions that the core cannot. The rule: no table, queue or buffer of the core grows beyond a
+number that stands here, and each has a named answer when the number is reached. Source:
+docs/design.md (The core and its shell; Flow control; Safety).
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ each."""
 
 
 def permit_all(identity: str, action: str, name: str) -> bool:
-    """Everything is allowed, but no client may take another's name."""
+    """Allow every action, except to take another client's name."""
     if action == "template":
         return identity in ("", name.removesuffix("-{n}"))
     return action != "identity" or identity in ("", name)
 
 
 def no_carrier(identity: str) -> str:
-    """No identity belongs to a credential."""
+    """Return that no identity belongs to a credential."""
     return ""
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of one identity; 0: as much as all may have together. See quotas.py."""
+    """Bounds of one identity; 0: no bound but that of all identities together. See quotas.py."""
 
     links: int = 0
     streams: int = 0
@@ -59,7 +59,7 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     cursors: int = 0
     groups: int = 0
     subscriptions: int = 0
-    """Together with inboxes and memberships."""
+    """Subscriptions, inboxes and memberships together."""
     pattern_bytes: int = 0
     """Bytes of the patterns of its subscriptions, offers and memberships as MessagePack."""
     offers: int = 0
@@ -72,17 +72,17 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def no_quota(identity: str) -> Quota:
-    """No identity has a bound of its own."""
+    """Return that no identity has a bound of its own."""
     return Quota()
 
 
 def no_facts() -> dict[str, Any]:
-    """Nothing to add."""
+    """Return no facts to add."""
     return {}
 
 
 class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds for one broker. Sizes in bytes, times in milliseconds."""
+    """Settings of one broker. Sizes in bytes, times in milliseconds."""
 
     limits: Limits = DEFAULT_LIMITS
     """Bounds of one message, batch and record."""
@@ -91,28 +91,28 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     quota: Callable[[str], Quota] = no_quota
     """Bounds of an identity, by its name; "": all links without one."""
     carrier: Callable[[str], str] = no_carrier
-    """The credential to which an identity belongs, its own or one that a template of its gives;
-    empty: to none."""
+    """Returns the credential to which an identity belongs: its own, or one that has a template for
+    it; empty: it belongs to none."""
     facts: Callable[[], dict[str, Any]] = no_facts
-    """The shell's part of BROKER_INFO: rings, disk, endpoints."""
+    """Returns the shell's part of BROKER_INFO: rings, disk, endpoints."""
     meter: Callable[[], int] | None = None
-    """How much work was done so far, in units of the shell's (nanoseconds); None: nothing counts,
+    """Returns the work done so far, in units of the shell's (nanoseconds); None: nothing counts it,
     and matching is not cut into slices."""
     matching_share: int = 2_000_000
-    """Share of one turn of the loop that matching may take, by the meter, and that each kind of
-    serving may (readers, groups, mailboxes, services)."""
+    """Share of one turn of the loop that matching may take, by the meter; and each kind of serving
+    (readers, groups, mailboxes, services) as much."""
 
     # --- links: beyond links_max a HELLO is refused `limit`
     links_max: int = 12_000
     replicas_max: int = 1_024
     """Numbers of a template of identities, from 0; when all are taken: `limit`."""
     replica_grace_ms: int = 30_000
-    """How long a number is kept for a session that lost its link."""
+    """Time for which a number is kept for a session that lost its link."""
     heartbeat_ms: int = 5_000
     heartbeat_min_ms: int = 50
     heartbeat_max_ms: int = 60_000
     expiry_beats: int = 3
-    """A link is given up after so many heartbeats of silence."""
+    """Heartbeats of silence after which a link is given up."""
     window_bytes: int = 16 << 20
     """Unconfirmed bytes of a link; beyond it PUBLISH is refused `window`."""
     outbox_commands_max: int = 20_000
@@ -157,9 +157,9 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     producer_places_max: int = 20_000
     """Streams of all producers together; identities share them as they share producers."""
     producer_batches_max: int = 128
-    """Runs of batches of a producer in a stream whose positions a duplicate is told."""
+    """Runs of batches of a producer in a stream whose positions a duplicate can be told."""
     snapshot_batches_max: int = 32
-    """Runs among them that a snapshot keeps; what follows it in the journal adds the rest."""
+    """Runs among them that a snapshot keeps; the journal after it has the rest."""
     auto_create: bool = True
     default_stream: dict[str, Any] = {}
     """Settings of streams that first use creates."""
@@ -168,21 +168,22 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     # --- publishing
     unsynced_bytes_max: int = 256 << 20
-    """Appended or queued and not yet synced; beyond it PUBLISH is refused `wait`."""
+    """Bytes that are appended or queued and not yet synced; beyond it PUBLISH is refused `wait`."""
 
     # --- delivery
     hot_bytes: int = 16 << 20
     """Newest batches of all streams kept in memory."""
     quantum_bytes: int = 1 << 20
-    """What one subscription on demand is given in its turn."""
+    """Bytes that one subscription on demand is given in its turn."""
     step_bytes: int = 8 << 20
-    """What all subscriptions on demand are given in one step."""
+    """Bytes that all subscriptions on demand are given in one turn of the loop."""
     reads_max: int = 8
     """Reads of history under way at one time."""
-    together_min: int = 4
-    """Subscriptions of a stream that are served together once so many are on demand."""
-    read_together_min: int = 32
-    """Subscriptions that one read of the journal serves together; fewer are served by selection."""
+    shared_window_min: int = 4
+    """Subscriptions of a stream on demand from which on they are served as a cohort."""
+    shared_read_min: int = 32
+    """Subscriptions from which on one read of the journal serves a cohort; fewer are served alone,
+    by selection."""
     queries_max: int = 10_000
     """Questions to the journal's index under way; beyond it: `wait`."""
     matching_bytes_max: int = 8 << 20
@@ -197,7 +198,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     # --- mailboxes: a full one answers `wait`, never drops
     mailboxes_max: int = 1_000_000
-    """Beyond it first use is refused `limit`."""
+    """Mailboxes; beyond it first use is refused `limit`."""
     default_mailbox: dict[str, Any] = {}
     """Settings of mailboxes that first use creates."""
     mail_rows_max: int = 16_384
@@ -208,26 +209,27 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     mailbox_bytes_max: int = 64 << 30
     """Bytes of the batches of such a mailbox; a batch counts until none of its messages is left."""
     mail_bytes_max: int = 256 << 30
-    """Over all mailboxes in the log; beyond it `wait`."""
+    """Bytes of the batches of all mailboxes in the log; beyond it `wait`."""
     mail_memory_bytes_max: int = 256 << 20
-    """Over all that are in memory only, temporary ones included; beyond it `wait`."""
+    """Bytes of the batches of all mailboxes in memory, temporary ones included; beyond it
+    `wait`."""
     temporary_bytes_max: int = 64 << 20
     """Bytes of one temporary mailbox."""
     mail_hot_bytes: int = 32 << 20
     """Newest batches of mail, requests and replies kept in memory; older ones are read back."""
     mail_read_bytes: int = 16 << 20
-    """What is being read back at one time; a batch larger than that is read alone."""
+    """Bytes that are read back at one time; a batch larger than that is read alone."""
     mail_reads_max: int = 8
     """Reads of such batches under way at one time."""
     inbox_puts_max: int = 4_096
     """Batches of which one inbox holds something; it is given no more until it acknowledges. An
     acknowledgement of all of them is taken in one turn of the loop."""
     inbox_read_bytes: int = 1 << 20
-    """What one inbox has read ahead of what it was given; one batch is always allowed."""
+    """Bytes that one inbox has read ahead of its deliveries; one batch is always allowed."""
     inbox_reads: int = 512
     """Batches that one inbox has read ahead."""
     peek_bytes_max: int = 8 << 20
-    """What one PEEK_MAIL reads; the page ends there."""
+    """Bytes that one PEEK_MAIL reads; the page ends there."""
 
     # --- services: beyond a count `limit`, beyond what a queue holds `wait`
     services_max: int = 10_000
@@ -244,13 +246,14 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Different subjects among them; beyond it `too_large`."""
     offers_max: int = 100_000
     lease_ms: int = 30_000
-    """Silence of a worker after which its request goes to another, unless the offer says."""
+    """Silence of a worker after which its request goes to another worker, unless the offer has a
+    time."""
     lease_min_ms: int = 100
     lease_max_ms: int = 24 * 3_600_000
     attempts_max: int = 5
-    """Handed out so often without completion, a request becomes a dead letter."""
+    """Attempts after which a request that was not completed becomes a dead letter."""
     backoff_ms: int = 100
-    """Pause before a request whose worker died or went silent is handed out again; doubles."""
+    """Pause before a request whose worker died or fell silent is handed out again; it doubles."""
     backoff_max_ms: int = 60_000
     default_service: dict[str, Any] = {}
     """Settings of service queues that first use creates."""
@@ -262,23 +265,25 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     # --- cursors and groups: beyond a count `limit`
     cursors_max: int = 100_000
     pin_bytes_max: int = 1 << 30
-    """Bytes of a ring that a cursor's pin holds back where its settings do not say; beyond it the
-    pin is broken."""
+    """Bytes of a ring that a cursor's pin holds back where its settings have no bound; beyond it
+    the pin is broken."""
     groups_max: int = 10_000
     group_members_max: int = 1_000
     group_window_records: int = 65_536
-    """How far a group reads ahead of its position; about a quarter of a byte each, a member."""
+    """Records that a group reads ahead of its position; each costs about a quarter of a byte a
+    member."""
     group_hold_ms: int = 10_000
-    """How long the place of a lost holder of an exclusive group is kept, unless its JOIN says."""
+    """Time for which the place of a lost holder of an exclusive group is kept, unless its JOIN has
+    one."""
     group_hold_max_ms: int = 600_000
     group_flush_ms: int = 1_000
-    """How late the log learns of acknowledgements that no caller waits for, and of records passed
-    over."""
+    """Time after which the log learns of acknowledgements that no caller waits for, and of records
+    passed over."""
 
     # --- administration
     page_max: int = 1_000
     splits_max: int = 10_000
     retention_ms: int = 1_000
-    """How often bounds by bytes and age are applied."""
+    """Time in which bounds by bytes and age are applied to all streams once."""
     retry_ms: int = 100
-    """What a `wait` names."""
+    """Time that a refusal `wait` names."""

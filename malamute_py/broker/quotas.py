@@ -1,14 +1,15 @@
 """Quotas: what one identity may have of what all clients share.
 
-Owns the counts by identity, and the buckets of its rates. The rules: what outlives a link (a
-stream, a mailbox, a service, a cursor, a group, messages in mailboxes, requests) is its
-creator's or its sender's, a reply its requester's, as the change log has it, so that a restart
-counts the same; what ends with a link is the link's owner's. The owner is the credential, so that
-all replicas of one are one owner; without a credential it is the identity, or the template of the
-replicas (their mail and requests count for each, as the log has nothing but the sender); all links
-without an identity are one owner. A count that is reached is refused `limit`, a rate and what
-drains by itself `wait`; each is counted, and said once until it is eased. Nothing is looked up for
-a batch of records: a link carries its owner's counts.
+Owns the counts by identity, and the buckets of its rates. The rules: an object that outlives a link
+(a stream, a mailbox, a service, a cursor, a group, messages in mailboxes, requests) counts for its
+creator or sender, a reply for its requester, as the change log has it, so that a restart counts the
+same; an object that ends with a link counts for the link's owner. The owner is the credential, so
+that all replicas of one are one owner; without a credential it is the identity, or the template of
+the replicas (their mail and requests count for each, as the log has nothing but the sender); all
+links without an identity are one owner. A count that is reached is refused `limit`; a rate, and
+bytes that drain by themselves, `wait`; each refusal is counted, and logged once until it is eased.
+A batch of records needs no look-up: a link carries its owner's counts.
+
 Source: SPEC.md, section 4.
 """
 
@@ -23,27 +24,27 @@ from malamute_py.broker.limits import BrokerSettings, Quota
 PASSING: Final = frozenset(
     {"mail_bytes", "mail_memory_bytes", "request_bytes", "request_memory_bytes", "questions"}
 )
-"""What becomes less by itself: refused `wait`."""
+"""Resources that become free by themselves: refused `wait`."""
 EASED_PERCENT: Final = 90
-"""Share of a quota: once no more than this is held, the next refusal is logged again."""
+"""Share of a quota: once an owner holds no more than this, its next refusal is logged again."""
 IDLE_OWNERS_MAX: Final = 1_024
-"""Owners in the table from which on those that hold nothing are looked for and forgotten."""
+"""Owners in the table from which on owners that hold nothing are looked for and forgotten."""
 
 
 class Bucket:
-    """A rate: what a second brings may be spent at once, and a batch may go into debt for more."""
+    """A rate: a second's worth may be spent at once, and a batch may go into debt for more."""
 
     __slots__ = ("_at_ms", "_level", "rate")
 
     def __init__(self, rate: int, now_ms: int) -> None:
-        """rate: a second, at least 1."""
+        """rate: units a second, at least 1."""
         self.rate = rate
         self._level = rate * 1_000
-        """In thousandths."""
+        """Level in thousandths of a unit."""
         self._at_ms = now_ms
 
     def wait_ms(self, now_ms: int) -> int:
-        """How long until something may be spent; 0: now."""
+        """Milliseconds until something may be spent; 0: now."""
         if now_ms > self._at_ms:
             gained = self.rate * (now_ms - self._at_ms)
             self._level = min(self.rate * 1_000, self._level + gained)
@@ -51,17 +52,17 @@ class Bucket:
         return 0 if self._level > 0 else -self._level // self.rate + 1
 
     def spend(self, amount: int) -> None:
-        """Take something out; the level may fall below nothing."""
+        """Spend units; the level may fall below nothing."""
         self._level -= amount * 1_000
 
     def full(self, now_ms: int) -> bool:
-        """Whether it is as if nothing had ever been spent."""
+        """Whether the bucket is full again, as if nothing had ever been spent."""
         self.wait_ms(now_ms)
         return self._level >= self.rate * 1_000
 
 
 class Usage:
-    """What one owner holds."""
+    """The amounts that one owner holds."""
 
     __slots__ = ("_bytes", "_messages", "held", "metered", "owner", "quota", "told")
 
@@ -69,16 +70,16 @@ class Usage:
         self.owner = owner
         self.quota = quota
         self.held: defaultdict[str, int] = defaultdict(int)
-        """By the name of the quota."""
+        """Amounts by the name of the quota."""
         self.told: set[str] = set()
-        """Quotas that were said to be reached, and have not been eased since."""
+        """Quotas that were logged as reached, and have not been eased since."""
         self._bytes = Bucket(quota.publish_bytes_s, now_ms) if quota.publish_bytes_s else None
         self._messages = Bucket(quota.messages_s, now_ms) if quota.messages_s else None
         self.metered = bool(self._bytes or self._messages)
-        """Whether it has a rate."""
+        """Whether the owner has a rate."""
 
     def wait_ms(self, now_ms: int) -> int:
-        """How long until something may be spent; 0: now."""
+        """Milliseconds until something may be spent; 0: now."""
         wait_ms = 0
         if self._bytes is not None:
             wait_ms = self._bytes.wait_ms(now_ms)
@@ -94,7 +95,7 @@ class Usage:
             self._messages.spend(count)
 
     def idle(self, now_ms: int) -> bool:
-        """Whether forgetting it changes nothing."""
+        """Whether the owner can be forgotten without a change."""
         return not any(self.held.values()) and all(
             bucket is None or bucket.full(now_ms) for bucket in (self._bytes, self._messages)
         )
@@ -105,7 +106,7 @@ UNMETERED: Final = Usage("", Quota(), 0)
 
 
 class QuotaContext(Protocol):
-    """The time, the settings, and where refusals are counted and logged."""
+    """The core's time, settings, counters and log, as far as quotas need them."""
 
     now_ms: int
     settings: BrokerSettings
@@ -115,17 +116,18 @@ class QuotaContext(Protocol):
 
 
 class Quotas:
-    """What all owners hold."""
+    """The amounts of all owners."""
 
     def __init__(self, context: QuotaContext) -> None:
         self._context = context
         self._owners: dict[str, Usage] = {}
         self._prune_at = IDLE_OWNERS_MAX
         self.total: defaultdict[str, int] = defaultdict(int)
-        """Over all owners, of what has a bound over all that is counted nowhere else."""
+        """Totals over all owners of the resources that are bounded in all and counted nowhere
+        else."""
 
     def of(self, owner: str) -> Usage:
-        """What an owner holds, which is kept while it holds anything."""
+        """Return the amounts of an owner, which are kept while there are any."""
         usage = self._owners.get(owner)
         if usage is None:
             now_ms = self._context.now_ms
@@ -138,7 +140,7 @@ class Quotas:
         return usage
 
     def check(self, owner: str, resource: str, amount: int = 1) -> None:
-        """Raises BrokerRefused when so much more is more than the owner may have."""
+        """Check that an owner may have so much more. Raises BrokerRefused."""
         usage = self.of(owner)
         bound: int = getattr(usage.quota, resource)
         if bound and usage.held[resource] + amount > bound:
@@ -158,7 +160,7 @@ class Quotas:
             usage.told.discard(resource)
 
     def check_sent(self, holder: str, resource: str, size: int) -> None:
-        """Raises BrokerRefused when so many bytes more are too many for their sender.
+        """Check that a sender may have so many bytes more on their way. Raises BrokerRefused.
 
         resource: bytes in mailboxes or in the queues of services; see PASSING.
         """
@@ -177,7 +179,7 @@ class Quotas:
             self._ease(usage, resource)
 
     def check_rate(self, usage: Usage) -> None:
-        """Raises BrokerRefused `wait` when an owner that has a rate may spend nothing now."""
+        """Check that an owner that has a rate may spend now. Raises BrokerRefused `wait`."""
         wait_ms = usage.wait_ms(self._context.now_ms)
         if not wait_ms:
             return
@@ -189,7 +191,7 @@ class Quotas:
         )  # fmt: skip
 
     def check_total(self, resource: str, amount: int, bound: int, key: str) -> None:
-        """Raises BrokerRefused `limit` when so much more is more than all may have together."""
+        """Check that all owners together may have so much more. Raises BrokerRefused `limit`."""
         if self.total[resource] + amount > bound:
             raise BrokerRefused(
                 "limit", f"{key} is {bound}, over all clients, and {self.total[resource]} are taken"
@@ -198,7 +200,7 @@ class Quotas:
     def owner_of(self, holder: str) -> str:
         """The owner of what a holder sent: its identity's credential, else the identity itself."""
         if holder[:1] == "~":
-            return ""  # clients without an identity are one owner
+            return ""  # All clients without an identity are one owner.
         return self._context.settings.carrier(holder) or holder
 
     def _refusal(self, usage: Usage, resource: str, bound: int, amount: int) -> BrokerRefused:

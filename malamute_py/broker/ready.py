@@ -1,4 +1,4 @@
-"""What passes between the broker core and its shell.
+"""The data that passes between the broker core and its shell.
 
 Owns the plain data of the contract: what the core wants done (`Ready`) and what the shell answers.
 The rules: the shell does the parts of a Ready in the order of its fields; every bundle of a Ready
@@ -49,14 +49,15 @@ class Append(msgspec.Struct, frozen=True, gc=False):
     """The producer's content bytes, verified, a multiple of 8 long."""
     content_crc: int
     keys: Any
-    """What the index files it under: malamute_protocol.header.HeaderTable, or None (control)."""
+    """The header table under which the index files the batch
+    (malamute_protocol.header.HeaderTable), or None (control)."""
     control_kind: int = 0
 
 
 class AppendBundle(msgspec.Struct, frozen=True, gc=False):
     """An atomic list of batches for one ring; `token` comes back with the outcome.
 
-    It has no batches when its steps log nothing; it ends where the ring ends, then.
+    A bundle has no batches when its steps log nothing; it ends where the ring ends, then.
     """
 
     ring: str
@@ -65,17 +66,17 @@ class AppendBundle(msgspec.Struct, frozen=True, gc=False):
 
 
 class Appended(msgspec.Struct, frozen=True, gc=False):
-    """The journal's answer to a bundle: the stamps, in order, and where it ended."""
+    """The journal's answer to a bundle: the stamps, in order, and the LSN where it ended."""
 
     token: int
     stamps: tuple[bytes, ...]
     """96 bytes each, as written."""
     end_lsn: int
-    """The bundle is durable when the ring is synced up to here."""
+    """LSN up to which the ring must be synced for the bundle to be durable."""
 
 
 class AppendRefused(msgspec.Struct, frozen=True, gc=False):
-    """The journal took nothing of a bundle."""
+    """The journal's answer that it took nothing of a bundle."""
 
     token: int
     code: str
@@ -85,56 +86,57 @@ class AppendRefused(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReadRange(msgspec.Struct, frozen=True, gc=False):
-    """History wanted from the journal, to be read off the loop thread."""
+    """A read of history that the journal is asked for, off the loop's thread."""
 
     ring: str
     stream: int
     token: int
     from_offset: int
     end_offset: int
-    """Exclusive; nothing at or beyond it is wanted."""
+    """The end of the read, exclusive."""
     bytes_max: int
-    """Stop once this much is read; one batch is always returned when there is one."""
+    """Bytes after which the read stops; one batch is always returned when there is one."""
     candidates: Callable[[Any], Any] | None = None
-    """HeaderIndex -> BitMap of batches (None: all): skips what cannot match."""
+    """HeaderIndex -> BitMap of batches (None: all) that may match; the journal skips the others."""
     client_time: tuple[int, int] | None = None
     matches: Callable[[Any, Any], bool] | None = None
-    """Whether a header (keys, fields) is wanted, exactly: what is rare may then come gathered."""
+    """Whether a header (keys, fields) is wanted, exactly: rare rows may then come gathered."""
     shared: bool = False
-    """Others may want the same: the answer may begin before `from_offset`, and be one that was
-    given before. Without candidates and client time only."""
+    """Whether others may want the same: the answer may begin before `from_offset`, and may have
+    been given before. Without candidates and client time only."""
     alone: bool = False
-    """One reads everything where several may have: what was kept to be shared is of no use."""
+    """Whether only one reader is left that reads everything: records that were kept to be shared
+    are of no use."""
 
 
 class HistoryRun(msgspec.Struct, frozen=True, gc=False):
     """Whole batches of one stream as the journal holds them, back to back.
 
-    Between `from_offset` and the first batch, between runs, and up to the read's `next`,
-    the reader skipped what cannot match.
+    The journal skipped what cannot match between `from_offset` and the first batch, between runs,
+    and after the last one up to the read's `next`.
     """
 
     data: Buffer
     spans: tuple[tuple[int, int, int, int], ...]
     """(position in data, size, base offset, count) of each batch."""
     next: int = 0
-    """Not 0: one derived batch of rows gathered from several, all of them wanted; the last lies
-    before this offset."""
+    """Not 0: the run is one derived batch of rows gathered from several, all of them wanted, and
+    the last row lies before this offset."""
 
 
 class HistoryRead(msgspec.Struct, frozen=True, gc=False):
-    """Answer to ReadRange: runs, gaps, and how far the reading came."""
+    """Answer to ReadRange: runs, gaps, and the offset that the read came to."""
 
     token: int
     runs: tuple[HistoryRun, ...]
     next: int
-    """Everything before this offset was read, skipped or is named in `gaps`."""
+    """Offset before which everything was read, skipped or is named in `gaps`."""
     gaps: tuple[tuple[int, int, str, str], ...] = ()
-    """(from, to, code, reason): gone by retention, or damaged."""
+    """(from, to, code, reason) of offsets that are gone by retention, or damaged."""
 
 
 class ReadFailed(msgspec.Struct, frozen=True, gc=False):
-    """The reader could not read at all; the core ends the subscription by name."""
+    """Answer to ReadRange that could not be read; the core ends the subscription by name."""
 
     token: int
     code: str
@@ -161,26 +163,26 @@ class IndexQuery(msgspec.Struct, frozen=True, gc=False):
     kind: str
     arguments: dict[str, Any]
     wanted: Callable[[], bool] | None = None
-    """Whether a reader still waits for the answer (None: yes); from any thread. When not, any
+    """Returns whether a reader still waits for the answer (None: yes); from any thread. If not, any
     answer will do, and the work is not worth it."""
 
 
 class IndexFailure(msgspec.Struct, frozen=True, gc=False):
-    """The index could not be asked: a code of the protocol and why."""
+    """Answer to a question that could not be asked: a code of the protocol and a reason."""
 
     code: str
     reason: str
 
 
 class IndexAnswer(msgspec.Struct, frozen=True, gc=False):
-    """The answer; `value` depends on the kind of the question."""
+    """Answer to a question; `value` depends on the kind of the question."""
 
     token: int
     value: Any
 
 
 class BodiesRead(msgspec.Struct, frozen=True, gc=False):
-    """Batches of the mail stream wanted from the journal, or from the checkpoint."""
+    """Batches of the mail stream that the journal, or the checkpoint, is asked for."""
 
     token: int
     numbers: tuple[int, ...]
@@ -190,7 +192,8 @@ class BodiesRead(msgspec.Struct, frozen=True, gc=False):
 class BodiesFound(msgspec.Struct, frozen=True, gc=False):
     """Answer to BodiesRead: number -> the whole batch, stamp and content.
 
-    What is not there is in neither the journal nor the checkpoint; `failed` says why reading did.
+    A number that is missing is in neither the journal nor the checkpoint; `failed` is the reason
+    why reading did.
     """
 
     token: int
@@ -207,7 +210,7 @@ class Send(msgspec.Struct, frozen=True, gc=False):
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """Something worth a log line and a metric: a stable name and facts."""
+    """An event worth a log line and a metric: a stable name and facts."""
 
     name: str
     level: str
@@ -215,11 +218,11 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ready(msgspec.Struct, gc=False):
-    """Everything that the core wants done now, in the order of the fields.
+    """All that the core wants done now, in the order of the fields.
 
-    Settings of a ring: {"memory": bool, "ring_bytes": int (0: as the shell is configured),
-    "full": "overwrite" | "refuse"}; opening one that is open does nothing. {"remove": True}:
-    close it and delete its files.
+    Settings of a ring: {"memory": bool, "ring_bytes": int (0: as the shell is configured), "full":
+    "overwrite" | "refuse"}; opening one that is open does nothing. {"remove": True}: close it and
+    delete its files.
     """
 
     rings: list[tuple[str, dict[str, Any]]]
@@ -233,11 +236,11 @@ class Ready(msgspec.Struct, gc=False):
     closes: list[int]
     """Links to forget after the sends."""
     trims: list[tuple[str, int, int]]
-    """(ring, stream, offset): everything before may be dropped; answered by trimmed()."""
+    """(ring, stream, offset): records before may be dropped; answered by trimmed()."""
     events: list[Event]
     pins: list[tuple[str, str, int, int | None]] = []
-    """(ring, name of the pin, stream, offset): keep what the stream has from there on, whatever
-    the pin of this name held before; None: the pin is given up."""
+    """(ring, name of the pin, stream, offset): the ring keeps the stream's records from there on,
+    whatever the pin of this name kept before; None: the pin is given up."""
 
     def __bool__(self) -> bool:
         """Whether there is anything to do besides waking."""
@@ -248,7 +251,7 @@ class Ready(msgspec.Struct, gc=False):
 
 
 class StreamFacts(msgspec.Struct, frozen=True, gc=False):
-    """What the journal found of one stream."""
+    """Facts of one stream that the journal found."""
 
     first: int
     next: int
@@ -260,34 +263,35 @@ class StreamFacts(msgspec.Struct, frozen=True, gc=False):
 
 
 class RingFacts(msgspec.Struct, frozen=True, gc=False):
-    """What the journal found of one ring; all of it is synced by now."""
+    """Facts of one ring that the journal found; all of it is synced by now."""
 
     end_lsn: int
     snapshot: tuple[bytes, ...] = ()
-    """The newest snapshot's records."""
+    """Records of the newest snapshot."""
     changes: tuple[tuple[int, bytes], ...] = ()
     """(offset, record) of the change log since that snapshot; ring main only."""
     producers: tuple[ProducerFact, ...] = ()
     """Data batches since that snapshot that have a producer id, in order."""
     streams: dict[int, StreamFacts] = {}
-    """By number; number 0 is the change log."""
+    """Facts of the ring's streams by number; number 0 is the change log."""
     clean: bool = True
     """Whether the ring was closed in order: nothing that was appended can have been lost since."""
     unseen_next: int = 0
-    """Damage took all that the ring knew of a stream that is not in `streams`: it goes on here."""
+    """Offset at which a stream goes on that is not in `streams`: damage took all that the ring had
+    of it."""
     doubtful_bytes: int = 0
-    """Damage of so many bytes may have held the newest records of the change log."""
+    """Bytes of damage that may have held the newest records of the change log."""
 
 
 class RecoveredState(msgspec.Struct, frozen=True):
-    """All that is left of the broker's past; empty for a new data directory."""
+    """The recovered past of the broker; empty for a new data directory."""
 
     rings: dict[str, RingFacts] = {}
     queues: Queues = msgspec.field(default_factory=Queues)
-    """As the checkpoint has them; the core takes them over."""
+    """The queues as the checkpoint has them; the core takes them over."""
     queue_changes: Iterable[tuple[int, bytes]] = ()
     """(offset, record) of the change log since that checkpoint; read once."""
     queues_lost: str = ""
-    """Why there are no queues: what concerns them is refused; "": they are there."""
+    """Reason that there are no queues: commands that need them are refused; "": there are."""
     now_ms: int = 0
-    """The time; 0: it is not known, and no pause is looked at by it."""
+    """The time of the start; 0: it is not known, and no pause is compared with it."""

@@ -19,8 +19,10 @@ from malamute_protocol.stamp import Stamp
 from malamute_py.broker.batches import encoding, rows
 from malamute_py.broker.context import Inconsistent
 from malamute_py.broker.groups import group
+from malamute_py.broker.groups.selection import GroupSelection
 from malamute_py.broker.ready import MAIL_STREAM, MAIN, ReadFailed
-from malamute_py.broker.subscriptions import live, selection
+from malamute_py.broker.subscriptions import selection
+from malamute_py.broker.subscriptions.audience import Audience
 from tests.broker.post import Post
 from tests.broker.shell import Held, Shell, bodies
 from tests.protocol.hostile import claim, craft, ints, packed
@@ -214,7 +216,7 @@ def test_a_batch_that_cannot_be_given_live_is_damage_to_whom_it_is_and_nothing_e
         shell.subscribe(2, number, "s", pattern, visibility=durable)
     subjects = ["a", "b"]
     shell.publish(1, "s", [b"1", b"2"], subject=subjects)
-    monkeypatch.setattr(live, "known_groups", fails_on(b"bad", selection.known_groups))
+    monkeypatch.setattr(Audience, "known_groups", fails_on(b"bad", Audience.known_groups))
     monkeypatch.setattr(selection, "headers_chosen", fails_on(b"bad", selection.headers_chosen))
     shell.publish(1, "s", [b"bad", b"bad"], subject=subjects, tracker=7)
     assert shell.peers[1].last(wire.Confirm).tracker == 7
@@ -245,7 +247,7 @@ def test_a_subscription_whose_pattern_raises_goes_without_and_the_others_do_not(
     def planted(sub: Any, *rest: Any) -> Any:
         return boom() if sub.number == 0 else right(sub, *rest)
 
-    monkeypatch.setattr(live, "known_groups", boom)
+    monkeypatch.setattr(Audience, "known_groups", boom)
     monkeypatch.setattr(selection, "headers_chosen", planted)
     for _ in range(3):
         shell.publish(1, "s", [b"x", b"y"], subject=["a", "b"])
@@ -259,10 +261,10 @@ def test_many_who_cannot_be_served_together_are_served_each_alone(
 ) -> None:
     from malamute_py.broker.subscriptions import shared_window
 
-    shell = shell_of(together_min=2, read_together_min=2)
+    shell = shell_of(shared_window_min=2, shared_read_min=2)
     for _ in range(3):
         shell.publish(1, "s", [b"x", b"y"], subject=["a", "b"])
-    monkeypatch.setattr(shared_window.Window, "share_out", boom)
+    monkeypatch.setattr(shared_window.SharedWindow, "share_out", boom)
     for hot in (True, False):
         if not hot:
             shell.evict()
@@ -285,15 +287,15 @@ def test_a_group_passes_over_a_batch_that_it_cannot_handle_by_name(
     for link in (2, 3):
         shell.send(link, wire.JoinGroup(1, "s", "g", ["all"], kind, [0], 99, 1 << 20))
     if where == "take_in":
-        monkeypatch.setattr(group.Group, "_of_table", fails_on(b"bad", group.Group._of_table))
+        monkeypatch.setattr(GroupSelection, "of_table", fails_on(b"bad", GroupSelection.of_table))
         monkeypatch.setattr(group, "unexpired", fails_on(b"bad", rows.unexpired))
     else:
-        right = encoding.Parts.frames
+        right = encoding.PartEncodings.frames
 
-        def frames(self: encoding.Parts, mask: int) -> Any:
+        def frames(self: encoding.PartEncodings, mask: int) -> Any:
             return fails_on(b"bad", lambda _: right(self, mask))(self._batch)
 
-        monkeypatch.setattr(encoding.Parts, "frames", frames)
+        monkeypatch.setattr(encoding.PartEncodings, "frames", frames)
     for body in (b"1", b"bad", b"3"):
         shell.publish(1, "s", [body] * 4, subject=["a", "b", "c", "d"])
     got = [body for link in (2, 3) for body in bodies(shell.peers[link], 1)]

@@ -10,6 +10,7 @@ import pytest
 
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
+from malamute_py.broker.subscriptions.audience import audience_of
 from tests.broker.shell import Shell
 
 pytestmark = pytest.mark.slow
@@ -202,8 +203,8 @@ class Chaos:
         assert not shell.broker._groups._coming
         assert not shell.broker._cursors._coming
         for group in shell.broker._groups._groups:
-            assert not group.stream.readers
-            assert group.ghost is group.holder is None
+            assert not any(audience_of(group.stream).wakers)
+            assert group.absent_holder is group.holder is None
             holdings = group.holdings
             assert holdings.open == holdings.waiting
             assert holdings.open == sum(page.open.bit_count() for page in holdings.pages)

@@ -88,7 +88,7 @@ def test_equal_tables_of_batches_with_and_without_codes_are_told_apart(
 
 
 def test_a_window_of_batches_takes_one_with_a_table_that_no_codes_use() -> None:
-    shell = Shell(together_min=2)
+    shell = Shell(shared_window_min=2)
     for link in (1, 2):
         shell.hello(link)
     plain = craft(2, subjects=SUBJECTS, subjects_count=2, field_codes=[-1, -1])

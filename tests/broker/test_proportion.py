@@ -12,11 +12,12 @@ import pytest
 from malamute_protocol import commands as wire
 from malamute_py.broker.cursors.pins import LOOKS_MAX as PINS_MAX
 from malamute_py.broker.cursors.pins import MARK_MS, Cursor
-from malamute_py.broker.groups.group import Member
+from malamute_py.broker.groups.member import Member
 from malamute_py.broker.links.links import BEAT_SLOTS
 from malamute_py.broker.log.stream import NEVER
 from malamute_py.broker.streams.producers import Producers
 from malamute_py.broker.streams.retention import LOOKS_MAX
+from malamute_py.broker.subscriptions.audience import Audience, audience_of
 from malamute_py.broker.subscriptions.subscription import Subscription
 from malamute_py.changelog.snapshots import Sequence64
 from malamute_py.changelog.tables import with_done
@@ -88,7 +89,8 @@ def test_a_subscription_that_goes_is_not_looked_for_among_all_the_others(
         shell.subscribe(link, 1, "s")
         shell.subscribe(link, 2, "s", ["topic", "a.b"])
     stream = shell.stream("s")
-    assert [len(stream.everyone), *map(len, stream.numbers.values())] == [200, 200]
+    audience = audience_of(stream)
+    assert [len(audience.everyone), *map(len, audience._numbers.values())] == [200, 200]
     compared = []
 
     def same(one: Subscription, other: object) -> bool:
@@ -98,8 +100,8 @@ def test_a_subscription_that_goes_is_not_looked_for_among_all_the_others(
     monkeypatch.setattr(Subscription, "__eq__", same)
     for link in range(201, 1, -1):
         shell.send(link, wire.Bye("closed", ""))
-    assert not stream.everyone
-    assert not stream.numbers
+    assert not audience.everyone
+    assert not audience._numbers
     assert len(compared) <= 200, "once each at the most, not once for each that is left"
 
 
@@ -111,11 +113,11 @@ def test_a_stream_without_patterns_has_no_index() -> None:
     shell.publish(1, "s", [b"y"])
     shell.send(1, wire.StreamInfo(1, "s"))
     shell.send(1, wire.Unsubscribe(1))
-    stream = shell.stream("s")
-    assert stream._index is None, "who takes everything needs none"
+    audience = audience_of(shell.stream("s"))
+    assert audience.index is Audience().index, "a subscription that takes everything needs none"
     shell.subscribe(1, 2, "s", ["topic", "a.b"])
-    assert stream.patterns == 1
-    assert len(stream.index) == 1
+    assert (audience.patterns, len(audience.index)) == (1, 1)
+    assert len(Audience().index) == 0
 
 
 def test_bounds_are_applied_to_some_streams_at_a_time_and_to_all_in_each_round(

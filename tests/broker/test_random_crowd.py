@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from malamute_protocol import commands as wire
-from malamute_py.broker.groups.group import Member
+from malamute_py.broker.groups.member import Member
 from tests.broker.groups.test_random_group import World
 
 pytestmark = pytest.mark.slow
@@ -49,15 +49,15 @@ class Crowd(World):
     def look(self) -> None:
         super().look()
         for group in self.shell.broker._groups._groups:
-            entries = {(-left, served, one) for left, served, _, one in group._order}
+            entries = {(-left, served, one) for left, served, _, one in group.free._heap}
             for member in group.members:
                 if member.able:
                     assert member.filed
                     place = (member.left_records, member.served, member)
                     assert group.kind == "exclusive" or place in entries
-            assert group.filed == sum(member.filed for member in group.members)
-            ghosts = 0 if group.ghost is None else group.ghost.held
-            held = sum(member.held for member in group.members) + ghosts
+            assert group.free.count == sum(member.filed for member in group.members)
+            absent = 0 if group.absent_holder is None else group.absent_holder.held
+            held = sum(member.held for member in group.members) + absent
             assert held == group.holdings.held
 
 
@@ -73,9 +73,9 @@ def lots(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             lots.append(found)
         return found
 
-    monkeypatch.setattr("malamute_py.broker.groups.group.SPREAD_MIN", 2)
-    monkeypatch.setattr("malamute_py.broker.groups.group.DEAL_MS", 50.0)
-    monkeypatch.setattr("malamute_py.broker.groups.group.STALE_MAX", 3)
+    monkeypatch.setattr("malamute_py.broker.groups.member.SPREAD_MIN", 2)
+    monkeypatch.setattr("malamute_py.broker.groups.member.DEAL_MS", 50.0)
+    monkeypatch.setattr("malamute_py.broker.groups.free_members.STALE_MAX", 3)
     monkeypatch.setattr(Member, "lot", told)
     return lots
 

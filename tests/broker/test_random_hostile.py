@@ -79,7 +79,7 @@ class World(Post):
     def __init__(self) -> None:
         self.good: list[int] = []
         super().__init__(
-            extract_bytes_min=0, extract_share=1.0, together_min=2, read_together_min=2
+            extract_bytes_min=0, extract_share=1.0, shared_window_min=2, shared_read_min=2
         )
 
     def connect(self) -> None:

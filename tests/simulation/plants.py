@@ -179,23 +179,23 @@ def _confirm_before_sync(stack: contextlib.ExitStack) -> None:
 
 
 def _gap_instead_of_reading(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.subscriptions.on_demand import Serving
+    from malamute_py.broker.subscriptions.on_demand import OnDemand
 
     def read(self: Any, sub: Any) -> None:
         self._gap(sub, min(sub.tail, sub.stop, sub.stream.hot_first), "retention", "")
         self.consider(sub)
 
-    _put(stack, Serving, "_read", lambda _: read)
+    _put(stack, OnDemand, "_read", lambda _: read)
 
 
 def _cover_instead_of_gap(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.subscriptions.on_demand import Serving
+    from malamute_py.broker.subscriptions.on_demand import OnDemand
 
     def gap(self: Any, sub: Any, to: int, _code: str, _reason: str) -> None:
         sub.position = to
         self._delivery.cover(sub)
 
-    _put(stack, Serving, "_gap", lambda _: gap)
+    _put(stack, OnDemand, "_gap", lambda _: gap)
 
 
 def _slow_reader_skips(stack: contextlib.ExitStack) -> None:
@@ -256,9 +256,9 @@ def _rewind_forgotten(stack: contextlib.ExitStack) -> None:
 
 
 def _credit_ignored(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.subscriptions.parcel import Parcel
+    from malamute_py.broker.subscriptions.portion import Portion
 
-    stack.enter_context(patch.object(Parcel, "open", True))
+    stack.enter_context(patch.object(Portion, "open", True))
 
 
 def _expired_is_everything(stack: contextlib.ExitStack) -> None:
@@ -488,7 +488,7 @@ def _expired_delivered(stack: contextlib.ExitStack) -> None:
 
 
 def _group_done_over_a_hole(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.groups import groups
+    from malamute_py.broker.groups import acknowledgements, groups, progress
 
     def make(original: Any) -> Any:
         def done(stream: int, name: str, ranges: Any, epoch: int) -> Any:
@@ -496,7 +496,8 @@ def _group_done_over_a_hole(stack: contextlib.ExitStack) -> None:
 
         return done
 
-    _put(stack, groups, "GroupDone", make)
+    for module in (acknowledgements, groups, progress):
+        _put(stack, module, "GroupDone", make)
 
 
 def _notices_forgotten(stack: contextlib.ExitStack) -> None:

@@ -1,1 +1,1 @@
-"""Batches: rows of one that a reader selects, and the frames that carry them."""
+"""Batches: the rows that a reader selects, and the frames that carry them."""

@@ -1,8 +1,8 @@
 """Encodings: the frames of one batch for all readers that select the same rows.
 
 Owns the choice between the batch as it is with a bitmap, and a batch of the selected rows. The
-rule: what many readers take is made once and handed on by reference. Source: docs/design.md, Speed;
-SPEC.md, section 5.
+rule: an encoding that many readers take is made once and handed on by reference. Source:
+docs/design.md, Speed; SPEC.md, section 5.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from malamute_protocol.stamp import Stamp, row_bitmap
 from malamute_py.broker.batches.rows import (
     Mask,
 )
-from malamute_py.broker.log.stream import Batch
+from malamute_py.broker.log.stream import StampedBatch
 from malamute_py.broker.structures.bitmaps import places_of, rows_of_bits
 
 FEW_ROWS = 64
-"""Rows up to which they are copied one by one; more of a large batch, whose masks cost more."""
+"""Rows up to which copying one by one is cheaper than masks; more rows of a large batch."""
 
 
 class Encoding:
-    """The frames of one batch for all who select the same rows."""
+    """The frames of one batch for all readers that select the same rows."""
 
     __slots__ = ("_batch", "_extracted", "_mask", "bytes", "count", "extracts", "frames", "rows")
 
-    def __init__(self, batch: Batch, mask: Mask | None, count: int, extracts: bool) -> None:
+    def __init__(self, batch: StampedBatch, mask: Mask | None, count: int, extracts: bool) -> None:
         self._batch = batch
         self._mask = mask
         self.count = count
-        """Records selected."""
+        """Number of the selected records."""
         self.frames: tuple[Any, ...] = (batch.stamp, batch.frame)
         self.bytes = batch.size
         self.rows = None if mask is None else row_bitmap(mask)
         self.extracts = extracts
-        """Extracting the rows is worth while."""
+        """Whether extracting the rows is worth while."""
         self._extracted: Encoding | None = None
 
     def for_(self, whole: bool) -> Encoding:
-        """The extracted rows where that was found worth while and is allowed, else the batch."""
+        """The extracted rows where extracting is worth while and allowed, else the batch."""
         if whole or not self.extracts:
             return self
         if self._extracted is None:
@@ -56,7 +56,9 @@ class Encoding:
         return self._extracted
 
 
-def encoding_of(batch: Batch, mask: Mask | None, bytes_min: int, share: float) -> Encoding | None:
+def encoding_of(
+    batch: StampedBatch, mask: Mask | None, bytes_min: int, share: float
+) -> Encoding | None:
     """The encoding of the rows in `mask` (None: all); None when there is no such row."""
     count = batch.content.head.count
     if mask is None:
@@ -70,18 +72,18 @@ def encoding_of(batch: Batch, mask: Mask | None, bytes_min: int, share: float) -
     return Encoding(batch, mask, selected, extracts)
 
 
-class Parts:
-    """Encodings of parts of one batch that go to a taker each, one after the other.
+class PartEncodings:
+    """Encodings of parts of one batch, each for one reader.
 
     row_bytes: rows of at least this mean size are extracted whatever their share of the batch.
     """
 
     __slots__ = ("_batch", "_bytes_min", "_extracted", "_scatter", "_share")
 
-    def __init__(self, batch: Batch, bytes_min: int, share: float, row_bytes: int) -> None:
+    def __init__(self, batch: StampedBatch, bytes_min: int, share: float, row_bytes: int) -> None:
         self._batch = batch
         self._bytes_min = bytes_min
-        # What is less of the batch is extracted.
+        # A smaller share of the batch is extracted.
         self._share = 1.0 if batch.size >= row_bytes * (batch.next - batch.base) else share
         self._extracted = 0
         self._scatter: Scatter | None = None
@@ -95,7 +97,7 @@ class Parts:
         content, size = batch.content, batch.size
         if count >= self._share * total or size < self._bytes_min or not extractable(content):
             return [batch.stamp, batch.frame], rows.to_bytes((total + 7) // 8, "little"), size
-        # A Scatter costs the batch once, and is made when as much was spent on parts alone.
+        # A Scatter costs as much as the batch; it is made when extracting parts has cost as much.
         spent = self._extracted >= max(1, total >> 10, size >> 19)
         if count <= FEW_ROWS and spent and scatters(content):
             if self._scatter is None:
@@ -109,7 +111,7 @@ class Parts:
         return [stamp, derived], None, len(stamp) + len(derived)
 
 
-def scattered(batch: Batch, selections: Sequence[Sequence[int]]) -> list[Encoding]:
+def scattered(batch: StampedBatch, selections: Sequence[Sequence[int]]) -> list[Encoding]:
     """Encodings of a few rows each, all made in one go; see extract.Scatter."""
     found: list[Encoding] = []
     stamp = Stamp.unpack(batch.stamp, verify=False)

@@ -1,4 +1,4 @@
-"""Rows of a batch: which ones a reader selects, as masks.
+"""Rows of a batch that a reader selects, as masks.
 
 Owns the masks by header, expiry and client time. The rule: None stands for all rows, so that the
 usual batch costs no array. Source: SPEC.md, section 5.
@@ -43,7 +43,7 @@ def unexpired(content: Content, now_ms: int) -> Mask | None:
 
 
 def within_client_time(content: Content, window: tuple[int, int]) -> Mask | None:
-    """Mask of the rows whose client time lies in [from, to); None: all do."""
+    """Mask of the rows whose client time lies in [from, to); None: all rows."""
     low, high = window
     times = content.client_times
     if times is None:

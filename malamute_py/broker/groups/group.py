@@ -1,207 +1,61 @@
 """One group: which of its members gets which records of a batch.
 
-Owns the members of one group, and what each kind of group allows them.
-The rules: shared: to the member with the most free credit, at most its share of what waits, so that
-a lone batch is spread and a backlog goes out in whole batches, unless there are more members than
-it pays to give one record each: then at most what it has shown to be quick with; exclusive: to the
-holder, whose place is kept for a while when it is lost; keyed: to the member that the record's slot
-belongs to by rendezvous hash, and a slot moves only when its old member holds nothing of it, so
-records of one key are in one place, in order. A slot is one of 1,024 into which first keys hash:
-what is kept a key is bounded, and a batch costs by its distinct headers and by those who get
-something of it, not by its rows, nor by all members there are. Source: docs/design.md, Queues and
-the checkpoint; the hold window is that of LocalMQ (docs/design.md, References).
+Owns the members of one group, and what each kind of group allows them. The rules by kind: shared: a
+record goes to the member with the most free credit, which gets at most its share of what waits, so
+that a lone batch is spread and a backlog goes out in whole batches; where there are more members
+than it pays to give one record each, a member gets at most what it has shown to be quick with.
+Exclusive: records go to the holder, whose place is kept for a while when it is lost. Keyed: a
+record goes to the member that its slot belongs to by rendezvous hash, and a slot moves only when
+its old member holds nothing of it, so that records of one key are in one place, in order. A slot is
+one of 1,024 into which first keys hash: memory does not grow with the keys, and a batch costs by
+its distinct headers and the members that get rows of it, not by its rows nor by all members.
+Source: docs/design.md, Queues and the checkpoint; the hold window is that of LocalMQ
+(docs/design.md, References).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from heapq import heapify, heappop, heappush
-from math import sqrt
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from zlib import crc32
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 
-from malamute_protocol.content import Content
-from malamute_protocol.header import HeaderTable
 from malamute_py.broker.batches.rows import rows_of_headers, unexpired
+from malamute_py.broker.groups.free_members import FreeMembers
 from malamute_py.broker.groups.holdings import PAGE, Holdings, Page, Picked
-from malamute_py.broker.groups.slots import NOBODY, SLOTS, Places, Slots, SlotsOfRows
-from malamute_py.broker.links.links import Link, Owner, Receiver
-from malamute_py.broker.log.stream import Batch, Stream
+from malamute_py.broker.groups.member import Member
+from malamute_py.broker.groups.selection import GroupSelection
+from malamute_py.broker.groups.slots import NOBODY, Places, Slots, SlotsOfRows
+from malamute_py.broker.log.stream import StampedBatch, Stream
 from malamute_py.broker.structures.bitmaps import bits_of_rows, lowest, rows_of_bits
 from malamute_py.changelog.records import Range
 from malamute_py.changelog.tables import GroupRow
-from malamute_py.matcher import compile_pattern
-
-if TYPE_CHECKING:
-    from malamute_protocol.commands import JoinGroup
-    from malamute_protocol.header import Header
 
 KINDS: Final = ("shared", "exclusive", "keyed")
-DEAL_MS: Final = 0.1
-"""The broker's time for one delivery and its acknowledgement: 20 to 40 us in the core and some
-50 us a message in the transport."""
-SPREAD_MIN: Final = 32
-"""Members among whom a batch is spread whatever they have shown: records are not all alike."""
-STALE_MAX: Final = 64
-"""Entries that hold no more in the order of a group's members, besides one for each of them."""
 DEALS_AT_ONCE: Final = 256
 """Small deliveries that a keyed group makes in one turn, and of one batch in one go: each takes
 some 50 us."""
 DEAL_ROWS: Final = 2_048
-"""Rows of a batch that make each delivery of it take as much again: to look for those that a member
-gets among 60,000 takes 1.6 ms."""
-TABLES_MAX: Final = 256
-"""Header tables of which a group remembers what it selects and which slots they are."""
-
-
-class Member(Receiver):
-    """One subscription of one link that takes part in a group."""
-
-    __slots__ = (
-        "filed",
-        "group",
-        "held",
-        "hold_ms",
-        "identity",
-        "joined",
-        "joined_ms",
-        "pace_ms",
-        "pattern_bytes",
-        "place",
-        "served",
-        "session",
-        "timed",
-        "timed_deals",
-        "timed_left",
-        "timed_ms",
-    )
-
-    def __init__(
-        self, owner: Owner, link: Link, command: JoinGroup, now_ms: int, hold_ms: int
-    ) -> None:
-        super().__init__(
-            owner, link, command.subscription, command.credit_records, command.credit_bytes
-        )
-        self.group: Group | None = None
-        """None until its group is there."""
-        self.identity = link.identity
-        self.session = link.session
-        self.hold_ms = hold_ms
-        self.joined_ms = now_ms
-        self.pattern_bytes = 0
-        self.held = 0
-        """How many records it has and has not acknowledged."""
-        self.served = 0
-        """When it was served last, in deliveries of the group."""
-        self.joined = 0
-        """When it joined, in members of the group."""
-        self.filed = False
-        """Whether the member stands among those that may be given something."""
-        self.place = NOBODY
-        """Its number in the arrays of a keyed group."""
-        self.pace_ms = 0.0
-        """Milliseconds for a record of late, from hand-out to acknowledgement; 0: not known yet."""
-        self.timed = self.timed_left = self.timed_ms = self.timed_deals = 0
-        """Records that it had in hand at timed_ms, those of them that are left, and the deals until
-        then."""
-
-    @property
-    def able(self) -> bool:
-        """Whether it may be given something."""
-        return self.left_records > 0 and self.left_bytes > 0 and self.link.room > 0
-
-    # --- how quick it is ----------------------------------------------------------------------
-
-    def handed(self, count: int, now_ms: int, deals: int) -> None:
-        """Note that the member holds more records. deals: its group's deliveries before that."""
-        self.held += count
-        if not self.timed_left:
-            self.timed = self.timed_left = self.held
-            self.timed_ms, self.timed_deals = now_ms, deals
-
-    def acknowledged(self, count: int, now_ms: int, deals: int) -> None:
-        """Note that held records are done. deals: its group's deliveries until now.
-
-        What the broker spent on deliveries meanwhile is not the member's time: a thousand take
-        100 ms, and without that no member would ever be quick. That is an estimate, so a pace
-        comes down by half at the most; and rises by a quarter, for a time is often too long by
-        what the machine did beside. Should lots get too large, there are fewer deliveries to be
-        taken off, and the pace is what it is.
-        """
-        self.held -= count
-        if not self.timed_left:
-            return
-        self.timed_left -= count
-        if self.timed_left > 0:
-            return
-        self.timed_left = 0
-        # The clock counts whole milliseconds: it may have been almost one more.
-        took_ms = now_ms - self.timed_ms + 1
-        if not self.pace_ms:
-            self.pace_ms = took_ms / self.timed
-            return
-        own_ms = max(took_ms - (deals - self.timed_deals) * DEAL_MS, 1)
-        pace_ms = own_ms / self.timed
-        if pace_ms < self.pace_ms:
-            self.pace_ms = max(pace_ms, self.pace_ms / 2)
-        else:
-            self.pace_ms += (pace_ms - self.pace_ms) / 4
-
-    def returned(self, count: int) -> None:
-        """Note records that came back: the time of what is in hand is unknown then."""
-        self.held -= count
-        self.timed_left = 0
-
-    def lot(self, deals: int) -> int:
-        """How many records it may be given at once so that all of a batch are done soonest.
-
-        deals: deliveries if each record, or each member, had one of its own. Lots of n make it
-        deals / n deliveries, one after the other, and the last record wait for n - 1 others:
-        the sum is least where n * n = deals * DEAL_MS / pace. It has no more than that in hand.
-        """
-        if not self.pace_ms:
-            return 0
-        most = int(sqrt(deals * DEAL_MS / self.pace_ms))
-        return min(most, deals // SPREAD_MIN) - self.held
-
-    def is_again(self, lost: Member) -> bool:
-        """Whether this is a lost member that has come back."""
-        return self.session == lost.session or bool(self.identity == lost.identity != "")
-
-
-class Looked(NamedTuple):
-    """The headers of one batch that a group selects, found in slices."""
-
-    base: int
-    chosen: np.ndarray[Any, np.dtype[np.bool_]]
-    """Whether each distinct header is selected."""
-    slots: list[int]
-    """The slot of each, of a keyed group."""
-    table: HeaderTable
-    """The batch's header table: it is not read again, from wherever the batch comes then."""
+"""Rows of a batch for which each of its deliveries counts once more: finding the rows of one member
+among 60,000 takes 1.6 ms."""
 
 
 class Group:
-    """One group at run time: its members, its reader's place, what is open behind it."""
+    """One group at run time: its members, its reader's position, and its open offsets."""
 
     __slots__ = (
         "_deals",
         "_joins",
-        "_order",
-        "_seen",
         "_slots_of",
+        "absent_holder",
         "by_place",
         "dealt",
         "deliveries",
         "done",
         "durable",
-        "everything",
-        "filed",
         "flushing",
-        "ghost",
+        "free",
         "gone",
         "held_up",
         "holder",
@@ -212,17 +66,14 @@ class Group:
         "members",
         "moved_ms",
         "name",
-        "pattern",
-        "predicate",
-        "prepared",
         "queued",
         "reading",
         "reading_from",
         "reads_all",
         "returns_ms",
         "row",
+        "selection",
         "slots",
-        "slow",
         "stream",
         "timer",
         "waker",
@@ -232,80 +83,70 @@ class Group:
     def __init__(self, stream: Stream, row: GroupRow, window: int) -> None:
         self.stream = stream
         self.row = row
-        """As the log has it."""
+        """The group as the log has it."""
         self.name = row.name
         self.kind = row.kind
         self.window = window
         self.durable = row.durable
-        """Its members see only what is visible."""
-        self.pattern: Any = msgspec.msgpack.decode(row.pattern)
-        compiled = compile_pattern(self.pattern)
-        self.everything = compiled.canonical == ("all",) or self.pattern == ["topic", "#"]
-        self.predicate = compiled.matches
-        self.slow = compiled.slow
-        self.prepared: Looked | None = None
+        """Whether the members see only what is durable."""
+        self.selection = GroupSelection(msgspec.msgpack.decode(row.pattern), row.kind == "keyed")
         self.holdings = Holdings(row.next)
         self.done: list[Range] = list(row.done)
-        """Ranges still to be read that were done in an earlier run of the broker."""
+        """Ranges after `read` that were done in an earlier run of the broker."""
         self.members: list[Member] = []
-        """In the order of their joining; without the ghost."""
+        """Members in the order of their joining; without the absent holder."""
         self._joins = 0
-        self.filed = 0
-        """How many members may be given something, as far as is known."""
-        self._order: list[tuple[int, int, int, Member]] = []
-        """A heap of them, the freest first, and of entries that hold no more."""
+        self.free = FreeMembers()
         self.holder: Member | None = None
-        """Exclusive: who is given the records."""
-        self.ghost: Member | None = None
-        """Exclusive: a lost holder whose place is kept, with what it holds."""
+        """The member that is given the records, in an exclusive group."""
+        self.absent_holder: Member | None = None
+        """A lost holder of an exclusive group whose place, with what it holds, is kept."""
         self.returns_ms = 0
-        """Until when."""
+        """Time until which the absent holder may return."""
         self.slots = Slots() if row.kind == "keyed" else None
         self.by_place: dict[int, Member] = {}
-        self._seen: dict[Any, tuple[Any, Any]] = {}
-        """Header table -> (headers chosen or None for all, slots of its headers)."""
         self._slots_of: tuple[int, SlotsOfRows] = (NOBODY, np.empty(0, np.uint16))
         """(base, slot of each row) of the batch that is handed out."""
         self.deliveries = self._deals = 0
-        """All of them, and those before the batch that is handed out."""
+        """Number of all deliveries, and of those before the batch that is handed out."""
         self.dealt = 0
-        """Small deliveries that a keyed group has dealt; each member has one in each batch."""
+        """Small deliveries that a keyed group has made; each member has one in each batch."""
         self.moved_ms = 0
-        """When something was done last."""
+        """Time of the last acknowledgement."""
         self.lost = 0
-        """Records that were gone before anyone got them."""
+        """Records that were gone before a member got them."""
         self.reading = 0
-        """Token of its one read of history that is under way; 0: none."""
+        """Token of the one read of history that is under way; 0: none."""
         self.reading_from = 0
         self.reads_all = False
-        """Its reader takes all of the journal's batches, for choosing among them has failed."""
+        """Whether the reader takes all batches of the journal, since a selective read has
+        failed."""
         self.idle_reads = 0
         self.queued = False
         self.flushing = False
-        """Whether a GroupDone is on its way that no member waits for."""
+        """Whether the log is being told of done records that no member waits for."""
         self.timer = 0
-        """When the next one is due; 0: nothing is to be said."""
+        """Time of the next such record of the log; 0: nothing is to be logged."""
         self.gone = False
         self.held_up = False
-        """Whether the group has read as far ahead as it may of what is not acknowledged; it is
-        watched."""
+        """Whether the group has read as far ahead of its position as it may; its operator may be
+        told."""
         self.waker: Callable[[], None] | None = None
         """The function that the stream calls when there is more to read; None without members."""
 
     # --- members ------------------------------------------------------------------------------
 
     def enter(self, member: Member) -> bool:
-        """Take up a member; True when a lost holder came back in it."""
-        member.group = self
+        """Take up a member; returns True when a lost holder came back in it."""
         self.members.append(member)
         self._joins += 1
         member.joined = self._joins
-        self.file(member)
+        self.free.file(member)
         if self.kind == "exclusive":
-            if self.ghost is not None and member.is_again(self.ghost):
+            if self.absent_holder is not None and member.is_again(self.absent_holder):
                 self.hand_over(member)
                 return True
-            if self.holder is None and self.ghost is None:
+            if self.holder is None and self.absent_holder is None:
                 self.holder = member
         elif self.slots is not None:
             place = 0
@@ -317,50 +158,51 @@ class Group:
         return False
 
     def hand_over(self, member: Member) -> None:
-        """A member goes on in the place of the ghost."""
-        ghost, self.ghost = self.ghost, None
+        """Let a member go on in the place of the absent holder."""
+        absent, self.absent_holder = self.absent_holder, None
         self.holder = member
-        if ghost is not None:
-            self._release(ghost)
+        if absent is not None:
+            self._release(absent)
 
     def leave(self, member: Member, keep_until_ms: int) -> int:
-        """A member has gone; returns how many records it held.
+        """Remove a member; returns how many records it held.
 
-        keep_until_ms: an exclusive holder may come back before; 0: it has left for good.
+        keep_until_ms: until then an exclusive holder may come back; 0: the holder has left for
+        good.
         """
         held = member.held
         if self.kind != "exclusive":
             self.leave_together([member])
             return held
         self.members.remove(member)
-        self._unfile(member)
-        self._trim()
+        self.free.remove(member)
+        self.free.trim()
         if member is self.holder:
             self.holder = None
             again = next((other for other in self.members if other.is_again(member)), None)
             if again is not None:
-                self.ghost = member
+                self.absent_holder = member
                 self.hand_over(again)
                 return held
             if keep_until_ms:
-                self.ghost, self.returns_ms = member, keep_until_ms
+                self.absent_holder, self.returns_ms = member, keep_until_ms
                 return held
             self.next_holder()
         self._release(member)
         return held
 
     def leave_together(self, leaving: list[Member]) -> None:
-        """Members of a group that is not exclusive have gone: what they held is divided once.
+        """Remove members of a group that is not exclusive, and divide what they held once.
 
-        For a link that ends with a thousand memberships: each alone would walk over all slots
-        for each page of the window.
+        A link may end with a thousand memberships: one by one, each would walk over all slots for
+        each page of the window.
         """
         gone = set(leaving)
         self.members = [member for member in self.members if member not in gone]
         for member in leaving:
-            self._unfile(member)
+            self.free.remove(member)
             member.returned(member.held)
-        self._trim()
+        self.free.trim()
         released = self.holdings.release(gone)
         slots = self.slots
         if slots is None:
@@ -371,83 +213,32 @@ class Group:
             del self.by_place[member.place]
         slots.leave([member.place for member in leaving], self.members)
 
-    def give_up_ghost(self) -> None:
-        """The lost holder did not come back in time."""
-        ghost, self.ghost = self.ghost, None
-        if ghost is not None:
-            self._release(ghost)
+    def give_up_absent_holder(self) -> None:
+        """Give up the place of the absent holder, who did not come back in time."""
+        absent, self.absent_holder = self.absent_holder, None
+        if absent is not None:
+            self._release(absent)
         self.next_holder()
 
     def next_holder(self) -> None:
-        """The longest waiting member is the holder from here on."""
+        """Make the member that has waited longest the holder."""
         self.holder = self.members[0] if self.members else None
 
     def _release(self, member: Member) -> None:
         member.returned(member.held)
         self.holdings.release({member})
 
-    # --- who may be given something -------------------------------------------------------------
-
-    def file(self, member: Member) -> None:
-        """A member's credit, its link's room or what it was given changed."""
-        if not member.able:
-            self._unfile(member)
-            return
-        if not member.filed:
-            member.filed = True
-            self.filed += 1
-        entry = -member.left_records, member.served, member.joined, member
-        heappush(self._order, entry)
-        self._trim()
-
-    def _trim(self) -> None:
-        """Let go of entries that hold no more: they keep members, and links, that have gone."""
-        order = self._order
-        if not self.members:
-            order.clear()
-        elif len(order) > 2 * self.filed + STALE_MAX:
-            # One entry for each that is filed.
-            order[:] = [
-                (-one.left_records, one.served, one.joined, one)
-                for one in self.members
-                if one.filed
-            ]
-            heapify(order)
-
-    def _unfile(self, member: Member) -> None:
-        """Give a member nothing more; its entry is dropped when it comes up."""
-        if member.filed:
-            member.filed = False
-            self.filed -= 1
-
-    def _freest(self) -> Member | None:
-        """The member with the most free credit of those that may be given something.
-
-        It is the first in the order.
-        """
-        order = self._order
-        while order:
-            left, served, _, member = order[0]
-            # Of a member whose state has changed, or that is not filed, the entry is stale.
-            if member.filed and member.left_records == -left and member.served == served:
-                if member.able:
-                    return member
-                # Something else took its link's room, and what brings it back files it again.
-                self._unfile(member)
-            heappop(order)
-        return None
-
     @property
     def takes(self) -> bool:
         """Whether some member may be given something."""
         if self.kind == "exclusive":
             return self.holder is not None and self.holder.able
-        return self._freest() is not None
+        return self.free.first() is not None
 
     # --- what to read next -----------------------------------------------------------------------
 
     def wanted(self) -> int | None:
-        """The least offset that could be handed out now; None: there is no such."""
+        """The least offset that could be handed out now; None: there is none."""
         reads_on = self.reads_on
         if not (self.holdings.waiting or reads_on) or not self.takes:
             return None
@@ -461,7 +252,7 @@ class Group:
 
     @property
     def reads_on(self) -> bool:
-        """Whether the reader may go on: there is more, and the window has room."""
+        """Whether the reader may go on: there is more to read, and the window has room."""
         holdings = self.holdings
         read = holdings.read
         if read >= self.tail:
@@ -470,7 +261,7 @@ class Group:
 
     @property
     def stuck(self) -> bool:
-        """Whether it reads no further until something is acknowledged."""
+        """Whether the reader waits for an acknowledgement before it can go on."""
         holdings = self.holdings
         ahead = holdings.read - holdings.low
         return bool(self.members) and holdings.read < self.tail and ahead >= self.window
@@ -500,18 +291,18 @@ class Group:
     # --- reading a batch -------------------------------------------------------------------------
 
     def read_to(self, offset: int) -> None:
-        """The reader has come to an offset, and past what was done in an earlier run there."""
+        """Move the reader to an offset, and past ranges there that an earlier run had done."""
         while self.done and self.done[0][0] <= offset:
             offset = max(offset, self.done[0][1])
             del self.done[0]
         self.holdings.read = offset
 
-    def take_in(self, batch: Batch, now_ms: int) -> None:
-        """Read a batch for the first time, from where the reader stands: what is selected waits."""
+    def take_in(self, batch: StampedBatch, now_ms: int) -> None:
+        """Read a batch for the first time, from the reader's position on: selected rows wait."""
         holdings = self.holdings
         base, end, content = batch.base, batch.next, batch.content
         count = end - base
-        chosen, slots = self._of_table(content, base)
+        chosen, slots = self.selection.of_table(content, base)
         rows = rows_of_headers(content, chosen)
         alive = unexpired(content, now_ms)
         if alive is not None:
@@ -527,7 +318,7 @@ class Group:
             bits &= ~(((1 << (stop - first)) - 1) << (first - base))
         row_slots: Any = None
         if self.slots is not None and bits:
-            # Before anything is changed: a content that cannot be read raises.
+            # The slots come before any change: a content that cannot be read raises.
             _, codes = content.headers()
             row_slots = np.full(count, slots[0], np.uint16) if codes is None else slots[codes]
         self.read_to(end)
@@ -543,51 +334,12 @@ class Group:
             first, stop = max(base, page.base), min(end, page.base + PAGE)
             page.slots[first - page.base : stop - page.base] = row_slots[first - base : stop - base]
 
-    def knows(self, content: Content) -> bool:
-        """Whether the headers of a batch need not be matched."""
-        return self.everything or content.headers_key in self._seen
-
-    def _of_table(self, content: Content, base: int) -> tuple[Any, Any]:
-        """(headers chosen, None for all; slot of each distinct header, when keyed).
-
-        base: where the batch begins.
-        """
-        if self.everything and self.slots is None:
-            return None, None
-        prepared = self.prepared
-        chosen = slots = None
-        if prepared is not None and prepared.base == base:
-            self.prepared = None
-            count = len(prepared.chosen)
-            chosen = None if prepared.chosen.all() else prepared.chosen
-            if self.slots is not None:
-                slots = np.array(prepared.slots, np.uint16)
-        else:
-            found = self._seen.get(content.headers_key)
-            if found is not None:
-                return found
-            headers, _ = content.headers()
-            count = len(headers)
-            if not self.everything:
-                predicate = self.predicate
-                each = (predicate(header.keys, header.fields) for header in headers)
-                chosen = np.fromiter(each, np.bool_, count)
-                if chosen.all():
-                    chosen = None
-            if self.slots is not None:
-                slots = np.fromiter(map(slot_of, headers), np.uint16, count)
-        if count <= TABLES_MAX:
-            if len(self._seen) >= TABLES_MAX:
-                self._seen.clear()
-            self._seen[content.headers_key] = chosen, slots
-        return chosen, slots
-
     # --- dividing what waits of a batch ---------------------------------------------------------
 
-    def divided(self, batch: Batch, bits: int) -> Iterator[tuple[Member, int]]:
+    def divided(self, batch: StampedBatch, bits: int) -> Iterator[tuple[Member, int]]:
         """Yield each member with the waiting rows of a batch that it is to be given.
 
-        Each is to be handed out before the next is asked for.
+        The caller hands the rows out before it asks for the next member.
         """
         self._deals = self.deliveries
         if self.slots is not None:
@@ -598,17 +350,16 @@ class Group:
             if holder is not None and holder.able:
                 yield holder, lowest(bits, holder.left_records)
             return
+        free = self.free
         given: list[Member] = []
-        while bits and self.filed:
+        while bits and free.count:
             total = self.holdings.waiting + self.tail - self.holdings.read
-            share, deals = -(-total // self.filed), min(total, self.filed)
+            share, deals = -(-total // free.count), min(total, free.count)
             while bits:
-                member = self._freest()
+                # A member has its next rows when all others have had theirs.
+                member = free.take()
                 if member is None:
                     break
-                # Until all others have had their turn.
-                heappop(self._order)
-                self._unfile(member)
                 given.append(member)
                 most = min(member.left_records, max(share, member.lot(deals)))
                 rows = lowest(bits, most)
@@ -617,25 +368,25 @@ class Group:
             if not given:
                 return
             for member in given:
-                self.file(member)
+                free.file(member)
             given.clear()
 
-    def _by_slot(self, batch: Batch, bits: int) -> Iterator[tuple[Member, int]]:
+    def _by_slot(self, batch: StampedBatch, bits: int) -> Iterator[tuple[Member, int]]:
         assert self.slots is not None
         began = self.dealt
         for place, mine in _parts(self.slots.owner[self._row_slots(batch)], bits):
             member = self.by_place.get(place)
             if member is not None and member.able:
                 yield member, lowest(mine, member.left_records)
-                self.file(member)
+                self.free.file(member)
                 if self.dealt - began >= DEALS_AT_ONCE:
-                    # What still waits is wanted first in the group's next turn.
+                    # Rows that still wait come first in the group's next turn.
                     return
 
-    def _row_slots(self, batch: Batch) -> SlotsOfRows:
-        """Slot of each row of a batch that was taken in; any for rows that do not wait.
+    def _row_slots(self, batch: StampedBatch) -> SlotsOfRows:
+        """Slot of each row of a batch that was taken in; any number for rows that do not wait.
 
-        From the pages, which have them: thousands of distinct first keys are hashed once.
+        The slots come from the pages: thousands of distinct first keys are hashed once.
         """
         base, end = batch.base, batch.next
         if self._slots_of[0] != base or len(self._slots_of[1]) != end - base:
@@ -649,7 +400,7 @@ class Group:
             self._slots_of = base, found
         return self._slots_of[1]
 
-    def hand(self, batch: Batch, member: Member, bits: int, now_ms: int) -> int:
+    def hand(self, batch: StampedBatch, member: Member, bits: int, now_ms: int) -> int:
         """Put rows into a member's hands; returns how many."""
         self.holdings.hand(batch.base, bits, member, now_ms)
         count = bits.bit_count()
@@ -665,7 +416,7 @@ class Group:
     # --- what is done or comes back --------------------------------------------------------------
 
     def close(self, base: int, bits: int) -> None:
-        """Waiting rows from an offset on are done: they have expired."""
+        """Close waiting rows from an offset on: they have expired."""
         for page, mask in self.holdings.pieces(base, bits):
             self.holdings.close(page, mask)
             if self.slots is not None:
@@ -698,7 +449,7 @@ class Group:
         return gone
 
     def acknowledged(self, picked: Picked) -> None:
-        """The acknowledgement of these records is in the log."""
+        """Note that the acknowledgement of these records is in the log."""
         for page, mask in picked:
             self.holdings.left(page, mask)
             if self.slots is not None:
@@ -706,26 +457,21 @@ class Group:
 
     @property
     def moved(self) -> bool:
-        """Whether something is done that the log does not say is."""
+        """Whether records are done that are not so in the log."""
         if self.holdings.low > self.row.next:
             return True
         return any(page.dirty for page in self.holdings.pages)
 
 
-def slot_of(header: Header) -> int:
-    """The slot of a record with this header, in a keyed group."""
-    return crc32(header.keys[0].encode()) % SLOTS
-
-
 def slots_of(page: Page, mask: int) -> SlotsOfRows:
-    """Slots of some offsets of a page of a keyed group."""
+    """Slots of these offsets of a page, in a keyed group."""
     assert page.slots is not None
     found: SlotsOfRows = page.slots[: mask.bit_length()][rows_of_bits(mask, mask.bit_length())]
     return found
 
 
 def _parts(owners: Places, bits: int) -> list[tuple[int, int]]:
-    """(place of its owner, rows) of each owner that some rows of a batch have."""
+    """Rows of a batch by their owner: (place of the owner, its rows)."""
     count = len(owners)
     rows = np.flatnonzero(rows_of_bits(bits, count))
     mine = owners[rows]

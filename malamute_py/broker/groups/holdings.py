@@ -1,11 +1,11 @@
-"""Holdings: which offsets of a group are done, waiting, or in whose hands.
+"""Holdings: which offsets of a group are done, waiting, or in a member's hands.
 
-Owns the accounting of one group behind its reader, as bitmaps over pages of 4,096 offsets. The
-rules: an open offset is in exactly one place (waiting, held by one member, late, or leaving); what
-is not open and lies before `read` is done; the work for a batch or an acknowledgement is a few
-operations on integers for each page that it touches, whatever the number of its rows. Pages rather
-than batches: ten thousand batches of one record take no more memory than one of ten thousand.
-Source: docs/design.md, Queues and the checkpoint.
+Owns the accounting of one group before its reader's position, as bitmaps over pages of 4,096
+offsets. The rules: an open offset is in exactly one place (waiting, held by one member, late, or
+leaving); an offset before `read` that is not open is done; a batch or an acknowledgement costs a
+few operations on integers for each page that it touches, whatever the number of its rows. Pages
+rather than batches: ten thousand batches of one record take no more memory than one of ten
+thousand. Source: docs/design.md, Queues and the checkpoint.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from malamute_py.changelog.records import Range
 PAGE: Final = 4_096
 PAGE_BYTES: Final = PAGE // 8
 FEW_RANGES: Final = 100
-"""More are looked at by array: from here on that is quicker."""
+"""Ranges from which on an array is quicker than a loop."""
 FEW_RUNS: Final = 48
-"""Runs of what is done from which on an array is quicker."""
+"""Runs of done offsets from which on an array is quicker than a loop."""
 WHOLE: Final = (1 << PAGE) - 1
 
 
 class Page:
-    """Offsets [base, base + PAGE) of a group; bit i is offset base + i."""
+    """Offsets [base, base + PAGE) of a group; bit i stands for offset base + i."""
 
     __slots__ = ("base", "dirty", "held", "late", "leaving", "open", "since", "slots", "waiting")
 
     def __init__(self, base: int) -> None:
         self.base = base
         self.open = 0
-        """Selected and not done."""
+        """Offsets that are selected and not done."""
         self.waiting = 0
-        """Open, and to be handed out."""
+        """Open offsets that are to be handed out."""
         self.late = 0
-        """Open, and to be handed out after a time."""
+        """Open offsets that are to be handed out after a time."""
         self.leaving = 0
-        """Open, and acknowledged: done once that is in the log."""
+        """Open offsets that are acknowledged, and done once the log has that."""
         self.held: dict[Any, int] = {}
-        """Member -> what it holds."""
+        """Offsets that each member holds."""
         self.since: dict[Any, int] = {}
-        """Member -> since when it holds something of this page."""
+        """Time since which each member holds an offset of this page."""
         self.slots: np.ndarray[Any, np.dtype[np.uint16]] | None = None
-        """Keyed groups: the slot of each offset."""
+        """The slot of each offset, in a keyed group."""
         self.dirty = False
-        """Offsets of it are done that the log does not say are."""
+        """Whether offsets are done that are not so in the log."""
 
 
 Picked: TypeAlias = "list[tuple[Page, int]]"
-"""Rows, as pages and masks."""
+"""Offsets, as pages and masks."""
 
 
 class Holdings:
@@ -64,16 +64,16 @@ class Holdings:
 
     def __init__(self, read: int) -> None:
         self.read = read
-        """How far the group's reader has come."""
+        """Position of the group's reader."""
         self.pages: list[Page] = []
-        """Ascending; offsets before `read` that are in none are done."""
+        """Pages in ascending order; offsets before `read` that are in none are done."""
         self._bases: list[int] = []
         self.waiting = self.held = self.late = self.leaving = 0
-        """How many offsets are where."""
+        """Number of the offsets in each place."""
 
     @property
     def open(self) -> int:
-        """How many offsets before `read` are not done."""
+        """Number of the offsets before `read` that are not done."""
         return self.waiting + self.held + self.late + self.leaving
 
     @property
@@ -108,7 +108,7 @@ class Holdings:
         return self.pages[place]
 
     def within(self, first: int, end: int) -> Iterator[tuple[Page, int]]:
-        """Pages that have offsets of [first, end), and which offsets that is."""
+        """Pages that have offsets of [first, end), each with the mask of these offsets."""
         place = max(0, bisect_right(self._bases, first) - 1)
         pages = self.pages
         while place < len(pages):
@@ -125,7 +125,7 @@ class Holdings:
             yield page, mask
 
     def pieces(self, base: int, bits: int) -> Iterator[tuple[Page, int]]:
-        """A mask that begins at an offset, cut at the pages."""
+        """Cut a mask that begins at an offset into pages."""
         at = base % PAGE
         if bits.bit_length() <= PAGE - at:
             yield self._page(base), bits << at
@@ -140,7 +140,7 @@ class Holdings:
             page_base += PAGE
 
     def tidy(self) -> None:
-        """Drop pages that have nothing open and nothing to be logged."""
+        """Drop pages without open offsets and without anything to be logged."""
         pages = self.pages
         if not any(not page.open for page in pages):
             return
@@ -157,14 +157,14 @@ class Holdings:
     # --- moving offsets from place to place -----------------------------------------------------
 
     def take_in(self, base: int, bits: int) -> None:
-        """Make offsets wait that were read and selected."""
+        """Let offsets wait that were read and selected."""
         for page, mask in self.pieces(base, bits):
             page.open |= mask
             page.waiting |= mask
         self.waiting += bits.bit_count()
 
     def waiting_in(self, base: int, end: int) -> int:
-        """Which offsets of [base, end) wait, as a mask that begins at `base`."""
+        """Offsets of [base, end) that wait, as a mask that begins at `base`."""
         found = 0
         for page, mask in self.within(base, end):
             some = page.waiting & mask
@@ -188,7 +188,7 @@ class Holdings:
     def pick(self, member: Any, ranges: Sequence[Range], also_waiting: bool) -> Picked | None:
         """Return ranges as pages and masks; None unless the member holds every offset of them.
 
-        also_waiting: what waits counts as its own.
+        also_waiting: an offset that waits counts as held.
         """
         if ranges[-1][1] > self.read:
             return None
@@ -220,7 +220,7 @@ class Holdings:
         return picked
 
     def _pick_many(self, member: Any, ranges: Sequence[Range], also_waiting: bool) -> Picked | None:
-        """Pick many ranges, which a keyed group's members have, without a loop over them."""
+        """Pick many ranges, as members of a keyed group have, without a loop over them."""
         bounds = np.array(ranges, np.int64)
         firsts, ends = bounds[:, 0], bounds[:, 1]
         wanted = int((ends - firsts).sum())
@@ -245,7 +245,7 @@ class Holdings:
         return None if wanted else picked
 
     def unhand(self, page: Page, member: Any, mask: int) -> tuple[int, int]:
-        """Take offsets from a member, or from those that wait: (which it held, which waited)."""
+        """Take offsets from a member, or from those that wait: (held offsets, waiting offsets)."""
         mine = page.held.get(member, 0)
         held = mine & mask
         if held:
@@ -262,18 +262,18 @@ class Holdings:
         return held, waited
 
     def leave(self, page: Page, mask: int) -> None:
-        """What was taken from a member is on its way out."""
+        """Put offsets that were taken from a member on their way out."""
         page.leaving |= mask
         self.leaving += mask.bit_count()
 
     def left(self, page: Page, mask: int) -> None:
-        """What was on its way out is done."""
+        """Note that offsets on their way out are done."""
         page.leaving &= ~mask
         page.open &= ~mask
         self.leaving -= mask.bit_count()
 
     def stay(self, page: Page, mask: int, member: Any, now_ms: int) -> None:
-        """What was on its way out stays: with the member, or (None) with those that wait."""
+        """Give offsets on their way out back to the member, or (None) to those that wait."""
         page.leaving &= ~mask
         count = mask.bit_count()
         self.leaving -= count
@@ -286,12 +286,12 @@ class Holdings:
         self.held += count
 
     def delay(self, page: Page, mask: int) -> None:
-        """What was taken from a member is to be handed out after a time."""
+        """Put offsets that were taken from a member among those that wait for a time."""
         page.late |= mask
         self.late += mask.bit_count()
 
     def due(self, page: Page, mask: int) -> int:
-        """What was delayed waits again; returns which of it was late still."""
+        """Let delayed offsets wait for a member again; returns those that were still delayed."""
         mask &= page.late
         page.late ^= mask
         page.waiting |= mask
@@ -301,12 +301,12 @@ class Holdings:
         return mask
 
     def wait(self, page: Page, mask: int) -> None:
-        """What was taken from a member waits again."""
+        """Let offsets that were taken from a member wait again."""
         page.waiting |= mask
         self.waiting += mask.bit_count()
 
     def release(self, members: set[Any]) -> Picked:
-        """All that some members held waits again; returns it."""
+        """Let all offsets that some members held wait again; returns them."""
         released: Picked = []
         for page in self.pages:
             mask = 0
@@ -322,13 +322,13 @@ class Holdings:
         return released
 
     def close(self, page: Page, mask: int) -> None:
-        """Waiting offsets are done without an acknowledgement: expired, or gone."""
+        """Close waiting offsets without an acknowledgement: they have expired, or are gone."""
         page.waiting &= ~mask
         page.open &= ~mask
         self.waiting -= mask.bit_count()
 
     def close_waiting(self, first: int, end: int) -> Picked:
-        """What waits in [first, end) is done: it cannot be had any more."""
+        """Close what waits in [first, end), which is gone; returns it."""
         closed: Picked = []
         for page, mask in self.within(first, end):
             some = page.waiting & mask
@@ -338,7 +338,7 @@ class Holdings:
         return closed
 
     def since(self, member: Any) -> int:
-        """Since when a member holds the oldest that it holds; 0: it holds nothing."""
+        """Time since which a member holds its oldest offset; 0: it holds none."""
         for page in self.pages:
             found = page.since.get(member)
             if found is not None:
@@ -346,7 +346,7 @@ class Holdings:
         return 0
 
     def holder(self, offset: int) -> Any:
-        """Return the holder of an offset; None: no member holds it."""
+        """Return the member that holds an offset; None: no member does."""
         for page, mask in self.within(offset, offset + 1):
             for member, held in page.held.items():
                 if held & mask:
@@ -356,9 +356,9 @@ class Holdings:
     # --- what the log is to say ---------------------------------------------------------------
 
     def ranges(self, picked: Picked, logged: int) -> list[Range]:
-        """Ranges that say of these open offsets that they are done, and of what is done beside.
+        """Ranges by which the log is told that these offsets, and done ones beside them, are done.
 
-        logged: the position that the log has; everything up to `low` may be said to be done.
+        logged: the position that the log has; every offset before `low` may be told as done.
         """
         found: list[Range] = []
         first_page = self.pages[0] if self.pages else None
@@ -380,7 +380,7 @@ class Holdings:
         return found
 
     def done_ahead(self, page: Page) -> list[Range]:
-        """What of a page is done, as ranges."""
+        """The done offsets of a page, as ranges."""
         limit = min(PAGE, self.read - page.base)
         closed = ones(limit) & ~page.open
         if not closed:
@@ -392,11 +392,11 @@ class Holdings:
 
 
 def _few_closed_runs(open_rows: int, mask: int, limit: int) -> list[tuple[int, int]]:
-    """Return what _closed_runs() does of a mask with few runs, run by run; it has something."""
+    """Return what _closed_runs() does, one run after another: quicker for a mask of few runs."""
     found: list[tuple[int, int]] = []
     at = 0
     while mask:
-        # Both masks begin where the last run ended: they get shorter as it goes on.
+        # Both masks begin where the last run ended: they get shorter as the loop goes on.
         skip = (mask & -mask).bit_length() - 1
         begin = at + (open_rows & ((1 << skip) - 1)).bit_length()
         open_rows >>= skip
@@ -414,7 +414,7 @@ def _few_closed_runs(open_rows: int, mask: int, limit: int) -> list[tuple[int, i
 
 
 def _closed_runs(open_rows: int, mask: int, limit: int) -> list[tuple[int, int]]:
-    """Runs of what is not open, before `limit`, that have at least one of the mask in them."""
+    """Runs of offsets before `limit` that are not open, each with an offset of the mask in it."""
     closed = np.zeros(limit + 2, np.int8)
     closed[1:-1] = ~rows_of_bits(open_rows & ones(limit), limit)
     edges = np.flatnonzero(np.diff(closed))

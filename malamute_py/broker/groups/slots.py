@@ -21,7 +21,7 @@ Places: TypeAlias = "np.ndarray[Any, np.dtype[np.int16]]"
 
 
 class Candidate(Protocol):
-    """A member, as far as slots are concerned."""
+    """The facts about a member that decide which slots it gets."""
 
     place: int
     """Its number within the group."""
@@ -36,24 +36,25 @@ class Slots:
 
     def __init__(self) -> None:
         self.owner: Places = np.full(SLOTS, NOBODY, np.int16)
-        """Owner of each slot now; NOBODY while the slot moves or something is late."""
+        """Owner of each slot now; NOBODY while the slot moves or a record of it is late."""
         self._target: Places = np.full(SLOTS, NOBODY, np.int16)
         """Owner that each slot is to have."""
         self._best = np.zeros(SLOTS, np.uint64)
-        """The weight by which that was decided."""
+        """Weight of the member that the slot is to belong to."""
         self._holder: Places = np.full(SLOTS, NOBODY, np.int16)
         """Member that was given each slot's last records."""
         self.held: Numbers = np.zeros(SLOTS, np.int64)
-        """Records in a member's hands, or leaving them."""
+        """Records of each slot in a member's hands, or on their way out."""
         self._late: Numbers = np.zeros(SLOTS, np.int64)
         self.waiting: Numbers = np.zeros(SLOTS, np.int64)
         self.settled = True
-        """Every slot belongs to whom it is to belong to."""
+        """Whether every slot belongs to the member that it is to belong to."""
 
     def enter(self, member: Candidate) -> None:
-        """A member takes the slots in which it weighs most; those in hand stay until they are not.
+        """Give a member the slots in which it weighs most, each once nothing of it is in hand.
 
-        What others have of each other is not looked at: a thousand may come or go in one step.
+        The slots of the other members are not compared anew: a thousand members may come or go in
+        one step.
         """
         weight = _weights([member], np.arange(SLOTS))[0]
         better = (weight > self._best) | (self._target == NOBODY)
@@ -62,7 +63,7 @@ class Slots:
         self.settle()
 
     def leave(self, places: list[int], members: Sequence[Candidate]) -> None:
-        """The slots of members that have left go to those of the others who weigh most."""
+        """Give the slots of members that have left to those of the others that weigh most."""
         lost = np.flatnonzero(np.isin(self._target, places))
         if members and len(lost):
             weights = _weights(members, lost)
@@ -74,18 +75,18 @@ class Slots:
         self.settle()
 
     def settle(self) -> None:
-        """Let slots go to whom they are to belong to, where nothing of them is in hand."""
+        """Move slots to the members that they are to belong to, unless records are in hand."""
         free = (self.held == 0) | (self._holder == self._target)
         free &= self._late == 0
         self.owner = np.where(free, self._target, np.int16(NOBODY))
         self.settled = bool(free.all())
 
     def take_in(self, slots: SlotsOfRows) -> None:
-        """Records of these slots wait."""
+        """Count records of these slots as waiting."""
         _count(self.waiting, slots, 1)
 
     def hand(self, slots: SlotsOfRows, place: int) -> None:
-        """Waiting records of these slots are in a member's hands."""
+        """Count waiting records of these slots as in a member's hands."""
         if len(slots) == 1:
             slot = slots[0]
             self.waiting[slot] -= 1
@@ -103,31 +104,31 @@ class Slots:
             self.settle()
 
     def back(self, slots: SlotsOfRows, *, settle: bool = True) -> None:
-        """Records in hand wait again. settle: False: leave() follows."""
+        """Count records in hand as waiting again. settle: False: leave() follows."""
         _count(self.held, slots, -1)
         _count(self.waiting, slots, 1)
         if settle:
             self.settle()
 
     def closed(self, slots: SlotsOfRows) -> None:
-        """Waiting records are done."""
+        """Count waiting records as done."""
         _count(self.waiting, slots, -1)
 
     def delay(self, slots: SlotsOfRows) -> None:
-        """Records in hand are late: what follows them waits for them."""
+        """Count records in hand as late: later records of their slots wait for them."""
         _count(self.held, slots, -1)
         _count(self._late, slots, 1)
         self.settle()
 
     def due(self, slots: SlotsOfRows) -> None:
-        """Late records wait again."""
+        """Count late records as waiting again."""
         _count(self._late, slots, -1)
         _count(self.waiting, slots, 1)
         self.settle()
 
 
 def _weights(members: Sequence[Candidate], slots: Numbers) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """How much each member (a row) weighs in each of these slots (a column)."""
+    """Weight of each member (a row) in each of these slots (a column)."""
     names = (one.session + one.number.to_bytes(16, "little", signed=True) for one in members)
     seeds = [int.from_bytes(blake2b(name, digest_size=8).digest(), "little") for name in names]
     numbers = (slots + 1).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -139,7 +140,7 @@ def _weights(members: Sequence[Candidate], slots: Numbers) -> np.ndarray[Any, np
 
 
 def _count(counts: Numbers, slots: SlotsOfRows, each: int) -> None:
-    """Count records of slots; one alone without a walk over all slots."""
+    """Add to the counts of slots; for one record without a walk over all slots."""
     if len(slots) == 1:
         counts[slots[0]] += each
     elif each > 0:

@@ -48,7 +48,7 @@ class Unsettled(msgspec.Struct, eq=False):
     end_lsn: int
     bytes: int
     batch: Any = None
-    """The Batch of a stream (stream.py): a ring knows no streams."""
+    """The StampedBatch of a stream (stream.py): a ring knows no streams."""
     waiters: tuple[Waiter, ...] = ()
     call: Settlement | None = None
     """Called when the LSN is visible; for a change that waits."""

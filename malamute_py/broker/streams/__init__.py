@@ -1,1 +1,1 @@
-"""Streams: the catalogue, publishing, producers, where readers start, retention, administration."""
+"""Streams: the catalogue, publishing, producers, start positions, retention, administration."""

@@ -1,8 +1,8 @@
 """Administration of streams: make, change and remove them, facts, plans, producers.
 
-Owns the commands that a RESULT answers. The rules: whatever is listed is bounded and paged; a
-change is answered when it is durable; what must be asked of the journal is answered when it has.
-Source: SPEC.md, section 4; docs/design.md, Safety.
+Owns the commands about streams and producers that a RESULT answers. The rules: each list is bounded
+and paged; a change is answered when it is durable; a question to the journal is answered when the
+journal has answered. Source: SPEC.md, section 4; docs/design.md, Safety.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class StreamAdmin:
     # --- answering --------------------------------------------------------------------------
 
     def _stream(self, link: Link, command: Any, action: str) -> Stream | None:
-        """The stream of a command if it may be touched; else the command was refused."""
+        """Return the stream of a command if the link may touch it; else refuse the command."""
         name = command.stream
         if not self._shard.settings.permit(link.owner, action, name):
             self._answers.refuse(
@@ -76,7 +76,7 @@ class StreamAdmin:
         return stream
 
     def _asks(self, link: Link, command: Any) -> bool:
-        """Whether a link may ask the journal one more question; else refused."""
+        """Whether a link may ask the journal one more question; if not, refuse the command."""
         if link.queries < self._shard.settings.link_queries_max:
             link.queries += 1
             return True
@@ -86,7 +86,7 @@ class StreamAdmin:
     # --- streams ----------------------------------------------------------------------------
 
     def create_stream(self, link: Link, command: CreateStream) -> None:
-        """Create a stream; answered when that is durable."""
+        """Create a stream; the answer follows when the creation is durable."""
         if not self._shard.settings.permit(link.owner, "create", command.stream):
             self._answers.refuse(
                 link, command, "forbidden", f"you may not create stream '{command.stream}'"
@@ -102,7 +102,7 @@ class StreamAdmin:
         Answer(self._answers, link, command, facts).after(stream.created_lsn)
 
     def edit_stream(self, link: Link, command: EditStream) -> None:
-        """Change settings; answered when that is durable."""
+        """Change settings; the answer follows when the change is durable."""
         stream = self._stream(link, command, "admin")
         if stream is None:
             return
@@ -113,7 +113,7 @@ class StreamAdmin:
             self._answers.refuse(link, command, error.code, error.reason)
 
     def remove_stream(self, link: Link, command: RemoveStream) -> None:
-        """Remove a stream; answered when that is durable."""
+        """Remove a stream; the answer follows when the removal is durable."""
         stream = self._stream(link, command, "admin")
         if stream is not None:
             self._catalogue.remove(stream, Answer(self._answers, link, command))
@@ -125,7 +125,7 @@ class StreamAdmin:
             self._answers.result(link, command, self._facts(stream))
 
     def _facts(self, stream: Stream) -> dict[str, Any]:
-        live = sum(1 for sub in stream.subscriptions if sub.live)
+        audience = stream.audience
         return {
             **_short(stream),
             "epoch": self._shard.epoch,
@@ -134,9 +134,9 @@ class StreamAdmin:
             "visible": stream.visible_next,
             "last_time_ms": stream.last_time_ms,
             "settings": _settings(stream),
-            "subscriptions": len(stream.subscriptions),
-            "live": live,
-            "patterns": stream.patterns,
+            "subscriptions": audience.count,
+            "live": audience.live,
+            "patterns": audience.patterns,
             "created_ms": stream.row.created_ms,
             "created_by": stream.row.by,
         }
@@ -253,13 +253,13 @@ class StreamAdmin:
     # --- producers --------------------------------------------------------------------------
 
     def open_producer(self, link: Link, command: OpenProducer) -> None:
-        """Give a producer id, or resume one; answered when a change that it needs is durable."""
+        """Give a producer id, or resume one; the answer follows when its change is durable."""
         producers = self._producers
         if command.id == 0:
             publishing = self._publishing
             most = self._shard.settings.producers_max + publishing.forgetting
             if len(producers) + self._opening >= most:
-                # The identity with the most producers loses those that it used least of late.
+                # The identity with the most producers loses those that it has not used for longest.
                 if publishing.forgetting or not len(producers):
                     self._answers.refuse(
                         link, command, "wait", "producers that were long unused make room"
@@ -294,7 +294,8 @@ class StreamAdmin:
         if producer is None:
             self._refuse_unknown(answer.link, answer.command)
             return
-        # As this change leaves it: the next one may raise the epoch before it is durable.
+        # The epoch is the one that this change sets: the next change may raise it before this one
+        # is durable.
         answer.value = partial(dict, self._producer_facts(producer))
         answer.after(end_lsn)
 

@@ -1,9 +1,9 @@
-"""The catalogue: which streams and rings there are, and how they come and go.
+"""The catalogue: the streams and rings there are, and how they come and go.
 
 Owns the streams by name and number. The rules: a stream exists once its creation is in the log, and
-one with a ring of its own takes records only when that is synced, since the two rings are synced
-apart; what needs a stream that is being created waits for it, within a bound. Source:
-docs/design.md (Journal; Queues and the checkpoint).
+a stream with a ring of its own takes records only when its creation is synced, since the two rings
+are synced apart; commands that need a stream that is being created wait for it, within a bound.
+Source: docs/design.md (Journal; Queues and the checkpoint).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.log.ring import EPOCH_SHIFT, RingState, ring_name
 from malamute_py.broker.log.steps import Effect, Steps, Then
-from malamute_py.broker.log.stream import Stream
+from malamute_py.broker.log.stream import AudienceFacts, Stream
 from malamute_py.broker.ready import MAIN, RingFacts, StreamFacts
 from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.changelog.records import Change, StreamCreated, StreamEdited, StreamRemoved
@@ -33,8 +33,8 @@ Use: TypeAlias = Callable[[Stream], None]
 Refusal: TypeAlias = Callable[[str, str, int], None]
 """Called with code, reason and retry time."""
 NAMES_AROUND: Final = 8
-"""Streams before and after a name in their order that it may be a misspelling of: to look at all
-would take a turn of the loop with many streams."""
+"""Streams before and after a name in alphabetical order among which a misspelt name is looked for:
+with many streams, looking at all would take a turn of the loop."""
 
 
 class Catalogue:
@@ -43,14 +43,22 @@ class Catalogue:
     publishing: Publishing
     steps: Steps
 
-    def __init__(self, shard: Shard, tables: Tables, facts: dict[str, RingFacts]) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        tables: Tables,
+        facts: dict[str, RingFacts],
+        audience: Callable[[], AudienceFacts],
+    ) -> None:
+        """audience: makes the audience of each stream."""
         self._shard = shard
+        self._audience = audience
         self.tables = tables
         self.rings: dict[str, RingState] = {}
         self.openings: list[tuple[str, dict[str, Any]]] = []
         """Rings that the shell is to open or remove."""
         self.unseen: dict[str, dict[int, int]] = {}
-        """Ring -> stream -> next offset, of streams of which damage left their rings nothing."""
+        """For each ring the next offset of each stream of which damage left the ring nothing."""
         self._numbers: dict[int, Stream] = {}
         self._names: dict[str, Stream] = {}
         self._sorted: list[str] | None = None
@@ -61,7 +69,7 @@ class Catalogue:
         """Streams with a bound of bytes or age of their own."""
         self.rings[MAIN] = RingState(MAIN, False, facts.get(MAIN))
         self._sizes: dict[int, tuple[str, int]] = {}
-        """Creator of each stream, and the bytes of its settings as they are counted."""
+        """Creator of each stream, and the bytes for which its settings are counted."""
         for row in tables.streams.values():
             self._take_up(row, facts)
             self._count(row.by, row.settings, 1)
@@ -82,7 +90,7 @@ class Catalogue:
         return self._numbers.get(number)
 
     def numbers_in(self, ring: str) -> Collection[int]:
-        """The numbers of the streams that live in a ring; "": of all."""
+        """The numbers of the streams that live in a ring; "": of all streams."""
         if not ring:
             return self._numbers
         state = self.rings.get(ring)
@@ -101,7 +109,7 @@ class Catalogue:
             place += 1
 
     def absent(self, owner: str, name: str) -> str:
-        """That there is no stream of a name, and which ones that its owner may read were meant."""
+        """Reason that there is no stream of a name, with names that its owner may have meant."""
         from bisect import bisect_left
         from difflib import get_close_matches
 
@@ -136,7 +144,7 @@ class Catalogue:
         return ring
 
     def _count(self, by: str, settings: StreamSettings, sign: int) -> None:
-        """Count a stream and its ring as its creator's, or no longer."""
+        """Count a stream and its ring for the quotas of its creator. sign: -1: no longer."""
         add = self._shard.quotas.add
         add(by, "streams", sign)
         if settings.ring_bytes:
@@ -144,7 +152,7 @@ class Catalogue:
             add(by, _ring_quota(settings), sign * settings.ring_bytes)
 
     def _check_quotas(self, by: str, wanted: StreamSettings) -> None:
-        """Raises BrokerRefused `limit`: by its creator's quotas, or those of all rings."""
+        """Check the quotas of a stream's creator, and those of all rings. Raises BrokerRefused."""
         quotas, settings = self._shard.quotas, self._shard.settings
         quotas.check(by, "streams")
         size = wanted.ring_bytes
@@ -167,9 +175,10 @@ class Catalogue:
         if found is None and ring_facts is not None and ring_facts.unseen_next:
             found = StreamFacts(0, ring_facts.unseen_next)
             self.unseen.setdefault(row.ring, {})[row.number] = found.next
-        stream = Stream(row, ring, found)
+        stream = Stream(row, ring, found, self._audience())
         if ring.memory and facts:
-            # It existed in an earlier run: its offsets go on where no earlier one can be.
+            # The stream existed in an earlier run: its offsets go on after all that such a run
+            # gave.
             base = self._shard.epoch << EPOCH_SHIFT
             stream.first = stream.next = stream.visible_next = stream.lost_before = base
             stream.handed = stream.trim_asked = base
@@ -191,7 +200,7 @@ class Catalogue:
     # --- first use ---------------------------------------------------------------------------
 
     def use(self, name: str, by: str, then: Use, refused: Refusal) -> None:
-        """Call `then` with the stream of this name, which first use creates."""
+        """Call `then` with the stream of this name, which is created at its first use."""
         stream = self._names.get(name)
         if stream is not None:
             then(stream)
@@ -258,7 +267,7 @@ class Catalogue:
         self.create(name, values, by, then, refused)
 
     def _propose(self, name: str, wanted: StreamSettings, by: str) -> None:
-        """Put the creation of a stream on its way; raises BrokerRefused."""
+        """Put the creation of a stream on its way. Raises BrokerRefused."""
         shard = self._shard
         wrong = name_fault(name)
         if wrong:
@@ -292,8 +301,8 @@ class Catalogue:
     def _check_settings(self, number: int, by: str, wanted: StreamSettings) -> int:
         """Return the bytes of a stream's settings.
 
-        by: its creator. Raises BrokerRefused `limit`: with these its creator has too much of
-        settings, or all clients together.
+        by: its creator. Raises BrokerRefused `limit`: the settings of this creator's streams, or of
+        all streams, would take too much.
         """
         quotas, most = self._shard.quotas, self._shard.settings.all_settings_bytes_max
         size = len(encode_settings(wanted))
@@ -312,7 +321,7 @@ class Catalogue:
             self._shard.quotas.add(by, "settings_bytes", size - before)
 
     def _weigh(self, number: int, *_: Any) -> None:
-        """Count a stream's settings as the tables have them; nothing when it is gone."""
+        """Count a stream's settings as the tables have them; none when the stream is gone."""
         add = self._shard.quotas.add
         row = self.tables.streams.get(number)
         by, size = self._sizes.pop(number, ("", 0))
@@ -388,11 +397,11 @@ class Catalogue:
         self.publishing.when_visible(self.rings[MAIN], end_lsn, removed)
 
     def _remove_ring(self, ring: RingState, name: str, failure: tuple[str, str] | None) -> None:
-        # Its files go only when no power loss can bring the stream back.
+        # The files go only when no power loss can bring the stream back.
         if failure is None:
             self.openings.append((ring.name, {"remove": True}))
             self.rings.pop(ring.name, None)
-            # Nothing will say of it that it is synced.
+            # The shell will not say of this ring that it is synced.
             self.publishing.ring_failed(ring, "stream_removed", f"stream '{name}' was removed")
 
 
@@ -402,7 +411,7 @@ def _ring_quota(settings: StreamSettings) -> str:
 
 
 def _same(has: StreamSettings, wanted: StreamSettings) -> bool:
-    """Whether settings are as wanted; a body kind that first use settled does not count."""
+    """Whether settings are as wanted; a body kind that the first batch settled does not count."""
     if not wanted.body_kind:
         values = {name: getattr(has, name) for name in has.__struct_fields__}
         values["body_kind"] = ""

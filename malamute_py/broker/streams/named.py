@@ -1,8 +1,8 @@
-"""Named: what a stream has under names of their own: its cursors, its groups.
+"""Named: objects of a stream that have names of their own: its cursors and its groups.
 
 Owns finding and listing them. The rule: a listing is a page in the order of (stream, name), and
-costs by the page, but for the sorting of one stream's names after they have changed; what the
-identity may not read is left out. Source: SPEC.md, section 4.7.
+costs by the page, apart from sorting one stream's names after they have changed; streams that the
+identity may not read are left out. Source: SPEC.md, section 4.7.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Place = tuple[int, str]
 
 
 class Named(Generic[_T]):
-    """Things by stream and name, each counted as its creator's.
+    """Objects by stream and name, each counted for its creator's quota.
 
-    A cursor belongs to whom moved it last, as the log knows no other; while the broker runs, to
-    whom it was taken up for.
+    A cursor counts for the identity that moved it last, as the log knows no other; while the broker
+    runs, for the identity that it was taken up for.
     """
 
     def __init__(self, quotas: Quotas, resource: str) -> None:
-        """resource: the quota that each counts for."""
+        """resource: the quota that each object counts for."""
         self._quotas = quotas
         self._resource = resource
         self._owners: dict[Place, str] = {}
@@ -45,17 +45,17 @@ class Named(Generic[_T]):
             yield from things.values()
 
     def get(self, place: Place) -> _T | None:
-        """What has this name in this stream."""
+        """The object of this name in this stream."""
         things = self._of.get(place[0])
         return None if things is None else things.get(place[1])
 
     def of(self, stream: int) -> Iterable[_T]:
-        """All of one stream."""
+        """All objects of one stream."""
         things = self._of.get(stream)
         return () if things is None else things.values()
 
     def add(self, place: Place, thing: _T, by: str) -> None:
-        """Take one up, in the place of one of the same name. by: whose it is, if it is new."""
+        """Take up an object, in the place of one of its name. by: its creator, if it is new."""
         things = self._of.setdefault(place[0], {})
         if place[1] not in things:
             self._count += 1
@@ -65,7 +65,7 @@ class Named(Generic[_T]):
         things[place[1]] = thing
 
     def remove(self, place: Place) -> _T | None:
-        """Forget one; returns it."""
+        """Forget an object; returns it."""
         things = self._of.get(place[0])
         thing = None if things is None else things.pop(place[1], None)
         if things is None or thing is None:
@@ -78,7 +78,7 @@ class Named(Generic[_T]):
         return thing
 
     def remove_stream(self, stream: int) -> dict[str, _T]:
-        """Forget all of one stream; returns them by name."""
+        """Forget all objects of one stream; returns them by name."""
         things = self._of.pop(stream, {})
         self._sorted.pop(stream, None)
         self._count -= len(things)
@@ -95,9 +95,9 @@ class Named(Generic[_T]):
         after: str,
         limit: int,
     ) -> tuple[list[tuple[Stream, _T]], bool]:
-        """(a page of those whose names begin with `prefix`, whether there are more).
+        """Return a page of the objects whose names begin with `prefix`, and whether there are more.
 
-        stream: its name; empty: all that may be read. after: "stream/name", or a name.
+        stream: its name; empty: all streams that may be read. after: "stream/name", or a name.
         """
         after_stream, slash, after_name = after.rpartition("/")
         if not slash:
@@ -117,7 +117,7 @@ class Named(Generic[_T]):
 
     @staticmethod
     def _streams(catalogue: Catalogue, first: str) -> Iterator[str]:
-        """Names of streams in order from one on, itself included."""
+        """Names of streams in order from one on, that one included."""
         if first:
             yield first
         yield from catalogue.names_after(first, "")

@@ -1,12 +1,12 @@
-"""Idempotent producers: whose an id is, and which sequence comes next in which stream.
+"""Idempotent producers: the owner of each id, and the next sequence in each stream.
 
 Owns the sequences. The rules: an id belongs to the identity that opened it; a batch is taken
 exactly when its first sequence is the next one; a batch that is in the log already is confirmed,
-with the original's position, only when the original is; one that has its sequence and another
-content is in conflict with it, as long as its checksum is remembered; one that was in the log and
-lies in damage is neither confirmed nor taken; anything else is out of sequence. An epoch that was
-fenced is refused. What was recovered is the newest of what snapshot and journal say. Source:
-docs/design.md, Promises.
+with the original's position, only when the original is; a batch with the sequence of an original
+and another content is in conflict with it, as long as the checksum is remembered; a batch that was
+in the log and lies in damage is neither confirmed nor taken; any other batch is out of sequence. An
+epoch that was fenced is refused. A recovered sequence is the newest that snapshot and journal have.
+Source: docs/design.md, Promises.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ from malamute_py.changelog.snapshots import (
 
 
 class Original(NamedTuple):
-    """Where a batch that came again lies in the log."""
+    """Position in the log of a batch that came again."""
 
     offset: int
     append_time_ms: int
 
 
 FORGOTTEN = Original(-1, 0)
-"""A batch that is in the log and whose position is no longer remembered."""
+"""Stands for a batch that is in the log and whose position is no longer remembered."""
 FORGET_AT_ONCE = 100
-"""Producers that make room together when there are too many, at most."""
+"""Producers that are forgotten together, at most, when there are too many."""
 LOOKED_AT = 1_000
-"""Producers of an identity that are looked at for that: those that wrote since are passed over."""
+"""Producers of an identity that are looked at to find one to forget: those that wrote since the
+last look are passed over."""
 _CONTENT = Struct("<QI")
 """First sequence of a batch and the CRC of its content."""
 
@@ -57,17 +58,19 @@ class ProducerStream:
         self.next = next
         """The next sequence, counting what is in the log."""
         self.next_taken = next
-        """The next sequence, counting what is on its way into the log too."""
+        """The next sequence, counting what is on its way into the log as well."""
         self.runs: deque[tuple[int, int, int, int]] = deque()
-        """(first sequence, offset, append time, count): neighbours in both are one run. What lies
-        between two of them was in the log, and a start could not read it."""
+        """Runs of batches: (first sequence, offset, append time, count). Neighbours in sequence and
+        offset are one run. A batch between two runs was in the log, and a start could not read
+        it."""
         self.contents = bytearray()
-        """What the newest batches were, oldest first: 12 bytes each, where objects take 120."""
+        """The newest batches, oldest first: 12 bytes each, where objects take 120."""
         self.under_way: dict[int, Pending] = {}
-        """By first sequence."""
+        """Publishes on their way, by first sequence."""
         self.packed: PackedSequence | None = None
-        """As snapshots have it; None after any change. Each segment begins with one, and with
-        10,000 producers packing all of them anew took 68 ms (*6 MB, all of them at rest)."""
+        """The runs as snapshots have them; None after any change. Each segment begins with a
+        snapshot, and packing all runs of 10,000 producers anew took 68 ms (6 MB of runs of
+        producers at rest)."""
 
     def appended(
         self, sequence: int, count: int, offset: int, time_ms: int, crc: int, runs_max: int
@@ -93,13 +96,13 @@ class ProducerStream:
             runs.popleft()
 
     def refused(self, sequence: int) -> None:
-        """The journal did not take a batch: it and all that follow did not happen."""
+        """Forget a batch that the journal did not take, and all after it: they did not happen."""
         self.under_way.pop(sequence, None)
         if sequence < self.next_taken:
             self.next_taken = max(self.next, sequence)
 
     def fault(self, sequence: int, crc: int) -> str:
-        """Why a batch whose sequence was taken is no duplicate: `conflict`, `damaged`; "": it is.
+        """Return why a batch of a taken sequence is no duplicate: `conflict`, `damaged`; "": it is.
 
         crc: of its content.
         """
@@ -115,12 +118,12 @@ class ProducerStream:
         return self.original(sequence) is FORGOTTEN
 
     def _conflicts(self, sequence: int, crc: int) -> bool:
-        """Whether a batch of this sequence is known to be another than the one that was taken."""
+        """Whether a batch of this sequence is known to differ from the one that was taken."""
         original = self.under_way.get(sequence)
         if original is not None:
             return original.content.head.content_crc != crc
         if sequence >= self.next:
-            # Amid a batch that is on its way.
+            # The sequence lies amid a batch that is on its way.
             return True
         contents = self.contents
         if not contents or sequence < _CONTENT.unpack_from(contents)[0]:
@@ -146,9 +149,10 @@ class Producer:
         self.epoch = epoch
         self.streams: dict[int, ProducerStream] = {}
         self.faults: tuple[str, ...] = ()
-        """Why batches that came again were no duplicates, as far as the operator was told."""
+        """Reasons why batches that came again were no duplicates, as far as the operator was
+        told."""
         self.used = False
-        """Whether the producer wrote since it was last looked at as one that may be forgotten."""
+        """Whether the producer wrote since it was last looked at to be forgotten."""
 
 
 class Producers:
@@ -157,13 +161,14 @@ class Producers:
     def __init__(self, log_epoch: int) -> None:
         self._table: dict[int, Producer] = {}
         self._places: dict[int, dict[int, ProducerStream]] = {}
-        """Stream -> producer -> where it stands there: what a ring or a removal asks for."""
+        """Position of each producer in each stream: a snapshot of a ring or a removal asks by
+        stream."""
         self.places = 0
-        """Streams of producers, all in all."""
+        """Number of the streams of all producers."""
         self._shares: Shares[int] = Shares()
         """Producers of each identity, the longest unused first."""
         self._places_of: dict[str, int] = {}
-        """Identity -> how many streams its producers have, all in all."""
+        """Number of the streams of each identity's producers."""
         self._log_epoch = log_epoch
         self._minted = 0
 
@@ -171,7 +176,7 @@ class Producers:
         return len(self._table)
 
     def mint(self) -> int:
-        """An id that no producer of this log ever had."""
+        """Return an id that no producer of this log ever had."""
         self._minted += 1
         return self._log_epoch << 32 | self._minted
 
@@ -180,13 +185,13 @@ class Producers:
         return self._table.get(id)
 
     def used(self, id: int) -> None:
-        """Move a producer to the end of those that may be forgotten."""
+        """Move a producer to the end of its identity's order of forgetting."""
         producer = self._table.get(id)
         if producer is not None:
             self._shares.renew(producer.identity, id)
 
     def opened(self, id: int, identity: str, epoch: int) -> None:
-        """The change log says so."""
+        """Take up a producer that the change log has opened."""
         producer = self._table.get(id)
         if producer is None:
             self._table[id] = Producer(id, identity, epoch)
@@ -195,7 +200,7 @@ class Producers:
             producer.epoch = epoch
 
     def forgotten(self, ids: Iterable[int]) -> None:
-        """The change log says so."""
+        """Forget producers that the change log has forgotten."""
         for id in ids:
             producer = self._table.pop(id, None)
             if producer is not None:
@@ -204,7 +209,7 @@ class Producers:
                     self._leave(number, producer)
 
     def enter(self, producer: Producer, number: int) -> ProducerStream:
-        """Where a producer stands in a stream; at sequence 0 when it was never there."""
+        """Return the position of a producer in a stream; at sequence 0 when it was never there."""
         place = producer.streams.get(number)
         if place is not None and place.epoch == producer.epoch:
             return place
@@ -214,7 +219,7 @@ class Producers:
         return place
 
     def _put(self, producer: Producer, number: int, place: ProducerStream) -> None:
-        """Have a producer stand there in a stream, wherever it stood before."""
+        """Set the position of a producer in a stream."""
         if number not in producer.streams:
             self.places += 1
             identity = producer.identity
@@ -223,7 +228,7 @@ class Producers:
         self._places.setdefault(number, {})[producer.id] = place
 
     def _leave(self, number: int, producer: Producer) -> None:
-        """A producer stands nowhere in a stream any more; its own table is the caller's."""
+        """Drop the position of a producer in a stream; its own table is the caller's."""
         places = self._places[number]
         del places[producer.id]
         if not places:
@@ -231,7 +236,7 @@ class Producers:
         self._fewer(producer.identity)
 
     def _fewer(self, identity: str) -> None:
-        """A producer of an identity has a stream less."""
+        """Count one stream less for the identity of a producer."""
         self.places -= 1
         left = self._places_of[identity] - 1
         if left:
@@ -240,7 +245,7 @@ class Producers:
             del self._places_of[identity]
 
     def in_the_way(self) -> list[int]:
-        """Ids to forget where producers are too many: the longest unused of who has most."""
+        """Ids to forget where producers are too many: the longest unused of the largest owner."""
         identity, _ = self._shares.next_out()
         spare = self._shares.count(identity) - self._shares.fair
         return self._unused(identity, max(1, min(self._lot(identity), spare)), None)
@@ -248,8 +253,8 @@ class Producers:
     def wide(self, producer: Producer) -> list[int]:
         """Ids to forget so that a producer may write to one more stream, where places are short.
 
-        The longest unused of its own identity when that has an equal share of the places or more,
-        else of the identity that has the most. Empty: there is none but this producer itself.
+        The longest unused producers of its own identity when that has an equal share of the places
+        or more, else of the identity that has the most. Empty: there is no other producer.
         """
         places = self._places_of
         owner = producer.identity
@@ -258,9 +263,9 @@ class Producers:
         return self._unused(owner, self._lot(owner), producer)
 
     def _unused(self, identity: str, count: int, but: Producer | None) -> list[int]:
-        """The longest unused of an identity; one that was used since it was last looked at waits.
+        """The longest unused producers of an identity; one used since the last look is passed over.
 
-        At least one, if there is another one than `but`.
+        At least one, if there is another producer than `but`.
         """
         some = self._shares.oldest(identity, LOOKED_AT)
         found: list[int] = []
@@ -276,11 +281,11 @@ class Producers:
         return found or [id for id in some if self._table[id] is not but][:1]
 
     def _lot(self, identity: str) -> int:
-        """How many producers of an identity make room together."""
+        """Number of an identity's producers that are forgotten together."""
         return min(FORGET_AT_ONCE, max(1, self._shares.count(identity) // 10))
 
     def stream_removed(self, number: int) -> None:
-        """Forget what every producer did in a stream."""
+        """Forget the positions of all producers in a stream."""
         for id in self._places.pop(number, ()):
             producer = self._table[id]
             del producer.streams[number]
@@ -289,9 +294,10 @@ class Producers:
     # --- over restarts ------------------------------------------------------------------
 
     def sequences(self, streams: Iterable[int], runs_max: int) -> Iterator[PackedSequence]:
-        """What is in the log of these streams, for a snapshot, with so many runs each.
+        """Positions in these streams for a snapshot, with at most so many runs each.
 
-        runs_max: the same at each call: what did not change since the last one is not packed anew.
+        runs_max: the same at each call: positions that did not change since the last call are not
+        packed anew.
         """
         for number in streams:
             for id, place in self._places.get(number, {}).items():
@@ -305,7 +311,7 @@ class Producers:
                     yield place.packed
 
     def restore(self, sequence: Sequence64) -> None:
-        """Take up what a snapshot says, unless something newer is known."""
+        """Take up a position of a snapshot, unless a newer one is known."""
         producer = self._table.get(sequence.producer)
         if producer is None:
             return
@@ -318,7 +324,7 @@ class Producers:
         self._put(producer, sequence.stream, place)
 
     def witness(self, fact: ProducerFact, runs_max: int) -> None:
-        """Take up what a batch in the journal says, unless it is known."""
+        """Take up a batch of the journal, unless it is known."""
         producer = self._table.get(fact.producer_id)
         if producer is None:
             return
@@ -328,7 +334,8 @@ class Producers:
             self._put(producer, fact.stream, place)
         if place.epoch == fact.producer_epoch and fact.first_sequence >= place.next:
             if fact.first_sequence > place.next and not place.runs:
-                # Damage took the first: an empty run says that all since then is remembered.
+                # Damage took the first batches: an empty run means that all batches since are
+                # remembered.
                 place.runs.append((place.next, -1, 0, 0))
             place.appended(
                 fact.first_sequence, fact.count, fact.base_offset, fact.append_time_ms,
@@ -346,7 +353,7 @@ class Pending(msgspec.Struct, eq=False):
     stream: Stream
     waiter: Waiter | None = None
     base: int = -1
-    """Known once it is handed to the shell."""
+    """First offset, once the publish is handed to the shell."""
     time_ms: int = 0
     followers: list[Waiter] | None = None
     """Duplicates that came while the original was on its way."""

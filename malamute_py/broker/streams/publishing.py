@@ -1,9 +1,9 @@
-"""Publishing: from a PUBLISH to a bundle for the journal, and what its answer means.
+"""Publishing: from a PUBLISH to a bundle for the journal, and the effects of its answer.
 
-Owns everything that was taken from producers and has not been appended. The rules: base offsets are
-given when bundles are handed to the shell and every bundle is answered before more are, so a
-refusal never leaves a hole; each publish is a bundle of its own; the bundles of one ring stand
-together, in their order; a refusal is told to all who wait for what was refused. Source:
+Owns the batches that were taken from producers and have not been appended. The rules: base offsets
+are given when bundles are handed to the shell, and every bundle is answered before more are handed
+over, so a refusal never leaves a hole; each publish is a bundle of its own; the bundles of one ring
+stand together, in their order; all links that wait for a refused batch are told. Source:
 docs/design.md (The core and its shell; Promises).
 """
 
@@ -17,12 +17,13 @@ from typing import Any
 from malamute_protocol.commands import Publish
 from malamute_protocol.content import BODY_KINDS
 from malamute_protocol.errors import BatchError, BrokerRefused
+from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.confirms import DEFAULT, LEVEL_NAMES, NONE, STORED, SYNCED, Confirms
 from malamute_py.broker.log.ring import RingState, Settlement, Unsettled, Waiter
 from malamute_py.broker.log.steps import Effect, Part, Steps, Then
-from malamute_py.broker.log.stream import Batch, Stream
+from malamute_py.broker.log.stream import StampedBatch, Stream
 from malamute_py.broker.ready import (
     MAIN,
     Append,
@@ -34,9 +35,8 @@ from malamute_py.broker.streams.producers import FORGOTTEN, Pending, Producers, 
 from malamute_py.changelog.records import ProducersForgotten, StreamEdited
 
 PUBLISH = 10
-STAMP_BYTES = 96
 TIME_AT = 56
-"""Where a stamp states the append time."""
+"""Byte position of the append time in a stamp."""
 _TIME = Struct("<q")
 
 
@@ -60,7 +60,7 @@ class Publishing:
     """The way of published batches into the journal."""
 
     steps: Steps
-    """The way of changes; set once both are there."""
+    """The way of changes into the log; set once both are there."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Publishing:
         confirms: Confirms,
         producers: Producers,
         rings: dict[str, RingState],
-        fan_out: Callable[[Batch, bool], None],
+        fan_out: Callable[[StampedBatch, bool], None],
     ) -> None:
         self._shard = shard
         self._links = links
@@ -82,9 +82,9 @@ class Publishing:
         self._queue: list[Pending] = []
         self._handed: dict[int, Pending] = {}
         self.forgetting = 0
-        """Producers whose forgetting is on its way into the log."""
+        """Producers that are being forgotten by the log."""
         self.unsettled_bytes = 0
-        """Queued, handed to the journal, or appended and not yet visible."""
+        """Bytes that are queued, handed to the journal, or appended and not yet visible."""
 
     # --- taking -------------------------------------------------------------------------
 
@@ -145,7 +145,8 @@ class Publishing:
         if tracker:
             waiter = Waiter(link, tracker, level, size)
         elif command.tracker:
-            # Of level none: told of a refusal only, and no part of the window.
+            # A publish of level none is answered by a refusal only, and takes nothing of the
+            # window.
             waiter = Waiter(link, command.tracker, NONE, 0)
         pending = Pending(ring, frame, content, size, stream, waiter)
         if head.producer_id and not self._in_sequence(link, command, stream, pending):
@@ -160,7 +161,7 @@ class Publishing:
     def refuse(
         self, link: Link, command: Publish, code: str, reason: str, retry_ms: int = 0
     ) -> None:
-        """Refuse a PUBLISH; one without a tracker is only counted."""
+        """Refuse a PUBLISH; one without a tracker is counted, and not answered."""
         if code == "wait" and not retry_ms:
             retry_ms = self._shard.settings.retry_ms
         if not command.tracker:
@@ -181,7 +182,7 @@ class Publishing:
         return False
 
     def _settle_kind(self, stream: Stream, kind: int) -> bool:
-        """Fix the body kind by the first batch; False when it is fixed and another."""
+        """Fix the body kind by the first batch; False when another kind is fixed already."""
         if stream.body_kind >= 0:
             return False
         stream.body_kind = kind
@@ -189,12 +190,13 @@ class Publishing:
         values = {name: getattr(settings, name) for name in settings.__struct_fields__}
         values["body_kind"] = BODY_KINDS[kind]
         edited = StreamEdited(stream.number, type(settings)(**values), self._shard.now_ms)
-        # Before the batch: what is in the log must never be of a kind that the log does not know.
+        # The change goes before the batch: no record may be in the log before its stream's body
+        # kind.
         self.steps.propose_first(edited, Then(failed=partial(_unsettle, stream)))
         return True
 
     def _in_sequence(self, link: Link, command: Publish, stream: Stream, pending: Pending) -> bool:
-        """Whether an idempotent batch is to be appended; else it is answered or will be."""
+        """Whether an idempotent batch is to be appended; if not, it is answered now or later."""
         head = pending.content.head
         producer = self._producers.get(head.producer_id)
         if producer is None or producer.identity != link.identity:
@@ -259,7 +261,7 @@ class Publishing:
         return False
 
     def forget_producers(self, ids: list[int]) -> bool:
-        """Producers make room for others; False: there are none."""
+        """Let producers make room for others; False: there are none to forget."""
         if not ids:
             return False
         known = self._producers.get(ids[0])
@@ -276,7 +278,7 @@ class Publishing:
     def _duplicate(
         self, link: Link, command: Publish, stream: Stream, place: ProducerStream, again: Pending
     ) -> None:
-        """A batch came again: confirm it when the original is."""
+        """Confirm a batch that came again when its original is confirmed."""
         self._shard.counters["publishes_duplicate"] += 1
         waiter = again.waiter
         if waiter is None:
@@ -293,11 +295,11 @@ class Publishing:
         found = place.original(sequence)
         waiter.offset, waiter.append_time_ms = found
         waiter.epoch = self._shard.epoch if found is FORGOTTEN else stream.epoch_at(found.offset)
-        # Its own end LSN is not remembered: the ring's end covers it.
+        # The original's end LSN is not remembered: the ring's end covers it.
         self._confirms.settle_by(stream.ring, waiter, stream.ring.end_lsn)
 
     def prepare(self, link: Link, command: Publish, frame: Any, stream: Stream | None) -> Part:
-        """One batch as part of an atomic step. Raises BrokerRefused: nothing was done."""
+        """Prepare one batch as part of an atomic step. Raises BrokerRefused: nothing was done."""
         name = command.stream
         if not self._shard.settings.permit(link.owner, "write", name):
             raise BrokerRefused("forbidden", f"you may not write to stream '{name}'")
@@ -327,7 +329,7 @@ class Publishing:
         )
 
     def part_appended(self, part: Part, end_lsn: int) -> None:
-        """A batch of an atomic step is in the journal."""
+        """Let a batch of an atomic step take effect: it is in the journal."""
         stream, content = part.stream, part.content
         assert stream is not None
         assert content is not None
@@ -337,7 +339,7 @@ class Publishing:
         self._stored(pending, stream, stream.ring, part.stamp, end_lsn)
 
     def part_refused(self, part: Part) -> None:
-        """The journal took nothing of an atomic step."""
+        """Undo a batch of an atomic step that the journal did not take."""
         assert part.stream is not None
         part.stream.handed = part.stream.next
 
@@ -350,7 +352,7 @@ class Publishing:
             return []
         assert not self._handed, "take_ready() before every bundle of the last one was answered"
         self._queue = []
-        # What goes to one ring together the shell can write in one call.
+        # Bundles of one ring stand together, so that the shell can write them in one call.
         if len(queue) > 1 and any(pending.ring is not queue[0].ring for pending in queue):
             queue.sort(key=_ring_name)
         now_ms = self._shard.now_ms
@@ -378,7 +380,7 @@ class Publishing:
         return bundles
 
     def appended(self, answer: Appended) -> None:
-        """The journal has a bundle: what it brings takes effect."""
+        """Let a bundle take effect: the journal has it."""
         pending = self._handed.pop(answer.token)
         ring = pending.ring
         end_lsn = answer.end_lsn
@@ -399,7 +401,9 @@ class Publishing:
         stream.begin_epoch(shard.epoch)
         stream.last_time_ms = time_ms
         next = base + count
-        batch = Batch(stream, stamp, pending.frame, pending.content, base, next, pending.size)
+        batch = StampedBatch(
+            stream, stamp, pending.frame, pending.content, base, next, pending.size
+        )
         stream.next = next
         stream.ledger.add(next, pending.size, time_ms)
         counters = shard.counters
@@ -431,12 +435,12 @@ class Publishing:
                 self._confirms.confirm(waiter, SYNCED)
             return
         ring.unsettled.append(Unsettled(end_lsn, pending.size, batch, waiters))
-        if waiters or stream.durable:
+        if waiters or stream.audience.durable:
             ring.awaited = end_lsn
         self._fan_out(batch, False)
 
     def _confirm_stored(self, pending: Pending, ring: RingState) -> tuple[Waiter, ...]:
-        """Confirm who asked for `stored`; return who asked for more."""
+        """Confirm publishers that asked for `stored`; return those that asked for more."""
         later: list[Waiter] = []
         waiters = [] if pending.waiter is None else [pending.waiter]
         if pending.followers is not None:
@@ -455,12 +459,12 @@ class Publishing:
     # --- refused ------------------------------------------------------------------------
 
     def refused(self, answer: AppendRefused) -> None:
-        """The journal took nothing of a bundle: tell all links that wait for it."""
+        """Refuse a bundle that the journal did not take to all links that wait for it."""
         pending = self._handed.pop(answer.token)
         retry_ms = answer.retry_ms
         self._shard.counters["appends_refused"] += 1
         self._drop(pending, answer.code, answer.reason, retry_ms)
-        # What was queued meanwhile for this ring builds on it.
+        # Later bundles of this ring build on the refused one.
         kept: list[Pending] = []
         for queued in self._queue:
             if queued.ring is pending.ring:
@@ -480,7 +484,7 @@ class Publishing:
             self._confirms.refuse(waiter, code, reason, retry_ms)
 
     def ring_failed(self, ring: RingState, code: str, reason: str) -> None:
-        """A ring takes nothing more, and nothing that waits for it to be synced ever will be."""
+        """Fail a ring: it takes nothing more, and what waits for a sync is refused."""
         ring.failed = (code, reason)
         kept = [queued for queued in self._queue if queued.ring is not ring]
         dropped = [queued for queued in self._queue if queued.ring is ring]
@@ -508,7 +512,7 @@ class Publishing:
     # --- durable ------------------------------------------------------------------------
 
     def visible(self, ring: RingState, lsn: int) -> None:
-        """Nothing before `lsn` can be taken back: release what waited for it."""
+        """Release all that waited for `visible` to reach an LSN: no power loss can take it back."""
         if lsn <= ring.visible:
             return
         ring.visible = lsn
@@ -523,7 +527,7 @@ class Publishing:
             if batch is not None:
                 stream = batch.stream
                 stream.visible_next = batch.next
-                if stream.durable:
+                if stream.audience.durable:
                     self._fan_out(batch, True)
             if settled.call is not None:
                 settled.call(None)
@@ -534,5 +538,5 @@ def _ring_name(pending: Pending) -> str:
 
 
 def _unsettle(stream: Stream, *_: Any) -> None:
-    """The body kind that a first batch settled is in no log."""
+    """Forget the body kind that a first batch settled: the log did not take it."""
     stream.settle(stream.settings)

@@ -1,8 +1,8 @@
-"""Recovery: the tables and the producers' sequences from what the rings hold.
+"""Recovery: the tables and the producers' sequences from the contents of the rings.
 
-Owns what a start does with snapshots and with what follows them. The rules: the tables are those of
-ring main; a producer's sequence in a stream is the newest that the stream's own ring knows of; a
-stream in memory has none. Source: docs/design.md (Journal; Queues and the checkpoint).
+Owns the use of snapshots and of the log after them at a start. The rules: the tables are those of
+ring main; a producer's sequence in a stream is the newest that the stream's own ring has; a stream
+in memory has none. Source: docs/design.md (Journal; Queues and the checkpoint).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from malamute_py.changelog.snapshots import decode_snapshot
 from malamute_py.changelog.tables import TABLE_CHANGES, Queues, Tables, apply
 
 STREAM_RECORD_BYTES = 32
-"""No creation of a stream takes less in the log: its uuid alone is 16."""
+"""Bytes that the creation of a stream takes in the log at least: its uuid alone is 16."""
 
 
 def recover_queues(state: RecoveredState) -> Queues:
-    """The checkpoint's queues, and what the log says since."""
+    """Return the checkpoint's queues with the changes of the log since then."""
     queues, tables = state.queues, Tables()
     for _, body in state.queue_changes:
         change = decode_change(body)
@@ -28,7 +28,7 @@ def recover_queues(state: RecoveredState) -> Queues:
 
 
 def recover(state: RecoveredState, producers: Producers, runs_max: int) -> Tables:
-    """The tables as of the end of the log; the producers take up what they stood at."""
+    """Return the tables as of the end of the log; producers get their positions."""
     tables, queues = Tables(), Queues()
     main = state.rings.get(MAIN)
     snapshots = {
@@ -46,8 +46,8 @@ def recover(state: RecoveredState, producers: Producers, runs_max: int) -> Table
                 change = decode_change(body)
                 if isinstance(change, TABLE_CHANGES):
                     apply(tables, queues, change)
-        # A stream whose creation was in what cannot be read has its number for ever: another one
-        # under it would be given its records.
+        # A stream whose creation cannot be read keeps its number for ever: another stream under it
+        # would be given its records.
         tables.next_number += main.doubtful_bytes // STREAM_RECORD_BYTES
     for row in tables.producers.values():
         producers.opened(row.id, row.identity, row.epoch)

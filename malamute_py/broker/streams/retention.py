@@ -1,8 +1,8 @@
 """Retention: what a stream may drop to stay within its bounds of bytes and age.
 
-Owns the trims that are asked for, by the ledger of each stream's bytes. The rule: the journal is
-told what may go, and `first` moves only when it says that it is gone. Source: docs/design.md,
-Journal.
+Owns the trims that the shell is asked for, by the ledger of each stream's bytes. The rule: the core
+asks the journal to trim, and `first` moves only when the journal has trimmed. Source:
+docs/design.md, Journal.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class Retention:
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self.trims: list[tuple[str, int, int]] = []
-        """(ring, stream, offset) that the shell is to be told."""
+        """Trims for the shell: (ring, stream, offset)."""
         self.due_ms = 0
-        """When the next streams have their turn."""
+        """Time of the next look at bounded streams."""
         self._begun_ms = 0
         self._turn: list[Stream] = []
-        """Bounded streams that have not been looked at in this round, the next ones last."""
+        """Bounded streams that were not looked at in this round; the next ones are last."""
 
     def tick(self, streams: Collection[Stream]) -> None:
-        """Look at bounded streams, if it is time to: at all of them in each `retention_ms`."""
+        """Look at some bounded streams, if it is time: at all of them in each `retention_ms`."""
         settings, now_ms = self._shard.settings, self._shard.now_ms
         if now_ms < self.due_ms:
             return
@@ -51,7 +51,7 @@ class Retention:
             self.due_ms = max(self._begun_ms + settings.retention_ms, now_ms + 1)
 
     def _retain(self, stream: Stream) -> None:
-        """Ask the journal to drop what is beyond a stream's bounds."""
+        """Ask the journal to drop records beyond a stream's bounds."""
         settings, ledger = stream.settings, stream.ledger
         keep_from = stream.trim_asked
         if settings.max_bytes:
@@ -63,7 +63,7 @@ class Retention:
         if settings.max_age_ms:
             since_ms = self._shard.now_ms - settings.max_age_ms
             keep_from = max(keep_from, ledger.first_since(since_ms) or 0)
-            # A twentieth of the age is precise enough for what has no times in the ledger.
+            # A twentieth of the age is precise enough where the ledger has no times.
             due_ms = ledger.asked_ms + settings.max_age_ms // 20
             if ledger.coarse and self._shard.now_ms >= due_ms:
                 ledger.asked_ms = self._shard.now_ms
@@ -89,7 +89,7 @@ class Retention:
             )  # fmt: skip
 
     def _split_ledger(self, stream: Stream) -> None:
-        """What was recovered is one piece: learn from the index how its bytes lie."""
+        """Ask the index how the bytes of a recovered stream lie: the ledger has one piece."""
 
         def planned(value: Any) -> None:
             if isinstance(value, dict):
@@ -107,7 +107,7 @@ class Retention:
         )  # fmt: skip
 
     def _find_age(self, stream: Stream, since_ms: int) -> None:
-        """What was recovered has no times in the ledger: ask the index."""
+        """The ledger has no times of recovered records: the index is asked."""
 
         def found(value: Any) -> None:
             if isinstance(value, int):

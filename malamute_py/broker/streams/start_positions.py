@@ -1,8 +1,8 @@
-"""Start positions: from what a client asks for to an offset.
+"""Start positions: from the start that a client asks for to an offset.
 
-Owns how they are read and resolved. The rules: a position is (uuid, epoch, offset); what lies
-beyond the end of its epoch, or in a stream of another uuid, is rewound; what the log no longer has
-is left to the gap that the first serving finds. Source: SPEC.md, section 6; docs/design.md,
+Owns reading and resolving them. The rules: a position is (uuid, epoch, offset); a position after
+the end of its epoch, or in a stream of another uuid, is rewound; records that the log no longer has
+are left to the gap that the first serving finds. Source: SPEC.md, section 6; docs/design.md,
 Journal.
 """
 
@@ -24,13 +24,13 @@ from malamute_py.matcher import candidates
 
 
 class Begin(NamedTuple):
-    """Where delivery begins."""
+    """Offset at which delivery begins."""
 
     next: int
     rewound_from: int | None = None
     """The position asked for, when the log ends before it."""
     wanted: np.ndarray[Any, np.dtype[np.int64]] | None = None
-    """Before `wanted_to` only these offsets are wanted."""
+    """Offset before which only `wanted` is wanted."""
     wanted_to: int = 0
 
 
@@ -38,29 +38,29 @@ Found: TypeAlias = Callable[[Begin | BrokerRefused], None]
 
 
 def may_match(pattern: Any, index: Any) -> Any:
-    """Which batches of a segment may hold what a pattern matches; for the reader thread."""
+    """Mask of the batches of a segment that may match a pattern; for the reader thread."""
     found = candidates(pattern, index)
     return index.everything() if found is None else found
 
 
 class Starts:
-    """Resolves start positions, at once where it can, else by asking the journal."""
+    """Resolves start positions, at once where it can, else by a question to the journal."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self.lost = ""
-        """Why there are no cursors; "": they are there."""
+        """Why the cursors are lost; "": they are not."""
         self.cursor: Callable[[Stream, str], int | None] = _no_cursor
-        """Where a stream's cursor of a name stands; None: there is none."""
+        """Returns the position of a stream's cursor; None: there is no such cursor."""
 
     def resolve(
         self, stream: Stream, start: Sequence[Any], durable: bool, pattern: Any, found: Found,
         *, end: int, asker: Asker, wanted: Callable[[], bool],
     ) -> None:  # fmt: skip
-        """Call `found`, now or later, with where to begin or why that cannot be said.
+        """Call `found`, now or later, with the first offset, or with a refusal.
 
-        end: nothing at or beyond it is wanted. asker: the link that asks. wanted: whether
-        somebody still waits.
+        end: nothing at or after it is wanted. asker: the link that asks. wanted: returns whether
+        the link still waits.
         """
         try:
             kind, arguments = _parse(start)
@@ -75,7 +75,8 @@ class Starts:
                 return
             next = self.cursor(stream, name)
             if next is not None:
-                # Not by retention, which moves cursors, too, and may be ahead of a durable tail.
+                # The bound is the tail, not retention, which moves cursors, too, and may be ahead
+                # of a durable tail.
                 rewound = next > max(tail, stream.first)
                 found(Begin(min(next, tail), rewound_from=next if rewound else None))
             elif otherwise is None:
@@ -117,7 +118,8 @@ class Starts:
                 found(BrokerRefused(value.code, value.reason))
                 return
             tail = stream.visible_next if durable else stream.next
-            # What came while the journal looked for it begins no earlier than its tail then.
+            # A record that came while the journal looked begins no earlier than the tail at that
+            # time.
             found(Begin(tail if value is None else min(int(value), tail)))
 
         self._shard.ask(
@@ -156,7 +158,7 @@ class Starts:
 
 
 def _parse(start: Sequence[Any]) -> tuple[int, tuple[Any, ...]]:
-    """(kind, its arguments); raises BrokerRefused `bad_start`."""
+    """Return the kind of a start and its arguments. Raises BrokerRefused `bad_start`."""
     if not isinstance(start, list | tuple) or not start or type(start[0]) is not int:
         raise BrokerRefused("bad_start", "a start is an array that begins with its kind")
     kind, rest = start[0], tuple(start[1:])
@@ -185,10 +187,11 @@ def _parse(start: Sequence[Any]) -> tuple[int, tuple[Any, ...]]:
     if kind == StartKind.CURSOR:
         otherwise = rest[1] if len(rest) > 1 else None
         if otherwise is not None:
-            # Looked at before it is read: a start in a start in a start has no bottom.
+            # The kind is checked before the inner start is read: starts could be nested without
+            # end.
             nested = otherwise[0] if isinstance(otherwise, list | tuple) and otherwise else None
             if nested in (StartKind.LAST_PER_SUBJECT, StartKind.CURSOR):
-                raise BrokerRefused("bad_start", f"no start of kind {nested} behind a cursor")
+                raise BrokerRefused("bad_start", f"no start of kind {nested} in place of a cursor")
             _parse(otherwise)
         if rest and isinstance(rest[0], str):
             return kind, (rest[0], otherwise)
@@ -197,7 +200,7 @@ def _parse(start: Sequence[Any]) -> tuple[int, tuple[Any, ...]]:
 
 
 def _no_cursor(stream: Stream, name: str) -> int | None:
-    """No stream has cursors."""
+    """Return that no stream has cursors."""
     return None
 
 
@@ -206,11 +209,11 @@ def _number(value: Any) -> bool:
 
 
 def by_offset(stream: Stream, tail: int, offset: int, epoch: int = 0, uuid: bytes = b"") -> Begin:
-    """Where a reader goes on that stood at an offset, in an epoch of the stream of a uuid."""
+    """Position at which a reader goes on that stood at an offset, in an epoch of a stream."""
     if uuid and uuid != stream.uuid:
         return Begin(min(stream.first, tail), rewound_from=offset)
     end = stream.epoch_end(epoch, tail) if epoch else tail
     if offset > end:
-        # Where the epoch ended, gone or not: all that was read of it after that place is void.
+        # The reader goes on where the epoch ended, gone or not: what it read after that is void.
         return Begin(end, rewound_from=offset)
     return Begin(offset)

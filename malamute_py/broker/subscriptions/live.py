@@ -1,9 +1,10 @@
 """Live delivery: the hot window, and the fan-out of each batch as it comes.
 
-Owns the memory of the newest batches and the step in which a live subscription takes one. The
-rules: one encoding a group, its frames shared by reference; a subscription that has no credit or no
-room for a batch that it selects goes on demand in that step, and loses nothing; what is live and
-selects nothing costs nothing. Source: docs/design.md (Speed; Flow control).
+Owns the memory of the newest batches, and the turn in which live subscriptions take a batch. The
+rules: one encoding for each selection group, its frames shared by reference; a subscription that
+has no credit or no room for a batch that it selects goes on demand in that turn, and loses nothing;
+a live subscription that selects nothing of a batch costs nothing. Source: docs/design.md (Speed;
+Flow control).
 """
 
 from __future__ import annotations
@@ -18,51 +19,50 @@ from malamute_py.broker.batches.encoding import FEW_ROWS, Encoding, encoding_of,
 from malamute_py.broker.batches.rows import Mask, narrow, unexpired, within_client_time
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links, Receiver, cost_of_few
-from malamute_py.broker.log.stream import NEVER, Batch, Late, Stream
-from malamute_py.broker.subscriptions.matching import Matching, is_quick
-from malamute_py.broker.subscriptions.selection import (
-    Groups,
-    groups_of_classes,
-    groups_of_late,
+from malamute_py.broker.log.stream import NEVER, StampedBatch, Stream
+from malamute_py.broker.subscriptions.audience import (
+    Audience,
+    LateBatch,
+    SelectionGroup,
+    audience_of,
     header_classes,
-    known_groups,
-    rows_of_group,
-    rows_of_groups,
-    select,
 )
+from malamute_py.broker.subscriptions.matching import Matching, is_quick
+from malamute_py.broker.subscriptions.selection import rows_of_group, rows_of_groups, select
 from malamute_py.broker.subscriptions.subscription import Subscription
 from malamute_py.matcher import Classing
 
 SMALL_TABLE = 32
 """Headers of a batch that are matched in one go where no expression is looked for."""
 CAREFUL_BATCHES = 512
-"""Batches that a subscription takes one by one after an error, to find the one that it came of."""
+"""Batches that a subscription takes one by one after an error, to find the batch that caused it."""
 _MANY = 4
-"""Groups from which on the rows of all of them are looked for together."""
+"""Selection groups from which on their rows are looked for in one pass."""
 
 
 class Delivery:
-    """What leaves for live subscriptions, and how any subscription is told where it stands."""
+    """Delivery to live subscriptions, and the covers of all subscriptions."""
 
     def __init__(self, shard: Shard, links: Links, matching: Matching) -> None:
         self._shard = shard
         self._links = links
-        self._hot: deque[Batch] = deque()
+        self._hot: deque[StampedBatch] = deque()
         self.hot_bytes = 0
         self.late_bytes = 0
         """Bytes of the batches that live subscriptions get once their headers are matched."""
-        self._late: Final[dict[Stream, None]] = {}
-        """Streams that have such batches."""
+        self._late: Final[dict[Audience, None]] = {}
+        """Audiences that have such batches."""
         self._bytes_min = shard.settings.extract_bytes_min
         self._share = shard.settings.extract_share
         self._matching = matching
         self.fallen: Final[deque[Subscription]] = deque()
-        """Went on demand although they may be given something: they are to have a turn."""
+        """Subscriptions that went on demand although they may be given something: each gets a
+        turn."""
 
     # --- the hot window -----------------------------------------------------------------
 
-    def keep(self, batch: Batch) -> None:
-        """Put a batch into the hot window; the oldest of all streams leave for it."""
+    def keep(self, batch: StampedBatch) -> None:
+        """Put a batch into the hot window; the oldest batches of all streams leave for it."""
         self._hot.append(batch)
         batch.stream.hot.append(batch)
         self.hot_bytes += batch.memory
@@ -74,9 +74,9 @@ class Delivery:
                 hot.popleft()
 
     def forget(self, stream: Stream, before: int) -> None:
-        """Drop what lies before an offset from a stream's window.
+        """Drop batches before an offset from a stream's window.
 
-        It goes from the order of all batches when its turn comes.
+        They leave the order of all batches when their turn comes.
         """
         hot = stream.hot
         while hot and hot[0].next <= before:
@@ -84,158 +84,165 @@ class Delivery:
 
     # --- the fan-out ---------------------------------------------------------------------
 
-    def fan_out(self, batch: Batch, durable: bool) -> None:
+    def fan_out(self, batch: StampedBatch, durable: bool) -> None:
         """Give a batch to the live subscriptions of one visibility that select from it."""
-        stream = batch.stream
+        audience = batch.stream.audience
+        assert isinstance(audience, Audience)
         if not durable:
             self.keep(batch)
-        for wake in stream.durable_readers if durable else stream.readers:
+        for wake in audience.wakers[durable]:
             wake()
-        if not stream.live or (durable and not stream.durable):
+        if not audience.live or (durable and not audience.durable):
             return
-        if stream.late:
-            self._put_off(Late(batch, durable))
+        if audience.late:
+            self._put_off(audience, LateBatch(batch, durable))
             return
         try:
-            groups = known_groups(stream, batch.content)
+            groups = audience.known_groups(batch.content)
             if groups is None:
-                self._match(batch, durable)
+                self._match(audience, batch, durable)
             else:
-                self._fan_out(batch, durable, groups)
+                self._fan_out(audience, batch, durable, groups)
         except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
-            self._step_back(batch, durable, error)
+            self._step_back(audience, batch, durable, error)
 
-    def _step_back(self, batch: Batch, durable: bool, error: Exception) -> None:
-        """A batch could not be given to all at once: each who was not given it takes it alone.
+    def _step_back(
+        self, audience: Audience, batch: StampedBatch, durable: bool, error: Exception
+    ) -> None:
+        """Let each subscription that was not given a batch take it alone, after an error.
 
-        So only those go without it, by name, for whom it is that cannot be handled.
+        So only those subscriptions miss the batch, by name, for which it cannot be handled.
         """
-        stream = batch.stream
-        self._shard.erred("fan-out", error, stream=stream.name, offset=batch.base)
-        for sub in list(stream.subscriptions):
+        self._shard.erred("fan-out", error, stream=batch.stream.name, offset=batch.base)
+        for sub in audience.subscriptions:
             if sub.live and sub.durable == durable and sub.covered < batch.next:
                 self.fall_behind(sub, batch.base)
                 sub.careful = CAREFUL_BATCHES
                 self.fallen.append(sub)
-        if batch.next >= stream.least_stop:
-            self._end_bounded(stream)
+        if batch.next >= audience.least_stop:
+            self._end_bounded(audience)
 
-    def _match(self, batch: Batch, durable: bool) -> None:
-        """Find who selects from a batch, now or in slices, and give it to them."""
-        stream, content = batch.stream, batch.content
-        index = stream.index
+    def _match(self, audience: Audience, batch: StampedBatch, durable: bool) -> None:
+        """Find the selection groups of a batch, now or in slices, and give them the batch."""
+        content, index = batch.content, audience.index
         if index.slow or not is_quick(content) or len(content.headers()[0]) > SMALL_TABLE:
-            job = _classing(batch)
+            job = audience.classing(content)
             if not self._matching.run(job):
-                self._put_off(Late(batch, durable, job))
-                self._go_on(stream, job)
+                self._put_off(audience, LateBatch(batch, durable, job))
+                self._go_on(audience, job)
                 return
             classes = job.classes
         else:
             classes = header_classes(index, content.headers()[0])
-        self._fan_out(batch, durable, groups_of_classes(stream, content, classes))
+        self._fan_out(audience, batch, durable, audience.groups_of_classes(content, classes))
 
-    def _go_on(self, stream: Stream, job: Classing) -> None:
-        """Have the headers matched that a stream's live subscriptions wait for."""
+    def _go_on(self, audience: Audience, job: Classing) -> None:
+        """Match the headers that a stream's live subscriptions wait for in later turns."""
 
         def wanted() -> bool:
-            return bool(stream.live and stream.late) and stream.late[0].job is job
+            return bool(audience.live and audience.late) and audience.late[0].job is job
 
         self._matching.later(
-            job, partial(self._matched, stream, job), wanted, partial(self._unmatched, stream, job)
+            job,
+            partial(self._matched, audience, job),
+            wanted,
+            partial(self._unmatched, audience, job),
         )
 
-    def _unmatched(self, stream: Stream, job: Classing, error: Exception) -> None:
-        """The headers of the batch that is waited for cannot be matched."""
-        late = stream.late[0] if stream.late else None
+    def _unmatched(self, audience: Audience, job: Classing, error: Exception) -> None:
+        """Step back from the batch that is waited for: its headers cannot be matched."""
+        late = audience.late[0] if audience.late else None
         if late is not None and late.job is job:
-            self._step_back(late.batch, late.durable, error)
-            self._on_time(stream)
-            self._give_late(stream)
+            self._step_back(audience, late.batch, late.durable, error)
+            self._on_time(audience)
+            self._give_late(audience)
 
-    def _put_off(self, late: Late) -> None:
-        """Live subscriptions get a batch later; too much of that, and they go on demand."""
+    def _put_off(self, audience: Audience, late: LateBatch) -> None:
+        """Put a batch off for live subscriptions; if too much waits, they go on demand."""
         batch = late.batch
-        stream = batch.stream
-        stream.late.append(late)
-        stream.late_bases[late.durable].append(batch.base)
-        self._late[stream] = None
-        self._count_late(stream, batch.memory)
+        audience.late.append(late)
+        audience.late_bases[late.durable].append(batch.base)
+        self._late[audience] = None
+        self._count_late(audience, batch.memory)
         settings = self._shard.settings
-        if stream.late_bytes > settings.matching_bytes_max:
-            self._overtake(stream)
+        if audience.late_bytes > settings.matching_bytes_max:
+            self._overtake(audience)
         if self.late_bytes > settings.hot_bytes:
-            # All together have as much as the hot window, and then some go at once.
+            # All streams together may put off as much as the hot window holds; then the largest go.
             for largest in sorted(self._late, key=_late_bytes, reverse=True):
                 if self.late_bytes <= settings.hot_bytes * 3 // 4:
                     break
                 self._overtake(largest)
 
-    def _count_late(self, stream: Stream, size: int) -> None:
-        stream.late_bytes += size
+    def _count_late(self, audience: Audience, size: int) -> None:
+        audience.late_bytes += size
         self.late_bytes += size
 
-    def _overtake(self, stream: Stream) -> None:
-        """Matching is too far behind: subscriptions that wait for it go on demand."""
+    def _overtake(self, audience: Audience) -> None:
+        """Send subscriptions that wait for matching on demand: it lags too far."""
         self._shard.counters["matching_overtaken"] += 1
-        for sub in list(stream.subscriptions):
-            if sub.live and stream.late_bases[sub.durable]:
+        for sub in audience.subscriptions:
+            if sub.live and audience.late_bases[sub.durable]:
                 self.fall_behind(sub, sub.place)
                 self.fallen.append(sub)
-        stream.late.clear()
-        for bases in stream.late_bases:
+        audience.late.clear()
+        for bases in audience.late_bases:
             bases.clear()
-        self._count_late(stream, -stream.late_bytes)
-        self._late.pop(stream, None)
+        self._count_late(audience, -audience.late_bytes)
+        self._late.pop(audience, None)
 
-    def _matched(self, stream: Stream, job: Classing) -> None:
-        """The headers of the batch that a stream's live subscriptions wait for are matched."""
-        late = stream.late[0] if stream.late else None
+    def _matched(self, audience: Audience, job: Classing) -> None:
+        """Give the batch whose headers were matched, and batches after it."""
+        late = audience.late[0] if audience.late else None
         if late is None or late.job is not job:
-            return  # they were not waited for
-        self._give_one_late(stream, late, job)
-        self._on_time(stream)
-        self._give_late(stream)
+            return  # The subscriptions did not wait for it any more.
+        self._give_one_late(audience, late, job)
+        self._on_time(audience)
+        self._give_late(audience)
 
-    def _give_late(self, stream: Stream) -> None:
-        """Give what waited for a batch that was matched in slices."""
-        while stream.late:
-            late = stream.late[0]
-            if stream.live and not self._give_one_late(stream, late, None):
+    def _give_late(self, audience: Audience) -> None:
+        """Give batches that waited for an earlier one whose headers are matched now."""
+        while audience.late:
+            late = audience.late[0]
+            if audience.live and not self._give_one_late(audience, late, None):
                 return
-            self._on_time(stream)
+            self._on_time(audience)
 
-    def _give_one_late(self, stream: Stream, late: Late, job: Classing | None) -> bool:
+    def _give_one_late(self, audience: Audience, late: LateBatch, job: Classing | None) -> bool:
         """Give one batch that was put off; False: its headers are still to be matched.
 
-        job: what has matched them.
+        job: the job that has matched the headers.
         """
+        content = late.batch.content
         try:
             classes = None if job is None else job.classes
-            if job is None and known_groups(stream, late.batch.content) is None:
-                late.job = _classing(late.batch)
+            if job is None and audience.known_groups(content) is None:
+                late.job = audience.classing(content)
                 if not self._matching.run(late.job):
-                    self._go_on(stream, late.job)
+                    self._go_on(audience, late.job)
                     return False
                 classes = late.job.classes
-            self._fan_out(late.batch, late.durable, groups_of_late(stream, late, classes))
+            groups = audience.groups_of_late(late, classes)
+            self._fan_out(audience, late.batch, late.durable, groups)
         except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
-            self._step_back(late.batch, late.durable, error)
+            self._step_back(audience, late.batch, late.durable, error)
         return True
 
-    def _on_time(self, stream: Stream) -> None:
-        """The first of what was put off is out."""
-        late = stream.late.popleft()
-        stream.late_bases[late.durable].popleft()
-        self._count_late(stream, -late.batch.memory)
-        if not stream.late:
-            del self._late[stream]
-        if late.batch.next >= stream.least_stop:
-            self._end_bounded(stream)
+    def _on_time(self, audience: Audience) -> None:
+        """Remove the first of the batches that were put off."""
+        late = audience.late.popleft()
+        audience.late_bases[late.durable].popleft()
+        self._count_late(audience, -late.batch.memory)
+        if not audience.late:
+            del self._late[audience]
+        if late.batch.next >= audience.least_stop:
+            self._end_bounded(audience)
 
-    def _fan_out(self, batch: Batch, durable: bool, groups: Groups) -> None:
-        """Give a batch to those of its groups that are live."""
-        stream, content = batch.stream, batch.content
+    def _fan_out(
+        self, audience: Audience, batch: StampedBatch, durable: bool, groups: list[SelectionGroup]
+    ) -> None:
+        """Give a batch to the live subscriptions of its selection groups."""
+        content = batch.content
         alive = unexpired(content, self._shard.now_ms)
         if (
             len(groups) >= _MANY
@@ -257,13 +264,15 @@ class Delivery:
             encoding = encoding_of(batch, mask, self._bytes_min, self._share)
             if encoding is not None:
                 self._give(batch, mask, encoding, subscriptions)
-        if batch.next >= stream.least_stop:
-            self._end_bounded(stream)
+        if batch.next >= audience.least_stop:
+            self._end_bounded(audience)
 
-    def _scatter(self, batch: Batch, groups: Groups, durable: bool) -> Groups:
-        """Give a few rows each to the groups that take so many; returns the other groups."""
+    def _scatter(
+        self, batch: StampedBatch, groups: list[SelectionGroup], durable: bool
+    ) -> list[SelectionGroup]:
+        """Give their rows to the groups that take a few; returns the other groups."""
         few: list[tuple[list[Subscription], list[int]]] = []
-        others: Groups = []
+        others: list[SelectionGroup] = []
         partial = [group for group in groups if group.headers is not None]
         count = batch.next - batch.base
         rows_most = min(max(FEW_ROWS, count >> 7), self._share * count)
@@ -283,16 +292,16 @@ class Delivery:
 
     def _give(
         self,
-        batch: Batch,
+        batch: StampedBatch,
         mask: Mask | None,
         encoding: Encoding | None,
         subscriptions: list[Subscription],
         *,
         few: bool = False,
     ) -> None:
-        """Give one encoding (None: the batch as it is) to those of a group that are live.
+        """Give one encoding (None: the batch as it is) to the live subscriptions of a group.
 
-        few: a few rows, which weigh more than their bytes.
+        few: the encoding has a few rows, which weigh more than their bytes.
         """
         next = batch.next
         if encoding is None:
@@ -342,7 +351,7 @@ class Delivery:
 
     def _special(
         self,
-        batch: Batch,
+        batch: StampedBatch,
         mask: Mask | None,
         encoding: Encoding,
         sub: Subscription,
@@ -363,12 +372,12 @@ class Delivery:
 
     def _window(
         self,
-        batch: Batch,
+        batch: StampedBatch,
         mask: Mask | None,
         sub: Subscription,
         windows: dict[tuple[int, int], Encoding | None],
     ) -> Encoding | None:
-        """The encoding for one client-time window, shared by those who have the same."""
+        """The encoding for one client-time window, shared by subscriptions that have the same."""
         window = sub.client_time
         assert window is not None
         if window not in windows:
@@ -385,7 +394,7 @@ class Delivery:
         self, sub: Receiver, next: int, frames: list[object], rows: bytes | None,
         records: int, size: int,
     ) -> None:  # fmt: skip
-        """Put frames that cover up to `next` into the outbox of each link that takes them."""
+        """Put frames that cover up to `next` into the outbox of a receiver's link."""
         link = sub.link
         self._links.say(link, Deliver(sub.number, sub.covered, next, len(frames), rows))
         link.frames += frames
@@ -403,52 +412,38 @@ class Delivery:
     # --- live and on demand --------------------------------------------------------------
 
     def fall_behind(self, sub: Subscription, position: int) -> None:
-        """What a live subscription selects at `position` it cannot take: on demand from there."""
-        sub.live = False
-        sub.stream.live -= 1
-        if sub.stop != NEVER:
-            sub.stream.bounded.discard(sub)
+        """Send a live subscription on demand: it cannot take what it selects at `position`."""
+        audience_of(sub.stream).go_on_demand(sub)
         sub.position = max(position, sub.covered)
         self._shard.counters["fell_behind"] += 1
         self._links.say(sub.link, Mode(sub.number, False, sub.position))
 
     def catch_up(self, sub: Subscription) -> None:
-        """A subscription stands at the tail and has credit: live from here."""
-        sub.live = True
-        sub.stream.live += 1
+        """Make a subscription at the tail live."""
+        audience_of(sub.stream).go_live(sub)
         self._shard.counters["caught_up"] += 1
-        if sub.stop != NEVER:
-            stream = sub.stream
-            stream.bounded.add(sub)
-            stream.least_stop = min(stream.least_stop, sub.stop)
         self._links.say(sub.link, Mode(sub.number, True, sub.position))
 
     def cover(self, sub: Subscription) -> None:
-        """Tell how far a subscription has come when it has moved without a delivery."""
+        """Send COVER to a subscription that has moved without a delivery."""
         position = sub.place
         if sub.covered < position:
             self._links.say(sub.link, Cover(sub.number, sub.covered, position))
             sub.covered = position
 
     def cover_all(self, link: Link) -> None:
-        """Cover every subscription of a link that has moved."""
+        """Send COVER to every subscription of a link that has moved."""
         for sub in link.receivers.values():
             if isinstance(sub, Subscription) and sub.started and sub.covered < sub.place:
                 self.cover(sub)
 
-    def _end_bounded(self, stream: Stream) -> None:
+    def _end_bounded(self, audience: Audience) -> None:
         """End the live subscriptions whose end the tail has passed."""
-        ending = [sub for sub in stream.bounded if sub.stop <= sub.place]
+        ending = [sub for sub in audience.bounded if sub.stop <= sub.place]
         for sub in ending:
             sub.owner.end(sub, "end")
-        stream.least_stop = min((sub.stop for sub in stream.bounded), default=NEVER)
+        audience.least_stop = min((sub.stop for sub in audience.bounded), default=NEVER)
 
 
-def _classing(batch: Batch) -> Classing:
-    """Return the job that classes the headers of a batch by the patterns that select them."""
-    content = batch.content
-    return Classing(batch.stream.index, lambda: content.headers()[0], content.make_headers())
-
-
-def _late_bytes(stream: Stream) -> int:
-    return stream.late_bytes
+def _late_bytes(audience: Audience) -> int:
+    return audience.late_bytes

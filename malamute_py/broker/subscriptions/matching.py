@@ -1,18 +1,18 @@
-"""Matching in slices: headers never seen before, looked at between other things.
+"""Matching in slices: headers never seen before, matched between other work.
 
-Owns how much of a turn of the loop matching takes. The rules: what costs little is matched at
+Owns the share of a turn of the loop that matching takes. The rules: a few headers are matched at
 once; what is not done within the turn's share waits in a queue of jobs, each of which has a piece
-of every later turn, so that 65,536 new headers against a stream full of regular expressions hold
-up the records of that stream and nothing else; a job is in steps, and no step is longer than one
-look of one set of expressions for one key. The core has no clock: how much a step has cost the
-shell's meter says. Source: ARCHITECTURE.md.
+of every later turn, so that 65,536 new headers against a stream full of regular expressions hold up
+the records of that stream and no others; a job is in steps, and no step is longer than one look of
+one set of expressions for one key. The core has no clock: the shell's meter measures the steps.
+Source: ARCHITECTURE.md.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -20,21 +20,21 @@ import numpy as np
 from malamute_protocol.content import Content
 from malamute_protocol.header import TABLE_BYTES_MAX, Header, HeaderTable, TableReading
 from malamute_protocol.limits import UNCHECKED
+from malamute_py.broker.batches.rows import Mask
 from malamute_py.broker.context import Shard, always
 from malamute_py.matcher.kinds import Predicate
 
 PIECE_SHARE: Final = 4
-"""A job has this part of a turn's share before the next has its piece."""
+"""Part of a turn's share that a job has before the next job has its piece."""
 
 
 AT_ONCE_MAX: Final = 1_024
 """Headers of a batch that are matched for one reader in one go, without expressions."""
 MATCHING: Final = -1
-"""In the place of the token of a reader's read: what it selects of a batch is being matched."""
+"""Stands for a read's token while a reader's selection of a batch is matched."""
 
 
 Failed: TypeAlias = Callable[[Exception], None]
-Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 
 
 class Job(Protocol):
@@ -44,8 +44,8 @@ class Job(Protocol):
         """Go on until all is done (True) or `more`, asked after each step, says no."""
 
 
-class Reading:
-    """The reading of a large header table: all who need the table meanwhile share it."""
+class SharedReading:
+    """The reading of a large header table, shared by all readers that need the table."""
 
     __slots__ = ("__weakref__", "table")
 
@@ -53,32 +53,32 @@ class Reading:
         self.table = table
 
 
-class Prepared(NamedTuple):
+class PreparedRows(NamedTuple):
     """The rows of one batch that a subscription selects, found in slices."""
 
     base: int
     rows: Mask
     table: HeaderTable
-    """The batch's header table: it is not read again, from wherever the batch comes then."""
+    """The batch's header table, kept so that it is not read again when the batch comes next."""
 
 
 class Choosing:
-    """Which headers of a batch one pattern selects, found in steps."""
+    """The headers of a batch that one pattern selects, found in steps."""
 
     def __init__(
         self,
         matches: Predicate,
         content: Content,
         number_of: Callable[[Header], int] | None = None,
-        reading: Reading | None = None,
+        reading: SharedReading | None = None,
     ) -> None:
-        """number_of: what else is asked of each header. reading: kept for others meanwhile."""
+        """number_of: another question about each header. reading: kept for other readers."""
         self._reading = reading
         self.numbers: list[int] = []
         """The answer of number_of for each header."""
         self._content = content
         self._chosen = bytearray()
-        # Without this object, so that all is free at once when no reader waits for it any more.
+        # The steps do not hold this object, so that all is free once no reader waits for it.
         self._steps = self._all(matches, content, number_of, self._chosen, self.numbers)
 
     def run(self, more: Callable[[], bool]) -> bool:
@@ -116,25 +116,27 @@ class Choosing:
 
 
 class Matching:
-    """The jobs of one core, and what is left of the turn for them."""
+    """The jobs of one core, and the rest of the turn's share."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self.queue: Final[deque[tuple[Job, Callable[[], None], Callable[[], bool], Failed]]] = (
             deque()
         )
-        """Each job with the function to call when it is done, one that tells whether a reader still
-        waits, and the function to call with an error."""
+        """Each job with three functions: one to call when it is done, one that returns whether a
+        reader still waits, and one to call with an error."""
         self._meter = shard.settings.meter
         self._share = shard.settings.matching_share
         self._left = self._share
         self.sliced = self._meter is not None
         """Whether there is a meter: without one everything is matched at once."""
-        self._readings: WeakValueDictionary[tuple[bytes, int], Reading] = WeakValueDictionary()
+        self._readings: WeakValueDictionary[tuple[bytes, int], SharedReading] = (
+            WeakValueDictionary()
+        )
         """The readings of large header tables, by stream and the batch's first offset."""
 
     def refill(self) -> None:
-        """A turn of the loop begins."""
+        """Give matching its share of a new turn of the loop."""
         self._left = self._share
 
     def run(self, job: Job) -> bool:
@@ -144,20 +146,20 @@ class Matching:
     def read(self, content: Content) -> bool:
         """Read a content's header table as long as this turn's share lasts; True: it is done.
 
-        Raises BatchError: the content says that it cannot have one.
+        Raises BatchError: the content cannot have such a table.
         """
         reading = content.reading(self._shard.settings.limits)
         return reading is None or self._run(reading, self._left)
 
-    def reading(self, uuid: bytes, base: int, content: Content) -> Reading | None:
-        """The reading of a batch's large header table, one for all who need it now.
+    def reading(self, uuid: bytes, base: int, content: Content) -> SharedReading | None:
+        """The reading of a batch's large header table, one for all readers.
 
-        None: it is quick to read, or was read.
+        None: the table is quick to read, or was read.
         """
         own = content.reading(UNCHECKED, outlined=False)
         if own is None:
             return None
-        shared = self._readings.setdefault((uuid, base), Reading(own))
+        shared = self._readings.setdefault((uuid, base), SharedReading(own))
         content.adopt(shared.table)
         return shared
 
@@ -166,7 +168,7 @@ class Matching:
     ) -> None:
         """Go on with a job in later turns; `then` is called when it is done or not wanted.
 
-        failed: called instead with what it raised.
+        failed: called instead with the exception that the job raised.
         """
         self._shard.counters["matching_put_off"] += 1
         self.queue.append((job, then, wanted, failed))
@@ -201,6 +203,7 @@ class Matching:
 def is_quick(content: Content) -> bool:
     """Whether all headers of a batch are few enough to be matched in one go."""
     head = content.head
-    # A record has one header: 100 records with an id each have 100, whatever the tables could make.
+    # A record has one header: 100 records with an id each have 100 headers, whatever the tables
+    # could make.
     headers = min(head.count, head.subjects_count * max(1, head.fieldmaps_count))
     return headers <= AT_ONCE_MAX and head.subjects_bytes + head.fieldmaps_bytes <= TABLE_BYTES_MAX

@@ -1,14 +1,14 @@
-"""Serving on demand: subscriptions that are behind, in turn, as their credit allows.
+"""Serving on demand: subscriptions that lag, in turn, as their credit allows.
 
-Owns whose turn it is and which reads of history are under way. The rules: one quantum a turn, one
-read a subscription, all bounded; many of one stream have their turn together (shared_window.py); a
-subscription becomes live in the step in which its position equals the tail; what was read and found
-no credit is dropped and read again, never kept. Source: docs/design.md, Flow control.
+Owns the turns of subscriptions that are not live. The rules: one quantum a turn and one read a
+subscription, both bounded; many subscriptions of one stream have their turn together, as a cohort
+(shared_window.py); a subscription becomes live in the turn in which its position equals the tail;
+records that were read and found no credit are dropped and read again, never kept. Source:
+docs/design.md, Flow control.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from functools import partial
 from itertools import islice
 from struct import unpack_from
@@ -19,116 +19,76 @@ from pyroaring import BitMap
 from malamute_protocol.commands import Gap
 from malamute_protocol.content import Content
 from malamute_protocol.gather import BYTES_A_ROW, gatherable
-from malamute_protocol.stamp import Stamp
+from malamute_protocol.stamp import STAMP_BYTES, Stamp
 from malamute_py.broker.batches.encoding import encoding_of
 from malamute_py.broker.batches.rows import Mask
 from malamute_py.broker.context import Shard
-from malamute_py.broker.links.links import Link, Links, cost_of_few
-from malamute_py.broker.log.stream import Batch, Stream
+from malamute_py.broker.links.links import Links, cost_of_few
+from malamute_py.broker.log.stream import StampedBatch, Stream
 from malamute_py.broker.ready import HistoryRead, HistoryRun, ReadFailed, ReadRange
 from malamute_py.broker.streams.start_positions import may_match
+from malamute_py.broker.subscriptions.audience import audience_of
 from malamute_py.broker.subscriptions.live import CAREFUL_BATCHES, Delivery
 from malamute_py.broker.subscriptions.matching import (
     MATCHING,
     Choosing,
     Matching,
-    Prepared,
+    PreparedRows,
     is_quick,
 )
-from malamute_py.broker.subscriptions.parcel import READ_ROWS_MAX, Parcel
+from malamute_py.broker.subscriptions.portion import READ_ROWS_MAX, Portion
 from malamute_py.broker.subscriptions.selection import select
 from malamute_py.broker.subscriptions.shared_window import (
     NEW_HEADERS_MAX,
-    Company,
-    Party,
+    Cohort,
+    SharedWindow,
     Survey,
     Surveyed,
-    Window,
     hot_batches,
     stored_batches,
 )
 from malamute_py.broker.subscriptions.subscription import SUBSCRIBE, Subscription
+from malamute_py.broker.subscriptions.turns import IDLE_READS_MAX, Turns
 from malamute_py.matcher import compile_pattern
 
-STAMP_BYTES = 96
 EXPIRY_AT = STAMP_BYTES + 56
-"""Where a stored batch states its earliest expiry."""
+"""Position of a stored batch's earliest expiry."""
 GATHERED_ROWS_MAX = 32
-"""Rows of a batch that join those of its neighbours: one by one, where extracting is by column."""
+"""Rows of a batch that join those of neighbouring batches; each is taken alone, which is slower
+than by column."""
 SPARSE_BYTES = 64 << 10
 """Bytes of one read when single records are looked for."""
-IDLE_READS_MAX = 3
 NEIGHBOURS = 65_536
-"""Records from the first of a company within which others are read for together with it."""
+"""Records from the first position of a cohort within which others join its read of history."""
 AHEAD_MAX = 4
-"""Batches that are surveyed at a time, of different streams: one may take 40 MiB."""
+"""Batches that are surveyed at one time, of different streams: one may take 40 MiB."""
 TURNS_ALONE = 16
 """Turns after which a subscription that was left out of a shared read may join one again."""
 TURN_BATCHES_MAX = 512
 """Batches of the hot window that one turn looks at, selected or not."""
 
 
-class Starved(dict["Link | None", "dict[Subscription | Party, None]"]):
-    """Readers that wait for a read of history: a queue for each link, and links in turn.
-
-    One link with 1,000 subscriptions in history must not stand before another's one. Many who read
-    together have a queue of their own. A dict, as it is asked in every turn whether it is empty.
-    """
-
-    __slots__ = ()
-
-    def add(self, one: Subscription | Party) -> None:
-        """Put it after the others of its link."""
-        self.setdefault(_link_of(one), {})[one] = None
-
-    def discard(self, one: Subscription | Party) -> None:
-        """Let a reader wait no longer."""
-        link = _link_of(one)
-        mine = self.get(link)
-        if mine is not None:
-            mine.pop(one, None)
-            if not mine:
-                del self[link]
-
-    def take(self) -> Subscription | Party:
-        """Take the first of the link whose turn it is, which is the last now."""
-        link = next(iter(self))
-        mine = self.pop(link)
-        one = next(iter(mine))
-        del mine[one]
-        if mine:
-            self[link] = mine
-        return one
-
-
-def _link_of(one: Subscription | Party) -> Link | None:
-    return one.link if isinstance(one, Subscription) else None
-
-
-class Serving:
-    """The subscriptions on demand."""
+class OnDemand:
+    """The subscriptions that are not live."""
 
     def __init__(self, shard: Shard, links: Links, delivery: Delivery, matching: Matching) -> None:
         self._shard = shard
         self._links = links
         self._delivery = delivery
         self._matching = matching
-        self._queue: Final[deque[Subscription | Company | Surveyed]] = deque()
-        self._companies: dict[tuple[Stream, bool], Company] = {}
-        """Companies in the queue, by stream and by whether they see only what is durable."""
-        self._starved: Final = Starved()
-        """Readers whose turn came while too many reads were under way."""
-        self.queues: Final = (self._queue, self._starved)
-        """While all of them are empty, nothing can be done at once."""
-        self._reads: dict[int, Subscription | Party] = {}
+        self.turns: Final[Turns[Subscription | Cohort | Surveyed, Subscription | Cohort]] = Turns(
+            shard
+        )
+        self._cohorts: dict[tuple[Stream, bool], Cohort] = {}
+        """Cohorts in the queue, by stream and by whether they see only what is durable."""
         self._ahead: Final[dict[Stream, list[Subscription]]] = {}
-        """Streams of which a batch is surveyed and given to many, and who waits for the end of that
-        although it is done for others."""
+        """Streams of which a batch is surveyed for a cohort, each with the subscriptions that wait
+        until the cohort has been given its rows."""
         self._in_history: dict[Stream, dict[Subscription, None]] = {}
-        """Readers of each stream that read everything of its history: several read it together."""
-        self.reads: list[ReadRange] = []
+        """Subscriptions of each stream that read everything of its history: several share a
+        read."""
         self._more = shard.share()
-        """Whether this step's share of time lasts."""
+        """Whether this turn's share of time lasts."""
         settings, limits = shard.settings, shard.settings.limits
         self._gathers = (
             min(limits.batch_records_max, limits.headers_max) >= READ_ROWS_MAX + GATHERED_ROWS_MAX
@@ -137,63 +97,49 @@ class Serving:
         )
         """Whether the limits let clients take a gathered batch, from the journal or from memory."""
 
-    @property
-    def hungry(self) -> bool:
-        """Whether more can be served at once."""
-        return bool(self._queue) or (bool(self._starved) and self._may_read)
-
-    @property
-    def _may_read(self) -> bool:
-        """Whether one more read of history may be under way."""
-        return len(self._reads) < self._shard.settings.reads_max
-
-    @property
-    def reads_under_way(self) -> int:
-        """How many reads of history the shell has not answered."""
-        return len(self._reads)
-
     def consider(self, sub: Subscription) -> None:
-        """Something about a subscription changed: give it a turn if it can take one."""
+        """Queue a subscription for a turn if it can take something: its state has changed."""
         if sub.live or sub.queued or sub.reading or not sub.started:
             return
-        # At its end it needs no credit to be told so.
+        # A subscription at its end is told so without credit.
         if sub.able or sub.position >= sub.stop:
             sub.queued = True
             if (
                 sub.turns_alone
                 or not self._gathers
                 or not sub.joins
-                or (self._matching.sliced and sub.stream.index.slow)
+                or (self._matching.sliced and audience_of(sub.stream).index.slow)
             ):
                 sub.turns_alone = max(0, sub.turns_alone - 1)
-                self._queue.append(sub)
+                self.turns.queue.append(sub)
                 return
             key = sub.stream, sub.durable
-            company = self._companies.get(key)
-            if company is None:
-                company = self._companies[key] = Company(sub.stream, sub.durable)
-                self._queue.append(company)
-            company.members.append(sub)
+            cohort = self._cohorts.get(key)
+            if cohort is None:
+                cohort = self._cohorts[key] = Cohort(sub.stream, sub.durable)
+                self.turns.queue.append(cohort)
+            cohort.members.append(sub)
 
     def forget(self, sub: Subscription) -> None:
-        """A subscription has ended; one that waits in the queue goes when its turn comes."""
-        self._starved.discard(sub)
+        """Forget a subscription that has ended; the queue drops it when its turn comes."""
+        self.turns.forget(sub, sub.link)
         self._leave_history(sub)
 
     def serve(self) -> None:
-        """Give turns until all are served or the step's budget is used up, one at least."""
+        """Give turns until all are served or the turn's budget is used up, one at least."""
         budget = self._shard.settings.step_bytes
-        queue = self._queue
+        turns = self.turns
         self._more = self._shard.share()
-        while budget > 0 and self.hungry:
-            # As long as a read is free: who waits for one may have ended, or need none any more.
-            starved = self._starved and self._may_read
-            sub = self._unstarve() if starved else queue.popleft()
+        while budget > 0 and turns.runnable:
+            # Reads may be used up by this turn: a starved subscription may have ended, or need
+            # none.
+            starved = turns.starved and turns.may_read
+            sub = turns.feed() if starved else turns.queue.popleft()
             if isinstance(sub, Surveyed):
                 budget -= self._turn_surveyed(sub)
-            elif isinstance(sub, Company):
+            elif isinstance(sub, Cohort):
                 try:
-                    budget -= self._turn_together(sub)
+                    budget -= self._turn_of_cohort(sub)
                 except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
                     self._each_alone(sub.stream, sub.members, error)
             else:
@@ -209,7 +155,7 @@ class Serving:
     # --- errors -----------------------------------------------------------------------------
 
     def _each_alone(self, stream: Stream, members: list[Subscription], error: Exception) -> None:
-        """Many could not be served together: each finds out for itself whether it can be."""
+        """Serve each of many subscriptions alone, since an error came of serving them together."""
         self._shard.erred("serving together", error, stream=stream.name)
         for sub in members:
             if sub.started:
@@ -218,9 +164,9 @@ class Serving:
                 self._again(sub)
 
     def _erred(self, sub: Subscription, error: Exception) -> None:
-        """Serving one failed: go back to what it was told, and look for the batch it came of."""
+        """Serve a subscription again batch by batch, to find the batch that an error came of."""
         if sub.careful:
-            # It came of none: of what the subscription is, and that is its link's.
+            # No batch caused the error, but the subscription itself: its link bears it.
             self._links.fail(sub.link, "serving", error, SUBSCRIBE, sub.number)
             return
         self._shard.erred(
@@ -231,13 +177,13 @@ class Serving:
         self._again(sub)
 
     def _again(self, sub: Subscription) -> None:
-        """Serve one again from after what it was given."""
+        """Serve a subscription again from its last cover on."""
         if not sub.live:
             sub.position = sub.covered
             self.consider(sub)
 
     def _damaged(self, sub: Subscription, base: int, next: int, error: Exception) -> None:
-        """Pass over a batch that cannot be handled for one, who is told so."""
+        """Pass over a batch that cannot be handled for one subscription, which gets GAP."""
         reason = self._shard.quarantine(
             sub.stream.name, base, next, "serving", error, link=sub.link.number,
             identity=sub.link.identity,
@@ -245,15 +191,6 @@ class Serving:
         sub.careful = 0
         sub.position = max(sub.position, base)
         self._gap(sub, next, "damaged", reason)
-
-    def _unstarve(self) -> Subscription | Company:
-        """The reader that has waited longest of the link whose turn it is."""
-        starved = self._starved.take()
-        if isinstance(starved, Subscription):
-            return starved
-        company = Company(starved.stream, starved.members[0].durable)
-        company.members = starved.members
-        return company
 
     # --- one turn -------------------------------------------------------------------------
 
@@ -275,17 +212,17 @@ class Serving:
             given = self._from_memory(sub)
             self.consider(sub)
             return given
-        if not self._may_read:
+        if not self.turns.may_read:
             sub.queued = True
-            self._starved.add(sub)
+            self.turns.starve(sub, sub.link)
             return 0
         self._read(sub)
         return 0
 
     def _past_what_is_gone(self, sub: Subscription) -> None:
         stream = sub.stream
-        # Retention may be ahead of what the disk is known to have: who is to see no more than that
-        # has no place there yet, and what is still in memory comes after all.
+        # Retention may be ahead of what is durable: the position of a durable reader stays before
+        # that, and records that are still in memory come to it after all.
         first = min(stream.first, sub.stop, sub.tail)
         lost = min(first, stream.lost_before)
         if sub.position < lost:
@@ -295,14 +232,14 @@ class Serving:
 
     # --- many in one turn -----------------------------------------------------------------
 
-    def _turn_together(self, company: Company) -> int:
-        """Serve many of a stream from its hot window, or begin a read for them; bytes given."""
-        stream, settings = company.stream, self._shard.settings
-        key = stream, company.durable
-        if self._companies.get(key) is company:
-            del self._companies[key]
+    def _turn_of_cohort(self, cohort: Cohort) -> int:
+        """Serve a cohort from the hot window, or begin a read for it; returns the bytes given."""
+        stream, settings = cohort.stream, self._shard.settings
+        key = stream, cohort.durable
+        if self._cohorts.get(key) is cohort:
+            del self._cohorts[key]
         behind: list[Subscription] = []
-        for sub in company.members:
+        for sub in cohort.members:
             sub.queued = False
             if not sub.started or sub.live or not sub.able:
                 continue
@@ -310,8 +247,8 @@ class Serving:
             if sub.position < sub.tail:
                 behind.append(sub)
             else:
-                self._at_tail(sub, many=len(company.members) >= settings.together_min)
-        if len(behind) < settings.together_min:
+                self._at_tail(sub, many=len(cohort.members) >= settings.shared_window_min)
+        if len(behind) < settings.shared_window_min:
             self._turns_alone(behind)
             return 0
         first, hot_first = behind[0].position, stream.hot_first
@@ -326,11 +263,12 @@ class Serving:
                 stamp = Stamp.unpack(oldest.stamp, verify=False)
                 self._survey(stream, members, stamp, oldest.content)
                 return 0
-            window = Window(stream, members)
+            window = SharedWindow(stream, members)
             batches = islice(stream.hot, place, place + TURN_BATCHES_MAX)
             window.fill(hot_batches(batches), members[0].tail, settings.step_bytes, sliced=sliced)
             given = self._share_out(members, window, window.reached)
-            # To look costs, too, whether a subscription takes something or not; new headers most.
+            # Looking costs, too, whether a subscription takes something or not; new headers cost
+            # most.
             looked = window.new * settings.step_bytes // NEW_HEADERS_MAX
             return max(given, looked, window.rows * BYTES_A_ROW)
         members = []
@@ -340,23 +278,23 @@ class Serving:
                 members.append(sub)
             else:
                 self.consider(sub)
-        if len(members) < settings.read_together_min:
+        if len(members) < settings.shared_read_min:
             self._turns_alone(members)
-        elif not self._may_read:
-            self._starved.add(Party(stream, members))
+        elif not self.turns.may_read:
+            self.turns.starve(Cohort(stream, cohort.durable, members), None)
             for sub in members:
                 sub.queued = True
         else:
-            self._read_together(Party(stream, members))
+            self._read_for_cohort(Cohort(stream, cohort.durable, members))
         return 0
 
     def _survey(
         self, stream: Stream, members: list[Subscription], stamp: Stamp, content: Content
     ) -> None:
-        """Find in steps who of many takes what of a batch, and have that given to them.
+        """Find in steps which subscriptions take which rows of a batch; then each is given its own.
 
-        Where that is done for others of the stream, or for as many streams as it may be, they have
-        their turn after it, and what was read for them is read again.
+        If a batch of the stream, or of as many streams as may be, is surveyed already, the
+        subscriptions have their turn after that, and what was read for them is read again.
         """
         ahead = self._ahead
         for sub in members:
@@ -370,7 +308,7 @@ class Serving:
         survey = Survey(stream, wanted, content)
 
         def surveyed() -> None:
-            self._queue.append(Surveyed(stream, members, stamp, content, survey))
+            self.turns.queue.append(Surveyed(stream, members, stamp, content, survey))
 
         def failed(error: Exception) -> None:
             for sub in members:
@@ -381,14 +319,14 @@ class Serving:
         self._matching.later(survey, surveyed, lambda: any(sub.started for sub in members), failed)
 
     def _release(self, stream: Stream) -> None:
-        """A surveyed batch was given: each subscription that waited for it is served on."""
+        """Serve the subscriptions that waited until a surveyed batch was given."""
         for sub in self._ahead.pop(stream):
             sub.reading = 0
             if sub.started:
                 self.consider(sub)
 
     def _turn_surveyed(self, surveyed: Surveyed) -> int:
-        """Give some of those who wait what they take of a surveyed batch; bytes given."""
+        """Give some subscriptions their rows of a surveyed batch; returns the bytes given."""
         stream, base = surveyed.stream, surveyed.stamp.base_offset
         members: list[Subscription] = []
         for sub in surveyed.take():
@@ -401,44 +339,44 @@ class Serving:
                 self.consider(sub)
         try:
             if members:
-                window = Window(stream, members)
+                window = SharedWindow(stream, members)
                 window.take(surveyed.stamp, surveyed.content, surveyed.survey)
                 self._share_out(members, window, window.reached, surveyed)
         except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
             self._each_alone(stream, members, error)
         if surveyed.members:
-            self._queue.append(surveyed)
+            self.turns.queue.append(surveyed)
         else:
             self._release(stream)
-        # Those behind have their turn in another step.
+        # The other subscriptions have their turn later.
         return self._shard.settings.step_bytes
 
     def _turns_alone(self, members: list[Subscription]) -> None:
-        """Have each its own turn, in their order, before those that wait."""
+        """Give each subscription its own turn, in this order, before those that wait."""
         for sub in reversed(members):
             sub.queued = True
-            self._queue.appendleft(sub)
+            self.turns.queue.appendleft(sub)
 
     def _at_tail(self, sub: Subscription, *, many: bool) -> None:
         """Make a reader at the tail live, unless it is one of many whose link has much to read.
 
-        Then it stays on demand: what comes meanwhile is gathered, and it goes on when the link
-        has answered the PING that asks how far it is.
+        A reader that stays on demand goes on, with what has come by then in one gathered batch,
+        when its link has answered the PING that asks how far it has read.
         """
         link = sub.link
         if not many or link.room >= link.half:
             self._delivery.catch_up(sub)
 
     def _share_out(
-        self, members: list[Subscription], window: Window, reached: int,
+        self, members: list[Subscription], window: SharedWindow, reached: int,
         surveyed: Surveyed | None = None,
     ) -> int:  # fmt: skip
-        """Give each of many what it selects of a window; reached: how far it goes for all.
+        """Give each subscription its selection of a window; reached: how far the window goes.
 
         surveyed: the window is one surveyed batch, and subscriptions without credit wait there.
         """
         if window.base < 0 and reached <= 0:
-            # Not even its first batch can be gathered.
+            # Not even the first batch of the window can be gathered.
             self._turns_alone(members)
             return 0
         settings = self._shard.settings
@@ -490,7 +428,7 @@ class Serving:
             sub.wanted = None
 
     def _gap(self, sub: Subscription, to: int, code: str, reason: str) -> None:
-        """Name the offsets from the position on that cannot be delivered."""
+        """Send GAP for the offsets from the position on that cannot be delivered."""
         self._delivery.cover(sub)
         self._links.say(sub.link, Gap(sub.number, sub.position, to, code, reason))
         self._shard.counters["gaps"] += 1
@@ -502,10 +440,10 @@ class Serving:
         end = min(sub.tail, sub.stop)
         quantum = self._shard.settings.quantum_bytes
         now_ms = self._shard.now_ms
-        parcel = Parcel(self._delivery, sub, self._shard.settings.quantum_bytes)
+        portion = Portion(self._delivery, sub, self._shard.settings.quantum_bytes)
         place = stream.hot_place(sub.position)
         for batch in islice(stream.hot, place, place + TURN_BATCHES_MAX):
-            if batch.base >= end or parcel.given >= quantum or not parcel.open:
+            if batch.base >= end or portion.given >= quantum or not portion.open:
                 break
             if batch.next <= sub.position:
                 continue
@@ -516,29 +454,29 @@ class Serving:
                 anything, mask = select(sub, batch.content, batch.base, end, now_ms)
                 if anything and mask is None:
                     count = batch.next - batch.base
-                    parcel.whole((batch.stamp, batch.frame), next, count, batch.size)
+                    portion.whole((batch.stamp, batch.frame), next, count, batch.size)
                 elif mask is not None and anything:
-                    self._give_part(sub, parcel, batch, next, mask)
+                    self._give_part(sub, portion, batch, next, mask)
             except Exception as error:
                 if not sub.careful:
                     raise
                 self._damaged(sub, batch.base, next, error)
             if sub.careful:
                 sub.careful -= 1
-                parcel.flush()
+                portion.flush()
             sub.position = next
             sub.prepared = None
             if sub.wanted is not None:
                 self._to_next_wanted(sub)
             if not sub.everything and not self._more():
                 break
-        parcel.flush()
-        return parcel.given
+        portion.flush()
+        return portion.given
 
     # --- reads of history -------------------------------------------------------------------
 
     def _enter_history(self, sub: Subscription) -> int:
-        """Count one who reads everything of its stream's history; how many there are now."""
+        """Count a subscription that reads all of its stream's history; returns how many do."""
         inside = self._in_history.setdefault(sub.stream, {})
         inside[sub] = None
         return len(inside)
@@ -557,22 +495,19 @@ class Serving:
         plain = sub.everything and sub.client_time is None and sub.wanted is None
         shared = plain and self._enter_history(sub) > 1
         if not shared:
-            # Shared, it is read once for all who are behind, whatever room each link has; one
-            # alone would read and hold what it cannot be given.
+            # A shared read is for all subscriptions that lag, whatever room each link has; a read
+            # for one alone would bring and hold more than the subscription can be given.
             size = min(size, sub.link.room)
         if sub.wanted is not None:
             end = min(end, sub.wanted_to)
             size = min(size, SPARSE_BYTES)
-        token = self._shard.token()
-        sub.reading = token
-        self._reads[token] = sub
-        self._shard.counters["reads"] += 1
+        token = sub.reading = self.turns.begin(sub)
         candidates = matches = None
         if not sub.everything and not sub.careful:
             candidates = partial(may_match, sub.pattern)
             if sub.gathered and self._gathers and sub.wanted is None:
                 matches = compile_pattern(sub.pattern).matches
-        self.reads.append(
+        self.turns.reads.append(
             ReadRange(
                 stream.ring.name, stream.number, token, sub.position, end, size,
                 candidates, None if sub.careful else sub.client_time, matches, shared,
@@ -580,15 +515,13 @@ class Serving:
             )
         )  # fmt: skip
 
-    def _read_together(self, party: Party) -> None:
-        """Read for many what all of them are behind with."""
-        stream, members = party.stream, party.members
-        token = self._shard.token()
+    def _read_for_cohort(self, cohort: Cohort) -> None:
+        """Begin one read of history for a cohort."""
+        stream, members = cohort.stream, cohort.members
+        token = self.turns.begin(cohort)
         for sub in members:
             sub.reading = token
-        self._reads[token] = party
-        self._shard.counters["reads"] += 1
-        self.reads.append(
+        self.turns.reads.append(
             ReadRange(
                 stream.ring.name, stream.number, token,
                 min(sub.position for sub in members), min(members[0].tail, stream.hot_first),
@@ -596,10 +529,10 @@ class Serving:
             )
         )  # fmt: skip
 
-    def _answered(self, token: int) -> Subscription | Party | None:
-        """Return the readers that wait for a read and have not ended; frees the read's place."""
-        reader = self._reads.pop(token, None)
-        if isinstance(reader, Party):
+    def _answered(self, token: int) -> Subscription | Cohort | None:
+        """Return the readers of a read that have not ended; the read is no longer under way."""
+        reader = self.turns.answered(token)
+        if isinstance(reader, Cohort):
             for sub in reader.members:
                 sub.reading = 0
             reader.members = [sub for sub in reader.members if sub.started]
@@ -610,9 +543,9 @@ class Serving:
         return reader if reader.started else None
 
     def failed(self, answer: ReadFailed) -> None:
-        """The journal could not be read: one ends, by name; many find out each for itself who does.
+        """End a subscription whose history cannot be read; subscriptions of a cohort read alone.
 
-        The bad place may lie before or after most of them.
+        The unreadable place may lie before or after the positions of most of them.
         """
         reader = self._answered(answer.token)
         if reader is None:
@@ -621,7 +554,7 @@ class Serving:
         self._shard.event(
             "read_failed", "error", stream=name, code=answer.code, reason=answer.reason
         )
-        if isinstance(reader, Party):
+        if isinstance(reader, Cohort):
             for sub in reader.members:
                 sub.turns_alone = TURNS_ALONE
                 self.consider(sub)
@@ -634,11 +567,11 @@ class Serving:
         reader.owner.end(reader, answer.code)
 
     def history(self, answer: HistoryRead) -> None:
-        """The journal has read: deliver what credit still allows."""
+        """Deliver the answer of the journal as far as credit allows."""
         sub = self._answered(answer.token)
-        if isinstance(sub, Party):
+        if isinstance(sub, Cohort):
             try:
-                self._history_together(sub, answer)
+                self._history_of_cohort(sub, answer)
             except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
                 self._each_alone(sub.stream, sub.members, error)
             return
@@ -658,7 +591,7 @@ class Serving:
             self.consider(sub)
 
     def _note_progress(self, sub: Subscription, before: int) -> None:
-        """A read was delivered; one whom reads bring nowhere is ended."""
+        """Count reads that bring a subscription nowhere, and end it after several."""
         if sub.position > before:
             sub.idle_reads = 0
             return
@@ -667,10 +600,10 @@ class Serving:
             self._shard.event("read_stuck", "error", stream=sub.stream.name, offset=before)
             sub.owner.end(sub, "internal")
 
-    def _history_together(self, party: Party, answer: HistoryRead) -> None:
-        """The journal has read for many: deliver what credit and room still allow."""
+    def _history_of_cohort(self, cohort: Cohort, answer: HistoryRead) -> None:
+        """Deliver the answer of the journal to a cohort as far as credit and room allow."""
         members = []
-        for sub in party.members:
+        for sub in cohort.members:
             if sub.able and not sub.live:
                 members.append(sub)
             else:
@@ -682,7 +615,7 @@ class Serving:
         lowest = min(sub.position for sub in members)
         gap = next((gap for gap in answer.gaps if gap[1] > lowest), None)
         if gap is not None and gap[0] <= lowest:
-            # What follows the gap is read again once all have been told of it.
+            # Records after the gap are read again once all subscriptions have got GAP.
             _, to, code, reason = gap
             for sub in members:
                 if sub.position < to:
@@ -692,7 +625,7 @@ class Serving:
             return
         if gap is not None:
             end = min(end, gap[0])
-        # Those amid what was read, and those whom it does not reach.
+        # Subscriptions with a position after the end of the answer have their own turn.
         inside = [sub for sub in members if sub.position < end]
         for sub in members:
             if not inside:
@@ -706,10 +639,10 @@ class Serving:
         if sliced:
             found = next(iter(batches), None)
             if found is not None and not is_quick(found[1]) and gatherable(found[1]):
-                self._survey(party.stream, inside, *found)
+                self._survey(cohort.stream, inside, *found)
                 return
             batches = stored_batches(answer.runs, end)
-        window = Window(party.stream, inside)
+        window = SharedWindow(cohort.stream, inside)
         step_bytes = self._shard.settings.step_bytes
         whole = window.fill(batches, end, step_bytes, sliced=sliced)
         self._share_out(inside, window, end if whole else window.reached)
@@ -722,14 +655,14 @@ class Serving:
     def _deliver_history(self, sub: Subscription, answer: HistoryRead) -> None:
         end = min(sub.tail, sub.stop)
         now_ms = self._shard.now_ms
-        parcel = Parcel(self._delivery, sub, self._shard.settings.quantum_bytes)
+        portion = Portion(self._delivery, sub, self._shard.settings.quantum_bytes)
         gaps = list(answer.gaps)
-        # Without a window or wanted offsets nothing but an expiry can thin a batch out.
+        # Without a window or wanted offsets only an expiry can thin a batch out.
         looks = not sub.everything or sub.client_time is not None or sub.wanted is not None
         for run in answer.runs:
             if run.next:
-                if not self._gathered(sub, parcel, run, gaps, end):
-                    parcel.flush()
+                if not self._gathered(sub, portion, run, gaps, end):
+                    portion.flush()
                     return
                 continue
             data = memoryview(run.data)
@@ -738,19 +671,19 @@ class Serving:
                 if next <= sub.position:
                     continue
                 while gaps and gaps[0][0] <= base:
-                    self._name_gap(sub, parcel, gaps.pop(0))
-                if not parcel.open or base >= end:
-                    parcel.flush()
+                    self._name_gap(sub, portion, gaps.pop(0))
+                if not portion.open or base >= end:
+                    portion.flush()
                     return
                 (expiry_ms,) = unpack_from("<q", data, at + EXPIRY_AT)
                 cut = base < sub.position or next > end
                 if not looks and not cut and not 0 < expiry_ms <= now_ms:
-                    parcel.stored(run.data, at, size, next, count)
+                    portion.stored(run.data, at, size, next, count)
                 else:
                     try:
                         stored = data[at : at + size]
-                        if not self._thinned(sub, parcel, run.data, stored, at, base, end):
-                            parcel.flush()
+                        if not self._thinned(sub, portion, run.data, stored, at, base, end):
+                            portion.flush()
                             return
                     except Exception as error:
                         if not sub.careful:
@@ -758,33 +691,33 @@ class Serving:
                         self._damaged(sub, base, min(next, end), error)
                 if sub.careful:
                     sub.careful -= 1
-                    parcel.flush()
+                    portion.flush()
                 sub.position = max(sub.position, min(next, end))
                 if not sub.everything and not self._more():
-                    # What follows is read again.
-                    parcel.flush()
+                    # The rest is read again.
+                    portion.flush()
                     return
-        parcel.flush()
+        portion.flush()
         for gap in gaps:
-            self._name_gap(sub, parcel, gap)
+            self._name_gap(sub, portion, gap)
         sub.position = max(sub.position, min(answer.next, end))
 
     def _gathered(
-        self, sub: Subscription, parcel: Parcel, run: HistoryRun, gaps: list[Any], end: int
+        self, sub: Subscription, portion: Portion, run: HistoryRun, gaps: list[Any], end: int
     ) -> bool:
-        """Deliver rows that the reader gathered; False: there is no credit or room for them."""
+        """Deliver rows that the journal gathered; False: there is no credit or room for them."""
         ((at, size, base, count),) = run.spans
         while gaps and gaps[0][0] <= base:
-            self._name_gap(sub, parcel, gaps.pop(0))
-        if not parcel.open or base < sub.position or run.next > end:
+            self._name_gap(sub, portion, gaps.pop(0))
+        if not portion.open or base < sub.position or run.next > end:
             return False
-        parcel.stored(run.data, at, size, run.next, count)
+        portion.stored(run.data, at, size, run.next, count)
         sub.position = run.next
         return True
 
     def _thinned(
-        self, sub: Subscription, parcel: Parcel, data: Any, stored: memoryview, at: int, base: int,
-        end: int,
+        self, sub: Subscription, portion: Portion, data: Any, stored: memoryview, at: int,
+        base: int, end: int,
     ) -> bool:  # fmt: skip
         """Deliver what a subscription selects of one stored batch; False: it is being matched."""
         content = Content(stored[STAMP_BYTES:])
@@ -796,19 +729,20 @@ class Serving:
             return True
         next = base + content.head.count
         if mask is None:
-            parcel.stored(data, at, len(stored), next, content.head.count)
+            portion.stored(data, at, len(stored), next, content.head.count)
         else:
-            batch = Batch(
+            batch = StampedBatch(
                 sub.stream, bytes(stored[:STAMP_BYTES]), stored[STAMP_BYTES:], content, base, next,
                 len(stored),
             )  # fmt: skip
-            self._give_part(sub, parcel, batch, min(next, end), mask)
+            self._give_part(sub, portion, batch, min(next, end), mask)
         return True
 
     def _prepared(self, sub: Subscription, base: int, content: Content) -> bool:
-        """Whether it is known, or quick to find, what a subscription selects of a batch.
+        """Whether a subscription's selection of a batch is known, or quick to find.
 
-        Else that is found in slices; the subscription has its next turn then.
+        Otherwise the selection is found in slices, and the subscription has its next turn
+        afterwards.
         """
         if sub.everything or sub.careful or not self._matching.sliced:
             return True
@@ -817,19 +751,19 @@ class Serving:
                 content.share(sub.prepared.table)
                 return True
             sub.prepared = None
-        if not sub.stream.index.slow and is_quick(content):
+        if not audience_of(sub.stream).index.slow and is_quick(content):
             return True
         reading = self._matching.reading(sub.stream.uuid, base, content)
         job = Choosing(compile_pattern(sub.pattern).matches, content, reading=reading)
         if self._matching.run(job):
-            sub.prepared = Prepared(base, job.rows, content.table)
+            sub.prepared = PreparedRows(base, job.rows, content.table)
             return True
         sub.reading = MATCHING
 
         def matched() -> None:
             sub.reading = 0
             if sub.started:
-                sub.prepared = Prepared(base, job.rows, content.table)
+                sub.prepared = PreparedRows(base, job.rows, content.table)
                 self.consider(sub)
 
         def failed(error: Exception) -> None:
@@ -841,25 +775,27 @@ class Serving:
         return False
 
     def _give_part(
-        self, sub: Subscription, parcel: Parcel, batch: Batch, next: int, mask: Mask
+        self, sub: Subscription, portion: Portion, batch: StampedBatch, next: int, mask: Mask
     ) -> None:
-        """Deliver some rows of a batch: in few words where they are few."""
+        """Deliver some rows of a batch: gathered with those of other batches if they are few."""
         settings = self._shard.settings
         encoding = encoding_of(batch, mask, settings.extract_bytes_min, settings.extract_share)
         assert encoding is not None, "something was selected"
         few = encoding.extracts and encoding.count <= GATHERED_ROWS_MAX and not sub.careful
         if few and sub.gathered and self._gathers and gatherable(batch.content):
-            parcel.rows(batch, next, mask)
+            portion.rows(batch, next, mask)
             return
         encoding = encoding.for_(sub.whole)
-        parcel.part(encoding, next)
+        portion.part(encoding, next)
 
-    def _name_gap(self, sub: Subscription, parcel: Parcel, gap: tuple[int, int, str, str]) -> None:
-        """Tell of a gap that the reader found, after what lies before it."""
+    def _name_gap(
+        self, sub: Subscription, portion: Portion, gap: tuple[int, int, str, str]
+    ) -> None:
+        """Send GAP for a gap that the journal found, after the records before it."""
         first, to, code, reason = gap
         to = min(to, sub.stop)
         if to <= sub.position:
             return
-        parcel.flush()
+        portion.flush()
         sub.position = max(sub.position, first)
         self._gap(sub, to, code, reason)

@@ -1,10 +1,10 @@
-"""Serving together: many subscriptions of one stream that are behind, in one pass over it.
+"""Shared windows: many subscriptions of one stream that lag, served in one pass over it.
 
-Owns who may be served so, and the way from a window of batches to what each gets of it. The rules:
-a batch is looked at once for all of them, and what one of them selects from all the batches of the
-window leaves as one gathered batch, so that a subscription that falls behind is sent less, not
-more; one that takes a large part of the window, or more than its credit, is left to a turn of its
-own; the longest behind are served first; a batch of many headers is a window of its own, and is
+Owns the way from a window of batches to the rows of each subscription. The rules: a batch is looked
+at once for all subscriptions, and the rows that one of them selects from all batches of the window
+leave as one gathered batch, so that a subscription that lags is sent less, not more; a subscription
+that takes a large part of the window, or more than its credit, is left to a turn of its own;
+subscriptions that lag most are served first; a batch of many headers is a window of its own, and is
 matched in steps before. Source: docs/design.md (Speed; Flow control).
 """
 
@@ -22,58 +22,50 @@ from malamute_protocol.gather import BYTES_A_ROW, Gathered, SharedGathering, wei
 from malamute_protocol.header import STEP_ENTRIES
 from malamute_protocol.stamp import Stamp
 from malamute_py.broker.links.links import Link, cost_of_few
-from malamute_py.broker.log.stream import Batch, Stream
+from malamute_py.broker.log.stream import StampedBatch, Stream
+from malamute_py.broker.subscriptions.audience import audience_of
 from malamute_py.broker.subscriptions.matching import is_quick
 from malamute_py.broker.subscriptions.subscription import Subscription
-from malamute_py.matcher import Classing
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 LANE_ROWS_MAX = 4_096
 """Rows of one gathered batch."""
 TAKEN_SHARE = 0.25
-"""Share of the window beyond which a subscription gets its batches as they are."""
+"""Share of the window's rows beyond which a subscription gets its batches as they are."""
 KEYS_MAX = 1 << 20
-"""Rows of one window, each counted for everyone who takes it: what is in hand stays small."""
+"""Rows of one window, each counted for every subscription that takes it: memory is bounded."""
 NEW_HEADERS_MAX = 512
-"""Headers not seen of late that a window matches before it takes no further batch."""
+"""New headers that a window matches before it takes no further batch."""
 SURVEYED_MAX = 1 << 18
 """Pairs of a header and a pattern that one survey finds."""
 CHUNK_MEMBERS = 256
-"""Subscriptions that are given what they take of a surveyed batch in one turn."""
+"""Subscriptions that are given their rows of a surveyed batch in one turn."""
 _PLACE_BITS = 32
 _PLACE_MASK = (1 << _PLACE_BITS) - 1
 
 
-class Company:
-    """Subscriptions of one stream that wait for a turn together."""
+class Cohort:
+    """Subscriptions of one stream that have a turn, or a read of history, together."""
 
     __slots__ = ("durable", "members", "stream")
 
-    def __init__(self, stream: Stream, durable: bool) -> None:
-        """durable: they see only what no power loss can take back."""
+    def __init__(
+        self, stream: Stream, durable: bool, members: list[Subscription] | None = None
+    ) -> None:
+        """durable: the subscriptions see only what no power loss can take back."""
         self.stream = stream
         self.durable = durable
-        self.members: list[Subscription] = []
-
-
-class Party:
-    """Subscriptions for which one read of history is under way."""
-
-    __slots__ = ("members", "stream")
-
-    def __init__(self, stream: Stream, members: list[Subscription]) -> None:
-        self.stream = stream
-        self.members = members
+        self.members = [] if members is None else members
 
 
 class Survey:
-    """Which patterns select which headers of one batch, found in steps."""
+    """The patterns that select each header of one batch, found in steps."""
 
     def __init__(self, stream: Stream, wanted: BitMap, content: Content) -> None:
-        """wanted: numbers of the patterns that are asked about."""
+        """wanted: numbers of the patterns to look for."""
         self._texts, self._places, self._numbers = array("q"), array("q"), array("q")
-        # Without this object, so that all is free at once when no reader waits for it any more.
+        # The steps do not hold this object, so that all is free once no reader waits for it.
         self._steps = self._all(stream, wanted, content, self._texts, self._places, self._numbers)
 
     def run(self, more: Callable[[], bool]) -> bool:
@@ -82,7 +74,7 @@ class Survey:
 
     @property
     def full(self) -> bool:
-        """Whether there are more than SURVEYED_MAX: each subscription is to be served alone."""
+        """Whether there are more than SURVEYED_MAX pairs: subscriptions are to be served alone."""
         return len(self._places) > SURVEYED_MAX
 
     @property
@@ -97,7 +89,7 @@ class Survey:
 
     @property
     def numbers(self) -> Array:
-        """The number of that pattern."""
+        """The number of the pattern that selects each of `places`."""
         return np.frombuffer(self._numbers, np.int64)
 
     @staticmethod
@@ -105,7 +97,7 @@ class Survey:
         stream: Stream, wanted: BitMap, content: Content, texts: array[int], found: array[int],
         numbers: array[int],
     ) -> Iterator[None]:  # fmt: skip
-        classing = Classing(stream.index, lambda: content.headers()[0], content.make_headers())
+        classing = audience_of(stream).classing(content)
         yield from classing.steps
         headers = content.headers()[0]
         for first in range(0, len(headers), STEP_ENTRIES):
@@ -113,7 +105,7 @@ class Survey:
             yield
         for bits, places in classing.classes:
             mine = np.array((bits & wanted).to_array(), np.int64)
-            # Of what is more than may be, so much that it shows.
+            # Pairs beyond SURVEYED_MAX are found only so far that `full` shows it.
             those = np.array(places[: SURVEYED_MAX // max(1, len(mine)) + 1], np.int64)
             found.frombytes(np.repeat(those, len(mine)).tobytes())
             numbers.frombytes(np.tile(mine, len(those)).tobytes())
@@ -123,7 +115,7 @@ class Survey:
 
 
 class Surveyed:
-    """Subscriptions that wait to be given what they take of one batch, and its survey."""
+    """Subscriptions that wait for their rows of one surveyed batch."""
 
     __slots__ = ("content", "members", "stamp", "stream", "survey")
 
@@ -152,44 +144,47 @@ class Share(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Outcome of looking at a window for many subscriptions."""
+    """Result of sharing a window out."""
 
     shares: list[Share]
     reached: int
-    """Offset to which the window goes; readers in none of the lists have nothing before it."""
+    """Offset to which the window goes; a subscription in no list has no rows before that."""
     alone: list[Subscription]
-    """To be served on their own: they take too much of it, or it cannot be gathered."""
+    """Subscriptions to be served alone: they take too much of it, or it cannot be gathered."""
     later: list[Subscription]
-    """Not served for want of room or because the window had enough for others."""
+    """Subscriptions that get nothing now: their link has no room, or others got all there was."""
 
 
-class Window:
-    """Batches of a stream, one after the other, and who takes what of them."""
+class SharedWindow:
+    """Consecutive batches of a stream, and the subscriptions that take rows of them.
+
+    A lane is the subscriptions that select the same from the same position on.
+    """
 
     def __init__(self, stream: Stream, members: list[Subscription]) -> None:
-        """members: all behind the window's beginning, or amid it."""
-        # The longest behind first: room is given in this order.
+        """members: their positions lie before the window's end."""
+        # Room is given in this order: subscriptions that lag most come first.
         members.sort(key=_position)
-        self._stream = stream
+        self._audience = audience_of(stream)
         self._members = members
         self._gathering = SharedGathering(stream.number)
         self._keys: list[Array] = []
-        """For each batch, which lane takes which row."""
+        """For each batch, the rows that each lane takes."""
         self._held = self._dead = 0
-        """How many these are, and about how many of them are of lanes that are over."""
+        """Number of these rows, and about how many of them are of lanes that are over."""
         self._texts: list[Array] = []
-        """For each row, what the texts of its header take, which in truth come once."""
+        """For each row, the bytes of its header's texts, although the texts come once a header."""
         self._lanes: dict[tuple[int, int], int] = {}
         self._takers: list[list[Subscription]] = []
         self._froms: list[int] = []
         self._taken: Array = np.zeros(0, np.int64)
-        """Rows of each lane, about."""
+        """About how many rows each lane takes."""
         self._over: Array = np.zeros(0, np.bool_)
-        """Lanes that take too much, whatever follows: their rows are looked for no longer."""
+        """Lanes that take too much, whatever follows: their rows are not looked for any more."""
         self._by_number: dict[int, list[int]] = {}
         self._latest = 0
         self.new = 0
-        """Headers that were not seen of late."""
+        """New headers that were matched."""
         self.base = -1
         self.reached = 0
 
@@ -204,7 +199,7 @@ class Window:
     ) -> bool:  # fmt: skip
         """Take batches up to `end`; False: one is left, since it cannot join or there is enough.
 
-        sliced: what is matched in one go has a bound.
+        sliced: the number of headers that are matched in one go is bounded.
         """
         size = 0
         for stamp, content in batches:
@@ -224,7 +219,7 @@ class Window:
         return True
 
     def take(self, stamp: Stamp, content: Content, survey: Survey) -> None:
-        """Take one batch that was surveyed, as all of the window, unless it cannot be gathered."""
+        """Take one surveyed batch as the whole window, unless it cannot be gathered."""
         if not self._gathering.takes(stamp, content):
             return
         self._open(stamp.base_offset)
@@ -243,7 +238,7 @@ class Window:
             self.reached = stamp.next_offset
 
     def _open(self, base: int) -> None:
-        """Put together who takes the same from the same place on."""
+        """Make a lane of the subscriptions that select the same from the same position on."""
         self.base = base
         for sub in self._members:
             place = max(sub.position, base)
@@ -258,9 +253,9 @@ class Window:
         self._over = np.zeros(len(self._takers), np.bool_)
 
     def _add(self, stamp: Stamp, content: Content) -> bool:
-        """Take one batch; False: that many take so much of it that it is left."""
+        """Take one batch; False: it is left, since its rows are too many for all lanes together."""
         headers, _ = content.headers()
-        matched, match, by_number = self._stream.matched, self._stream.matching, self._by_number
+        matched, match, by_number = self._audience.matched, self._audience.match, self._by_number
         count = content.head.count
         chosen: list[int] = []
         lanes: list[int] = []
@@ -285,9 +280,9 @@ class Window:
     def _enter(
         self, stamp: Stamp, content: Content, takes: Array, takers: Array, weights: Array
     ) -> bool:
-        """Take one batch of which these lanes take these headers; see _add().
+        """Take one batch of which lanes take headers, pair by pair; see _add().
 
-        weights: what the texts of each header take.
+        weights: bytes of each header's texts.
         """
         codes, count = content.headers()[1], content.head.count
         first = self._gathering.rows
@@ -318,12 +313,12 @@ class Window:
         return True
 
     def _count(self, base: int, counts: Array, lanes: Array) -> Array:
-        """Count what lanes take of a batch, before any row of it is looked for.
+        """Count the rows that lanes take of a batch, before any row of it is looked for.
 
-        Returns which entries are of lanes that take no more than they may.
+        Returns a mask of the entries whose lanes take no more than they may.
         """
         if self._latest > base:
-            # Those that begin amid it or behind: share_out() counts what they really take.
+            # Lanes that begin after this batch's first row are counted exactly in share_out().
             counts = np.where(np.array(self._froms)[lanes] <= base, counts, 0)
         before = self._taken
         self._taken = before + np.bincount(lanes, counts, len(before)).astype(np.int64)
@@ -336,20 +331,20 @@ class Window:
         return kept
 
     def _drop(self) -> None:
-        """Drop what is in hand of lanes that are over."""
+        """Drop the rows of lanes that are over."""
         keys = np.concatenate(self._keys)
         keys = keys[~self._over[keys >> _PLACE_BITS]]
         self._keys, self._held, self._dead = [keys], len(keys), 0
 
     def _full(self, count: int) -> bool:
-        """Take no more; if not even a first batch of `count` rows fits, some have to go."""
+        """Take no more; if not even a first batch of `count` rows fits, some lanes are over."""
         if not self._gathering.rows:
             broad = self._taken > TAKEN_SHARE * count
             self._over = broad if broad.any() else ~broad
         return False
 
     def share_out(self, bytes_max: int, lane_bytes_max: int) -> Outcome:
-        """Give each its rows; all together about `bytes_max` now, and none more than another."""
+        """Give each lane its rows: about `bytes_max` for all, at most `lane_bytes_max` for one."""
         later: list[Subscription] = []
         alone: list[Subscription] = []
         for lane in np.flatnonzero(self._over).tolist():
@@ -401,14 +396,14 @@ class Window:
         return Outcome(shares, self.reached, alone, later)
 
 
-def hot_batches(batches: Iterable[Batch]) -> Iterable[tuple[Stamp, Content]]:
-    """Batches of the hot window as a window takes them."""
+def hot_batches(batches: Iterable[StampedBatch]) -> Iterable[tuple[Stamp, Content]]:
+    """Batches of the hot window in the form that a shared window takes."""
     for batch in batches:
         yield Stamp.unpack(batch.stamp, verify=False), batch.content
 
 
 def stored_batches(runs: Sequence[Any], stop: int) -> Iterable[tuple[Stamp, Content]]:
-    """Batches of an answer from the journal that lie before an offset."""
+    """Batches of the journal's answer that lie before an offset, in the same form."""
     for run in runs:
         data = memoryview(run.data)
         for at, size, base, _ in run.spans:

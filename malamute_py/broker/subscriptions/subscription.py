@@ -1,8 +1,8 @@
-"""One subscription: what it wants of a stream, and how far it has come.
+"""One subscription: its selection of a stream, and its position there.
 
-Owns every fact about one subscription. The rules: `covered` is what the client was told, `position`
-how far the selecting came, and a live subscription stands at the tail without being touched.
-Source: docs/design.md, Flow control.
+Owns every fact about one subscription. The rules: `covered` is the offset that the client was told,
+`position` the offset that the selection has come to, and a live subscription stands at the tail
+without being touched. Source: docs/design.md, Flow control.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from malamute_py.broker.log.stream import Stream
-    from malamute_py.broker.subscriptions.matching import Prepared
+    from malamute_py.broker.subscriptions.matching import PreparedRows
 
 VISIBILITIES: Final = ("live", "durable")
 
@@ -60,49 +60,50 @@ class Subscription(Receiver):
         self.pattern_bytes = 0
         self.pattern_number = -1
         self.everything = False
-        """Every header matches: none is looked at."""
+        """Whether every header matches: no header is looked at."""
         self.client_time = command.client_time
         self.whole = command.whole
         self.gathered = command.gathered and not command.whole
-        """Takes rows of several batches in one."""
+        """Whether it takes rows of several batches in one."""
         self.durable = command.visibility != 0
-        """Sees what no power loss can take back, and only that."""
+        """Whether it sees only what no power loss can take back."""
         self.stop = NEVER if command.end < 0 else command.end
         self.position = 0
         self.wanted: np.ndarray[Any, np.dtype[np.int64]] | None = None
-        """Last per subject: the only offsets wanted before `wanted_to`, ascending."""
+        """The only offsets wanted before `wanted_to`, ascending; for last per subject."""
         self.wanted_to = 0
         self.live = False
         self.started = False
-        """Its stream and position are known, and it has not ended."""
+        """Whether its stream and position are known, and it has not ended."""
         self.queued = False
-        """Waits for its turn on demand."""
+        """Whether it waits for its turn on demand."""
         self.careful = 0
-        """So many batches more it is given one by one, read without a selection: an error has
-        come of one of them."""
+        """Number of batches that it is still to be given one by one, read without a selection: one
+        of them has caused an error."""
         self.turns_alone = 0
-        """For so many turns it is not served together with others."""
+        """Number of turns in which it is not to be in a cohort."""
         self.reading = 0
-        """Token of its one read of history that is under way; 0: none."""
+        """Token of the one read of history that is under way; 0: none."""
         self.idle_reads = 0
-        """Reads in a row that brought it nowhere."""
-        self.prepared: Prepared | None = None
+        """Consecutive reads that brought it nowhere."""
+        self.prepared: PreparedRows | None = None
         self.plain = False
-        """Takes batches as its group does: no window, no end, not always whole."""
+        """Whether it takes batches as its selection group does: no window, no end, not always
+        whole."""
 
     @property
     def tail(self) -> int:
-        """Where what it may see ends."""
+        """Offset after the newest record that it may see."""
         return self.stream.visible_next if self.durable else self.stream.next
 
     @property
     def place(self) -> int:
-        """How far it has come: everything before was delivered or not selected."""
+        """Offset before which every record was delivered or not selected."""
         if self.live:
-            stream, tail = self.stream, self.tail
-            if stream.late:
-                # What is being matched it has not got, but for what it had read itself.
-                tail = max(self.position, stream.late_from(self.durable, tail))
+            audience, tail = self.stream.audience, self.tail
+            if audience.late:
+                # The subscription has no batch that is being matched, unless it read it itself.
+                tail = max(self.position, audience.late_from(self.durable, tail))
             return min(tail, self.stop)
         return self.position
 
@@ -113,7 +114,7 @@ class Subscription(Receiver):
 
     @property
     def joins(self) -> bool:
-        """Whether it may be served together with others: it wants some rows of what comes."""
+        """Whether it may be in a cohort: it takes some rows of what comes, in gathered batches."""
         return (
             self.plain
             and self.gathered

@@ -1,12 +1,12 @@
 """Subscriptions: how they begin and end.
 
-Owns SUBSCRIBE, and the end of a subscription. The rule: what a SUBSCRIBE asks for is checked whole
-before anything is changed. Source: docs/design.md, Flow control.
+Owns SUBSCRIBE, and the end of a subscription. The rule: a SUBSCRIBE is checked whole before
+anything is changed. Source: docs/design.md, Flow control.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,35 +15,35 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.stream import NEVER
+from malamute_py.broker.subscriptions.audience import audience_of
 from malamute_py.broker.subscriptions.subscription import SUBSCRIBE, VISIBILITIES, Subscription
-from malamute_py.matcher import compile_pattern
 
 if TYPE_CHECKING:
     from malamute_py.broker.log.stream import Stream
     from malamute_py.broker.streams.start_positions import Begin, Starts
     from malamute_py.broker.subscriptions.live import Delivery
-    from malamute_py.broker.subscriptions.on_demand import Serving
+    from malamute_py.broker.subscriptions.on_demand import OnDemand
 
 
 class Subscriptions:
     """The commands about subscriptions."""
 
     def __init__(
-        self, shard: Shard, links: Links, delivery: Delivery, serving: Serving, starts: Starts
+        self, shard: Shard, links: Links, delivery: Delivery, on_demand: OnDemand, starts: Starts
     ) -> None:
         self._shard = shard
         self._links = links
         self._delivery = delivery
-        self._serving = serving
+        self._on_demand = on_demand
         self._starts = starts
         self.count = 0
         self.pattern_bytes = 0
-        """Size of all patterns, as MessagePack."""
+        """Bytes of all patterns, as MessagePack."""
 
     # --- the commands -------------------------------------------------------------------
 
     def check(self, link: Link, command: Subscribe) -> tuple[str, str] | None:
-        """What speaks against a SUBSCRIBE before its stream is known: code and reason."""
+        """Check a SUBSCRIBE before its stream is known; returns code and reason of a refusal."""
         settings = self._shard.settings
         if self.count >= settings.subscriptions_max:
             return "limit", f"at most {settings.subscriptions_max} subscriptions in all"
@@ -74,30 +74,21 @@ class Subscriptions:
         return sub
 
     def _hold(self, sub: Subscription, sign: int) -> None:
-        """Count a subscription as its link's identity's, or no longer."""
+        """Count a subscription for the quotas of its link's identity. sign: -1: no longer."""
         quotas, owner = self._shard.quotas, sub.link.owner
         quotas.add(owner, "subscriptions", sign)
         quotas.add(owner, "pattern_bytes", sign * sub.pattern_bytes)
 
     def begin(self, sub: Subscription, command: Subscribe, stream: Stream) -> None:
-        """Its stream is known: file the pattern and find where it begins."""
+        """File the pattern of a subscription whose stream is known, and find its first position."""
         if sub.ended:
             return
         try:
-            number, everything = _file(stream, command.pattern)
+            audience_of(stream).enter(sub, command.pattern)
         except BrokerRefused as error:
             self.refuse(sub, error.code, error.reason)
             return
         sub.stream = stream
-        sub.everything = everything
-        sub.pattern_number = number
-        stream.subscriptions.add(sub)
-        stream.durable += sub.durable
-        if everything:
-            stream.everyone[sub] = None
-        else:
-            stream.numbers.setdefault(number, {})[sub] = None
-        stream.regroup()
         if command.until == "tail":
             sub.stop = min(sub.stop, sub.tail)
         sub.plain = sub.client_time is None and not sub.whole and sub.stop == NEVER
@@ -128,7 +119,7 @@ class Subscriptions:
         )  # fmt: skip
 
     def _start(self, sub: Subscription, begin: Begin) -> None:
-        """Its position is known: tell the client, and begin."""
+        """Send SUBSCRIBED to a subscription whose position is known, and serve it."""
         stream = sub.stream
         sub.position = sub.covered = begin.next
         sub.wanted, sub.wanted_to = begin.wanted, begin.wanted_to
@@ -141,15 +132,15 @@ class Subscriptions:
             ),
         )  # fmt: skip
         if begin.rewound_from is not None:
-            # This epoch, not that of the record there: what lies before is the log as of now,
-            # and a resume that got no further must not be rewound again.
+            # The epoch is that of this run, not that of the record there: records before are in the
+            # log as of now, and a resume that got no further must not be rewound again.
             epoch = self._shard.epoch
             self._links.say(sub.link, Rewound(sub.number, begin.rewound_from, begin.next, epoch))
         self._shard.counters["subscribed"] += 1
-        self._serving.consider(sub)
+        self._on_demand.consider(sub)
 
     def refuse(self, sub: Subscription, code: str, reason: str, retry_ms: int = 0) -> None:
-        """Refuse a subscription that was entered, and forget it, unless it has ended meanwhile."""
+        """Refuse a subscription that was entered, and forget it, unless it has ended since."""
         if sub.ended:
             return
         self._links.refuse(sub.link, SUBSCRIBE, sub.number, code, reason, retry_ms)
@@ -160,23 +151,23 @@ class Subscriptions:
     def resume(self, sub: Subscription) -> None:
         """Let a subscription that is not live have its turn."""
         if not sub.live:
-            self._serving.consider(sub)
+            self._on_demand.consider(sub)
 
     def end(self, sub: Subscription, code: str) -> None:
-        """Say that a subscription gets nothing more, and forget it."""
+        """Send ENDED to a subscription, and forget it."""
         if sub.started:
             self._delivery.cover(sub)
         self._links.say(sub.link, Ended(sub.number, sub.covered, code))
         self._drop(sub)
 
     def link_ended(self, link: Link, subs: list[Subscription]) -> None:
-        """Forget all that a link subscribed to."""
+        """Forget all subscriptions of a link."""
         for sub in subs:
             self._drop(sub)
 
     def stream_removed(self, stream: Stream) -> None:
         """End all subscriptions of a stream."""
-        for sub in list(stream.subscriptions):
+        for sub in audience_of(stream).subscriptions:
             if sub.started:
                 self.end(sub, "stream_removed")
 
@@ -184,37 +175,11 @@ class Subscriptions:
         if sub.ended:
             return
         sub.leave()
-        if sub.live:
-            sub.stream.live -= 1
-        sub.started = sub.live = False
         self.count -= 1
         self.pattern_bytes -= sub.pattern_bytes
         self._hold(sub, -1)
         stream = getattr(sub, "stream", None)
-        if stream is None:
-            return
-        self._serving.forget(sub)
-        stream.bounded.discard(sub)
-        stream.subscriptions.discard(sub)
-        stream.durable -= sub.durable
-        if sub.everything:
-            del stream.everyone[sub]
-        else:
-            same = stream.numbers[sub.pattern_number]
-            del same[sub]
-            if not same:
-                del stream.numbers[sub.pattern_number]
-            stream.index.discard(sub.pattern_number)
-        stream.regroup()
-
-
-def _file(stream: Stream, pattern: Any) -> tuple[int, bool]:
-    """Put a pattern into a stream's index: (number, whether it matches every header).
-
-    Raises BrokerRefused: it is not a pattern.
-    """
-    if pattern in (["all"], ["topic", "#"]):
-        return -1, True
-    if compile_pattern(pattern).canonical == ("all",):
-        return -1, True
-    return stream.index.add(pattern), False
+        if stream is not None:
+            self._on_demand.forget(sub)
+            audience_of(stream).leave(sub)
+        sub.started = sub.live = False

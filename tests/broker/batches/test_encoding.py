@@ -1,4 +1,4 @@
-"""Parts of one batch, for a taker each: the rows they are, by the way that costs least."""
+"""Parts of one batch, each for one reader: the right rows, extracted in the cheapest way."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from malamute_protocol.encode import encode
 from malamute_protocol.extract import Scatter, extract
 from malamute_protocol.stamp import Stamp
 from malamute_py.broker.batches import encoding
-from malamute_py.broker.batches.encoding import FEW_ROWS, Parts
-from malamute_py.broker.log.stream import Batch
+from malamute_py.broker.batches.encoding import FEW_ROWS, PartEncodings
+from malamute_py.broker.log.stream import StampedBatch
 from tests.broker.shell import Shell
 
 ROWS = 1_000
 
 
-def batch_of(rows: int, size: int, **options: Any) -> Batch:
+def batch_of(rows: int, size: int, **options: Any) -> StampedBatch:
     shell = Shell()
     shell.hello(1)
     shell.publish(1, "s", [b"x"])
@@ -30,11 +30,11 @@ def batch_of(rows: int, size: int, **options: Any) -> Batch:
     )  # fmt: skip
     total = 96 + len(frame)
     stamp = Stamp(1, 0, 0, 0, 1, 70, 5, 1, 0, total, rows, 0, 0).pack()
-    return Batch(shell.stream("s"), stamp, frame, Content(frame), 70, 70 + rows, total)
+    return StampedBatch(shell.stream("s"), stamp, frame, Content(frame), 70, 70 + rows, total)
 
 
-def parts_of(batch: Batch) -> Parts:
-    return Parts(batch, 4_096, 0.25, 512)
+def parts_of(batch: StampedBatch) -> PartEncodings:
+    return PartEncodings(batch, 4_096, 0.25, 512)
 
 
 def mask_of(rows: list[int]) -> int:
@@ -43,7 +43,7 @@ def mask_of(rows: list[int]) -> int:
 
 @pytest.fixture
 def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """How rows were taken out, in the order of it."""
+    """Ways in which rows were extracted, in their order."""
     ways: list[str] = []
 
     def alone(*arguments: Any) -> Any:
@@ -68,7 +68,7 @@ def test_parts_are_what_each_would_be_extracted_to(ways: list[str]) -> None:
         chosen = np.isin(np.arange(ROWS), rows)
         assert tuple(frames) == extract(Stamp.unpack(batch.stamp), batch.content, chosen)
         assert (bitmap, size) == (None, len(frames[0]) + len(frames[1]))
-    # The second one that is small makes what all small ones share.
+    # The second small part makes what all small parts share.
     assert ways == ["alone", "together", "alone", "alone"]
 
 

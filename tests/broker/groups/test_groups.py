@@ -1,4 +1,4 @@
-"""Groups: shared, exclusive, keyed; who gets what, who keeps what, what is known of it."""
+"""Groups: shared, exclusive and keyed; which member gets and keeps which record."""
 
 from __future__ import annotations
 
@@ -8,83 +8,21 @@ from typing import Any
 import pytest
 
 from malamute_protocol import commands as wire
-from malamute_protocol.encode import encode
-from malamute_py.changelog.records import GroupDone, decode_change
-from malamute_py.journal.layout import control_bodies
-from tests.broker.shell import Peer, Shell, offsets
-
-M = 5
-"""The members' number for their membership."""
-MUCH = 1 << 40
-
-
-def world(**settings: Any) -> Shell:
-    shell = Shell(**settings)
-    shell.hello(1)
-    return shell
-
-
-def join(
-    shell: Shell, link: int, kind: str = "shared", *, group: str = "g", pattern: Any = None,
-    start: Any = (0,), credit: int = MUCH, hello: bool = True, **fields: Any,
-) -> Peer:  # fmt: skip
-    if hello:
-        shell.hello(link)
-    return shell.send(
-        link,
-        wire.JoinGroup(
-            M, "s", group, pattern or ["all"], kind, list(start), credit, 1 << 50, **fields
-        ),
-    )
-
-
-def publish(shell: Shell, count: int, **options: Any) -> None:
-    shell.publish(1, "s", [b"%d" % n for n in range(count)], **options)
-
-
-def ack(shell: Shell, link: int, *ranges: tuple[int, int], tracker: int = 9, **fields: Any) -> Any:
-    """CONFIRM, the code of REFUSED, or None."""
-    peer = shell.peers[link]
-    before = len(peer.commands)
-    shell.send(link, wire.AckRecords(M, list(ranges), tracker, **fields))
-    for answer in peer.commands[before:]:
-        if isinstance(answer, wire.Confirm):
-            return answer
-        if isinstance(answer, wire.Refused):
-            assert answer.command == 64
-            return answer.code
-    return None
-
-
-def got(shell: Shell, link: int) -> list[int]:
-    return offsets(shell.peers[link], M)
-
-
-def info(shell: Shell, group: str = "g") -> dict[str, Any]:
-    answer = shell.send(1, wire.GroupInfo(3, "s", group)).commands[-1]
-    assert isinstance(answer, wire.Result), answer
-    return answer.value
-
-
-def events(shell: Shell, name: str) -> list[dict[str, Any]]:
-    return [event.facts for event in shell.events if event.name == name]
-
-
-def lose(shell: Shell, link: int) -> None:
-    shell.broker.link_lost(link, shell.now_ms)
-    shell.run()
-
-
-def dones(shell: Shell) -> list[GroupDone]:
-    """What the log was told of groups."""
-    return [
-        change
-        for held in shell.rings["main"]
-        if held.control_kind == 6
-        for body in control_bodies(held.data[96:])
-        if isinstance(change := decode_change(body), GroupDone)
-    ]
-
+from malamute_py.broker.subscriptions.audience import audience_of
+from tests.broker.group_world import (
+    MUCH,
+    M,
+    ack,
+    dones,
+    events,
+    got,
+    info,
+    join,
+    lose,
+    publish,
+    world,
+)
+from tests.broker.shell import Shell, offsets
 
 # --- shared ----------------------------------------------------------------------------------
 
@@ -288,7 +226,7 @@ def test_a_member_that_joins_takes_its_share() -> None:
     assert len(got(shell, 2)) == len(got(shell, 3)) + 10 == 15
 
 
-def test_a_member_without_credit_stops_nobody() -> None:
+def test_a_member_without_credit_stops_no_other() -> None:
     shell = world()
     join(shell, 2, credit=0)
     join(shell, 3)
@@ -393,240 +331,6 @@ def test_a_link_that_ends_while_its_group_is_created_leaves_the_group() -> None:
     assert shell.broker.gauges["group_members"] == 0
 
 
-# --- acknowledgements -------------------------------------------------------------------------
-
-
-def test_acknowledgements_in_any_order_move_the_position_over_what_has_no_hole() -> None:
-    shell = world()
-    join(shell, 2)
-    publish(shell, 10)
-    for ranges, next, done in (([(4, 6)], 0, 2), ([(0, 2), (8, 9)], 2, 3), ([(2, 4)], 6, 1)):
-        assert ack(shell, 2, *ranges).level == 3
-        facts = info(shell)
-        assert (facts["next"], facts["done"], facts["lag"]) == (next, done, 10 - next)
-        assert facts["held"] == 10 - next - done
-
-
-def test_what_was_confirmed_does_not_come_again_and_the_rest_does() -> None:
-    shell = world()
-    join(shell, 2)
-    publish(shell, 10)
-    ack(shell, 2, (1, 3), (7, 8))
-    shell.restart()
-    join(shell, 2)
-    assert got(shell, 2) == [0, 3, 4, 5, 6, 8, 9]
-
-
-def test_a_confirm_waits_for_the_level_and_a_power_loss_takes_the_unsynced() -> None:
-    shell = world(sync=False)
-    join(shell, 2)
-    for _ in range(2):
-        shell.sync()
-        shell.run()
-    publish(shell, 4)
-    shell.sync()
-    shell.run()
-    assert ack(shell, 2, (0, 1), tracker=1, level=2).level == 2
-    assert ack(shell, 2, (1, 2), tracker=2) is None
-    shell.sync()
-    shell.run()
-    assert shell.peers[2].last(wire.Confirm).tracker == 2
-    ack(shell, 2, (2, 3), tracker=3)
-    shell.restart(power_loss=True)
-    shell.hello(1)
-    join(shell, 2)
-    assert got(shell, 2) == [2, 3]
-
-
-def test_of_what_is_not_held_nothing_is_acknowledged() -> None:
-    shell = world()
-    join(shell, 2)
-    publish(shell, 5)
-    join(shell, 3)
-    publish(shell, 4)
-    assert got(shell, 2) == [0, 1, 2, 3, 4, 7, 8]
-    assert ack(shell, 2, (0, 9)) == "not_held"
-    assert ack(shell, 2, (0, 5), (1_000_000, 1_000_001)) == "not_held"
-    assert ack(shell, 3, (0, 1)) == "not_held"
-    assert info(shell)["next"] == 0
-    assert ack(shell, 2, (0, 5)).level == 3
-    assert ack(shell, 2, (0, 1)) == "not_held"
-    shell.send(3, wire.AckRecords(77, [(0, 1)], 4))
-    assert shell.peers[3].last(wire.Refused).code == "unknown_subscription"
-
-
-def test_an_acknowledgement_that_the_journal_refuses_changes_nothing() -> None:
-    shell = world()
-    join(shell, 2)
-    publish(shell, 5)
-    shell.refuse["main"] = ("disk_full", "no space")
-    assert ack(shell, 2, (0, 3)) == "disk_full"
-    shell.refuse.clear()
-    assert (info(shell)["next"], info(shell)["held"]) == (0, 5)
-    assert ack(shell, 2, (0, 3)).level == 3
-    assert info(shell)["next"] == 3
-
-
-def test_what_a_dead_member_acknowledged_in_vain_goes_to_others() -> None:
-    shell = world()
-    join(shell, 2)
-    publish(shell, 5)
-    join(shell, 3)
-    # Taken and not handed over yet when the link is lost.
-    shell.broker.receive(2, "", [wire.AckRecords(M, [(0, 3)], 4)], [], shell.now_ms)
-    shell.broker.link_lost(2, shell.now_ms)
-    shell.refuse["main"] = ("disk_full", "no space")
-    shell.run()
-    shell.refuse.clear()
-    assert sorted(got(shell, 3)) == [0, 1, 2, 3, 4]
-
-
-def test_acknowledgements_that_nobody_waits_for_are_logged_together() -> None:
-    shell = world()
-    join(shell, 2)
-    for n in range(50):
-        publish(shell, 4)
-        assert ack(shell, 2, (4 * n + 1, 4 * n + 4), tracker=0) is None
-    assert dones(shell) == []
-    assert info(shell)["done"] == 150
-    shell.wait(1_000)
-    (done,) = dones(shell)
-    assert len(done.ranges) == 50
-    shell.restart()
-    join(shell, 2)
-    assert got(shell, 2) == list(range(0, 200, 4))
-
-
-def test_what_nobody_waits_for_is_kept_when_the_journal_refuses_it_at_first() -> None:
-    shell = world()
-    join(shell, 2)
-    publish(shell, 4)
-    ack(shell, 2, (1, 3), tracker=0)
-    shell.refuse["main"] = ("disk_full", "no space")
-    shell.wait(1_500)
-    shell.refuse.clear()
-    shell.wait(1_500)
-    shell.restart()
-    join(shell, 2)
-    assert got(shell, 2) == [0, 3]
-
-
-def test_a_record_that_is_wanted_again_comes_after_its_time() -> None:
-    shell = world()
-    join(shell, 2)
-    publish(shell, 4)
-    assert ack(shell, 2, (1, 3), again_ms=500).level == wire.Level.NONE
-    assert (info(shell)["late"], info(shell)["held"]) == (2, 2)
-    shell.wait(400)
-    assert len(got(shell, 2)) == 4
-    shell.wait(100)
-    assert got(shell, 2) == [0, 1, 2, 3, 1, 2]
-    ack(shell, 2, (0, 1), again_ms=0)
-    assert got(shell, 2)[6:] == [0]
-    ack(shell, 2, (0, 4))
-    assert info(shell)["next"] == 4
-
-
-def test_a_step_acknowledges_what_it_transforms() -> None:
-    shell = world()
-    join(shell, 2)
-    publish(shell, 4)
-    content = encode([b"done"], subject="out")
-    step = wire.Atomic(9, 2), wire.Publish("out", 0), wire.AckRecords(M, [(0, 2)])
-    peer = shell.send(2, *step, frames=[content])
-    assert peer.last(wire.Confirm).tracker == 9
-    assert info(shell)["next"] == info(shell)["logged"] == 2
-    # The same again: nothing of it happens, the publish neither.
-    shell.send(2, *step, frames=[content])
-    assert peer.last(wire.Refused).code == "not_held"
-    assert shell.stream("out").next == 1
-    shell.send(2, wire.Atomic(10, 1), wire.AckRecords(M, [(2, 3)], again_ms=5))
-    assert peer.last(wire.Refused).code == "unsupported"
-    shell.send(2, wire.Atomic(11, 2), wire.AckRecords(M, [(2, 3)]), wire.AckRecords(M, [(2, 3)]))
-    assert (peer.last(wire.Refused).code, info(shell)["held"]) == ("not_held", 2)
-    shell.restart()
-    join(shell, 2)
-    assert got(shell, 2) == [2, 3]
-
-
-def test_a_group_reads_no_further_ahead_than_its_window() -> None:
-    shell = world(group_window_records=20)
-    join(shell, 2)
-    for _ in range(10):
-        publish(shell, 10)
-    assert got(shell, 2) == list(range(20))
-    ack(shell, 2, (10, 20))
-    assert len(got(shell, 2)) == 20
-    ack(shell, 2, (0, 5))
-    assert len(got(shell, 2)) == 30
-    for first in range(5, 10):
-        ack(shell, 2, (first, first + 1))
-    assert len(got(shell, 2)) == 40
-
-
-def test_who_holds_a_group_up_is_named_once_and_can_be_kicked() -> None:
-    shell = world(group_window_records=20)
-    join(shell, 2, credit=1)
-    join(shell, 3)
-    publish(shell, 2)
-    assert got(shell, 2) == [1]
-    for _ in range(3):
-        publish(shell, 10)
-    ack(shell, 3, (0, 1), (2, 12))
-    assert info(shell)["next"] == 1
-
-    def pass_time() -> None:
-        for _ in range(20):
-            for link in (1, 2, 3):
-                shell.send(link, wire.Ping(0))
-            shell.wait(2_000)
-
-    since_ms = shell.now_ms
-    assert events(shell, "group_held_up") == []
-    pass_time()
-    pass_time()
-    (event,) = events(shell, "group_held_up")
-    assert event == {
-        "stream": "s", "group": "g", "next": 1, "read": 22, "held": 11, "link": 2,
-        "identity": "", "since_ms": since_ms,
-    }  # fmt: skip
-    assert shell.broker.counters["groups_held_up"] == 1
-    shell.send(1, wire.Kick(8, 2))
-    assert 1 in got(shell, 3)
-    ack(shell, 3, (1, 2), (12, 22))
-    assert info(shell)["next"] == 22
-    assert len(got(shell, 3)) == 32
-    pass_time()
-    assert len(events(shell, "group_held_up")) == 1
-
-
-def test_a_record_is_not_put_off_for_ever() -> None:
-    shell = world(lease_max_ms=5_000)
-    join(shell, 2)
-    publish(shell, 1)
-    ack(shell, 2, (0, 1), again_ms=1 << 53)
-    shell.wait(4_000)
-    assert got(shell, 2) == [0]
-    for link in (1, 2):
-        shell.send(link, wire.Ping(0))
-    shell.wait(1_100)
-    assert got(shell, 2) == [0, 0]
-
-
-def test_a_group_that_is_slow_but_moves_is_not_held_up() -> None:
-    shell = world(group_window_records=20)
-    join(shell, 2)
-    for _ in range(10):
-        publish(shell, 10)
-    for first in range(0, 80, 10):
-        for _ in range(6):
-            shell.send(2, wire.Ping(0))
-            shell.send(1, wire.Ping(0))
-            shell.wait(4_000)
-        ack(shell, 2, (first, first + 10))
-    assert events(shell, "group_held_up") == []
-
-
 # --- exclusive -----------------------------------------------------------------------------------
 
 
@@ -641,7 +345,7 @@ def exclusive(**settings: Any) -> Shell:
     return shell
 
 
-def test_an_exclusive_group_tells_its_members_who_holds() -> None:
+def test_an_exclusive_group_tells_its_members_which_one_holds() -> None:
     shell = exclusive()
     assert [one.live for one in shell.peers[2].of(wire.Mode)] == [True]
     assert [one.live for one in shell.peers[3].of(wire.Mode)] == [False]
@@ -702,9 +406,9 @@ def test_a_lost_holder_returns_by_its_identity() -> None:
 def test_after_the_window_the_next_member_holds() -> None:
     shell = exclusive()
     lose(shell, 2)
-    (member, ghost) = info(shell)["members"]
+    (member, absent) = info(shell)["members"]
     assert (member["link"], member["holds"]) == (3, False)
-    assert (ghost["held"], ghost["returns_ms"]) == (4, shell.now_ms + 1_000)
+    assert (absent["held"], absent["returns_ms"]) == (4, shell.now_ms + 1_000)
     shell.wait(1_000)
     assert got(shell, 3) == [0, 2, 3, 4]
     assert shell.peers[3].last(wire.Mode).live
@@ -740,7 +444,7 @@ def test_the_window_has_the_brokers_default_and_bound() -> None:
     assert info(shell)["members"][0]["returns_ms"] == shell.now_ms + 2_000
 
 
-def test_a_place_is_kept_when_nobody_else_waits_and_the_first_one_after_takes_it() -> None:
+def test_a_place_is_kept_when_no_other_member_waits_and_the_next_to_join_takes_it() -> None:
     shell = world()
     join(shell, 2, "exclusive", hold_ms=1_000)
     publish(shell, 2)
@@ -754,7 +458,7 @@ def test_a_place_is_kept_when_nobody_else_waits_and_the_first_one_after_takes_it
 
 
 def test_a_lost_holder_that_waits_already_goes_on_at_once() -> None:
-    """Its new link was there before the broker noticed that the old one was dead."""
+    """The member's new link is there before the broker notices that the old one is dead."""
     shell = world()
     for link, session in ((2, b"a" * 16), (4, b"b" * 16)):
         shell.send(link, wire.Hello((1, 1), session), identity="ann")
@@ -804,7 +508,7 @@ def test_a_key_moves_only_when_its_old_member_holds_none_of_it() -> None:
     publish(shell, len(NAMES), subject=NAMES)
     join(shell, 3, "keyed")
     publish(shell, len(NAMES), subject=NAMES)
-    # What is to move waits; what stays goes on.
+    # Records of slots that are to move wait; the others go on.
     assert got(shell, 3) == []
     stay = {NAMES[offset % 60] for offset in got(shell, 2)[60:]}
     assert 10 < len(stay) < 50
@@ -893,7 +597,7 @@ def test_records_that_were_removed_count_as_done_and_every_member_is_told() -> N
         gap = shell.peers[link].last(wire.Gap)
         assert (gap.subscription, gap.from_, gap.to, gap.code) == (M, 2, 20, "retention")
     assert [one["records"] for one in events(shell, "group_gap")] == [15]
-    # What is held is still held.
+    # Records in hand are still in hand.
     assert info(shell)["next"] == 2
     shell.send(2, wire.Credit(M, 100, MUCH))
     assert got(shell, 2) == [0, 1, 2, 3, 4, *range(20, 30)]
@@ -981,7 +685,7 @@ def test_a_read_that_brings_nothing_does_not_go_on_for_ever() -> None:
     assert [one["group"] for one in events(shell, "read_stuck")] == ["g"]
 
 
-def test_groups_without_members_while_they_waited_for_a_read_hold_up_nobody() -> None:
+def test_groups_that_lost_their_members_while_they_waited_for_a_read_hold_up_no_other() -> None:
     shell = world(read=False, reads_max=1)
     publish(shell, 10)
     shell.evict()
@@ -1002,7 +706,7 @@ def test_a_group_that_waits_for_a_read_and_is_woken_meanwhile_reads_once_at_a_ti
     shell.evict()
     for link, group in enumerate(("first", "second", "last"), 2):
         join(shell, link, group=group)
-    # Woken while it waits for a read: it stands in both orders.
+    # The group is woken while it waits for a read: it stands in both orders.
     for link in (3, 4):
         shell.send(link, wire.Credit(M, MUCH + 1, 1 << 50))
     while shell.reads:
@@ -1054,7 +758,7 @@ def test_what_a_power_loss_took_back_is_not_taken_for_done() -> None:
 
 
 def test_what_took_the_offsets_of_lost_records_is_not_done_however_late_that_is_found() -> None:
-    """The second start used to find a tail behind the group's position, and clamped nothing."""
+    """The second start used to find a tail before the group's position, and clamped nothing."""
     shell = world()
     shell.send(1, wire.CreateStream(1, "s", {"ring_bytes": 1 << 20}))
     shell.send(1, wire.CreateStream(2, "t", {"ring_bytes": 1 << 20}))
@@ -1065,8 +769,8 @@ def test_what_took_the_offsets_of_lost_records_is_not_done_however_late_that_is_
     ack(shell, 2, (0, 6), level=2)
     shell.send(1, wire.MoveCursor("s", "c", 6, 5, 2))
     shell.synced_to["main"] = shell.ends["main"]
-    # What brings group and cursor back within the stream is lost with the next power loss; the
-    # records that take the offsets of the lost ones are not.
+    # The changes that clamp group and cursor are lost with the next power loss; the records that
+    # take the offsets of the lost ones are not.
     shell.restart(power_loss=True)
     shell.hello(1)
     publish(shell, 4, level=2)
@@ -1111,7 +815,7 @@ def test_members_of_a_new_group_are_given_what_is_on_the_disk_only(kind: str) ->
     assert isinstance(ack(shell, 3, (0, 6), level=2), wire.Confirm)
 
 
-def test_somebody_waits_for_the_disk_while_a_durable_group_has_members() -> None:
+def test_a_ring_is_awaited_while_a_durable_group_has_members() -> None:
     shell = world(sync=False)
     shell.send(1, wire.CreateStream(1, "s"))
     shell.sync()
@@ -1123,7 +827,8 @@ def test_somebody_waits_for_the_disk_while_a_durable_group_has_members() -> None
     publish(shell, 1, level=2)
     assert stream.ring.awaited == stream.ring.end_lsn
     lose(shell, 2)
-    assert (stream.durable, stream.durable_readers, stream.readers) == (0, [], [])
+    audience = audience_of(stream)
+    assert (audience.durable, audience.wakers) == (0, ([], []))
 
 
 def test_a_durable_group_reads_history_no_further_than_the_disk_has_it() -> None:
@@ -1183,56 +888,7 @@ def test_a_member_that_comes_back_is_told_what_was_rewound_of_what_it_saw() -> N
     assert join(shell, 7, seen=(1, 2, bytes(16))).last(wire.Rewound) == wire.Rewound(M, 1, 0, 2)
 
 
-# --- administration ------------------------------------------------------------------------------
-
-
-def test_group_info_tells_lag_members_and_what_each_holds_since_when() -> None:
-    shell = world()
-    shell.send(2, wire.Hello((1, 1), b"a" * 16), identity="ann")
-    join(shell, 2, hello=False)
-    begun = shell.now_ms
-    publish(shell, 4)
-    shell.wait(500)
-    publish(shell, 4)
-    ack(shell, 2, (0, 3))
-    facts = info(shell)
-    assert (facts["next"], facts["tail"], facts["lag"], facts["kind"]) == (3, 8, 5, "shared")
-    (member,) = facts["members"]
-    assert (member["identity"], member["link"], member["held"]) == ("ann", 2, 5)
-    assert (member["since_ms"], member["oldest_ms"]) == (begun, begun)
-    assert facts["moved_ms"] == shell.now_ms
-
-
-def test_groups_are_listed_by_pages() -> None:
-    shell = world()
-    for link, group in ((2, "b"), (3, "a"), (4, "b.2")):
-        join(shell, link, group=group)
-    value = info(shell, "")
-    assert [one["group"] for one in value["entries"]] == ["a", "b", "b.2"]
-    value = info(shell, "b*")
-    assert [one["group"] for one in value["entries"]] == ["b", "b.2"]
-    peer = shell.send(1, wire.GroupInfo(3, "", "", "s/a", 1))
-    value = peer.last(wire.Result).value
-    assert ([one["group"] for one in value["entries"]], value["more"]) == (["b"], True)
-
-
-def test_a_group_without_members_can_be_removed() -> None:
-    shell = world()
-    join(shell, 2)
-    publish(shell, 3)
-    peer = shell.send(1, wire.RemoveGroup(1, "s", "g"))
-    assert peer.last(wire.Refused).code == "in_use"
-    lose(shell, 2)
-    shell.send(1, wire.RemoveGroup(2, "s", "g"))
-    assert peer.last(wire.Result).value == {}
-    shell.send(1, wire.RemoveGroup(3, "s", "g"))
-    assert peer.last(wire.Refused).code == "unknown_group"
-    shell.restart()
-    shell.hello(1)
-    shell.send(1, wire.GroupInfo(4, "s", "g"))
-    assert shell.peers[1].last(wire.Refused).code == "unknown_group"
-    join(shell, 2, "keyed")
-    assert got(shell, 2) == [0, 1, 2]
+# --- streams that go, and groups at rest ---------------------------------------------------------
 
 
 def test_groups_go_with_their_stream() -> None:
@@ -1253,5 +909,5 @@ def test_an_idle_group_costs_no_turns() -> None:
     join(shell, 2)
     lose(shell, 2)
     publish(shell, 3)
-    assert not shell.broker._groups.hungry
-    assert shell.stream("s").readers == []
+    assert not shell.broker._groups.reader.turns.runnable
+    assert audience_of(shell.stream("s")).wakers == ([], [])

@@ -1,4 +1,4 @@
-"""Bitmaps over pages say the same as a dictionary of offsets."""
+"""Bitmaps over pages give the same answers as a dictionary of offsets."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_what_is_done_beside_is_said_to_be_done_too() -> None:
 
 
 class Model:
-    """The same in a dictionary: offset -> where it is."""
+    """The same accounting in a dictionary: offset -> state."""
 
     def __init__(self) -> None:
         self.where: dict[int, Any] = {}
@@ -197,7 +197,7 @@ def test_holdings_agree_with_a_dictionary(seed: int) -> None:
         assert holdings.low == model.low
         assert holdings.waiting == len(model.of("waiting"))
         assert holdings.held == len(model.of("a", "b", "c"))
-        # The log may lag behind; it never says of an open offset that it is done.
+        # The log may lag; it never has an open offset as done.
         next, done = logged
         assert next <= model.low
         assert not any(first <= offset < end for first, end in done for offset in model.where)

@@ -1,28 +1,26 @@
-"""Groups of many members: who is quick gets some records at a time, who is slow does not hoard."""
+"""Groups of many members: a quick member gets several records at a time, a slow one hoards none."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from unittest.mock import Mock
 from zlib import crc32
 
 import pytest
 
 from malamute_protocol import commands as wire
-from malamute_protocol.commands import JoinGroup
-from malamute_py.broker.groups import group
-from malamute_py.broker.groups.group import SPREAD_MIN, STALE_MAX, Member
+from malamute_py.broker.groups import group, selection
+from malamute_py.broker.groups.free_members import STALE_MAX
+from malamute_py.broker.groups.member import SPREAD_MIN
 from malamute_py.broker.groups.slots import Slots
-from malamute_py.broker.links.links import Link
 from tests.broker.shell import Shell, offsets
 
 M = 5
-"""The members' number for their membership."""
+"""The number of each member's membership on its link."""
 
 
 class Crowd:
-    """The members of one group, who acknowledge all they have when told to; credit comes back."""
+    """The members of one group, which acknowledge all they have when told to; credit comes back."""
 
     def __init__(self, members: int, credit: int = 1_000) -> None:
         self.shell = Shell()
@@ -45,7 +43,7 @@ class Crowd:
         return [offset for offset, _ in received[self._done[link] :]]
 
     def publish(self, count: int) -> int:
-        """One batch; returns in how many deliveries it went out."""
+        """Publish one batch; returns the number of deliveries in which it went out."""
         self.shell.publish(1, "s", [b"%d" % n for n in range(count)])
         deliveries = 0
         for link in self.links:
@@ -65,7 +63,7 @@ class Crowd:
             self.shell.send(link, wire.Credit(M, self._done[link] + self.credit, 1 << 50))
 
     def rounds(self, count: int, records: int, took_ms: int = 0) -> list[int]:
-        """Batches that all are answered; returns the deliveries of each."""
+        """Publish batches that are all acknowledged; returns the deliveries of each."""
         deliveries = []
         for _ in range(count):
             deliveries.append(self.publish(records))
@@ -123,7 +121,7 @@ def test_a_quick_member_that_becomes_slow_holds_a_lot_and_no_more() -> None:
     for _ in range(40):
         crowd.publish(150)
         crowd.answer(but=[slow])
-    # Its free credit is the least from then on: all others go before it.
+    # The member's free credit is the least from then on: all others go before it.
     assert 1 <= len(crowd.held(slow)) <= 150 // SPREAD_MIN
     crowd.answer()
     crowd.rounds(20, 150)
@@ -147,76 +145,16 @@ def test_members_that_have_left_are_not_kept_in_the_order_of_the_others() -> Non
     (group,) = crowd.shell.broker._groups._groups
     for link in crowd.links[1:]:
         crowd.shell.send(link, wire.Bye())
-    assert len(group._order) <= STALE_MAX + 2
+    assert len(group.free._heap) <= STALE_MAX + 2
     crowd.shell.send(crowd.links[0], wire.Unsubscribe(M))
-    assert not group._order
-
-
-@pytest.fixture
-def member() -> Member:
-    return Member(Mock(), Link(1, "", 0), JoinGroup(1, "st", "g", ["all"], "shared"), 0, 0)
-
-
-def test_a_pace_is_what_all_that_was_in_hand_took(member: Member) -> None:
-    member.handed(3, 1_000, 0)
-    member.handed(2, 1_004, 0)
-    member.acknowledged(2, 1_005, 0)
-    assert not member.pace_ms
-    member.acknowledged(1, 1_008, 0)
-    assert member.pace_ms == 3
-    member.handed(1, 1_010, 0)
-    member.acknowledged(3, 1_014, 0)
-    assert member.held == 0
-    assert member.pace_ms == 5 / 3
-
-
-def test_a_pace_changes_little_by_little(member: Member) -> None:
-    member.handed(1, 1_000, 0)
-    member.acknowledged(1, 1_007, 0)
-    assert member.pace_ms == 8
-    member.handed(4, 2_000, 0)
-    member.acknowledged(4, 2_003, 0)
-    assert member.pace_ms == 4
-    member.handed(1, 3_000, 0)
-    member.acknowledged(1, 3_015, 0)
-    assert member.pace_ms == 7
-
-
-def test_what_the_broker_spent_on_deliveries_is_not_the_members_time(member: Member) -> None:
-    for n in range(8):
-        # Each in the middle of a batch that took 100 ms to be dealt out.
-        member.handed(1, 1_000 * n, 1_000 * n)
-        member.acknowledged(1, 1_000 * n + 109, 1_000 * n + 1_000)
-    assert 10 <= member.pace_ms < 11
-    assert member.lot(1_000) == 3
-
-
-def test_records_that_are_given_back_tell_no_pace(member: Member) -> None:
-    member.handed(4, 1_000, 0)
-    member.returned(3)
-    member.acknowledged(1, 1_000, 0)
-    assert (member.held, member.pace_ms) == (0, 0)
-
-
-def test_a_lot_is_where_dealing_and_doing_take_least(member: Member) -> None:
-    assert member.lot(1_000) == 0, "nothing is known of it"
-    member.pace_ms = 1
-    assert member.lot(1_000) == 10
-    assert member.lot(100) == 3
-    assert member.lot(31) == 0
-    member.held = 8
-    assert member.lot(1_000) == 2
-    member.held, member.pace_ms = 0, 0.001
-    assert member.lot(1_000) == 1_000 // SPREAD_MIN
-    member.pace_ms = 1_000
-    assert member.lot(1_000) == 0
+    assert not group.free._heap
 
 
 # --- keyed groups whose members come and go together ---------------------------------------------
 
 
 def keyed(members: int, subjects: int = 3_000) -> Shell:
-    """A keyed group of link 2 over four batches of distinct subjects, with nothing given yet."""
+    """A keyed group of link 2 over four batches of distinct subjects, before any hand-out."""
     shell = Shell()
     shell.hello(1)
     shell.hello(2)
@@ -242,7 +180,7 @@ def test_a_first_key_is_hashed_once_however_many_members_it_is_divided_among(
         hashed += 1
         return crc32(data)
 
-    monkeypatch.setattr(group, "crc32", counted)
+    monkeypatch.setattr(selection, "crc32", counted)
     shell = keyed(200)
     shell.run()
     assert shell.broker.gauges["group_records_held"] == 12_000
@@ -264,7 +202,7 @@ def test_a_turn_of_a_keyed_group_makes_a_bounded_number_of_deliveries() -> None:
 
 
 def test_members_that_leave_together_are_divided_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each member that left had all slots settled for each page of what it held."""
+    """For each member that left all slots were settled, for each page of what it held."""
     shell = keyed(200)
     shell.hello(3)
     shell.send(3, wire.JoinGroup(1, "st", "g", ["all"], "keyed", [0], 1_000_000, 1 << 30))

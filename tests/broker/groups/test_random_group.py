@@ -1,8 +1,8 @@
-"""Whoever comes, goes, dies and acknowledges in whatever order: each record once to the group.
+"""Members come, go, die and acknowledge in any order: each record goes once to the group.
 
 The oracle is a list of what was published and a set of what was acknowledged and confirmed. A
-record may come again only when the delivery before it was cut off: its member left or died, it
-was wanted again, or the broker was restarted before the acknowledgement was confirmed.
+record may come again only when the delivery before it was cut off: its member left or died, it was
+wanted again, or the broker was restarted before the acknowledgement was confirmed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Held:
     def __init__(self, link: int) -> None:
         self.link = link
         self.tracker = 0
-        """Of the acknowledgement that is under way; 0: none."""
+        """Tracker of the acknowledgement that is under way; 0: none."""
 
 
 class World:
@@ -40,7 +40,7 @@ class World:
     def __init__(
         self, seed: int, kind: str, own_ring: bool, power: bool, share_bytes: int = 1 << 40
     ) -> None:
-        """share_bytes: what a link may have in flight."""
+        """share_bytes: bytes that a link may have in flight."""
         self.dice = random.Random(seed)
         self.kind = kind
         self.power = power
@@ -56,20 +56,20 @@ class World:
         self.expiring: set[int] = set()
         self.first = 0
         self.holders: dict[int, Held] = {}
-        """Offset -> who holds it."""
+        """The member that holds each offset."""
         self.done: set[int] = set()
-        """Acknowledged and confirmed."""
+        """Offsets that are acknowledged and confirmed."""
         self.unsure: set[int] = set()
-        """Acknowledged and not confirmed: it may come again after a restart, and only then."""
+        """Offsets that are acknowledged and not confirmed: only a restart may bring them again."""
         self.maybe: set[int] = set()
-        """The same before a restart that was: it may come again."""
+        """Offsets that were so before an earlier restart: they may come again."""
         self.members: dict[int, dict[str, Any]] = {}
         self.links = 10
         self.trackers = 0
         self.acks: dict[tuple[int, int], list[int]] = {}
-        """(link, tracker) -> offsets."""
+        """Offsets of each acknowledgement, by (link, tracker)."""
         self.last: dict[tuple[int, str], int] = {}
-        """Keyed: (link, key) -> the newest offset of it that the member was given."""
+        """For each (link, key) of a keyed group the newest offset that the member was given."""
         self.shell.hello(1)
         settings: dict[str, Any] = {"ring_bytes": 1 << 20} if own_ring else {}
         self.shell.send(1, wire.CreateStream(1, "s", settings))
@@ -129,7 +129,7 @@ class World:
         self.look()
 
     def drop(self, link: int) -> None:
-        """What a member held is free; what it acknowledged may have counted or not."""
+        """Free what a member held; its acknowledgements may have counted or not."""
         for offset, held in list(self.holders.items()):
             if held.link == link:
                 if held.tracker:
@@ -166,7 +166,7 @@ class World:
         if again < 0 and confirmed:
             self.acks[link, tracker] = chosen
         if again >= 0:
-            # Order is not kept for who wants records again.
+            # Order is not kept for a member that wants records again.
             self.last.clear()
         ranges = [(offset, offset + 1) for offset in chosen]
         if len(chosen) == chosen[-1] - chosen[0] + 1:
@@ -179,7 +179,7 @@ class World:
         self.look()
 
     def refuse(self) -> None:
-        """An acknowledgement that the journal does not take changes nothing."""
+        """Acknowledge in vain: the journal does not take the change."""
         held = [offset for offset, held in self.holders.items() if not held.tracker]
         if not held:
             return
@@ -201,12 +201,12 @@ class World:
         self.look()
 
     def has_read(self) -> None:
-        """Members say that they have read: here none is asked, its link has room for all."""
+        """Let members show that they have read: no PING asks them, and their links have room."""
 
     def sync(self) -> None:
         self.shell.sync()
         self.shell.run()
-        # A durable group hands out what became visible.
+        # A durable group hands out records that have become visible.
         self.look()
 
     def read(self) -> None:
@@ -234,7 +234,7 @@ class World:
     def restart(self) -> None:
         self.look()
         if self.power:
-            # What a power loss takes back was not trimmed either.
+            # A power loss takes back trims as well.
             synced = self.shell.synced_to
             kept = [
                 one.next for ring, held in self.shell.rings.items() for one in held
@@ -258,7 +258,7 @@ class World:
     # --- what must hold ---------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Take up what members were told."""
+        """Take up the commands that members were sent."""
         for link, member in self.members.items():
             self.pick_up(link, member)
 
@@ -297,7 +297,7 @@ class World:
             self.last[link, key] = offset
 
     def settle(self) -> None:
-        """Give all that is missing until nothing moves."""
+        """Let the run go on until all records have come and nothing moves."""
         self.sync()
         self.shell.auto_read = self.shell.auto_sync = True
         self.read()

@@ -1,4 +1,4 @@
-"""Slots of keyed groups: who they belong to, whoever came and went before."""
+"""Slots of keyed groups: they belong to the same members whatever members came and went before."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from malamute_protocol.commands import JoinGroup
-from malamute_py.broker.groups.group import Member
+from malamute_py.broker.groups.member import Member
 from malamute_py.broker.groups.slots import NOBODY, SLOTS, Slots
 from malamute_py.broker.links.links import Link
 from tests.seeds import seeds

@@ -12,7 +12,7 @@ from tests.broker.shell import Shell, bodies, offsets
 
 
 def asked(shell: Shell, command: wire.Command, link: int = 1) -> Any:
-    """The answer to one command: a RESULT's value, or the code it was refused with."""
+    """The answer to one command: a RESULT's value, or the code of its refusal."""
     peer = shell.send(link, command)
     for answer in reversed(peer.commands):
         if isinstance(answer, wire.Result):
@@ -267,7 +267,7 @@ def test_facts_about_the_broker_include_those_of_the_shell() -> None:
     assert facts["rings"]["main"]["visible"] > 0
 
 
-def test_where_the_data_lies_is_told_only_to_who_may_administrate() -> None:
+def test_where_the_data_lies_is_told_only_to_administrators() -> None:
     def permit(identity: str, action: str, name: str) -> bool:
         return action != "admin" or identity == "boss"
 
@@ -357,7 +357,7 @@ def test_what_a_restart_found_is_dropped_by_age_and_bytes_too() -> None:
     shell.hello(1)
     shell.wait(1_000)
     shell.wait(1_000)
-    # In between, the index said how the recovered bytes and times lie.
+    # In between, the index has answered how the recovered bytes and times lie.
     assert asked(shell, wire.StreamInfo(2, "old"))["first"] >= 10
     facts = asked(shell, wire.StreamInfo(2, "big"))
     assert 9 <= facts["first"] <= 13
@@ -372,7 +372,7 @@ def test_the_core_wakes_for_retention_only_where_a_stream_is_bounded() -> None:
     assert (shell.broker.wake_at_ms() or 0) <= shell.now_ms + 1_000
 
 
-def test_a_subscriber_behind_retention_is_told_of_the_gap() -> None:
+def test_a_subscriber_that_retention_overtook_is_told_of_the_gap() -> None:
     shell = Shell()
     shell.hello(1)
     asked(shell, wire.CreateStream(1, "s", {"max_age_ms": 1_000}))

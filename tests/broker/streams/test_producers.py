@@ -157,7 +157,7 @@ def test_a_fenced_epoch_is_refused_and_the_new_one_counts_from_zero() -> None:
 
 
 def test_two_that_fence_in_one_turn_get_an_epoch_each() -> None:
-    """They used to get the same one: what the second wrote was confirmed as the first one's."""
+    """They used to get one epoch: the second one's batch was confirmed as the first one's."""
     shell = Shell()
     shell.hello(1)
     producer = opened(shell, 1)
@@ -194,7 +194,7 @@ def test_a_fence_is_told_the_epoch_that_it_made_although_another_follows() -> No
     assert told == {1: 0, 2: 1, 3: 2}
 
 
-def test_a_fence_behind_the_forgetting_of_its_producer_is_refused_by_name() -> None:
+def test_a_fence_after_the_forgetting_of_its_producer_is_refused_by_name() -> None:
     shell = Shell(producers_max=1)
     peer = shell.hello(1)
     producer = opened(shell, 1)
@@ -209,7 +209,7 @@ def test_a_fence_behind_the_forgetting_of_its_producer_is_refused_by_name() -> N
 
 @pytest.mark.parametrize("how", ["at once", "later", "restart", "snapshot"])
 def test_another_batch_under_a_sequence_that_was_taken_is_refused(how: str) -> None:
-    """It used to be confirmed as a duplicate, and was not in the log."""
+    """The batch used to be confirmed as a duplicate, and was not in the log."""
     shell = Shell()
     shell.hello(1)
     producer = opened(shell, 1)
@@ -240,7 +240,7 @@ def test_a_batch_that_comes_again_and_lies_in_damage_is_refused_by_that_name(
     producer = opened(shell, 1)
     for sequence, body in enumerate((b"a", b"b", b"c")):
         publish(shell, 1, producer, sequence, body, tracker=sequence + 1)
-    # At the start nothing can be read of it, while those behind it are there.
+    # At the start none of the batch can be read, while later ones are there.
     shell.rings["main"] = [
         held for held in shell.rings["main"]
         if held.control_kind or (held.content.head.first_sequence != place)

@@ -1,4 +1,4 @@
-"""Publishing and confirms: what is taken, what is promised, and when it is told."""
+"""Publishing and confirms: the batches that are taken, and when they are confirmed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.broker.shell import Shell, bodies, offsets
 
 
 def told(peer: Any, tracker: int) -> list[tuple[str, int]]:
-    """What a producer was told about one tracker: (confirm, level) or (refusal code, 0)."""
+    """The answer to one tracker of a producer: (confirm, level) or (refusal code, 0)."""
     answers: list[tuple[str, int]] = []
     for command in peer.commands:
         if type(command) is wire.Confirm and command.tracker == tracker:
@@ -147,7 +147,7 @@ def test_a_confirm_states_the_append_time_that_the_journal_wrote() -> None:
     shell.now_ms -= 50_000
     shell.restart()
     peer = shell.hello(1)
-    # Another stream of the same ring, by a clock that went back.
+    # Another stream of the ring has a later time, by a clock that went back since.
     shell.publish(1, "s", [b"x"])
     assert peer.last(wire.Confirm).append_time_ms == then
     info = shell.send(1, wire.StreamInfo(1, "s")).last(wire.Result).value

@@ -1,6 +1,6 @@
-"""Producers at random: several clients of one id, that fence each other, retry and misremember.
+"""Producers at random: several clients of one id that fence each other, retry and misremember.
 
-The oracle is the log itself: what was confirmed is in it, once, at the place that was told.
+The oracle is the log itself: a confirmed batch is in it, once, at the place of its confirm.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ STREAMS = ("s", "own")
 
 
 class Client:
-    """One holder of the id: what it believes, and what it has sent."""
+    """One holder of the id: what it believes about its sequences, and what it has sent."""
 
     def __init__(self, link: int) -> None:
         self.link = link
         self.epoch = 0
         self.next = dict.fromkeys(STREAMS, 0)
         self.sent: list[tuple[str, int, int, bytes]] = []
-        """(stream, epoch, sequence, body) of each batch, all of one record."""
+        """(stream, epoch, sequence, body) of each batch; a batch has one record."""
 
 
 class Run:
@@ -44,7 +44,7 @@ class Run:
         self.tracker = 0
         self.bodies = 0
         self.asked: dict[tuple[int, int], tuple[str, bytes]] = {}
-        """(link, tracker) -> (stream, body) of what was not answered yet."""
+        """(stream, body) of each publish without an answer, by (link, tracker)."""
         self.confirmed: dict[bytes, tuple[str, int]] = {}
         self.epochs: set[int] = {0}
         self.hello()
@@ -63,7 +63,7 @@ class Run:
             self.hello()
             return
         self.shell.now_ms += draw.randrange(3)
-        # Several clients in one turn: each is answered by what the log says, in order.
+        # Several clients publish in one turn: each is answered by the log, in order.
         for client in draw.sample(self.clients, draw.randint(1, len(self.clients))):
             for _ in range(draw.randint(1, 3)):
                 self.act(client)
@@ -86,7 +86,7 @@ class Run:
             body = b"%d of %d" % (self.bodies, client.link)
             epoch, sequence = client.epoch, client.next[stream]
             if kind > 0.95 and sequence:
-                # It has forgotten what it sent under this sequence.
+                # The client has forgotten what it sent under this sequence.
                 sequence -= 1
             client.next[stream] = sequence + 1
             client.sent.append((stream, epoch, sequence, body))
@@ -130,7 +130,7 @@ class Run:
 
 
 @pytest.mark.parametrize("seed", seeds(8, SEEDS))
-def test_what_is_confirmed_is_in_the_log_once_whoever_fences_whom(seed: int) -> None:
+def test_what_is_confirmed_is_in_the_log_once_in_any_order_of_fencing(seed: int) -> None:
     run = Run(seed)
     for _ in range(STEPS):
         run.step()

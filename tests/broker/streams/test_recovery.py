@@ -1,4 +1,4 @@
-"""Over restarts: the change log, snapshots, and the function that applies a change."""
+"""Restarts: the change log, snapshots, and the function that applies a change."""
 
 from __future__ import annotations
 

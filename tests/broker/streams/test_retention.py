@@ -1,4 +1,4 @@
-"""Retention: records that a shared ring takes are told apart from those that bounds took."""
+"""Retention: records that a shared ring takes are counted apart from those that bounds take."""
 
 from __future__ import annotations
 

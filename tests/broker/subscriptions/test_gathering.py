@@ -14,7 +14,7 @@ from malamute_protocol.gather import Gathering, Row
 from malamute_protocol.header import Header
 from malamute_protocol.limits import Limits
 from malamute_py.broker.subscriptions.on_demand import GATHERED_ROWS_MAX
-from malamute_py.broker.subscriptions.parcel import READ_ROWS_MAX
+from malamute_py.broker.subscriptions.portion import READ_ROWS_MAX
 from tests.broker.shell import Shell
 
 QUANTUM = 64 << 10
@@ -24,7 +24,7 @@ FEW = READ_ROWS_MAX + GATHERED_ROWS_MAX
 def rare(
     shell: Shell, batches: int, body: bytes = b"r", fields: bool = False, rows: int = 1
 ) -> None:
-    """So many batches of which `rows` of 40 records have the subject `rare`."""
+    """Batches of 40 records, `rows` of which have the subject `rare`."""
     shell.hello(1)
     for number in range(batches):
         bodies = [b"x" * 400] * (40 - rows) + [body] * rows
@@ -103,7 +103,7 @@ def test_a_gathered_batch_is_full_before_it_weighs_more_than_a_quantum(
 def test_rows_larger_than_a_quantum_do_not_join_what_is_in_hand(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Few of the rows may be nearly all of the bytes: with what was in hand, too many.
+    # Few of the rows may have nearly all of the bytes: too many with those gathered before.
     shell = shell_of(step_bytes=1 << 30)
     rare(shell, 2, bytes(QUANTUM // 2), rows=8)
     found = given(shell, monkeypatch)
@@ -144,7 +144,7 @@ def test_no_batch_begins_once_gathered_rows_have_used_the_credit_up(
 ) -> None:
     shell = shell_of()
     rare(shell, 3)
-    # Of which all rows go out, and of which too many to be gathered do.
+    # Of one batch all rows go out, and of another too many rows to be gathered.
     shell.publish(1, "s", [b"r"] * 40, subject=["rare"] * rows + ["common"] * (40 - rows))
     found: list[int] = []
     put = shell.broker._delivery.put

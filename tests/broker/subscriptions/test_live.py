@@ -95,7 +95,7 @@ def test_a_subscription_without_credit_stays_live_while_nothing_matches() -> Non
     assert modes(peer, 1) == [(True, 0), (False, 6)]
 
 
-def test_a_slow_reader_falls_behind_the_hot_window_and_reads_it_all_from_the_journal() -> None:
+def test_a_reader_too_slow_for_the_hot_window_reads_it_all_from_the_journal() -> None:
     shell = Shell(hot_bytes=50_000)
     shell.hello(1)
     shell.hello(2)
@@ -386,7 +386,7 @@ def test_a_reader_that_never_gets_on_is_not_asked_for_ever() -> None:
     assert peer.last(wire.Ended).code == "internal"
 
 
-def test_answers_that_nobody_waits_for_are_dropped() -> None:
+def test_answers_that_no_reader_waits_for_are_dropped() -> None:
     from malamute_py.broker import HistoryRead, IndexAnswer
 
     shell = Shell(read=False)

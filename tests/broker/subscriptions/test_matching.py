@@ -21,15 +21,15 @@ from malamute_protocol.content import has_large_table
 from malamute_protocol.encode import encode
 from malamute_protocol.header import MEMO, STEP_ENTRIES, HeaderTable
 from malamute_protocol.limits import Limits
-from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.subscriptions import matching, on_demand, shared_window
+from malamute_py.broker.subscriptions.audience import Audience, audience_of
 from malamute_py.matcher import Classing, Index, index, matches
 from tests.broker.shell import Shell
 from tests.broker.sliced import Sliced
 from tests.seeds import slow
 
 SLOW = [["regex", f"([ab]{{0,12}}a){{0,5}}c{at}"] for at in range(17)]
-"""What took 100 ms for one new subject before expressions that repeat a lot were bounded."""
+"""Expressions that took 100 ms for one new subject before repetition was bounded."""
 
 
 def subjects(number: int, size: int = 30) -> list[str]:
@@ -51,7 +51,7 @@ def expected(pattern: Any, names: Sequence[str], base: int = 0) -> list[int]:
 
 @cache
 def _expected(pattern: str, names: tuple[str, ...]) -> list[int]:
-    """One by one, and so slowly: remembered."""
+    """The answers are remembered: one by one they take long."""
     wire = json.loads(pattern)
     return [at for at, name in enumerate(names) if matches(wire, (name,), ())]
 
@@ -100,10 +100,10 @@ def test_other_streams_go_on_while_one_is_matched() -> None:
     for _ in range(5):
         assert shell.turn()
     assert offsets(shell, 3, 1) == [0]
-    assert shell.stream("s").late, "the attacked stream is not done yet"
+    assert audience_of(shell.stream("s")).late, "the attacked stream is not done yet"
 
 
-def test_what_comes_behind_a_batch_that_is_matched_keeps_its_order() -> None:
+def test_what_comes_after_a_batch_that_is_matched_keeps_its_order() -> None:
     shell = Sliced()
     names = subjects(40)
     attacked(shell, names)
@@ -128,7 +128,7 @@ def test_who_subscribes_while_a_batch_is_matched_gets_each_record_once(
     attacked(shell, names)
     for _ in range(8):
         shell.turn()
-    assert shell.stream("s").late
+    assert audience_of(shell.stream("s")).late
     shell.broker.receive(
         3, "", [wire.Subscribe(1, "s", SLOW[4], start, 1 << 40, 1 << 50, visibility=durable)], [],
         shell.now_ms,
@@ -153,7 +153,7 @@ def test_a_cover_never_says_more_than_was_given() -> None:
             shell.broker.receive(link, "", [wire.Ping(1)], [], shell.now_ms)
         shell.broker.tick(shell.now_ms)
     covers = [c for c in shell.peers[1].of(wire.Cover) if c.next > 1]
-    assert shell.stream("s").late
+    assert audience_of(shell.stream("s")).late
     assert not covers, "Peer checks that covers touch; this one that none goes ahead"
     shell.run()
     assert offsets(shell, 1, 2) == expected(SLOW[2], names, 1)
@@ -171,7 +171,7 @@ def test_a_stream_that_falls_too_far_behind_is_read_on_demand_and_loses_nothing(
         every += expected(SLOW[5], names, base)
         base += 30
     assert shell.broker.counters["matching_overtaken"] >= 1
-    assert shell.stream("s").late_bytes <= 100_000
+    assert audience_of(shell.stream("s")).late_bytes <= 100_000
     shell.run()
     assert offsets(shell, 1, 5) == every
 
@@ -187,13 +187,15 @@ def test_what_waits_for_matching_over_all_streams_has_a_bound_and_loses_nothing(
     most = 0
     for _ in range(3):
         for at in range(20):
-            # s3 has most of it each time.
+            # Stream s3 has most of the late bytes each time.
             for _ in range(3 if at == 3 else 1):
                 publish = wire.Publish(f"s{at}", 0)
                 shell.broker.receive(2, "", [publish], [batch(names)], shell.now_ms)
                 shell.turn()
                 held = shell.broker.gauges["late_bytes"]
-                assert held == sum(shell.stream(f"s{one}").late_bytes for one in range(20))
+                assert held == sum(
+                    audience_of(shell.stream(f"s{one}")).late_bytes for one in range(20)
+                )
                 most = max(most, held)
     assert 150_000 < most <= 200_000
     assert shell.broker.counters["matching_overtaken"] >= 1
@@ -204,7 +206,7 @@ def test_what_waits_for_matching_over_all_streams_has_a_bound_and_loses_nothing(
         rounds = 9 if at == 3 else 3
         found = [expected(SLOW[5], names, 1 + 30 * one) for one in range(rounds)]
         assert offsets(shell, 1, at) == [offset for some in found for offset in some]
-        (sub,) = shell.stream(f"s{at}").subscriptions
+        (sub,) = audience_of(shell.stream(f"s{at}")).subscriptions
         assert sub.prepared is None, "what was chosen of a batch goes with it"
 
 
@@ -234,10 +236,10 @@ def test_history_is_matched_in_slices_too() -> None:
 def test_many_that_are_served_together_are_matched_in_slices_too(
     monkeypatch: pytest.MonkeyPatch, *, evicted: bool
 ) -> None:
-    """2,000 subscriptions behind a batch of 65,536 new headers held a turn for 0.4 s."""
+    """2,000 subscriptions that waited for a batch of 65,536 new headers held a turn for 0.4 s."""
     monkeypatch.setattr(matching, "AT_ONCE_MAX", 10)
     monkeypatch.setattr(index, "STEP_HEADERS", 1)
-    shell = Sliced(read_together_min=8)
+    shell = Sliced(shared_read_min=8)
     names = [f"n{at}.{at % 9}" for at in range(120)]
     for link in (1, 2, 3):
         shell.hello(link)
@@ -272,13 +274,13 @@ def test_many_that_are_served_together_are_matched_in_slices_too(
         most = max(most, len(looked) - before)
         if turns == 6:
             shell.broker.receive(3, "", [wire.Ping(5)], [], shell.now_ms)
-            # Some come and go while the batch is matched for the others.
+            # Some subscriptions come and go while the batch is matched for the others.
             shell.broker.receive(1, "", [wire.Unsubscribe(4)], [], shell.now_ms)
             subscribe(*range(20, 29))
         if not answered and shell.peers[3].of(wire.Pong):
             answered = turns
     assert most <= 10, "headers in one turn"
-    assert not shell.broker._serving._ahead
+    assert not shell.broker._on_demand._ahead
     assert answered <= 8
     for number in [*range(4), *range(5, 9), *range(20, 29)]:
         wanted = [at for at in range(240) if at % 120 % 9 == number % 9]
@@ -334,7 +336,7 @@ def test_what_is_matched_for_many_at_a_time_is_bounded_and_goes_with_those_who_w
     assert len(made) > streams
     assert most <= on_demand.AHEAD_MAX + 1
     assert left <= 1
-    assert not shell.broker._serving._ahead
+    assert not shell.broker._on_demand._ahead
     for at in range(streams):
         for number in range(9 * at, 9 * at + 9):
             wanted = [row for row in range(120) if row % 9 == number % 9]
@@ -350,7 +352,7 @@ def publish_large(shell: Shell) -> None:
 
 
 def subscribe_to_six(shell: Shell) -> None:
-    """Six subscriptions from the beginning, each for one of the headers; none has had a turn."""
+    """Six subscriptions from the beginning, each for one header, before their first turn."""
     for number in range(6):
         pattern = ["topic", f"n{number}.*"]
         shell.broker.receive(
@@ -433,7 +435,7 @@ def test_a_group_s_records_are_matched_in_slices_too(kind: str, *, evicted: bool
     assert offsets(shell, 1, 1) == expected(SLOW[3], names)
 
 
-def test_a_job_that_nobody_waits_for_ends() -> None:
+def test_a_job_that_no_reader_waits_for_ends() -> None:
     shell = Sliced()
     attacked(shell, subjects(100))
     for number in range(40):
@@ -447,7 +449,7 @@ def test_a_job_that_nobody_waits_for_ends() -> None:
     for _ in range(20):
         shell.turn()
     assert not shell.broker._matching.queue
-    assert not shell.stream("s").late
+    assert not audience_of(shell.stream("s")).late
 
 
 @pytest.mark.parametrize("first", [0, *slow([5, 10, 15, 20, 25])])
@@ -464,7 +466,7 @@ def test_random_subscribers_come_and_go_while_batches_are_matched(first: int) ->
             if what < 0.35:
                 some = subjects(draw.randrange(1, 12), draw.randrange(1, 30))
                 shell.broker.receive(2, "", [wire.Publish("s", step + 1)], [batch(some)], 0)
-                shell.turn()  # so that its place is known
+                shell.turn()  # The reader's position becomes known.
                 names += some
             elif what < 0.5:
                 link, number, pattern = draw.choice([1, 3]), step, draw.choice(SLOW)
@@ -526,7 +528,7 @@ def test_a_large_header_table_is_read_in_steps_of_many_turns() -> None:
     assert shell.stream("s").next == 2_001
 
 
-def test_what_was_read_of_a_frame_is_used_behind_the_creation_of_its_stream(
+def test_what_was_read_of_a_frame_is_used_after_the_creation_of_its_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shell = Sliced(share=20)
@@ -547,7 +549,7 @@ def test_what_was_read_of_a_frame_is_used_behind_the_creation_of_its_stream(
 
 
 class Watched:
-    """How many headers are read, made and matched in one turn of a broker."""
+    """Numbers of headers that are read, made and matched in one turn of a broker."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, shell: Sliced) -> None:
         self.most = self._now = self._inside = 0
@@ -556,11 +558,11 @@ class Watched:
         self._count(monkeypatch, HeaderTable, "extend", lambda _, keys, maps: len(keys) + len(maps))
         self._count(monkeypatch, Index, "classes", lambda _, headers: len(headers))
         self._count(monkeypatch, Index, "match", lambda *_: 1)
-        self._count(monkeypatch, Stream, "matching", lambda *_: 1)
+        self._count(monkeypatch, Audience, "match", lambda *_: 1)
         self._count(monkeypatch, header, "parse_table", lambda subjects, *_: len(subjects) // 40)
 
     def _entered(self, right: Callable[..., Any]) -> Callable[..., Any]:
-        """What peers and the journal do is not the broker's."""
+        """Work of peers and of the journal is not the broker's."""
 
         def entered(*given: Any) -> Any:
             self._inside += 1
@@ -601,7 +603,7 @@ def large() -> bytes:
 
 
 def wants(number: int) -> Any:
-    """A few of the headers, some of which others want, too."""
+    """A few of the headers, some of which others select, too."""
     return ["topic", f"large.*.{number * 7:05}.*"] if number else ["prefix", "large.number-3"]
 
 
@@ -637,7 +639,7 @@ def test_many_who_are_served_together_wait_for_new_headers_that_are_matched_in_s
             shell.broker.receive(3, "", [wire.Ping(5)], [], shell.now_ms)
         if not answered and shell.peers[3].of(wire.Pong):
             answered = turns
-    # 2,500 at once before; a step is 1,024 of a table, or 64 that are matched.
+    # It was 2,500 at once before; a step is 1,024 of a table, or 64 that are matched.
     assert watched.most <= 2 * STEP_ENTRIES
     assert turns > 10
     assert answered <= 6
@@ -645,11 +647,11 @@ def test_many_who_are_served_together_wait_for_new_headers_that_are_matched_in_s
         assert wanted(number) == expected(wants(number), LARGE)
     for number in range(120):
         assert offsets(shell, 1, number) == [1 + at for at in wanted(number)]
-    assert not shell.broker._serving._ahead
-    # The batch is matched for the one that takes a large part of it alone, and once or twice for
-    # the others: those who came while it was.
+    assert not shell.broker._on_demand._ahead
+    # The batch is matched for the subscription that takes a large part of it alone, and once or
+    # twice for the others: those that came before and while it was matched.
     assert shell.broker.counters["matching_put_off"] <= 4
-    # They go on together.
+    # All subscriptions go on together.
     shell.send(2, wire.Publish("s", 8), frames=[batch(["large.x.00007.y"])])
     shell.run()
     assert offsets(shell, 1, 1)[-1] == len(LARGE) + 1
@@ -705,14 +707,14 @@ def test_who_ends_while_a_batch_is_surveyed_is_not_given_it_and_the_others_are()
         shell.broker.receive(1 + 2 * (number % 2), "", [command], [], shell.now_ms)
     for _ in range(4):
         shell.turn()
-    assert shell.broker._serving._ahead
+    assert shell.broker._on_demand._ahead
     shell.broker.receive(1, "", [wire.Unsubscribe(4)], [], shell.now_ms)
     shell.broker.link_lost(3, shell.now_ms)
     shell.run()
     assert not offsets(shell, 1, 4)
     for number in (2, 6, 18):
         assert offsets(shell, 1, number) == expected(wants(number), LARGE, 1)
-    assert not shell.broker._serving._ahead
+    assert not shell.broker._on_demand._ahead
 
 
 def test_a_table_that_cannot_be_read_is_refused_by_name_when_its_turn_comes() -> None:
@@ -730,7 +732,7 @@ def test_a_table_that_cannot_be_read_is_refused_by_name_when_its_turn_comes() ->
 
 
 def test_records_with_an_id_each_are_few_headers_and_are_gathered_over_batches() -> None:
-    """Its tables could make 10,000 headers; it has 100, and readers behind are served together."""
+    """Its tables could make 10,000 headers; it has 100, and late readers are served together."""
     shell = Shell(meter=lambda: 0, matching_share=2_000_000)
     for link in (1, 2):
         shell.hello(link)

@@ -1,7 +1,7 @@
-"""Whatever the order of credit, appends, syncs, reads and blocks: exactly the matching records.
+"""In any order of credit, appends, syncs, reads and blocks: exactly the matching records.
 
-The oracle is the list of what was published. The shell asserts on every command that the
-covers of a subscription join, and that offsets rise.
+The oracle is the list of what was published. The shell asserts on every command that the covers of
+a subscription join, and that offsets rise.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def test_a_subscriber_receives_exactly_what_matches_once_and_in_order(
     shell = Shell(
         sync=False, read=False, quantum_bytes=quantum, step_bytes=4 * quantum, hot_bytes=20_000,
         share_min_bytes=20_000, share_max_bytes=20_000, extract_bytes_min=500, reads_max=2,
-        heartbeat_ms=1_000, expiry_beats=1_000, together_min=together, read_together_min=together,
+        heartbeat_ms=1_000, expiry_beats=1_000, shared_window_min=together,
+        shared_read_min=together,
     )  # fmt: skip
     run = Random(shell, patterns, durable, gathered)
     for step in steps:
@@ -145,7 +146,7 @@ class Random:
         self.answered = len(pings)
 
     def settle(self) -> None:
-        """Give everything that is missing, until nothing moves."""
+        """Let the run go on until all records have come and nothing moves."""
         while len(self.starts) < 4:
             self.subscribe(0)
         self.unblock()

@@ -1,4 +1,4 @@
-"""Reads of history: nobody alone reads more than it can be given; several read together."""
+"""Reads of history: a lone reader reads no more than it can be given; several read together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ QUANTUM = 16 * RECORD
 
 
 def behind(records: int = 60) -> Shell:
-    """A stream of batches of one record, all of them out of the hot window."""
+    """A stream of batches of one record each, all of them out of the hot window."""
     shell = Shell(read=False, quantum_bytes=QUANTUM)
     shell.hello(1)
     for number in range(records):
@@ -20,7 +20,7 @@ def behind(records: int = 60) -> Shell:
 
 
 def bytes_read(shell: Shell) -> int:
-    """Answer what was asked for, in turn, until nothing more is; all the bytes of it."""
+    """Answer reads in turn until none is asked for; returns the bytes of all."""
     total = 0
     while shell.reads:
         read = shell.reads.pop(0)

@@ -1,4 +1,4 @@
-"""Many subscriptions of a stream that are behind are served together, and each gets its own."""
+"""Many subscriptions of a stream that lag are served together, and each gets its own records."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from malamute_protocol import commands as wire
-from malamute_protocol.header import Header
 from malamute_py.broker.ready import HistoryRead, HistoryRun, ReadFailed
 from malamute_py.broker.subscriptions import on_demand, shared_window
-from malamute_py.broker.subscriptions.shared_window import LANE_ROWS_MAX, Window, hot_batches
+from malamute_py.broker.subscriptions.audience import audience_of
+from malamute_py.broker.subscriptions.shared_window import LANE_ROWS_MAX, SharedWindow, hot_batches
 from tests.broker.shell import Peer, Shell, offsets
 
 MANY = 8
@@ -59,7 +59,7 @@ def test_those_whose_link_was_slow_get_the_rows_of_many_batches_in_one() -> None
 
 
 def test_history_is_read_once_for_all() -> None:
-    shell = Shell(read_together_min=MANY)
+    shell = Shell(shared_read_min=MANY)
     shell.hello(1)
     peer = subscribed(shell)
     shell.broker.blocked(2)
@@ -132,7 +132,7 @@ def test_a_link_that_has_much_to_read_stays_on_demand_until_it_has_read_it() -> 
             shell.send(2, wire.Pong(ping.token))
         seen += len(pings)
     check(peer, 8_000)
-    assert shell.stream("s").live == MANY + 1
+    assert audience_of(shell.stream("s")).live == MANY + 1
 
 
 def test_credit_bounds_those_who_are_served_together() -> None:
@@ -151,7 +151,7 @@ def test_credit_bounds_those_who_are_served_together() -> None:
 
 
 def test_a_stream_that_is_removed_ends_those_who_wait_for_a_read() -> None:
-    shell = Shell(read=False, read_together_min=2)
+    shell = Shell(read=False, shared_read_min=2)
     shell.hello(1)
     peer = subscribed(shell)
     shell.broker.blocked(2)
@@ -168,7 +168,7 @@ def test_a_stream_that_is_removed_ends_those_who_wait_for_a_read() -> None:
 
 
 def test_a_gap_amid_what_is_read_for_many_is_told_to_each() -> None:
-    shell = Shell(read=False, read_together_min=2)
+    shell = Shell(read=False, shared_read_min=2)
     shell.hello(1)
     peer = subscribed(shell)
     shell.broker.blocked(2)
@@ -199,7 +199,7 @@ def test_a_gap_amid_what_is_read_for_many_is_told_to_each() -> None:
 
 
 def test_a_read_for_many_that_fails_ends_only_those_whose_own_read_fails() -> None:
-    shell = Shell(read=False, read_together_min=2)
+    shell = Shell(read=False, shared_read_min=2)
     shell.hello(1)
     peer = subscribed(shell)
     shell.broker.blocked(2)
@@ -226,7 +226,7 @@ def test_a_read_for_many_that_fails_ends_only_those_whose_own_read_fails() -> No
 
 
 def test_reads_for_many_that_bring_them_nowhere_end_them_by_name() -> None:
-    shell = Shell(read=False, read_together_min=2)
+    shell = Shell(read=False, shared_read_min=2)
     shell.hello(1)
     peer = subscribed(shell)
     shell.broker.blocked(2)
@@ -254,7 +254,7 @@ def test_rows_of_those_who_take_most_of_what_comes_are_not_kept() -> None:
     shell.broker.blocked(2)
     publish(shell, 10, records=2_000)
     stream = shell.stream("s")
-    window = Window(stream, list(stream.subscriptions))
+    window = SharedWindow(stream, audience_of(stream).subscriptions)
     assert window.fill(hot_batches(stream.hot), stream.next, 1 << 30)
     assert window.rows == 20_000
     assert sum(map(len, window._keys)) <= len(broad) * LANE_ROWS_MAX + 20_000
@@ -281,7 +281,7 @@ def test_what_a_window_holds_for_all_is_bounded(
     shell.broker.blocked(2)
     publish(shell, 20)
     stream = shell.stream("s")
-    window = Window(stream, list(stream.subscriptions))
+    window = SharedWindow(stream, audience_of(stream).subscriptions)
     window.fill(hot_batches(stream.hot), stream.next, 1 << 30)
     assert sum(map(len, window._keys)) <= keys_max
     shell.broker.writable(2)
@@ -309,8 +309,8 @@ def starving(shell: Shell, *names: str) -> dict[str, int]:
     return links
 
 
-def test_those_that_ended_while_they_waited_for_a_read_hold_up_nobody() -> None:
-    shell = Shell(read=False, read_together_min=4, reads_max=2)
+def test_those_that_ended_while_they_waited_for_a_read_hold_up_no_other() -> None:
+    shell = Shell(read=False, shared_read_min=4, reads_max=2)
     links = starving(shell, "first", "second", "gone", "ended", "last")
     assert len(shell.reads) == 2
     shell.send(links["gone"], wire.Bye(""))
@@ -323,8 +323,8 @@ def test_those_that_ended_while_they_waited_for_a_read_hold_up_nobody() -> None:
             assert offsets(shell.peers[links[name]], number) == expected(number, 200)
 
 
-def test_those_without_room_when_a_read_is_free_hold_up_nobody() -> None:
-    shell = Shell(read=False, read_together_min=4, reads_max=2)
+def test_those_without_room_when_a_read_is_free_hold_up_no_other() -> None:
+    shell = Shell(read=False, shared_read_min=4, reads_max=2)
     links = starving(shell, "first", "second", "slow", "slower", "last")
     shell.broker.blocked(links["slow"])
     shell.broker.blocked(links["slower"])
@@ -343,28 +343,8 @@ def test_those_without_room_when_a_read_is_free_hold_up_nobody() -> None:
             assert offsets(shell.peers[link], number) == expected(number, 200)
 
 
-def test_what_a_stream_remembers_of_headers_is_bounded_by_those_who_match_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("malamute_py.broker.log.stream.MATCHED_WEIGHT_MAX", 500)
-    shell = Shell()
-    shell.hello(1)
-    shell.publish(1, "s", [b""], subject=["w"])
-    shell.hello(2)
-    for number in range(100):
-        shell.subscribe(2, number, "s", ["not", ["topic", f"never.{number}"]], [1], gathered=True)
-    stream = shell.stream("s")
-    for place in range(40):
-        found = stream.matching(Header((f"w.{place}",), ()))
-        assert len(found.numbers) == 100
-        assert sum(len(known.numbers) for known in stream.matched.values()) <= 500
-    assert stream.matched
-    stream.regroup()
-    assert stream.matched_weight == 0
-
-
 def test_reads_that_bring_them_nowhere_count_only_in_a_row() -> None:
-    shell = Shell(read=False, read_together_min=2, step_bytes=60_000, quantum_bytes=30_000)
+    shell = Shell(read=False, shared_read_min=2, step_bytes=60_000, quantum_bytes=30_000)
     shell.hello(1)
     peer = subscribed(shell)
     shell.broker.blocked(2)
@@ -386,7 +366,7 @@ def test_reads_that_bring_them_nowhere_count_only_in_a_row() -> None:
 
 
 def test_a_gap_that_was_told_is_no_read_that_brought_them_nowhere() -> None:
-    shell = Shell(read=False, read_together_min=2)
+    shell = Shell(read=False, shared_read_min=2)
     shell.hello(1)
     peer = subscribed(shell)
     shell.broker.blocked(2)
@@ -409,7 +389,7 @@ def test_those_far_ahead_do_not_wait_for_a_read_that_cannot_reach_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(on_demand, "NEIGHBOURS", 500)
-    shell = Shell(read=False, read_together_min=2)
+    shell = Shell(read=False, shared_read_min=2)
     shell.hello(1)
     publish(shell, 10)
     peer = shell.hello(2)
@@ -428,7 +408,7 @@ def test_those_far_ahead_do_not_wait_for_a_read_that_cannot_reach_them(
         assert offsets(peer, number) == expected(number, 2_000, 1_500 if number % 2 else 0)
 
 
-def test_a_step_ends_though_nobody_takes_anything_of_what_it_looks_through() -> None:
+def test_a_turn_ends_though_no_subscription_takes_anything_of_what_it_looks_through() -> None:
     shell = Shell(step_bytes=10_000)
     shell.hello(1)
     publish(shell, 10)
@@ -438,6 +418,6 @@ def test_a_step_ends_though_nobody_takes_anything_of_what_it_looks_through() -> 
         shell.subscribe(2, number, "s", ["topic", f"never.{number}"], [2, 0], gathered=True)
     shell.broker.writable(2)
     shell.broker.take_ready()
-    assert {sub.position for sub in shell.stream("s").subscriptions} == {400}
+    assert {sub.position for sub in audience_of(shell.stream("s")).subscriptions} == {400}
     shell.run()
-    assert shell.stream("s").live == MANY
+    assert audience_of(shell.stream("s")).live == MANY

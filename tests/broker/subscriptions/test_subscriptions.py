@@ -127,7 +127,7 @@ def test_a_rewind_leads_to_the_end_of_its_epoch_and_a_gap_over_what_is_gone_sinc
     shell.publish(1, "s", [b"after"] * 10, tracker=1)
     shell.broker.trimmed("main", {1: first})
     shell.subscribe(1, 1, "s", start=[2, 8, 1])
-    # All that the reader has from offset 4 on is void, though the log begins behind it.
+    # All that the reader has from offset 4 on is void, though the log begins later.
     assert peer.last(wire.Subscribed).next == 4
     rewound, gap = peer.last(wire.Rewound), peer.last(wire.Gap)
     assert (rewound.from_, rewound.to) == (8, 4)
@@ -146,7 +146,7 @@ def test_what_was_rewound_once_is_not_rewound_again_without_cause() -> None:
     rewound = peer.last(wire.Rewound)
     shell.publish(1, "s", [b"after"] * 10, tracker=1)
     shell.send(1, wire.Unsubscribe(1))
-    # Only covers moved it: the client's position has the epoch that REWOUND stated.
+    # Only covers moved the position: it has the epoch that REWOUND stated.
     resume = [2, peer.last(wire.Ended).next, rewound.epoch]
     shell.subscribe(1, 2, "s", ["topic", "rare"], resume)
     assert [one.subscription for one in peer.of(wire.Rewound)] == [1]
@@ -517,7 +517,7 @@ def test_a_durable_reader_is_not_told_that_something_is_gone_before_it_would_hav
     begun = peer.last(wire.Subscribed)
     assert begun.next <= begun.tail == 2
     assert all(gap.to <= 2 for gap in peer.of(wire.Gap))
-    # Its place is one at which it may go on.
+    # The reader's position is one at which it may go on.
     shell.subscribe(1, 2, "s", start=[2, 2, begun.epoch], visibility=1)
     assert not peer.of(wire.Rewound)
     shell.sync()

@@ -1,6 +1,6 @@
-"""Parcels: what one read or one look at the hot window brings a subscription.
+"""Portions: records that one read or one look at the hot window brings a subscription.
 
-Owns the gathering of deliveries until they are sent together. The rule: a parcel has a bounded
+Owns the gathering of deliveries until they are sent together. The rule: a portion has a bounded
 number of frames. Source: docs/design.md, Flow control.
 """
 
@@ -14,20 +14,20 @@ from malamute_protocol.gather import Gathering, rows_of
 from malamute_protocol.stamp import Stamp
 from malamute_py.broker.batches.encoding import Encoding
 from malamute_py.broker.batches.rows import Mask
-from malamute_py.broker.log.stream import Batch
+from malamute_py.broker.log.stream import StampedBatch
 from malamute_py.broker.subscriptions.live import Delivery
 from malamute_py.broker.subscriptions.subscription import Subscription
 
-PARCEL_FRAMES_MAX = 256
+PORTION_FRAMES_MAX = 256
 READ_ROWS_MAX = 4_096
 """Rows of one gathered batch; as many as one read of the journal gathers."""
 
 
-class Parcel:
-    """What one turn gives to one subscription, gathered into as few DELIVERs as can be."""
+class Portion:
+    """Records that one turn gives to one subscription, gathered into few DELIVERs."""
 
     def __init__(self, delivery: Delivery, sub: Subscription, rows_bytes_max: int) -> None:
-        """rows_bytes_max: how much one gathered batch weighs before it is full."""
+        """rows_bytes_max: weight at which one gathered batch is full."""
         self._delivery = delivery
         self._sub = sub
         self._rows_bytes_max = rows_bytes_max
@@ -37,7 +37,7 @@ class Parcel:
         self._records = self._bytes = self._next = 0
         self._gathering = Gathering(sub.stream.number)
         self.given = 0
-        """Bytes, all in all."""
+        """Bytes of all deliveries."""
 
     @property
     def open(self) -> bool:
@@ -46,16 +46,16 @@ class Parcel:
         return sub.left_records > self._records and sub.left_bytes > size and sub.link.room > size
 
     def whole(self, frames: tuple[Any, ...], next: int, records: int, size: int) -> None:
-        """A batch of which every row goes out."""
+        """Add a batch of which every row goes out."""
         self._close_run()
         self._close_rows()
         self._frames.extend(frames)
         self._count(next, records, size)
-        if len(self._frames) >= PARCEL_FRAMES_MAX:
+        if len(self._frames) >= PORTION_FRAMES_MAX:
             self.flush()
 
     def stored(self, data: Any, position: int, size: int, next: int, records: int) -> None:
-        """A stored batch of which every row goes out; neighbours leave as one frame."""
+        """Add a stored batch of which every row goes out; neighbours leave as one frame."""
         if self._run is not data or self._run_to != position:
             self._close_run()
             self._close_rows()
@@ -75,15 +75,15 @@ class Parcel:
             self._run = None
 
     def part(self, encoding: Encoding, next: int) -> None:
-        """A batch of which some rows go out."""
+        """Add a batch of which some rows go out."""
         self.flush()
         self.given += encoding.bytes
         self._delivery.put(
             self._sub, next, list(encoding.frames), encoding.rows, encoding.count, encoding.bytes
         )
 
-    def rows(self, batch: Batch, next: int, mask: Mask) -> None:
-        """A batch of which few rows go out, together with those of its neighbours."""
+    def rows(self, batch: StampedBatch, next: int, mask: Mask) -> None:
+        """Add a batch of which few rows go out, together with those of its neighbours."""
         self._close_run()
         stamp = Stamp.unpack(batch.stamp, verify=False)
         rows = rows_of(stamp, batch.content, np.flatnonzero(mask))
@@ -95,7 +95,7 @@ class Parcel:
         ):
             self._close_rows()
         gathering.add(rows, stamp.epoch, stamp.lsn)
-        # What they weigh is known when the batch is made.
+        # The weight of the rows is known when the gathered batch is made.
         self._count(next, len(rows), 0)
 
     def _close_rows(self) -> None:
@@ -105,7 +105,7 @@ class Parcel:
             self._count(self._next, 0, len(found.stamp) + len(found.content))
 
     def flush(self) -> None:
-        """Send what has gathered."""
+        """Send the deliveries that have gathered."""
         self._close_run()
         self._close_rows()
         if self._frames:

@@ -1,0 +1,207 @@
+"""Acknowledgements of groups: ACK_RECORDS, by which records are done or wanted again.
+
+Owns the changes that an acknowledgement makes. The rules: acknowledgements come in any order, and
+the position is the least offset that is not done; a record that was acknowledged and confirmed
+never comes again after a restart, and a record that was not acknowledged is not lost. Source:
+docs/design.md, Queues and the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from malamute_protocol.commands import AckRecords
+from malamute_protocol.errors import BrokerRefused
+from malamute_py.broker.context import Shard
+from malamute_py.broker.groups.group import Group, slots_of
+from malamute_py.broker.groups.holdings import Page, Picked
+from malamute_py.broker.groups.member import Member
+from malamute_py.broker.groups.progress import Progress
+from malamute_py.broker.groups.reader import GroupReader
+from malamute_py.broker.links.links import Link
+from malamute_py.broker.log.steps import Effect, Part, Then, changing
+from malamute_py.broker.structures.timers import Timers
+from malamute_py.changelog.records import GroupDone
+
+
+class Acknowledgements:
+    """The command ACK_RECORDS."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        reader: GroupReader,
+        progress: Progress,
+        timers: Timers,
+        members: Mapping[Member, Group | None],
+    ) -> None:
+        """members: the group of each member; None: the group is not there yet."""
+        self.shard = shard
+        self.reader = reader
+        self.progress = progress
+        self._timers = timers
+        self._members = members
+
+    def prepare(self, link: Link, command: AckRecords, frame: Any = None) -> Part:
+        """Prepare an ACK_RECORDS that is a command of its own. Raises BrokerRefused.
+
+        An acknowledgement without a tracker is logged a little later, with others that have come by
+        then: a restart before that brings the records again.
+        """
+        group, member, picked = self._picked(link, command)
+        if command.again_ms >= 0:
+            # No member could take back a delayed record: a delay without end would hold the group
+            # up.
+            after_ms = min(command.again_ms, self.shard.settings.lease_max_ms)
+            return self._again(group, member, picked, after_ms)
+        if command.tracker:
+            return self._leaving(group, member, picked)
+        return Part(effects=[_Acknowledging(self, group, member, picked)], memory=True)
+
+    def prepare_together(self, link: Link, command: AckRecords, frame: Any = None) -> Part:
+        """Prepare an ACK_RECORDS as a part of an atomic step. Raises BrokerRefused."""
+        group, member, picked = self._picked(link, command)
+        if command.again_ms >= 0:
+            raise BrokerRefused(
+                "unsupported", "a step cannot want records again: a step is logged, and that is not"
+            )
+        return self._leaving(group, member, picked)
+
+    def _picked(self, link: Link, command: AckRecords) -> tuple[Group, Member, Picked]:
+        """Find the records that an acknowledgement names. Raises BrokerRefused."""
+        member = link.receivers.get(command.subscription)
+        if not isinstance(member, Member):
+            raise BrokerRefused(
+                "unknown_subscription", f"no membership {command.subscription} on this link"
+            )
+        group = self._members.get(member)
+        picked = None
+        if group is not None:
+            # A returned holder may acknowledge records that it had before it was lost.
+            picked = group.holdings.pick(member, command.ranges, member is group.holder)
+        if group is None or picked is None:
+            raise BrokerRefused(
+                "not_held", "this member does not hold all of these records (any more)"
+            )
+        return group, member, picked
+
+    def _leaving(self, group: Group, member: Member, picked: Picked) -> Part:
+        """Return the part of a step by which records are done."""
+        stream = group.stream
+        ranges = group.holdings.ranges(picked, group.row.next)
+        change = GroupDone(stream.number, group.name, ranges, self.shard.epoch)
+        memory = self.shard.queues if stream.ring.memory else None
+        leaving = _Leaving(self, group, member, picked)
+        return changing([change], [leaving], memory=memory, level=stream.level)
+
+    def done(self, group: Group, picked: Picked) -> None:
+        """Note that records are done."""
+        group.acknowledged([(page, mask) for page, mask in picked if mask])
+        group.moved_ms = self.shard.now_ms
+        self.shard.counters["group_records_done"] += sum(mask.bit_count() for _, mask in picked)
+        group.holdings.tidy()
+        # The window has room again, or a slot has moved.
+        self.reader.wake(group)
+
+    def _again(self, group: Group, member: Member, picked: Picked, after_ms: int) -> Part:
+        """Return the part that wants records again; the log knows no holders, and gets nothing."""
+        wanting = Then(partial(self._want, group, member, picked, after_ms))
+        return Part(effects=[wanting], memory=True, level=group.stream.level)
+
+    def _want(self, group: Group, member: Member, picked: Picked, after_ms: int, _: int) -> None:
+        """Let records that a member has given back wait again."""
+        holdings = group.holdings
+        late: Picked = []
+        for page, mask in picked:
+            # Records that a holder had before it was lost may wait already; they go on to wait.
+            held = mask & page.held.get(member, 0)
+            if not held:
+                continue
+            holdings.unhand(page, member, held)
+            member.returned(held.bit_count())
+            self.shard.counters["group_records_returned"] += held.bit_count()
+            if after_ms:
+                holdings.delay(page, held)
+                late.append((page, held))
+                if group.slots is not None:
+                    group.slots.delay(slots_of(page, held))
+                continue
+            holdings.wait(page, held)
+            if group.slots is not None:
+                group.slots.back(slots_of(page, held))
+        if late:
+            self._timers.set(self.shard.now_ms + after_ms, partial(self._due, group, late))
+        self.reader.gone_by(group)
+        self.reader.wake(group)
+
+    def _due(self, group: Group, late: Picked) -> None:
+        if group.gone:
+            return
+        for page, mask in late:
+            due = group.holdings.due(page, mask)
+            if due and group.slots is not None:
+                group.slots.due(slots_of(page, due))
+        self.reader.gone_by(group)
+        self.reader.wake(group)
+
+
+class _Acknowledging(Effect):
+    """Records that are done at once; the log is told later."""
+
+    acknowledgements: Acknowledgements
+    group: Group
+    member: Member
+    picked: Picked
+
+    def _take(self, page: Page, mask: int) -> tuple[int, int]:
+        """Take rows of a page out of the member's hands, and rows that wait: (held, waiting)."""
+        group, holdings = self.group, self.group.holdings
+        held, waited = holdings.unhand(page, self.member, mask)
+        self.member.acknowledged(
+            held.bit_count(), self.acknowledgements.shard.now_ms, group.deliveries
+        )
+        holdings.leave(page, held | waited)
+        return held, waited
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        for page, mask in self.picked:
+            self._take(page, mask)
+            page.dirty = True
+        self.acknowledgements.done(self.group, self.picked)
+        self.acknowledgements.progress.flush_later(self.group)
+
+
+class _Leaving(_Acknowledging):
+    """Records that are done once the log has the change."""
+
+    left: Sequence[tuple[Page, int, int]] = ()
+    """Pages, each with the rows that the member held and the rows that waited."""
+
+    def taken(self, part: Part) -> None:
+        self.left = [(page, *self._take(page, mask)) for page, mask in self.picked]
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        group = self.group
+        self.acknowledgements.done(
+            group, [(page, held | waited) for page, held, waited in self.left]
+        )
+        if group.moved:
+            self.acknowledgements.progress.flush_later(group)
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        group, member = self.group, self.member
+        holdings, now_ms = group.holdings, self.acknowledgements.shard.now_ms
+        there = not member.ended or group.absent_holder is member
+        for page, held, waited in self.left:
+            if waited:
+                holdings.stay(page, waited, None, now_ms)
+            if not held:
+                continue
+            holdings.stay(page, held, member if there else None, now_ms)
+            if there:
+                member.held += held.bit_count()
+            elif group.slots is not None:
+                group.slots.back(slots_of(page, held))
+        self.acknowledgements.reader.wake(group)

@@ -1,0 +1,161 @@
+"""Administration of groups: GROUP_INFO and REMOVE_GROUP.
+
+Owns the facts that clients are given about groups, and the removal of a group by name. The rule: an
+answer about many groups is a page, bounded in groups and members. Source: SPEC.md, section 4.7.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final
+
+from malamute_protocol.commands import GroupInfo, RemoveGroup
+from malamute_py.broker.context import Shard
+from malamute_py.broker.groups.group import Group
+from malamute_py.broker.groups.member import Member
+from malamute_py.broker.links.links import Link
+from malamute_py.broker.log.answers import Answer, Answers
+from malamute_py.broker.log.steps import Steps, Then
+from malamute_py.broker.streams.catalogue import Catalogue
+from malamute_py.broker.streams.named import Named, Place
+from malamute_py.changelog.records import GroupRemoved
+
+MEMBERS_OF_A_PAGE: Final = 5_000
+"""Members in one page of GROUP_INFO, unless a single group has more."""
+
+
+class GroupAdministration:
+    """The commands about groups as a whole."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        catalogue: Catalogue,
+        steps: Steps,
+        answers: Answers,
+        groups: Named[Group],
+    ) -> None:
+        self._shard = shard
+        self._catalogue = catalogue
+        self._steps = steps
+        self._answers = answers
+        self._groups = groups
+
+    def remove_group(self, link: Link, command: RemoveGroup) -> None:
+        """Remove a group without members; the answer follows when the removal is durable."""
+        settings = self._shard.settings
+        if not settings.permit(link.owner, "admin", command.stream):
+            self._answers.refuse(
+                link, command, "forbidden", f"you may not remove groups of '{command.stream}'"
+            )
+            return
+        stream = self._catalogue.get(command.stream)
+        if stream is None:
+            self._answers.refuse(
+                link, command, "unknown_stream", f"there is no stream '{command.stream}'"
+            )
+            return
+        place = stream.number, command.group
+        group = self._groups.get(place)
+        if group is None:
+            self._answers.refuse(
+                link, command, "unknown_group", f"there is no group '{command.group}'"
+            )
+            return
+        if group.members or group.absent_holder is not None:
+            self._answers.refuse(
+                link, command, "in_use", f"group '{command.group}' has members, or keeps a place"
+            )
+            return
+        change = GroupRemoved(stream.number, command.group)
+        answer = Answer(self._answers, link, command)
+        self._steps.put(
+            [change], Then(partial(self._drop, place)), answer, memory=stream.ring.memory
+        )
+
+    def _drop(self, place: Place, _: int) -> None:
+        group = self._groups.remove(place)
+        if group is None:
+            return
+        for member in list(group.members):
+            # The member joined while the removal was on its way.
+            member.owner.end(member, "cancelled")
+        group.gone = True
+
+    def group_info(self, link: Link, command: GroupInfo) -> None:
+        """Answer with facts about one group, or about a page of groups."""
+        name, settings = command.group, self._shard.settings
+        stream = None
+        if command.stream:
+            if not settings.permit(link.owner, "read", command.stream):
+                self._answers.refuse(
+                    link, command, "forbidden", f"you may not read '{command.stream}'"
+                )
+                return
+            stream = self._catalogue.get(command.stream)
+            if stream is None:
+                self._answers.refuse(
+                    link, command, "unknown_stream", f"there is no stream '{command.stream}'"
+                )
+                return
+        if stream is not None and name and not name.endswith("*"):
+            group = self._groups.get((stream.number, name))
+            if group is None:
+                self._answers.refuse(link, command, "unknown_group", f"there is no group '{name}'")
+            else:
+                self._answers.result(link, command, self._facts(group))
+            return
+        page, more = self._groups.page(
+            self._catalogue, partial(settings.permit, link.owner, "read"), command.stream,
+            name.removesuffix("*"), command.after, max(1, min(command.limit, settings.page_max)),
+        )  # fmt: skip
+        left = MEMBERS_OF_A_PAGE
+        entries: list[dict[str, Any]] = []
+        for _, group in page:
+            left -= len(group.members)
+            if left < 0 and entries:
+                more = True
+                break
+            entries.append(self._facts(group))
+        self._answers.result(link, command, {"entries": entries, "more": more})
+
+    def _facts(self, group: Group) -> dict[str, Any]:
+        holdings, stream, row = group.holdings, group.stream, group.row
+        low = holdings.low
+        members = [self._member_facts(group, member) for member in group.members]
+        if group.absent_holder is not None:
+            lost = self._member_facts(group, group.absent_holder)
+            members.append({**lost, "returns_ms": group.returns_ms})
+        return {
+            "stream": stream.name,
+            "group": group.name,
+            "kind": group.kind,
+            "visibility": int(group.durable),
+            "pattern": group.selection.pattern,
+            "next": low,
+            "read": holdings.read,
+            "first": stream.first,
+            "tail": stream.next,
+            "lag": stream.next - low,
+            "logged": row.next,
+            "waiting": holdings.waiting,
+            "late": holdings.late,
+            "held": holdings.held + holdings.leaving,
+            "done": holdings.read - low - holdings.open,
+            "lost": group.lost,
+            "moved_ms": max(group.moved_ms, row.moved_ms),
+            "by": row.by,
+            "members": members,
+        }
+
+    def _member_facts(self, group: Group, member: Member) -> dict[str, Any]:
+        return {
+            "identity": member.identity,
+            "link": member.link.number,
+            "subscription": member.number,
+            "held": member.held,
+            "since_ms": member.joined_ms,
+            "oldest_ms": group.holdings.since(member),
+            "credit_records": member.left_records,
+            "holds": group.kind != "exclusive" or member is group.holder,
+        }

@@ -1,0 +1,135 @@
+"""Members: the records that each has in hand, and how quick each has shown to be.
+
+Owns the facts of one member, and the number of records worth giving it at once. The rule: where it
+does not pay to give each member one record, a member gets at most what it has shown to be quick
+with. Source: docs/design.md, Queues and the checkpoint.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import TYPE_CHECKING, Final
+
+from malamute_py.broker.groups.slots import NOBODY
+from malamute_py.broker.links.links import Link, Owner, Receiver
+
+if TYPE_CHECKING:
+    from malamute_protocol.commands import JoinGroup
+
+DEAL_MS: Final = 0.1
+"""Time of the broker for one delivery and its acknowledgement: 20 to 40 us in the core and some 50
+us a message in the transport."""
+SPREAD_MIN: Final = 32
+"""Members among whom a batch is spread however quick they are: records are not all alike."""
+
+
+class Member(Receiver):
+    """One subscription of one link that takes part in a group."""
+
+    __slots__ = (
+        "filed",
+        "held",
+        "hold_ms",
+        "identity",
+        "joined",
+        "joined_ms",
+        "pace_ms",
+        "pattern_bytes",
+        "place",
+        "served",
+        "session",
+        "timed",
+        "timed_deals",
+        "timed_left",
+        "timed_ms",
+    )
+
+    def __init__(
+        self, owner: Owner, link: Link, command: JoinGroup, now_ms: int, hold_ms: int
+    ) -> None:
+        super().__init__(
+            owner, link, command.subscription, command.credit_records, command.credit_bytes
+        )
+        self.identity = link.identity
+        self.session = link.session
+        self.hold_ms = hold_ms
+        self.joined_ms = now_ms
+        self.pattern_bytes = 0
+        self.held = 0
+        """Number of records that it has and has not acknowledged."""
+        self.served = 0
+        """Number of the group's deliveries when it was served last."""
+        self.joined = 0
+        """Number of the members that had joined the group by then."""
+        self.filed = False
+        """Whether the member stands among those that may be given something."""
+        self.place = NOBODY
+        """Its number in the arrays of a keyed group."""
+        self.pace_ms = 0.0
+        """Milliseconds for a recent record, from hand-out to acknowledgement; 0: not known yet."""
+        self.timed = self.timed_left = self.timed_ms = self.timed_deals = 0
+        """The measurement under way: records in hand at its start, those of them that are left, its
+        time, and the group's deliveries until then."""
+
+    @property
+    def able(self) -> bool:
+        """Whether it may be given something."""
+        return self.left_records > 0 and self.left_bytes > 0 and self.link.room > 0
+
+    # --- how quick it is ----------------------------------------------------------------------
+
+    def handed(self, count: int, now_ms: int, deals: int) -> None:
+        """Note that the member holds more records. deals: its group's deliveries before that."""
+        self.held += count
+        if not self.timed_left:
+            self.timed = self.timed_left = self.held
+            self.timed_ms, self.timed_deals = now_ms, deals
+
+    def acknowledged(self, count: int, now_ms: int, deals: int) -> None:
+        """Note that held records are done. deals: its group's deliveries until now.
+
+        The broker's own time for deliveries since the hand-out is not the member's: a thousand take
+        100 ms, and no member would ever be quick if they counted. Both are estimates. So a pace
+        comes down by half at most; it rises by a quarter at most, for a measurement is often too
+        long by what the machine did beside. If lots get too large, fewer deliveries are subtracted,
+        and the pace corrects itself.
+        """
+        self.held -= count
+        if not self.timed_left:
+            return
+        self.timed_left -= count
+        if self.timed_left > 0:
+            return
+        self.timed_left = 0
+        # The clock counts whole milliseconds: almost one more may have passed.
+        took_ms = now_ms - self.timed_ms + 1
+        if not self.pace_ms:
+            self.pace_ms = took_ms / self.timed
+            return
+        own_ms = max(took_ms - (deals - self.timed_deals) * DEAL_MS, 1)
+        pace_ms = own_ms / self.timed
+        if pace_ms < self.pace_ms:
+            self.pace_ms = max(pace_ms, self.pace_ms / 2)
+        else:
+            self.pace_ms += (pace_ms - self.pace_ms) / 4
+
+    def returned(self, count: int) -> None:
+        """Note records that came back: how long the rest takes is unknown then."""
+        self.held -= count
+        self.timed_left = 0
+
+    def lot(self, deals: int) -> int:
+        """Number of records to give it at once so that all of a batch are done soonest.
+
+        deals: deliveries if each record, or each member, had one of its own. Lots of n make it
+        deals / n deliveries, one after the other, and the last record waits for n - 1 others: the
+        sum is least where n * n = deals * DEAL_MS / pace. The member has no more than that in hand.
+        """
+        if not self.pace_ms:
+            return 0
+        most = int(sqrt(deals * DEAL_MS / self.pace_ms))
+        return min(most, deals // SPREAD_MIN) - self.held
+
+    def is_again(self, lost: Member) -> bool:
+        """Whether this is a lost member that has come back."""
+        return self.session == lost.session or bool(self.identity == lost.identity != "")

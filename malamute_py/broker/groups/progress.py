@@ -1,0 +1,68 @@
+"""Progress: how far each group has come, as the log is told.
+
+Owns the records of the log that come of no confirmed acknowledgement. The rule: an acknowledgement
+without a tracker is in the log a bounded time later; a restart before that brings the records
+again. Source: docs/design.md, Queues and the checkpoint.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final
+
+from malamute_py.broker.context import Shard
+from malamute_py.broker.groups.group import Group
+from malamute_py.broker.log.steps import Steps, Then
+from malamute_py.broker.structures.timers import Timers
+from malamute_py.changelog.records import GroupDone, Range
+
+RANGES_AT_ONCE: Final = 1_000
+"""Ranges of unconfirmed acknowledgements in one record of the log; the rest is logged later."""
+
+
+class Progress:
+    """Positions of groups on their way into the log."""
+
+    def __init__(self, shard: Shard, steps: Steps, timers: Timers) -> None:
+        self._shard = shard
+        self._steps = steps
+        self._timers = timers
+
+    def flush_later(self, group: Group) -> None:
+        """Log a group's progress within a bounded time."""
+        if not group.timer and not group.flushing and not group.gone:
+            group.timer = self._shard.now_ms + self._shard.settings.group_flush_ms
+            self._timers.set(group.timer, partial(self._flush, group))
+
+    def _flush(self, group: Group) -> None:
+        """Log how far a group has come since the last acknowledgement that was logged."""
+        group.timer = 0
+        if group.gone or group.flushing:
+            return
+        holdings = group.holdings
+        low = holdings.low
+        ranges: list[Range] = []
+        if low > group.row.next:
+            ranges.append((group.row.next, low))
+        for page in holdings.pages:
+            if page.dirty and len(ranges) < RANGES_AT_ONCE:
+                ranges += [(first, end) for first, end in holdings.done_ahead(page) if end > low]
+                page.dirty = False
+        if not ranges:
+            return
+        change = GroupDone(group.stream.number, group.name, ranges, self._shard.epoch)
+        group.flushing = True
+        flushing = Then(partial(self._flushed, group), partial(self._not_flushed, group))
+        self._steps.put([change], flushing, memory=group.stream.ring.memory)
+
+    def _flushed(self, group: Group, _: int) -> None:
+        group.flushing = False
+        group.holdings.tidy()
+        if group.moved:
+            self.flush_later(group)
+
+    def _not_flushed(self, group: Group, *_: Any) -> None:
+        group.flushing = False
+        for page in group.holdings.pages:
+            page.dirty = True
+        self.flush_later(group)

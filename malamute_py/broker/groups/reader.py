@@ -1,0 +1,409 @@
+"""Reading for groups: batches of a stream for each group, and their handing out to members.
+
+Owns the reader of each group, the order of their turns, and the reads of history that are under way
+for groups. The rules: one quantum a turn and one read a group, both bounded; a record goes to the
+group once as long as no member dies; offsets that are not selected, have expired or are gone count
+as done. Source: docs/design.md, Queues and the checkpoint.
+
+A group is not a Subscription with the group in the place of its link. A subscription's deliveries
+join into covers of one peer and never come back, its credit is one number, and it is either live or
+on demand. A group hands one batch to several peers, rows that come back are wanted again from the
+middle of what was read, and a keyed group skips rows that wait for a member without credit. So a
+group has a small reader of its own over the hot window and ReadRange, woken by the fan-out, and
+shares matching, expiry, extraction and the outbox with subscriptions. The reader keeps no bodies: a
+record that found no credit is read again, usually from the hot window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from malamute_protocol.commands import Gap
+from malamute_protocol.content import Content
+from malamute_protocol.stamp import STAMP_BYTES
+from malamute_py.broker.batches.encoding import PartEncodings
+from malamute_py.broker.batches.rows import unexpired
+from malamute_py.broker.context import Shard
+from malamute_py.broker.groups.group import DEALS_AT_ONCE, Group
+from malamute_py.broker.groups.member import Member
+from malamute_py.broker.groups.progress import Progress
+from malamute_py.broker.groups.selection import PreparedHeaders, slot_of
+from malamute_py.broker.links.links import Links
+from malamute_py.broker.log.stream import StampedBatch, Stream
+from malamute_py.broker.ready import HistoryRead, ReadFailed, ReadRange
+from malamute_py.broker.streams.start_positions import may_match
+from malamute_py.broker.structures.bitmaps import bits_of_rows
+from malamute_py.broker.structures.timers import Timers
+from malamute_py.broker.subscriptions.live import Delivery
+from malamute_py.broker.subscriptions.matching import MATCHING, Choosing, Matching, is_quick
+from malamute_py.broker.subscriptions.turns import IDLE_READS_MAX, Turns
+
+TURN_BATCHES_MAX: Final = 256
+"""Batches that one turn looks at, selected or not: some 4 ms when each has one record."""
+READ_BYTES_MAX: Final = 256 << 10
+"""Bytes of one read of history: some 800 batches of one record each, which take 5 to 15 ms."""
+READ_DEALS_MAX: Final = 2 * DEALS_AT_ONCE
+"""Small deliveries that a keyed group makes of one read, at most."""
+DEAL_BYTES: Final = 32 << 10
+"""Weight of a small delivery of a keyed group in a step's budget, however few bytes it has."""
+HELD_UP_MS: Final = 30_000
+"""Time that a group may stand without reading further before its operator is told."""
+EXTRACT_ROW_BYTES: Final = 512
+"""Rows of at least this size are extracted whatever their share of a batch: sending a batch once
+to each of several members costs more than copying its rows."""
+
+
+class GroupReader:
+    """The readers of all groups of one core."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        links: Links,
+        delivery: Delivery,
+        matching: Matching,
+        progress: Progress,
+        timers: Timers,
+    ) -> None:
+        self._shard = shard
+        self._links = links
+        self._delivery = delivery
+        self._matching = matching
+        self._progress = progress
+        self._timers = timers
+        self.turns: Final[Turns[Group, Group]] = Turns(shard)
+
+    # --- serving ------------------------------------------------------------------------------
+
+    def wake(self, group: Group) -> None:
+        """Queue a group for a turn: something has changed, and it may have rows to hand out."""
+        if not group.queued and not group.reading and not group.gone and group.members:
+            group.queued = True
+            self.turns.queue.append(group)
+
+    def serve(self) -> None:
+        """Give turns until all groups are served or the step's budget is used up, one at least."""
+        budget = self._shard.settings.step_bytes
+        turns = self.turns
+        more = self._shard.share()
+        while budget > 0 and turns.runnable:
+            # Reads may be used up by this turn: a starved group may be gone, or need none any more.
+            if turns.starved and turns.may_read:
+                group = turns.feed()
+            else:
+                group = turns.queue.popleft()
+                group.queued = False
+            # A group that had its turn as starved may still stand in the queue.
+            if not group.gone and not group.reading:
+                try:
+                    budget -= self._turn(group, more)
+                except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+                    self._erred(group, error)
+            if not more():
+                return
+
+    def _erred(self, group: Group, error: Exception) -> None:
+        """End the memberships of a group that could not be served; members may join again."""
+        self._shard.erred("serving a group", error, stream=group.stream.name, group=group.name)
+        for member in list(group.members):
+            member.owner.end(member, "internal")
+
+    def _turn(self, group: Group, more: Callable[[], bool]) -> int:
+        """Hand out one quantum while the share lasts, or begin a read; returns the bytes given."""
+        stream = group.stream
+        if group.holdings.read < stream.first:
+            self.gone_by(group)
+        quantum = self._shard.settings.quantum_bytes
+        given, began = 0, group.dealt
+        for _ in range(TURN_BATCHES_MAX):
+            offset = group.wanted()
+            if offset is None:
+                if not group.held_up and group.stuck:
+                    group.held_up = True
+                    self._watch(group, group.holdings.low, told=False)
+                return given
+            if given >= quantum or group.dealt - began >= DEALS_AT_ONCE:
+                break
+            if offset < stream.hot_first:
+                self._read(group, offset)
+                return given
+            given += self._hand_out(group, self._hot(stream, offset))
+            if group.reading:
+                return given
+            if not more():
+                break
+        self.wake(group)
+        # Batches that no group selects are work, too, and so are many small deliveries.
+        return max(given, quantum, (group.dealt - began) * DEAL_BYTES)
+
+    def _watch(self, group: Group, low: int, told: bool) -> None:
+        """Look again after a while at a group that reads no further."""
+        due_ms = self._shard.now_ms + HELD_UP_MS
+        self._timers.set(due_ms, partial(self._look_again, group, low, told))
+
+    def _look_again(self, group: Group, before: int, told: bool) -> None:
+        """Tell the operator once which member holds a group up, unless its position has moved."""
+        if group.gone or not group.stuck:
+            group.held_up = False
+            return
+        low = group.holdings.low
+        if low == before and not told:
+            self._say_held_up(group, low)
+        self._watch(group, low, told=low == before)
+
+    def _say_held_up(self, group: Group, low: int) -> None:
+        holdings, stream = group.holdings, group.stream
+        self._shard.counters["groups_held_up"] += 1
+        holder = holdings.holder(low)
+        self._shard.event(
+            "group_held_up", "warning", stream=stream.name, group=group.name, next=low,
+            read=holdings.read, held=holdings.held,
+            link=0 if holder is None else holder.link.number,
+            identity="" if holder is None else holder.identity,
+            since_ms=0 if holder is None else holdings.since(holder),
+        )  # fmt: skip
+
+    def _hot(self, stream: Stream, offset: int) -> StampedBatch:
+        newest = stream.hot[-1]
+        return newest if newest.base <= offset else stream.hot[stream.hot_place(offset)]
+
+    def _hand_out(self, group: Group, batch: StampedBatch) -> int:
+        """Read a batch that was not read yet, and hand out its waiting rows; returns bytes given.
+
+        A batch that cannot be handled is passed over by name, as damage in the journal is.
+        """
+        try:
+            return self._share_out(group, batch)
+        except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+            self._pass_over(group, batch, error)
+            return batch.size
+
+    def _pass_over(self, group: Group, batch: StampedBatch, error: Exception) -> None:
+        """Pass over a batch that the group cannot handle; its members get GAP."""
+        reason = self._shard.quarantine(
+            group.stream.name, batch.base, batch.next, "serving a group", error, group=group.name
+        )
+        for member in group.members:
+            # Some members had been taken out of their order for this batch.
+            group.free.file(member)
+        self._gap(group, (batch.base, batch.next, "damaged", reason))
+
+    def _share_out(self, group: Group, batch: StampedBatch) -> int:
+        now_ms = self._shard.now_ms
+        holdings = group.holdings
+        if batch.next > holdings.read:
+            if not self._prepared(group, batch):
+                return 0
+            group.take_in(batch, now_ms)
+            if not holdings.open:
+                self._progress.flush_later(group)
+        bits = holdings.waiting_in(batch.base, batch.next)
+        if not bits:
+            return 0
+        alive = unexpired(batch.content, now_ms)
+        if alive is not None:
+            expired = bits & ~bits_of_rows(alive)
+            if expired:
+                group.close(batch.base, expired)
+                self._progress.flush_later(group)
+                bits ^= expired
+                if not bits:
+                    return 0
+        given = 0
+        settings = self._shard.settings
+        parts = PartEncodings(
+            batch, settings.extract_bytes_min, settings.extract_share, EXTRACT_ROW_BYTES
+        )
+        for member, rows in group.divided(batch, bits):
+            given += self._deliver(group, batch, parts, member, rows)
+        return given
+
+    def _prepared(self, group: Group, batch: StampedBatch) -> bool:
+        """Whether the group's selection of a batch is known or quick to find.
+
+        Otherwise the selection is found in slices, and the group has its next turn afterwards.
+        """
+        content, selection = batch.content, group.selection
+        prepared = selection.prepared
+        if not self._matching.sliced:
+            return True
+        if prepared is not None and prepared.base == batch.base:
+            content.share(prepared.table)
+            return True
+        if is_quick(content):
+            if not selection.slow or selection.knows(content):
+                return True
+        elif selection.everything and group.slots is None:
+            return True
+        reading = self._matching.reading(group.stream.uuid, batch.base, content)
+        number_of = None if group.slots is None else slot_of
+        job = Choosing(selection.predicate, content, number_of, reading)
+        if self._matching.run(job):
+            selection.prepared = PreparedHeaders(batch.base, job.chosen, job.numbers, content.table)
+            return True
+        group.reading = MATCHING
+
+        def matched() -> None:
+            group.reading = 0
+            if not group.gone:
+                selection.prepared = PreparedHeaders(
+                    batch.base, job.chosen, job.numbers, content.table
+                )
+                self.wake(group)
+
+        def failed(error: Exception) -> None:
+            group.reading = 0
+            if not group.gone:
+                self._pass_over(group, batch, error)
+                self.wake(group)
+
+        self._matching.later(job, matched, lambda: not group.gone, failed)
+        return False
+
+    def _deliver(
+        self, group: Group, batch: StampedBatch, parts: PartEncodings, member: Member, rows: int
+    ) -> int:
+        """Put rows of a batch into a member's outbox; returns the bytes given."""
+        # The frames come first: rows would stay in the member's hands if frames() raised.
+        frames, bitmap, size = parts.frames(rows)
+        count = group.hand(batch, member, rows, self._shard.now_ms)
+        member.covered = batch.base
+        self._delivery.put(member, batch.next, frames, bitmap, count, size)
+        self._shard.counters["group_records_out"] += count
+        return size
+
+    # --- reads of history -------------------------------------------------------------------------
+
+    def _read(self, group: Group, offset: int) -> None:
+        stream = group.stream
+        if not self.turns.may_read:
+            self.turns.starve(group, None)
+            return
+        token = self.turns.begin(group)
+        group.reading, group.reading_from = token, offset
+        self.turns.reads.append(
+            ReadRange(
+                stream.ring.name, stream.number, token, offset,
+                min(group.tail, stream.hot_first),
+                min(self._shard.settings.quantum_bytes, READ_BYTES_MAX),
+                None
+                if group.selection.everything or group.reads_all
+                else partial(may_match, group.selection.pattern),
+            )
+        )  # fmt: skip
+
+    def history(self, answer: HistoryRead | ReadFailed) -> bool:
+        """Take the answer to a read of history; False: it was not asked for here."""
+        group = self.turns.answered(answer.token)
+        if group is None:
+            return False
+        group.reading = 0
+        if group.gone:
+            return True
+        if isinstance(answer, ReadFailed):
+            if answer.code == "internal" and not group.reads_all:
+                # Reading for a selection looks into batches; reading all of them does not.
+                group.reads_all = True
+                self.wake(group)
+            else:
+                self._failed(group, answer)
+            return True
+        try:
+            self._answered(group, answer)
+        except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+            self._erred(group, error)
+        return True
+
+    def _answered(self, group: Group, answer: HistoryRead) -> None:
+        holdings = group.holdings
+        before = holdings.read, group.deliveries, holdings.open
+        offset = group.wanted()
+        if offset is not None and (offset >= group.reading_from or group.kind == "shared"):
+            # Otherwise an older row came back meanwhile, and goes first where there is an order.
+            self._hand_out_history(group, answer)
+            if (holdings.read, group.deliveries, holdings.open) != before:
+                group.idle_reads = 0
+            elif not group.reading:
+                group.idle_reads += 1
+        if group.idle_reads >= IDLE_READS_MAX:
+            group.idle_reads = 0
+            self._shard.event(
+                "read_stuck", "error", stream=group.stream.name, group=group.name,
+                offset=holdings.low,
+            )  # fmt: skip
+            for member in list(group.members):
+                member.owner.end(member, "internal")
+            return
+        self.wake(group)
+
+    def _failed(self, group: Group, answer: ReadFailed) -> None:
+        self._shard.event(
+            "read_failed", "error", stream=group.stream.name, group=group.name,
+            code=answer.code, reason=answer.reason,
+        )  # fmt: skip
+        for member in list(group.members):
+            member.owner.end(member, answer.code)
+
+    def _hand_out_history(self, group: Group, answer: HistoryRead) -> None:
+        holdings, stream = group.holdings, group.stream
+        gaps, began = list(answer.gaps), group.dealt
+        for run in answer.runs:
+            data = memoryview(run.data)
+            for at, size, base, count in run.spans:
+                end = base + count
+                while gaps and gaps[0][0] <= base:
+                    self._gap(group, gaps.pop(0))
+                if end <= holdings.read:
+                    if not holdings.waiting_in(base, end):
+                        continue
+                    if not group.takes:
+                        return
+                elif not group.takes or not group.reads_on:
+                    return
+                if base > holdings.read:
+                    # The journal skipped batches that cannot match.
+                    group.read_to(base)
+                stored = data[at : at + size]
+                batch = StampedBatch(
+                    stream, bytes(stored[:STAMP_BYTES]), stored[STAMP_BYTES:],
+                    Content(stored[STAMP_BYTES:]), base, end, size,
+                )  # fmt: skip
+                self._hand_out(group, batch)
+                if group.reading or group.dealt - began >= READ_DEALS_MAX:
+                    return
+        for gap in gaps:
+            self._gap(group, gap)
+        if answer.next > holdings.read:
+            group.read_to(min(answer.next, group.tail))
+            if not holdings.open:
+                self._progress.flush_later(group)
+
+    # --- what is gone -------------------------------------------------------------------------
+
+    def gone_by(self, group: Group) -> None:
+        """Drop waiting records before the stream's first offset."""
+        first = group.stream.first
+        before = group.holdings.low
+        if before < first:
+            self._lost(group, before, first, "retention", "", group.close_before(first))
+
+    def _gap(self, group: Group, gap: tuple[int, int, str, str]) -> None:
+        """Drop offsets that the journal cannot give."""
+        first, end, code, reason = gap
+        self._lost(group, first, end, code, reason, group.close_between(first, end))
+
+    def _lost(self, group: Group, first: int, end: int, code: str, reason: str, count: int) -> None:
+        if not count:
+            return
+        group.lost += count
+        self._shard.counters["group_records_lost"] += count
+        self._shard.event(
+            "group_gap", "warning", stream=group.stream.name, group=group.name,
+            **{"from": first, "to": end}, records=count, code=code,
+        )  # fmt: skip
+        for member in group.members:
+            self._links.say(member.link, Gap(member.number, first, end, code, reason))
+        group.holdings.tidy()
+        self._progress.flush_later(group)

@@ -1,0 +1,97 @@
+"""Selection of a group: the records that it takes, and the slot of each.
+
+Owns what is remembered of header tables. The rules: a batch costs by its distinct headers, not by
+its rows; what is remembered is bounded. Source: docs/design.md, Speed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from malamute_protocol.content import Content
+from malamute_protocol.header import HeaderTable
+from malamute_py.broker.groups.slots import SLOTS
+from malamute_py.matcher import compile_pattern
+
+if TYPE_CHECKING:
+    from malamute_protocol.header import Header
+
+TABLES_MAX: Final = 256
+"""Header tables for which a group remembers the selected headers and their slots."""
+
+
+class PreparedHeaders(NamedTuple):
+    """The headers of one batch that a group selects, found in slices."""
+
+    base: int
+    chosen: np.ndarray[Any, np.dtype[np.bool_]]
+    """Whether each distinct header is selected."""
+    slots: list[int]
+    """The slot of each distinct header, in a keyed group."""
+    table: HeaderTable
+    """The batch's header table, kept so that it is not read again when the batch comes next."""
+
+
+class GroupSelection:
+    """The headers that one group selects."""
+
+    __slots__ = ("_keyed", "_seen", "everything", "pattern", "predicate", "prepared", "slow")
+
+    def __init__(self, pattern: Any, keyed: bool) -> None:
+        """keyed: the slot of each header is found as well."""
+        self.pattern = pattern
+        compiled = compile_pattern(pattern)
+        self.everything = compiled.canonical == ("all",) or pattern == ["topic", "#"]
+        self.predicate = compiled.matches
+        self.slow = compiled.slow
+        self._keyed = keyed
+        self.prepared: PreparedHeaders | None = None
+        self._seen: dict[Any, tuple[Any, Any]] = {}
+        """Header table -> (headers chosen or None for all, slots of its headers)."""
+
+    def knows(self, content: Content) -> bool:
+        """Whether the headers of a batch need not be matched."""
+        return self.everything or content.headers_key in self._seen
+
+    def of_table(self, content: Content, base: int) -> tuple[Any, Any]:
+        """Return the selection of a batch: (headers chosen or None for all, slots when keyed).
+
+        base: where the batch begins.
+        """
+        if self.everything and not self._keyed:
+            return None, None
+        prepared = self.prepared
+        chosen = slots = None
+        if prepared is not None and prepared.base == base:
+            self.prepared = None
+            count = len(prepared.chosen)
+            chosen = None if prepared.chosen.all() else prepared.chosen
+            if self._keyed:
+                slots = np.array(prepared.slots, np.uint16)
+        else:
+            found = self._seen.get(content.headers_key)
+            if found is not None:
+                return found
+            headers, _ = content.headers()
+            count = len(headers)
+            if not self.everything:
+                predicate = self.predicate
+                each = (predicate(header.keys, header.fields) for header in headers)
+                chosen = np.fromiter(each, np.bool_, count)
+                if chosen.all():
+                    chosen = None
+            if self._keyed:
+                slots = np.fromiter(map(slot_of, headers), np.uint16, count)
+        if count <= TABLES_MAX:
+            if len(self._seen) >= TABLES_MAX:
+                self._seen.clear()
+            self._seen[content.headers_key] = chosen, slots
+        return chosen, slots
+
+
+def slot_of(header: Header) -> int:
+    """The slot of a record with this header in a keyed group."""
+    return crc32(header.keys[0].encode()) % SLOTS

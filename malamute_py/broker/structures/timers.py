@@ -1,0 +1,32 @@
+"""Timers: calls that fall due, in the order of their times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+
+class Timers:
+    """Calls that fall due; none can be taken back."""
+
+    __slots__ = ("_count", "_heap")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Callable[[], None]]] = []
+        self._count = 0
+
+    @property
+    def due_ms(self) -> int | None:
+        """Time of the next call; None: there is none."""
+        return self._heap[0][0] if self._heap else None
+
+    def set(self, due_ms: int, call: Callable[[], None]) -> None:
+        """Call once this time has come, after the calls that were set for it before."""
+        self._count += 1
+        heappush(self._heap, (due_ms, self._count, call))
+
+    def run(self, now_ms: int) -> None:
+        """Make the calls that are due."""
+        heap = self._heap
+        while heap and heap[0][0] <= now_ms:
+            heappop(heap)[2]()

@@ -1,0 +1,360 @@
+"""The audience of a stream: which subscriptions and groups take which header.
+
+Owns the subscriptions of one stream by their selection, and what is remembered of recent headers.
+The rules: a header is matched once a batch and is a look-up when it comes again; subscriptions that
+select the same headers share one encoding, by reference; the work for a batch is proportional to
+its headers, its selection groups and the subscriptions in them, never to all subscriptions; what is
+remembered is bounded, and forgotten when a subscription comes or goes. Source: docs/design.md,
+Speed; SPEC.md, section 5.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+from pyroaring import BitMap
+
+from malamute_protocol.content import Content
+from malamute_protocol.gather import weight_of
+from malamute_protocol.header import Header, HeaderTable
+from malamute_py.broker.log.stream import NEVER, StampedBatch, Stream
+from malamute_py.broker.structures.partition import partition
+from malamute_py.broker.subscriptions.matching import is_quick
+from malamute_py.broker.subscriptions.subscription import Subscription
+from malamute_py.matcher import Classing, Index, compile_pattern
+
+MATCHED_HEADERS_MAX = 16_384
+"""Headers whose matches a stream remembers, beside the index."""
+MATCHED_WEIGHT_MAX = 1 << 19
+"""Words that the remembered matches take, about: one for each pattern that matches a header."""
+_HEADER_WEIGHT = 8
+"""Words that each remembered header takes besides."""
+GROUPED_HEADERS_MAX = 8_192
+"""Distinct headers of all tables whose selection groups a stream remembers."""
+TABLE_HEADERS_MAX = 256
+"""Headers of a table from which on its selection groups are not remembered: a larger table is not
+likely to come again."""
+_NO_PATTERNS: Final = Index()
+"""Index of the streams without patterns, which most streams are: one for each would take 9 KB, and
+took a quarter of a start with 10,000 streams."""
+
+
+class Matched(NamedTuple):
+    """Facts that a stream remembers of a header."""
+
+    numbers: tuple[int, ...]
+    """Numbers of the patterns that match the header."""
+    bytes: int
+    """Bytes that the header's texts take in a batch."""
+
+
+class SelectionGroup:
+    """Subscriptions that select the same headers of a table."""
+
+    __slots__ = ("durable", "headers", "live")
+
+    def __init__(self, headers: np.ndarray[Any, np.dtype[np.int32]] | None) -> None:
+        self.headers: Any = headers
+        """Places of the distinct headers; None: all of them."""
+        self.live: list[Subscription] = []
+        self.durable: list[Subscription] = []
+
+
+class LateBatch(msgspec.Struct, eq=False):
+    """A batch whose headers are being matched, or that came after such a batch."""
+
+    batch: StampedBatch
+    durable: bool
+    """Whether the batch is for readers that see only what is durable."""
+    job: Classing | None = None
+
+
+class Audience:
+    """The subscriptions of one stream, and the calls that wake the groups that read it."""
+
+    __slots__ = (
+        "_grouped_headers",
+        "_groups",
+        "_matched_weight",
+        "_numbers",
+        "bounded",
+        "count",
+        "durable",
+        "everyone",
+        "index",
+        "late",
+        "late_bases",
+        "late_bytes",
+        "least_stop",
+        "live",
+        "matched",
+        "wakers",
+    )
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Number of the subscriptions."""
+        self.live = 0
+        """Number of the subscriptions that take batches as they come."""
+        self.durable = 0
+        """Number of the subscriptions and groups with members that see only what is durable."""
+        self.index = _NO_PATTERNS
+        """Patterns of the subscriptions that do not select every header."""
+        self.everyone: dict[Subscription, None] = {}
+        """Subscriptions whose pattern matches every header: the index is not asked about them."""
+        self._numbers: dict[int, dict[Subscription, None]] = {}
+        """Subscriptions by the number of their pattern, in the order in which they came. No lists:
+        of 10,000 clients that leave together each would be looked for among all the others."""
+        self._groups: dict[HeaderTable | tuple[Any, ...], list[SelectionGroup]] = {}
+        """Selection groups of a batch by its header table."""
+        self._grouped_headers = 0
+        """Distinct headers of these tables."""
+        self.matched: dict[Header, Matched] = {}
+        """Recent headers, with the patterns that match them."""
+        self._matched_weight = 0
+        self.late: deque[LateBatch] = deque()
+        """Batches that live subscriptions get once their headers are matched, in order; usually
+        none."""
+        self.late_bases: tuple[deque[int], deque[int]] = (deque(), deque())
+        """First offsets of the late batches: for readers that see everything, and for those that
+        see only what is durable."""
+        self.late_bytes = 0
+        self.bounded: set[Subscription] = set()
+        """Live subscriptions that stop somewhere."""
+        self.least_stop = NEVER
+        """No live subscription stops before this offset."""
+        self.wakers: tuple[list[Callable[[], None]], list[Callable[[], None]]] = ([], [])
+        """Calls that each wake a group with members when there is more to read: those of groups
+        that read everything, and those of groups that read only what is durable."""
+
+    @property
+    def patterns(self) -> int:
+        """How many different patterns the subscriptions have."""
+        return len(self.index) + bool(self.everyone)
+
+    @property
+    def subscriptions(self) -> list[Subscription]:
+        """All subscriptions, whether live or not."""
+        found = list(self.everyone)
+        for same in self._numbers.values():
+            found += same
+        return found
+
+    def late_from(self, durable: bool, tail: int) -> int:
+        """Offset before which live subscriptions were given everything; usually the tail."""
+        bases = self.late_bases[durable]
+        return bases[0] if bases else tail
+
+    # --- coming and going ----------------------------------------------------------------------
+
+    def add_reader(self, wake: Callable[[], None], durable: bool) -> None:
+        """Wake a group with this call whenever there is more to read."""
+        self.wakers[durable].append(wake)
+        self.durable += durable
+
+    def remove_reader(self, wake: Callable[[], None], durable: bool) -> None:
+        """Wake a group no longer."""
+        self.wakers[durable].remove(wake)
+        self.durable -= durable
+
+    def enter(self, sub: Subscription, pattern: Any) -> None:
+        """File a subscription by its pattern. Raises BrokerRefused: it is not a pattern."""
+        if pattern in (["all"], ["topic", "#"]) or compile_pattern(pattern).canonical == ("all",):
+            sub.everything = True
+            self.everyone[sub] = None
+        else:
+            if self.index is _NO_PATTERNS:
+                self.index = Index()
+            sub.pattern_number = self.index.add(pattern)
+            self._numbers.setdefault(sub.pattern_number, {})[sub] = None
+        self.count += 1
+        self.durable += sub.durable
+        self.forget()
+
+    def leave(self, sub: Subscription) -> None:
+        """Remove a subscription that was entered."""
+        if sub.live:
+            self.live -= 1
+        self.bounded.discard(sub)
+        self.count -= 1
+        self.durable -= sub.durable
+        if sub.everything:
+            del self.everyone[sub]
+        else:
+            same = self._numbers[sub.pattern_number]
+            del same[sub]
+            if not same:
+                del self._numbers[sub.pattern_number]
+            self.index.discard(sub.pattern_number)
+        self.forget()
+
+    def go_live(self, sub: Subscription) -> None:
+        """Count a subscription among those that take batches as they come."""
+        sub.live = True
+        self.live += 1
+        if sub.stop != NEVER:
+            self.bounded.add(sub)
+            self.least_stop = min(self.least_stop, sub.stop)
+
+    def go_on_demand(self, sub: Subscription) -> None:
+        """Count a subscription among those that take batches as they come no longer."""
+        sub.live = False
+        self.live -= 1
+        if sub.stop != NEVER:
+            self.bounded.discard(sub)
+
+    # --- headers one by one ---------------------------------------------------------------------
+
+    def forget(self) -> None:
+        """Forget the matches and selection groups of recent headers."""
+        self._groups.clear()
+        self._grouped_headers = 0
+        self._forget_matched()
+
+    def _forget_matched(self) -> None:
+        self.matched.clear()
+        self._matched_weight = 0
+
+    def match(self, header: Header) -> Matched:
+        """Find the patterns that match a header, and remember them in `matched`."""
+        numbers = tuple(self.index.match(header.keys, header.fields))
+        weight = len(numbers) + _HEADER_WEIGHT
+        if (
+            len(self.matched) >= MATCHED_HEADERS_MAX
+            or self._matched_weight + weight > MATCHED_WEIGHT_MAX
+        ):
+            self._forget_matched()
+        self._matched_weight += weight
+        found = self.matched[header] = Matched(numbers, weight_of(header))
+        return found
+
+    def classing(self, content: Content) -> Classing:
+        """Return the job that classes the headers of a batch by the patterns that select them."""
+        return Classing(self.index, lambda: content.headers()[0], content.make_headers())
+
+    # --- the selection groups of a batch --------------------------------------------------------
+
+    def known_groups(self, content: Content) -> list[SelectionGroup] | None:
+        """Return the selection groups of a batch, or None where they are not known.
+
+        The list is shared, and must not be changed.
+        """
+        if len(self.everyone) == self.count:
+            # No subscription looks at headers, so they need not be looked at here.
+            found = self._groups.get(())
+            if found is None:
+                group = SelectionGroup(None)
+                _enlist(group, self.everyone)
+                found = self._groups[()] = [group]
+            return found
+        if content.head.fieldmaps_count and not is_quick(content):
+            return None
+        key = content.headers_key
+        if type(key) is tuple and len(key) > TABLE_HEADERS_MAX:
+            return None
+        return self._groups.get(key)
+
+    def groups_of_classes(
+        self, content: Content, classes: list[tuple[BitMap, list[int]]]
+    ) -> list[SelectionGroup]:
+        """Return the selection groups of a batch whose headers were just matched.
+
+        They are remembered if the header table may come again.
+        """
+        headers, _ = content.headers()
+        found = self._group(len(headers), classes)
+        if len(headers) <= TABLE_HEADERS_MAX and is_quick(content):
+            if self._grouped_headers + len(headers) > GROUPED_HEADERS_MAX:
+                self.forget()
+            self._groups[content.headers_key] = found
+            self._grouped_headers += len(headers)
+        return found
+
+    def groups_of_late(
+        self, late: LateBatch, classes: list[tuple[BitMap, list[int]]] | None
+    ) -> list[SelectionGroup]:
+        """Return the selection groups of a late batch: subscriptions live then and now.
+
+        A subscription that has come to the tail since has read the batch. classes: None: the
+        groups are known.
+        """
+        batch = late.batch
+        if classes is None:
+            groups = self.known_groups(batch.content)
+            assert groups is not None
+        else:
+            groups = self._group(len(batch.content.headers()[0]), classes)
+        found: list[SelectionGroup] = []
+        for group in groups:
+            those = SelectionGroup(group.headers)
+            those.live = [sub for sub in group.live if sub.live and sub.position <= batch.base]
+            those.durable = [
+                sub for sub in group.durable if sub.live and sub.position <= batch.base
+            ]
+            found.append(those)
+        return found
+
+    def _group(self, count: int, classes: list[tuple[BitMap, list[int]]]) -> list[SelectionGroup]:
+        groups: list[SelectionGroup] = []
+        all_group: SelectionGroup | None = None
+        for numbers, places in partition(classes):
+            if len(places) == count:
+                group = all_group = SelectionGroup(None)
+            else:
+                group = SelectionGroup(np.array(places, np.int32))
+            for number in numbers:
+                # A pattern may have gone while the headers were matched.
+                _enlist(group, self._numbers.get(number, ()))
+            groups.append(group)
+        if self.everyone:
+            if all_group is None:
+                all_group = SelectionGroup(None)
+                groups.append(all_group)
+            _enlist(all_group, self.everyone)
+        return groups
+
+
+def audience_of(stream: Stream) -> Audience:
+    """The whole audience of a stream, of which the log knows some facts only."""
+    audience = stream.audience
+    assert isinstance(audience, Audience)
+    return audience
+
+
+def _enlist(group: SelectionGroup, subscriptions: Iterable[Subscription]) -> None:
+    for subscription in subscriptions:
+        (group.durable if subscription.durable else group.live).append(subscription)
+
+
+def header_classes(index: Index, headers: Sequence[Header]) -> list[tuple[BitMap, list[int]]]:
+    """Headers that the same patterns match, together: (pattern numbers, places of the headers).
+
+    Headers that no pattern matches are left out.
+    """
+    if len(headers) > TABLE_HEADERS_MAX:
+        return index.classes(headers)
+    by_object: dict[int, list[int]] = {}
+    bitmaps: list[BitMap] = []
+    for place, header in enumerate(headers):
+        numbers = index.match(header.keys, header.fields)
+        if not numbers:
+            continue
+        places = by_object.get(id(numbers))
+        if places is None:
+            by_object[id(numbers)] = [place]
+            bitmaps.append(numbers)
+        else:
+            places.append(place)
+    by_value: dict[bytes, tuple[BitMap, list[int]]] = {}
+    for numbers in bitmaps:
+        value = numbers.serialize()
+        known = by_value.get(value)
+        if known is None:
+            by_value[value] = (numbers, by_object[id(numbers)])
+        else:
+            known[1].extend(by_object[id(numbers)])
+    return list(by_value.values())

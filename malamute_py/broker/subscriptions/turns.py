@@ -1,0 +1,87 @@
+"""Turns: readers of streams that are to be served, and their reads of history.
+
+Owns the queue of readers, and the readers that wait for a read. The rules: the number of reads
+under way is bounded; links have their reads in turn, so that a link with 1,000 readers does not
+hold up a link with one. Source: docs/design.md, Flow control.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, Generic, TypeVar
+
+from malamute_py.broker.context import Shard
+from malamute_py.broker.links.links import Link
+from malamute_py.broker.ready import ReadRange
+
+IDLE_READS_MAX: Final = 3
+"""Consecutive reads that bring a reader nowhere after which it is ended."""
+
+Q = TypeVar("Q")
+"""An entry of the queue: a reader, or several that are served in one turn."""
+R = TypeVar("R")
+"""A reader for which a read may be under way."""
+
+
+class Turns(Generic[Q, R]):
+    """The runnable work of one kind of reader."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self.queue: Final[deque[Q]] = deque()
+        self.starved: Final[dict[Link | None, dict[R, None]]] = {}
+        """Readers whose turn came while too many reads were under way, by link. The links have
+        their turns in the order of the dict; None stands for readers of several links."""
+        self.queues: Final = (self.queue, self.starved)
+        """While all of them are empty, no reader can be served at once."""
+        self._under_way: dict[int, R] = {}
+        self.reads: list[ReadRange] = []
+        """Reads that the shell is to be asked for."""
+
+    @property
+    def runnable(self) -> bool:
+        """Whether a reader can be served at once."""
+        return bool(self.queue) or (bool(self.starved) and self.may_read)
+
+    @property
+    def may_read(self) -> bool:
+        """Whether one more read of history may be under way."""
+        return len(self._under_way) < self._shard.settings.reads_max
+
+    @property
+    def reads_under_way(self) -> int:
+        """How many reads of history the shell has not answered."""
+        return len(self._under_way)
+
+    def starve(self, reader: R, link: Link | None) -> None:
+        """Let a reader wait for a read, after the others of its link."""
+        self.starved.setdefault(link, {})[reader] = None
+
+    def feed(self) -> R:
+        """Take the first reader of the link whose turn it is; the link has its next turn last."""
+        link = next(iter(self.starved))
+        mine = self.starved.pop(link)
+        reader = next(iter(mine))
+        del mine[reader]
+        if mine:
+            self.starved[link] = mine
+        return reader
+
+    def forget(self, reader: R, link: Link | None) -> None:
+        """Let a reader wait for a read no longer."""
+        mine = self.starved.get(link)
+        if mine is not None:
+            mine.pop(reader, None)
+            if not mine:
+                del self.starved[link]
+
+    def begin(self, reader: R) -> int:
+        """Count a read as under way for a reader; returns the read's token."""
+        token = self._shard.token()
+        self._under_way[token] = reader
+        self._shard.counters["reads"] += 1
+        return token
+
+    def answered(self, token: int) -> R | None:
+        """Return the reader that a read was under way for; None: it is a read of another kind."""
+        return self._under_way.pop(token, None)
