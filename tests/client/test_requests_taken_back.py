@@ -12,6 +12,7 @@ import pytest
 from malamute_protocol import commands as c
 from malamute_protocol.commands import Level
 from malamute_py.client.session.letters import RequestFailed
+from malamute_py.client.session.rows import Row
 from malamute_py.embedded import EmbeddedBroker
 from tests.client.script import Script
 from tests.client.shells import SHELLS
@@ -23,7 +24,7 @@ FAST: dict[str, Any] = {"retry_min_ms": 10, "retry_max_ms": 50}
 
 
 def ask(script: Script, level: Level, reply_to: str = "", until_ms: int = 0) -> None:
-    row = (b"asked", "", None, None, None, None, "token")
+    row = Row(b"asked", "", "token")
     script.session.asking.request(
         "svc", row, int(level), reply_to=reply_to, timeout_ms=60_000, until_ms=until_ms
     )

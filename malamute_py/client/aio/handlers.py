@@ -21,7 +21,7 @@ from typing import Any, Final
 from malamute_py.client.aio.link import LoopLink
 from malamute_py.client.engine.log import LOG
 from malamute_py.client.session.calls import make_row
-from malamute_py.client.session.offers import COMPLETED, FAILED, RELEASED, RETURNED
+from malamute_py.client.session.offers import COMPLETED, FAILED, RELEASED, RETURNED, Answer
 from malamute_py.client.words import OnError
 
 _BODIES: Final = (bytes, bytearray, memoryview, str)
@@ -94,7 +94,7 @@ class HandlerRun:
         if result is None:
             self._finish(request, COMPLETED, 0, "")
         elif isinstance(result, _BODIES):
-            row = make_row(result, "", None, None, None, None, (request, None))
+            row = make_row(result, "", None, None, None, None, Answer(request))
             self._link.session.workings.reply(request, row, True)
             # The last of what was in hand: no other reply comes that it could leave with.
             self._link.gather(last=not self._offering.unfinished)

@@ -40,6 +40,7 @@ from malamute_py.client.session.offers import (
     RELEASED,
     RENEWED,
     RETURNED,
+    Answer,
     Job,
     Offered,
     make_offered,
@@ -198,7 +199,7 @@ class Request(Job):
         future: asyncio.Future[Confirmation | None] | None = (
             link.loop.create_future() if wait else None
         )
-        row = make_row(body, subject, fields, None, None, properties, (self, future))
+        row = make_row(body, subject, fields, None, None, properties, Answer(self, future))
         if True:  # sync: with link.lock:
             if not link.has_room():
                 timeout_ms = await link.room(body_size(body), timeout_ms, "a reply")

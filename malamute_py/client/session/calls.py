@@ -34,7 +34,7 @@ from malamute_py.client.arguments import (
     wrong,
 )
 from malamute_py.client.position import StartPoint, start_on_wire
-from malamute_py.client.session.publisher import Row
+from malamute_py.client.session.rows import More, Row
 from malamute_py.client.session.subscription import VISIBILITIES, Request
 from malamute_py.client.words import ReadVisibility, Until
 
@@ -68,15 +68,16 @@ def make_row(
         subject and (len(subject) > _SUBJECT_MAX or not subject.isascii())
     ):
         subject = subject_of(subject)
-    if fields is not None:
-        fields = fields_of(fields)
-    if client_time_ms is not None:
-        client_time_ms = column_time("client_time_ms", client_time_ms)
-    if expires_at_ms is not None:
-        expires_at_ms = later_of("expires_at_ms", expires_at_ms, "bad_batch")
-    if properties is not None:
-        properties = properties_of(properties)
-    return (body, subject, fields, client_time_ms, expires_at_ms, properties, token)
+    # Most records have nothing else: those need no second object.
+    if fields is None and client_time_ms is None and expires_at_ms is None and properties is None:
+        return Row(body, subject, token)
+    more = More(
+        None if fields is None else fields_of(fields),
+        None if client_time_ms is None else column_time("client_time_ms", client_time_ms),
+        None if expires_at_ms is None else later_of("expires_at_ms", expires_at_ms, "bad_batch"),
+        None if properties is None else properties_of(properties),
+    )
+    return Row(body, subject, token, more)
 
 
 def body_size(body: Body) -> int:

@@ -56,8 +56,9 @@ from malamute_py.client.session.events import Event, Settled
 from malamute_py.client.session.letters import Delivered, rows_of
 from malamute_py.client.session.outbox import Lane, Outbox, Parcel
 from malamute_py.client.session.outgoing import Put, Trackers
-from malamute_py.client.session.publisher import Row, confirmation, level_number
+from malamute_py.client.session.publisher import confirmation, level_number
 from malamute_py.client.session.receiver import Opened
+from malamute_py.client.session.rows import Row
 from malamute_py.client.session.unreadable import Unreadable, one_taken_in
 from malamute_py.client.session.warnings import Warnings
 from malamute_py.client.words import ConfirmAt, OnError
@@ -262,6 +263,14 @@ class Job:
         return bool(deadline_ms) and self.offering.workings.broker_ms() >= deadline_ms
 
 
+class Answer(msgspec.Struct):
+    """The token of a reply's row."""
+
+    request: Job
+    caller: Any = None
+    """Who waits for the confirm; None: no caller does."""
+
+
 class ReplyParcel(Parcel):
     """Replies to requests of one offer with one reply_to."""
 
@@ -288,7 +297,7 @@ class ReplyParcel(Parcel):
     def say(self, out: Put, tracker: int) -> None:
         """REPLY; with a name, as a step of its own, when it may come twice otherwise."""
         offering = self.offering
-        numbers = [row[6][0].number for row in self.rows]
+        numbers = [row.token.request.number for row in self.rows]
         if self.last or offering.plain or not tracker:
             patient = not self.awaited and self.lane.outbox.is_roomy
             # Whoever waits is to hear what became of it, also when it has to be sent again; all
@@ -322,7 +331,7 @@ class ReplyParcel(Parcel):
 
     def live_rows(self) -> list[Row]:
         """The replies that leave no hole."""
-        return [row for row in self.rows if not row[6][0].broken]
+        return [row for row in self.rows if not row.token.request.broken]
 
     def settle(self, outcome: Confirm | MalamuteError) -> None:
         """Tell those who wait; a request that is not ours any more is no error of theirs."""
@@ -330,14 +339,14 @@ class ReplyParcel(Parcel):
             # Nobody waits for it, and nothing follows: what most replies are, 64 at a time.
             in_hand = self.offering.in_hand
             for row in self.rows:
-                answered: Job = row[6][0]
+                answered: Job = row.token.request
                 answered.replying -= 1
                 if in_hand.get(answered.number) is answered:
                     del in_hand[answered.number]
             return
         pairs: list[tuple[Any, Any]] = []
         for index, row in enumerate(self.rows):
-            request, token = row[6]
+            request, token = row.token.request, row.token.caller
             told: Any = None
             if isinstance(outcome, Confirm):
                 if self.last:
@@ -361,7 +370,7 @@ class ReplyParcel(Parcel):
         if pairs:
             self.lane.outbox.tell(Settled(pairs))
         for row in self.rows:
-            request = row[6][0]
+            request = row.token.request
             request.replying -= 1
             if request.end is not None and not request.replying:
                 self.offering.workings.end_at_last(request)
@@ -733,7 +742,7 @@ class Offering(Opened):
         self.in_hand[request.number] = request
         self.unfinished += 1
         request.begun = True
-        self.workings.reply(request, (*late[:6], (request, None)), True)
+        self.workings.reply(request, msgspec.structs.replace(late, token=Answer(request)), True)
         return True
 
     def next_renewal_ms(self) -> int:
@@ -753,6 +762,11 @@ class Offering(Opened):
         self._still.clear()
         self._behind.clear()
         self.workings.over(self)
+
+
+def _rows_of(request: Job, parcel: Parcel) -> list[Row]:
+    """The replies of a request among those that leave together."""
+    return [row for row in parcel.rows if row.token.request is request]
 
 
 _NOT_HELD: Final = BrokerRefused("not_held", "it was taken from us before it was answered")
@@ -805,7 +819,7 @@ class Workings:
         return offering
 
     def reply(self, request: Job, row: Row, last: bool) -> bool:
-        """Answer a request; row: its token is (request, who waits or None).
+        """Answer a request; row: its token is an Answer.
 
         Who waits gets a Confirmation, or None when it was too late. Returns False when the
         request has had its end already: nothing was done.
@@ -837,14 +851,14 @@ class Workings:
         ):
             parcel = ReplyParcel(lane, offering.asked.level, offering, last)
             outbox.begin(parcel, row, b"", 0)
-        if row[6][1] is not None:
+        if row.token.caller is not None:
             parcel.awaited = True
         request.replying += 1
         return True
 
     def _told_late(self, row: Row) -> None:
-        if row[6][1] is not None:
-            self.tell(Settled([(row[6][1], None)]))
+        if row.token.caller is not None:
+            self.tell(Settled([(row.token.caller, None)]))
 
     def end(
         self, request: Job, state: int, *, again_ms: int = 0, reason: str = "", token: Any = None
@@ -889,9 +903,11 @@ class Workings:
             if lane.gate is not request.offering:
                 continue
             for parcel in lane.queue:
-                if not any(row[6][0] is request for row in parcel.rows):
+                if not any(row.token.request is request for row in parcel.rows):
                     continue
-                pairs += [(row[6][1], None) for row in parcel.rows if row[6][0] is request]
+                pairs += [
+                    (row.token.caller, None) for row in parcel.rows if row.token.request is request
+                ]
                 parcel.thin = True
                 if isinstance(parcel, ReplyParcel) and parcel.last:
                     parcel.content = b""
@@ -927,15 +943,17 @@ class Workings:
         if lane is None or offering.in_hand.get(request.number) is not request:
             return
         for parcel in lane.queue:
-            mine = [row for row in parcel.rows if row[6][0] is request]
+            mine = _rows_of(request, parcel)
             if not mine or not isinstance(parcel, ReplyParcel) or not parcel.last:
                 continue
-            parcel.rows = [row for row in parcel.rows if row[6][0] is not request]
+            parcel.rows = [row for row in parcel.rows if row.token.request is not request]
             parcel.thin = True  # should no row be left, nothing leaves
             parcel.content = b""
             request.replying -= len(mine)
             offering.reopened(request)
-            self.tell(Settled([(row[6][1], error) for row in mine if row[6][1] is not None]))
+            self.tell(
+                Settled([(row.token.caller, error) for row in mine if row.token.caller is not None])
+            )
 
     def say(self, request: Job, state: int, token: Any = None) -> bool:
         """Received, or renewed; its token gets True, or False: it is not ours any more."""

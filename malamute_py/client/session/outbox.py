@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Any, Final
 
-from malamute_protocol.batch import Batch, Content
 from malamute_protocol.commands import Confirm, Level, Send, Welcome
 from malamute_protocol.errors import (
     BrokerRefused,
@@ -23,21 +22,20 @@ from malamute_protocol.errors import (
     Timeout,
 )
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
-from malamute_protocol.stamp import STAMP_BYTES, Stamp
+from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.client.arguments import name_of, priority_of
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.events import Confirmed, Event, Settled
 from malamute_py.client.session.outgoing import RETRY_MS, RETRYABLE, Put, Trackers, Window
-from malamute_py.client.session.publisher import Row, confirmation, content_of
+from malamute_py.client.session.publisher import confirmation
 from malamute_py.client.session.receiver import Opened
+from malamute_py.client.session.rows import ROW_BYTES, Row, content_of, rows_of_content, size_of
 from malamute_py.client.settings import ClientSettings
 
 KEY_BYTES: Final = 16
 QUEUED, SENT, OVER = 0, 1, 2
 """States of a parcel."""
 NONE: Final = int(Level.NONE)
-_ROW_BYTES: Final = 24
-"""What a row is taken to cost beside its body, for the size of a batch."""
 _DIVIDED: Final = frozenset({"limit", "too_large", "not_held", "no_workers"})
 """Codes that may be the fault of some rows, or of their number, and not of the others."""
 
@@ -134,7 +132,7 @@ class Parcel:
 
     def live_rows(self) -> list[Row]:
         """The rows that a caller waits for."""
-        return [row for row in self.rows if row[6] is not None]
+        return [row for row in self.rows if row.token is not None]
 
     def part(self) -> Parcel:
         """An empty one that is alike."""
@@ -171,7 +169,7 @@ class Parcel:
             if event is not None:
                 tell(event)
         else:
-            tell(Confirmed([row[6] for row in self.rows], outcome))
+            tell(Confirmed([row.token for row in self.rows], outcome))
 
     def given_up(self) -> None:
         """Its time is over: those who wait are told."""
@@ -187,8 +185,9 @@ class Parcel:
             if event is not None:
                 self.lane.outbox.tell(event)
             return
-        self.lane.outbox.tell(Settled([(row[6], error) for row in self.rows if row[6]]))
-        self.rows = [(*row[:6], None) for row in self.rows]
+        self.lane.outbox.tell(Settled([(row.token, error) for row in self.rows if row.token]))
+        for row in self.rows:
+            row.token = None
         self.thin = True
 
 
@@ -389,7 +388,7 @@ class Outbox:
 
     def check(self, row: Row) -> None:
         """Raises LocalProtocolError `too_large`."""
-        size = len(row[0])
+        size = len(row.body)
         if size > self.limits.record_bytes_max:
             raise LocalProtocolError(
                 "too_large",
@@ -398,7 +397,7 @@ class Outbox:
 
     def join(self, parcel: Parcel, row: Row, until_ms: int) -> bool:
         """Add a row of the same kind to the last parcel of its lane; False: it does not fit."""
-        size = len(row[0])
+        size = len(row.body)
         rows = parcel.rows
         longer_ms = until_ms - parcel.until_ms
         if (
@@ -411,7 +410,7 @@ class Outbox:
         if longer_ms > 0:
             parcel.until_ms = until_ms
         rows.append(row)
-        size += _ROW_BYTES
+        size += ROW_BYTES
         parcel.bytes += size
         self._window.queued_bytes += size
         return True
@@ -421,7 +420,7 @@ class Outbox:
         self.queue(parcel, key, until_ms)
         parcel.sealed = bool(key)
         parcel.rows.append(row)
-        parcel.bytes = len(row[0]) + _ROW_BYTES
+        parcel.bytes = len(row.body) + ROW_BYTES
         self._window.queued_bytes += parcel.bytes
 
     def queue(self, parcel: Parcel, key: bytes, until_ms: int) -> None:
@@ -708,7 +707,7 @@ class Outbox:
         kept = parcel.part()
         kept.until_ms, kept.serial = parcel.until_ms, parcel.serial
         kept.rows = parcel.live_rows()
-        kept.bytes = _bytes(kept.rows)
+        kept.bytes = size_of(kept.rows)
         parcel.replaced([kept])
         parcel.state = OVER
         if kept.until_ms:
@@ -717,8 +716,8 @@ class Outbox:
 
     def _read_back(self, parcel: Parcel) -> None:
         """The rows of a content that came encoded."""
-        if parcel.rows and parcel.rows[0][0] is _UNREAD_BODY:
-            parcel.rows = _rows_of(parcel.content)
+        if parcel.rows and parcel.rows[0] is _UNREAD:
+            parcel.rows = rows_of_content(parcel.content)
 
     def _divide(self, parcel: Parcel, size: int) -> None:
         """Replace a parcel that was not taken by parts of so many rows, under new names."""
@@ -729,7 +728,7 @@ class Outbox:
             part.rows = rows[first : first + size]
             part.until_ms, part.serial, part.tally = parcel.until_ms, parcel.serial, parcel.tally
             part.sealed = part.tally is not None
-            part.bytes = _bytes(part.rows)
+            part.bytes = size_of(part.rows)
             parts.append(part)
         parcel.replaced(parts)
         parcel.state = OVER
@@ -760,36 +759,9 @@ class Outbox:
         return at
 
 
-def _bytes(rows: list[Row]) -> int:
-    return sum(len(row[0]) + _ROW_BYTES for row in rows)
-
-
 _SWEEP_MIN: Final = 4096
 """Deadlines beyond which those of settled parcels are looked for."""
 _TOGETHER_MS: Final = 10
 """Rows whose deadlines lie so close share one, the latest of them."""
-_UNREAD_BODY: Final = b"not read back"
-"""Known by being this very object. A whole row would not do: compiled, tuples have no identity."""
-_UNREAD: Final[Row] = (_UNREAD_BODY, "", None, None, None, None, None)
-
-
-def _rows_of(content: Any) -> list[Row]:
-    """The rows of an encoded content, for another encoding of fewer of them."""
-    parsed = Content(memoryview(content))
-    stamp = Stamp(
-        flags=0, lsn=0, bundle_lsn=0, synced_lsn=0, epoch=0, base_offset=0, append_time_ms=0,
-        stream=0, origin=0, size=STAMP_BYTES + len(content), count=parsed.head.count,
-        control_kind=0, content_crc=parsed.head.content_crc,
-    )  # fmt: skip
-    return [
-        (
-            record.body,
-            record.keys,
-            record.fields or None,
-            record.client_time_ms,
-            record.expires_at_ms,
-            record.properties or None,
-            None,
-        )
-        for record in Batch(stamp, parsed).records()
-    ]
+_UNREAD: Final = Row(b"", "", None)
+"""Stands for each row of a content that came encoded and was not read back."""

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import google_crc32c
 import numpy as np
 
-from malamute_protocol.batch import Options, encode
 from malamute_protocol.commands import (
     Command,
     Confirm,
@@ -36,6 +35,7 @@ from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.client.arguments import name_of, one_of
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.outgoing import RETRY_MS, RETRYABLE, Put, Trackers, Window
+from malamute_py.client.session.rows import ROW_BYTES, Row, content_of
 from malamute_py.client.settings import ClientSettings
 from malamute_py.client.words import ConfirmAt
 
@@ -46,13 +46,8 @@ NONE: Final = int(Level.NONE)
 _ASKED_LEVELS: Final = {name: n for name, n in LEVELS.items() if n <= Level.SYNCED}
 """What a caller may ask for; `replicated` is reserved."""
 
-Row: TypeAlias = tuple[Any, Any, Any, int | None, int | None, Any, Any]
-"""(body, subject or key list, fields, client time, expiry, properties, token) of one record."""
-
 _PASSING: Final = frozenset({"full", "disk_full", "journal_failed"})
 """Codes that fail what is published now and say nothing of what is published later."""
-_ROW_BYTES: Final = 24
-"""What a record is taken to cost beside its body, for the size of a batch."""
 AHEAD: Final = 2
 """After so many turns in one millisecond single records gather, until a batch is confirmed or the
 millisecond is over."""
@@ -127,40 +122,6 @@ class Gathering:
         self.rows: list[Row] = []
         self.bytes = 0
         self.since_ms = -1
-
-
-def content_of(
-    rows: Sequence[Row], limits: Limits, producer: tuple[int, int, int] = (0, 0, 0)
-) -> bytes:
-    """The rows as one batch content; raises LocalProtocolError when one cannot be.
-
-    producer: its id and epoch, and the sequence of the first row.
-    """
-    bodies, subjects, fields, times, expiries, properties, _ = zip(*rows, strict=True)
-    producer_id, producer_epoch, sequence = producer
-    first = subjects[0]
-    same = isinstance(first, str) and _all_are(subjects, first)
-    options: Options = {
-        "subject": first if same else subjects,
-        "producer_id": producer_id,
-        "producer_epoch": producer_epoch,
-        "first_sequence": sequence,
-        "limits": limits,
-    }
-    # What no record has is not named: plain records take the encoder's short way.
-    if not _all_are(fields, None):
-        options["fields"] = fields
-    if not _all_are(times, None):
-        options["client_time_ms"] = times
-    if not _all_are(expiries, None):
-        options["expires_at_ms"] = [0 if time is None else time for time in expiries]
-    if not _all_are(properties, None):
-        options["properties"] = properties
-    return encode(bodies, **options)
-
-
-def _all_are(values: Sequence[Any], value: Any) -> bool:
-    return values.count(value) == len(values)
 
 
 class Sender:
@@ -269,7 +230,7 @@ class Publisher:
 
         Raises LocalProtocolError `too_large`, or what ended the session: nothing was taken.
         """
-        size = len(row[0])
+        size = len(row.body)
         limits = self.limits
         if size > limits.record_bytes_max:
             raise LocalProtocolError(
@@ -288,7 +249,7 @@ class Publisher:
             last = Gathering(sender, level)
             queue.append(last)
         last.rows.append(row)
-        size += _ROW_BYTES
+        size += ROW_BYTES
         last.bytes += size
         self.window.queued_bytes += size
 
@@ -710,7 +671,7 @@ class Publisher:
 
 def _unsent(gathering: Gathering, rows: list[Row]) -> Unconfirmed:
     """The rows as a batch without content: it carries their tokens."""
-    tokens = [row[6] for row in rows]
+    tokens = [row.token for row in rows]
     return Unconfirmed(gathering.sender, b"", len(rows), gathering.level, tokens, True)
 
 

@@ -32,7 +32,7 @@ from malamute_py.client.session.letters import (
 from malamute_py.client.session.mailboxes import Asked, Mailbox, Mailboxes
 from malamute_py.client.session.outbox import OVER, QUEUED, SENT, Lane, Outbox, Parcel
 from malamute_py.client.session.outgoing import Put
-from malamute_py.client.session.publisher import Row
+from malamute_py.client.session.rows import Row
 
 _ENDED_MAX: Final = 4096
 """Keys of answered requests that are remembered: a reply may come a second time."""
@@ -147,7 +147,7 @@ class RequestParcel(Parcel):
     def named(self) -> None:
         """Replies may come from now on."""
         if self.inbox is not None and not self.tokens:
-            self.tokens = [row[6] for row in self.rows]
+            self.tokens = [row.token for row in self.rows]
             self.left = len(self.tokens)
             self.asking.asked[self.key] = self
 
@@ -172,13 +172,13 @@ class RequestParcel(Parcel):
             assert isinstance(part, RequestParcel)
             kept += len(part.rows)
             for row in part.rows:
-                self.asking.parcels[row[6]] = part
+                self.asking.parcels[row.token] = part
         self.asking.gone(self, self.left - kept if self.tokens else 0)
 
     def settle(self, outcome: Confirm | MalamuteError) -> None:
         """Await the replies of an accepted parcel, or fail its callers."""
         if self.inbox is None:
-            self.lane.outbox.tell(Confirmed([row[6] for row in self.rows], outcome))
+            self.lane.outbox.tell(Confirmed([row.token for row in self.rows], outcome))
         elif isinstance(outcome, MalamuteError):
             self.asking.failed(self, outcome)
 
@@ -272,7 +272,7 @@ class Asking:
         if inbox is not None:
             inbox.waiting += 1
             inbox.for_replies = True
-            self.parcels[row[6]] = last
+            self.parcels[row.token] = last
             if key:
                 last.named()
             if inbox.queue:
@@ -295,8 +295,7 @@ class Asking:
                 lambda number: CancelRequest(number, service, key, row), _Cancel(self, parcel, row)
             )
             return
-        place = next(i for i, row in enumerate(parcel.rows) if row[6] is token)
-        parcel.rows[place] = (*parcel.rows[place][:6], None)
+        next(row for row in parcel.rows if row.token is token).token = None
         parcel.thin = True
         self.gone(parcel, 1)
         if not parcel.live_rows():
@@ -424,7 +423,7 @@ class Asking:
             self.tell_all(parcel.tokens, error)
             self.gone(parcel, parcel.left)
         else:
-            waiting = [row[6] for row in parcel.rows]
+            waiting = [row.token for row in parcel.rows]
             self.tell_all(waiting, error)
             self.gone(parcel, sum(token is not None for token in waiting))
 

@@ -52,7 +52,8 @@ from malamute_py.client.session.acknowledgements import Form, merged
 from malamute_py.client.session.calls import Body, Fields, Properties, Time, make_row
 from malamute_py.client.session.events import Event, Settled
 from malamute_py.client.session.outgoing import RETRY_MS, RETRYABLE, Put, Trackers, Window
-from malamute_py.client.session.publisher import Row, confirmation, content_of, level_number
+from malamute_py.client.session.publisher import confirmation, level_number
+from malamute_py.client.session.rows import ROW_BYTES, Row, content_of, size_of
 from malamute_py.client.settings import ClientSettings
 from malamute_py.client.words import ConfirmAt
 
@@ -61,8 +62,6 @@ PARTS_MAX: Final = 256
 """Parts of a merged step; a single one may have as many as a message takes."""
 ROWS_MAX: Final = 4096
 """Records and acknowledged numbers of a merged step: what any broker takes as one REQUEST."""
-_ROW_BYTES: Final = 24
-"""What a record is taken to cost beside its body."""
 
 _PUBLISH, _SEND, _REQUEST, _REPLY, _ACK, _MOVE = range(6)
 _OWNING: Final = (_PUBLISH, _SEND, _REQUEST, _REPLY)
@@ -215,7 +214,7 @@ class Step:
         if rows:
             self._check_open()
             self.parts.setdefault((_PUBLISH, stream), []).extend(rows)
-            self.size += sum(len(row[0]) + _ROW_BYTES for row in rows)
+            self.size += size_of(rows)
             self.count += count
 
     def send(
@@ -386,7 +385,7 @@ class Step:
             self.parts[place] = [row]
         else:
             rows.append(row)
-        self.size += len(row[0]) + _ROW_BYTES
+        self.size += len(row.body) + ROW_BYTES
         self.count += 1
 
     def _check_open(self) -> None:
@@ -591,11 +590,11 @@ def _owning(place: Place, rows: list[Row], random: Callable[[int], bytes]) -> Co
         _, service, reply_to, timeout_ms, key, need_workers = place
         name = key or random(KEY_BYTES)
         for number, row in enumerate(rows):
-            asked = row[6]
+            asked = row.token
             asked.key, asked.row = name, number
         return Request(service, 0, reply_to, timeout_ms, 0, name, need_workers)
     _, holder, last, _ = place
-    return Reply(holder.number, [row[6] for row in rows], 0, last)
+    return Reply(holder.number, [row.token for row in rows], 0, last)
 
 
 class Steps:

@@ -17,7 +17,7 @@ from malamute_protocol.errors import MalamuteError
 from malamute_py.client.engine.log import LOG
 from malamute_py.client.engine.waits import NOTHING
 from malamute_py.client.session.calls import make_row
-from malamute_py.client.session.offers import COMPLETED, FAILED, RETURNED, Job
+from malamute_py.client.session.offers import COMPLETED, FAILED, RETURNED, Answer, Job
 from malamute_py.client.session.session import State
 from malamute_py.client.sync.link import ThreadLink
 from malamute_py.client.words import OnError
@@ -117,7 +117,7 @@ class HandlerRun:
         if result is None:
             self._finish(request, COMPLETED)
         elif isinstance(result, _BODIES):
-            row = make_row(result, "", None, None, None, None, (request, None))
+            row = make_row(result, "", None, None, None, None, Answer(request))
             link = self._link
             with link.lock:
                 if not link.has_room():

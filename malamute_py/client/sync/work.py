@@ -33,6 +33,7 @@ from malamute_py.client.session.offers import (
     RELEASED,
     RENEWED,
     RETURNED,
+    Answer,
     Job,
     Offered,
     make_offered,
@@ -186,7 +187,7 @@ class SyncRequest(Job):
         """
         link: ThreadLink = self.offering.workings.link
         pending: Pending[Confirmation | None] | None = Pending(link) if wait else None
-        row = make_row(body, subject, fields, None, None, properties, (self, pending))
+        row = make_row(body, subject, fields, None, None, properties, Answer(self, pending))
         with link.lock:
             if not link.has_room():
                 timeout_ms = link.room(timeout_ms, "a reply")

@@ -11,6 +11,7 @@ from malamute_protocol.errors import BrokerRefused, LocalProtocolError
 from malamute_protocol.framing import decode_message, encode_message
 from malamute_protocol.limits import DEFAULT_LIMITS
 from malamute_py.client.session.offers import Offered
+from malamute_py.client.session.rows import Row
 from malamute_py.client.session.session import Answered, Closed, Connect, State, Warned, _Asked
 from tests.client.script import Script, welcome
 from tests.client.session.test_mail import opened
@@ -48,7 +49,7 @@ def test_a_command_that_cannot_be_encoded_fails_alone() -> None:
     script = opened()
     ask(script, "one")
     sneak_in(script, "bad", lambda number: c.StreamInfo(number, object()))  # type: ignore[arg-type]
-    script.session.outbox.send("m", (b"x", "", None, None, None, None, "mail"), 0)
+    script.session.outbox.send("m", Row(b"x", "", "mail"), 0)
     ask(script, "two")
     sent = script.step()
     assert sorted(kinds(sent)) == ["Send", "StreamInfo", "StreamInfo"]

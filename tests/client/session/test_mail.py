@@ -12,7 +12,7 @@ from malamute_protocol.errors import BrokerRefused, MalamuteError, Timeout
 from malamute_py.client.session.calls import make_row
 from malamute_py.client.session.events import Confirmed, Settled, Warned
 from malamute_py.client.session.mailboxes import Asked
-from malamute_py.client.session.offers import Job, Offered
+from malamute_py.client.session.offers import Answer, Job, Offered
 from malamute_py.client.session.outbox import Tally
 from malamute_py.client.session.publisher import level_number
 from malamute_py.client.session.requests import Replies
@@ -391,7 +391,7 @@ def work(script: Script, offering: Any, count: int, base: int = 0, attempts: int
 
 
 def reply(script: Script, job: Job, body: bytes = b"r", last: bool = True, who: Any = None) -> bool:
-    answer = make_row(body, "", None, None, None, None, (job, who))
+    answer = make_row(body, "", None, None, None, None, Answer(job, who))
     return script.session.workings.reply(job, answer, last)
 
 
@@ -607,7 +607,7 @@ def test_replies_of_which_one_cannot_be_encoded_do_not_look_whole(confirmed: Con
     job = offering.take()
     assert job is not None
     reply(script, job, b"one", last=False)
-    bad = make_row(b"two", "", None, None, None, {"a": "x" * 70_000}, (job, None))
+    bad = make_row(b"two", "", None, None, None, {"a": "x" * 70_000}, Answer(job))
     assert script.session.workings.reply(job, bad, False)
     reply(script, job, b"three", last=False)
     reply(script, job, b"four")

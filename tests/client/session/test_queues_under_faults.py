@@ -20,7 +20,7 @@ from malamute_py.client.session.calls import make_row
 from malamute_py.client.session.events import Confirmed, Settled
 from malamute_py.client.session.letters import Letter
 from malamute_py.client.session.mailboxes import Asked
-from malamute_py.client.session.offers import Job, Offered
+from malamute_py.client.session.offers import Answer, Job, Offered
 from malamute_py.client.session.requests import Replies
 from tests.client.queue_model import QueueModel
 from tests.client.script import Script
@@ -122,10 +122,10 @@ class Run:
             if job.body.startswith(b"many"):
                 for part in range(2):
                     row = make_row(
-                        b"%s/%d" % (job.body, part), "", None, None, None, None, (job, None)
+                        b"%s/%d" % (job.body, part), "", None, None, None, None, Answer(job)
                     )
                     workings.reply(job, row, False)
-            row = make_row(b"re:" + job.body, "", None, None, None, None, (job, None))
+            row = make_row(b"re:" + job.body, "", None, None, None, None, Answer(job))
             workings.reply(job, row, True)
 
     # --- the broker ---
