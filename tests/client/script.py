@@ -149,9 +149,7 @@ class Script:
     def outcomes(self) -> list[tuple[Any, Any]]:
         """(tokens, outcome) of every batch that was settled since the last call."""
         found = [
-            (event.batch.tokens, event.outcome)
-            for event in self.happened
-            if isinstance(event, Published)
+            (event.tokens, event.outcome) for event in self.happened if isinstance(event, Published)
         ]
         self.happened = [event for event in self.happened if not isinstance(event, Published)]
         return found

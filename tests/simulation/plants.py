@@ -317,14 +317,11 @@ def _resend_in_reverse(stack: contextlib.ExitStack) -> None:
 
     def make(original: Any) -> Any:
         def link_down(self: Any) -> None:
-            under_way = {
-                sender: len(sender.inflight) + len(sender.returned)
-                for sender in self._senders.values()
-            }
+            under_way = {lane: len(lane.sent) for lane in self.streams.values()}
             original(self)
-            for sender, count in under_way.items():
-                again = [sender.queue.popleft() for _ in range(count)]
-                sender.queue.extendleft(again)
+            for lane, count in under_way.items():
+                again = [lane.queue.popleft() for _ in range(count)]
+                lane.queue.extendleft(again)
 
         return link_down
 
@@ -681,14 +678,14 @@ def _hand_out_failed(stack: contextlib.ExitStack) -> None:
 
 
 def _waits_for_ever(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.session.requests import RequestParcel
+    from malamute_py.client.session.requests import OutgoingRequests
 
     left = []  # A call that nothing refers to is collected, and what it has in hand is given back.
 
     def given_up(self: Any) -> None:
         left.append(self)
 
-    _put(stack, RequestParcel, "given_up", lambda original: given_up)
+    _put(stack, OutgoingRequests, "given_up", lambda original: given_up)
 
 
 def _rewind_unheard(stack: contextlib.ExitStack) -> None:

@@ -261,11 +261,12 @@ class SessionProducer(SessionClient):
     def happened(self, event: Event) -> None:
         if not isinstance(event, Published):
             return
-        serials = event.batch.tokens
+        serials = event.tokens
         if self.peer.publisher.producers_lost:
             raise Violation("refusal", f"{self.name}: the broker has forgotten its producer")
         for place, serial in enumerate(serials):
-            if self.waiting.pop(serial, None) is None:
+            record = self.waiting.pop(serial, None)
+            if record is None:
                 raise Violation("wrong_confirm", f"{self.name}: {serial} has two outcomes")
             outcome = event.outcome
             if isinstance(outcome, c.Confirm):
@@ -285,7 +286,7 @@ class SessionProducer(SessionClient):
             elif (
                 isinstance(outcome, BrokerRefused)
                 and outcome.code == "damaged"
-                and self.world.model.damaged(event.batch.sender.stream, serial)
+                and self.world.model.damaged(record.stream, serial)
             ):
                 self.world.note("damaged", self.name, serial)
             else:

@@ -197,8 +197,8 @@ class LoopLink:
                 for token, outcome in event.pairs:
                     _settle(token, outcome)
             else:
-                if type(event) is Published and event.batch.single:
-                    told += event.batch.count
+                if type(event) is Published and event.single:
+                    told += event.count
                 self._handle(event)
         if self._room:
             self._give_room()
@@ -283,7 +283,10 @@ class LoopLink:
 
     def _handle(self, event: Event) -> None:
         if type(event) is Published:
-            self._published(event)
+            if event.single:
+                _confirm(event.tokens, event.outcome)
+            elif event.tokens is not None:
+                event.tokens.settled(event.count, event.outcome)
         elif type(event) is Arrived:
             opened = event.opened
             arrival = self._arrivals.get(opened)
@@ -304,14 +307,6 @@ class LoopLink:
                 self._close_waiters(event)
             if self._on_link is not None:
                 guarded("on_link", self._on_link, event)
-
-    def _published(self, event: Published) -> None:
-        batch, outcome = event.batch, event.outcome
-        if not batch.single:
-            if batch.tokens is not None:
-                batch.tokens.settled(batch.count, outcome)
-            return
-        _confirm(batch.tokens, outcome)
 
     def _close_waiters(self, event: Closed) -> None:
         while self._room:

@@ -53,8 +53,9 @@ from malamute_py.client.arguments import (
 from malamute_py.client.session.acknowledgements import Ack, Acks, Form, Range
 from malamute_py.client.session.calls import make_pattern
 from malamute_py.client.session.events import Event, Settled
+from malamute_py.client.session.lanes import Lane
 from malamute_py.client.session.letters import Delivered, rows_of
-from malamute_py.client.session.outbox import Lane, Outbox, Parcel
+from malamute_py.client.session.outbox import KeyedBatch, Outbox
 from malamute_py.client.session.outgoing import Put, Trackers
 from malamute_py.client.session.publisher import confirmation, level_number
 from malamute_py.client.session.receiver import Opened
@@ -271,12 +272,12 @@ class Answer(msgspec.Struct):
     """Who waits for the confirm; None: no caller does."""
 
 
-class ReplyParcel(Parcel):
+class OutgoingReplies(KeyedBatch):
     """Replies to requests of one offer with one reply_to."""
 
     __slots__ = ("awaited", "last", "offering")
 
-    def __init__(self, lane: Lane, level: int, offering: Offering, last: bool) -> None:
+    def __init__(self, lane: Lane[Any], level: int, offering: Offering, last: bool) -> None:
         super().__init__(lane, level)
         self.offering = offering
         self.last = last
@@ -288,18 +289,18 @@ class ReplyParcel(Parcel):
         """A reply that others follow must not be overtaken by them."""
         return not self.last
 
-    def part(self) -> Parcel:
-        """An empty one that is alike."""
-        part = ReplyParcel(self.lane, self.level, self.offering, self.last)
-        part.awaited = self.awaited
-        return part
+    def alike(self) -> OutgoingReplies:
+        """Make an empty batch of the same kind for the same place."""
+        alike = OutgoingReplies(self.lane, self.level, self.offering, self.last)
+        alike.awaited = self.awaited
+        return alike
 
     def say(self, out: Put, tracker: int) -> None:
         """REPLY; with a name, as a step of its own, when it may come twice otherwise."""
         offering = self.offering
         numbers = [row.token.request.number for row in self.rows]
         if self.last or offering.plain or not tracker:
-            patient = not self.awaited and self.lane.outbox.is_roomy
+            patient = not self.awaited and self.lane.owner.is_roomy
             # Whoever waits is to hear what became of it, also when it has to be sent again; all
             # others save the broker the remembering.
             key = self.key if self.awaited and self.last else b""
@@ -368,7 +369,7 @@ class ReplyParcel(Parcel):
             if token is not None:
                 pairs.append((token, told))
         if pairs:
-            self.lane.outbox.tell(Settled(pairs))
+            self.lane.owner.tell(Settled(pairs))
         for row in self.rows:
             request = row.token.request
             request.replying -= 1
@@ -764,9 +765,9 @@ class Offering(Opened):
         self.workings.over(self)
 
 
-def _rows_of(request: Job, parcel: Parcel) -> list[Row]:
+def _rows_of(request: Job, batch: KeyedBatch) -> list[Row]:
     """The replies of a request among those that leave together."""
-    return [row for row in parcel.rows if row.token.request is request]
+    return [row for row in batch.rows if row.token.request is request]
 
 
 _NOT_HELD: Final = BrokerRefused("not_held", "it was taken from us before it was answered")
@@ -807,7 +808,7 @@ class Workings:
         self._closing: Final[dict[Offering, None]] = {}
         self.queues: Final = (self._holding, self._draining, self._closing, *self.acks.queues)
         """What take() goes by: while all of them are empty, it has nothing to do."""
-        self._lanes: dict[Any, Lane] = {}
+        self._lanes: dict[Any, Lane[KeyedBatch]] = {}
         outbox.homes.append(self._lanes)
 
     # --- what callers do -----------------------------------------------------------------------
@@ -843,16 +844,16 @@ class Workings:
         lane = outbox.lane(self._lanes, (offering.number, request.reply_to))
         lane.gate = offering
         queue = lane.queue
-        parcel = queue[-1] if queue else None
+        batch = queue[-1] if queue else None
         if (
-            type(parcel) is not ReplyParcel
-            or parcel.last is not last
-            or not outbox.join(parcel, row, 0)
+            type(batch) is not OutgoingReplies
+            or batch.last is not last
+            or not outbox.join(batch, row, 0)
         ):
-            parcel = ReplyParcel(lane, offering.asked.level, offering, last)
-            outbox.begin(parcel, row, b"", 0)
+            batch = OutgoingReplies(lane, offering.asked.level, offering, last)
+            outbox.start(batch, row, b"", 0)
         if row.token.caller is not None:
-            parcel.awaited = True
+            batch.awaited = True
         request.replying += 1
         return True
 
@@ -902,15 +903,15 @@ class Workings:
         for lane in self._lanes.values():
             if lane.gate is not request.offering:
                 continue
-            for parcel in lane.queue:
-                if not any(row.token.request is request for row in parcel.rows):
+            for batch in lane.queue:
+                if not any(row.token.request is request for row in batch.rows):
                     continue
                 pairs += [
-                    (row.token.caller, None) for row in parcel.rows if row.token.request is request
+                    (row.token.caller, None) for row in batch.rows if row.token.request is request
                 ]
-                parcel.thin = True
-                if isinstance(parcel, ReplyParcel) and parcel.last:
-                    parcel.content = b""
+                batch.thin = True
+                if isinstance(batch, OutgoingReplies) and batch.last:
+                    batch.content = b""
         self.tell(Settled([pair for pair in pairs if pair[0] is not None]))
 
     def give_up(self, request: Job, error: MalamuteError) -> None:
@@ -942,13 +943,13 @@ class Workings:
         lane = self._lanes.get((offering.number, request.reply_to))
         if lane is None or offering.in_hand.get(request.number) is not request:
             return
-        for parcel in lane.queue:
-            mine = _rows_of(request, parcel)
-            if not mine or not isinstance(parcel, ReplyParcel) or not parcel.last:
+        for batch in lane.queue:
+            mine = _rows_of(request, batch)
+            if not mine or not isinstance(batch, OutgoingReplies) or not batch.last:
                 continue
-            parcel.rows = [row for row in parcel.rows if row.token.request is not request]
-            parcel.thin = True  # should no row be left, nothing leaves
-            parcel.content = b""
+            batch.rows = [row for row in batch.rows if row.token.request is not request]
+            batch.thin = True  # should no row be left, nothing leaves
+            batch.content = b""
             request.replying -= len(mine)
             offering.reopened(request)
             self.tell(

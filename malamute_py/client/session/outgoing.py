@@ -49,11 +49,6 @@ class Trackers:
         self.last = 1 << 20
         self._waiting: dict[int, Tracked] = {}
 
-    def next(self) -> int:
-        """A number for a command whose sender knows its answers by itself."""
-        self.last += 1
-        return self.last
-
     def give(self, tracked: Tracked) -> int:
         """A number for a command; `tracked` is told the answer, once."""
         self.last += 1

@@ -19,6 +19,7 @@ from malamute_protocol.commands import CancelRequest, Confirm, Level, Request, W
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError, MalamuteError, Timeout
 from malamute_py.client.arguments import text
 from malamute_py.client.session.events import Confirmed, Event, Inner, Settled
+from malamute_py.client.session.lanes import OVER, QUEUED, SENT, Lane
 from malamute_py.client.session.letters import (
     COMPLETED,
     NO_ANSWER,
@@ -30,7 +31,7 @@ from malamute_py.client.session.letters import (
     rows_of,
 )
 from malamute_py.client.session.mailboxes import Asked, Mailbox, Mailboxes
-from malamute_py.client.session.outbox import OVER, QUEUED, SENT, Lane, Outbox, Parcel
+from malamute_py.client.session.outbox import KeyedBatch, Outbox
 from malamute_py.client.session.outgoing import Put
 from malamute_py.client.session.rows import Row
 
@@ -65,7 +66,7 @@ class Replies:
         """Why there is no last one."""
 
 
-class RequestParcel(Parcel):
+class OutgoingRequests(KeyedBatch):
     """Requests to one service, until each of them is answered."""
 
     __slots__ = (
@@ -74,7 +75,7 @@ class RequestParcel(Parcel):
 
     def __init__(
         self,
-        lane: Lane,
+        lane: Lane[Any],
         level: int,
         asking: Asking,
         reply_to: str,
@@ -90,7 +91,7 @@ class RequestParcel(Parcel):
         self.inbox = inbox
         self.need_workers = need_workers
         self.tokens: list[Any] = []
-        """Callers by row, from when the parcel leaves; None: the row was answered."""
+        """Callers by row, from when the batch leaves; None: the row was answered."""
         self.left = 0
         self.epoch = -1
         """Epoch of the journal that has the requests, as their CONFIRM says; -1: none came."""
@@ -122,9 +123,9 @@ class RequestParcel(Parcel):
         """Several may be under way at once."""
         return False
 
-    def part(self) -> RequestParcel:
-        """An empty one that is alike."""
-        return RequestParcel(
+    def alike(self) -> OutgoingRequests:
+        """Make an empty batch of the same kind for the same place."""
+        return OutgoingRequests(
             self.lane, self.level, self.asking, self.reply_to, self.timeout_ms, self.inbox,
             self.need_workers,
         )  # fmt: skip
@@ -143,6 +144,11 @@ class RequestParcel(Parcel):
             ),
             self.content,
         )
+
+    def encode(self) -> None:
+        """Make the content, and draw a key. Raises whatever a row raises."""
+        super().encode()
+        self.named()
 
     def named(self) -> None:
         """Replies may come from now on."""
@@ -163,22 +169,22 @@ class RequestParcel(Parcel):
         waiting = zip(self.rows, self.tokens, strict=True)
         return [row for row, token in waiting if token is not None and token is not _GIVEN_UP]
 
-    def replaced(self, parts: list[Parcel]) -> None:
-        """Make the callers wait for the replies of the parcel's parts."""
+    def replaced(self, parts: list[Any]) -> None:
+        """Make the callers wait for the replies of the batch's parts."""
         if self.inbox is None:
             return
         kept = 0
         for part in parts:
-            assert isinstance(part, RequestParcel)
+            assert isinstance(part, OutgoingRequests)
             kept += len(part.rows)
             for row in part.rows:
-                self.asking.parcels[row.token] = part
+                self.asking.batches[row.token] = part
         self.asking.gone(self, self.left - kept if self.tokens else 0)
 
     def settle(self, outcome: Confirm | MalamuteError) -> None:
-        """Await the replies of an accepted parcel, or fail its callers."""
+        """Await the replies of an accepted batch, or fail its callers."""
         if self.inbox is None:
-            self.lane.outbox.tell(Confirmed([row.token for row in self.rows], outcome))
+            self.lane.owner.tell(Confirmed([row.token for row in self.rows], outcome))
         elif isinstance(outcome, MalamuteError):
             self.asking.failed(self, outcome)
 
@@ -202,11 +208,11 @@ class Asking:
         tell: Callable[[Event], None],
     ) -> None:
         """ask: has a command sent and its answer given to token.answered()."""
-        self.asked: dict[bytes, RequestParcel] = {}
+        self.asked: dict[bytes, OutgoingRequests] = {}
         """By key."""
-        self.parcels: dict[Any, RequestParcel] = {}
+        self.batches: dict[Any, OutgoingRequests] = {}
         """By who waits."""
-        self.services: dict[Any, Lane] = {}
+        self.services: dict[Any, Lane[KeyedBatch]] = {}
         self._outbox = outbox
         self._mailboxes = mailboxes
         self._ask = ask
@@ -257,7 +263,7 @@ class Asking:
         queue = lane.queue
         last = queue[-1] if queue else None
         if (
-            type(last) is not RequestParcel
+            type(last) is not OutgoingRequests
             or key
             or last.level != level
             or last.timeout_ms != timeout_ms
@@ -267,12 +273,14 @@ class Asking:
             or not outbox.join(last, row, until_ms)
         ):
             outbox.check(row)
-            last = RequestParcel(lane, level, self, reply_to, timeout_ms, inbox, bool(need_workers))
-            outbox.begin(last, row, key, until_ms)
+            last = OutgoingRequests(
+                lane, level, self, reply_to, timeout_ms, inbox, bool(need_workers)
+            )
+            outbox.start(last, row, key, until_ms)
         if inbox is not None:
             inbox.waiting += 1
             inbox.for_replies = True
-            self.parcels[row.token] = last
+            self.batches[row.token] = last
             if key:
                 last.named()
             if inbox.queue:
@@ -283,23 +291,23 @@ class Asking:
 
     def give_up(self, token: Any) -> None:
         """Take a caller's request back, or cancel it: the caller waits no longer."""
-        parcel = self.parcels.pop(token, None)
-        if parcel is None:
+        batch = self.batches.pop(token, None)
+        if batch is None:
             return
-        if parcel.tokens:
-            row = parcel.tokens.index(token)
-            parcel.tokens[row] = _GIVEN_UP
-            parcel.thin = True
-            service, key = parcel.lane.place, parcel.key
+        if batch.tokens:
+            row = batch.tokens.index(token)
+            batch.tokens[row] = _GIVEN_UP
+            batch.thin = True
+            service, key = batch.lane.place, batch.key
             self._ask(
-                lambda number: CancelRequest(number, service, key, row), _Cancel(self, parcel, row)
+                lambda number: CancelRequest(number, service, key, row), _Cancel(self, batch, row)
             )
             return
-        next(row for row in parcel.rows if row.token is token).token = None
-        parcel.thin = True
-        self.gone(parcel, 1)
-        if not parcel.live_rows():
-            self._outbox.withdraw(parcel)
+        next(row for row in batch.rows if row.token is token).token = None
+        batch.thin = True
+        self.gone(batch, 1)
+        if not batch.live_rows():
+            self._outbox.withdraw(batch)
 
     # --- replies -------------------------------------------------------------------------------
 
@@ -345,10 +353,10 @@ class Asking:
         """Give each request that is awaited its reply, or the error in its place."""
         pairs: list[tuple[Any, Any]] = []
         last, why = command.last or command.why, command.why
-        parcels = self.parcels
+        batches = self.batches
         for key, first, count in about:
-            parcel = self.asked.get(key)
-            tokens = [] if parcel is None else parcel.tokens
+            batch = self.asked.get(key)
+            tokens = [] if batch is None else batch.tokens
             answered = 0
             for place in range(first, first + count):
                 reply = next(replies)
@@ -363,15 +371,15 @@ class Asking:
                 if type(token) is Replies:
                     self._push(token, None if why == COMPLETED else reply, last)
                     if last:
-                        del parcels[token]
+                        del batches[token]
                 else:
                     pairs.append((token, reply))
-                    del parcels[token]
+                    del batches[token]
                     if not last:
                         tokens[place] = _GIVEN_UP  # what follows is of no use to it
-            if parcel is not None and answered:
-                parcel.left -= answered
-                self._answered(parcel, answered)
+            if batch is not None and answered:
+                batch.left -= answered
+                self._answered(batch, answered)
         if pairs:
             self._tell(Settled(pairs))
 
@@ -384,16 +392,16 @@ class Asking:
             replies.ended = True
         self._arrived(replies)
 
-    def _answered(self, parcel: RequestParcel, count: int) -> None:
-        inbox = parcel.inbox
+    def _answered(self, batch: OutgoingRequests, count: int) -> None:
+        inbox = batch.inbox
         assert inbox is not None
         inbox.waiting -= count
         if not inbox.waiting and inbox.queue:
             self._mailboxes.look_at(inbox)
-        if not parcel.left:
-            del self.asked[parcel.key]
-            self._remember(parcel.key)
-            self._outbox.answered(parcel)
+        if not batch.left:
+            del self.asked[batch.key]
+            self._remember(batch.key)
+            self._outbox.answered(batch)
 
     def _remember(self, key: bytes) -> None:
         self._ended[key] = None
@@ -408,7 +416,7 @@ class Asking:
         for token in tokens:
             if token is None or token is _GIVEN_UP:
                 continue
-            self.parcels.pop(token, None)
+            self.batches.pop(token, None)
             if type(token) is Replies:
                 token.error, token.ended = error, True
                 self._arrived(token)
@@ -417,100 +425,100 @@ class Asking:
         if pairs:
             self._tell(Settled(pairs))
 
-    def failed(self, parcel: RequestParcel, error: MalamuteError) -> None:
+    def failed(self, batch: OutgoingRequests, error: MalamuteError) -> None:
         """The broker did not accept it, or the session is over."""
-        if parcel.tokens:
-            self.tell_all(parcel.tokens, error)
-            self.gone(parcel, parcel.left)
+        if batch.tokens:
+            self.tell_all(batch.tokens, error)
+            self.gone(batch, batch.left)
         else:
-            waiting = [row.token for row in parcel.rows]
+            waiting = [row.token for row in batch.rows]
             self.tell_all(waiting, error)
-            self.gone(parcel, sum(token is not None for token in waiting))
+            self.gone(batch, sum(token is not None for token in waiting))
 
-    def gone(self, parcel: RequestParcel, count: int) -> None:
+    def gone(self, batch: OutgoingRequests, count: int) -> None:
         """So many of its requests are open no longer; of all that left, no reply is awaited."""
-        if parcel.tokens:
-            parcel.tokens, parcel.left = [], 0
-            if self.asked.get(parcel.key) is parcel:
-                del self.asked[parcel.key]
-                self._remember(parcel.key)
-            if parcel.state == OVER:
-                parcel.rows, parcel.content = [], b""
-        inbox = parcel.inbox
+        if batch.tokens:
+            batch.tokens, batch.left = [], 0
+            if self.asked.get(batch.key) is batch:
+                del self.asked[batch.key]
+                self._remember(batch.key)
+            if batch.state == OVER:
+                batch.rows, batch.content = [], b""
+        inbox = batch.inbox
         assert inbox is not None
         inbox.waiting -= count
         if not inbox.waiting and inbox.queue and not inbox.ended:
             self._mailboxes.look_at(inbox)
 
-    def timed_out(self, parcel: RequestParcel) -> None:
+    def timed_out(self, batch: OutgoingRequests) -> None:
         """Its callers' time is over. The broker's notice is awaited a while longer."""
         error = Timeout(
-            f"no answer from service {parcel.lane.place!r} within {parcel.timeout_ms} ms; "
+            f"no answer from service {batch.lane.place!r} within {batch.timeout_ms} ms; "
             f"{self._outbox.standing()}"
         )
-        if not parcel.tokens:
-            if parcel.state == QUEUED:
-                self.failed(parcel, error)
+        if not batch.tokens:
+            if batch.state == QUEUED:
+                self.failed(batch, error)
             return
-        waiting, parcel.tokens = (
-            parcel.tokens,
-            [None if token is None else _GIVEN_UP for token in parcel.tokens],
+        waiting, batch.tokens = (
+            batch.tokens,
+            [None if token is None else _GIVEN_UP for token in batch.tokens],
         )
         self.tell_all(waiting, error)
-        parcel.thin = True
-        if parcel.state == QUEUED:
+        batch.thin = True
+        if batch.state == QUEUED:
             # It was under way when the link went, and will not be sent again.
-            service, key = parcel.lane.place, parcel.key
+            service, key = batch.lane.place, batch.key
             self._ask(lambda number: CancelRequest(number, service, key), _GIVEN_UP)
-            self.gone(parcel, parcel.left)
+            self.gone(batch, batch.left)
         elif any(token is not None and token is not _GIVEN_UP for token in waiting):
-            self._outbox.look_again(parcel, _NOTICE_MS)
+            self._outbox.look_again(batch, _NOTICE_MS)
         else:
-            self.gone(parcel, parcel.left)
-            if parcel.state == SENT:
-                self._outbox.answered(parcel)
+            self.gone(batch, batch.left)
+            if batch.state == SENT:
+                self._outbox.answered(batch)
 
     def inbox_failed(self, inbox: Mailbox, error: MalamuteError) -> None:
         """Replies cannot be read."""
-        for parcel in {*self.parcels.values(), *self.asked.values()}:
-            if parcel.inbox is inbox:
-                self.failed(parcel, error)
-                self._outbox.answered(parcel)
+        for batch in {*self.batches.values(), *self.asked.values()}:
+            if batch.inbox is inbox:
+                self.failed(batch, error)
+                self._outbox.answered(batch)
 
     def link_up(self, welcome: Welcome) -> None:
         """A link is open: requests are sent again that, or whose replies, may be gone by now."""
         self.has_mailbox = bool(welcome.identity)
-        for parcel in list(self.asked.values()):
-            waits = any(token is not None and token is not _GIVEN_UP for token in parcel.tokens)
-            if not waits or parcel.state != OVER or not parcel.content:
+        for batch in list(self.asked.values()):
+            waits = any(token is not None and token is not _GIVEN_UP for token in batch.tokens)
+            if not waits or batch.state != OVER or not batch.content:
                 continue
-            if parcel.is_fleeting or parcel.epoch != welcome.epoch:
-                self._outbox.send_again(parcel)
+            if batch.is_fleeting or batch.epoch != welcome.epoch:
+                self._outbox.send_again(batch)
 
     def disown(self, error: MalamuteError) -> None:
         """The client's own mailbox is another one now: no reply comes to what was taken."""
-        for parcel in list(self.asked.values()):
-            if not parcel.reply_to and parcel.state == OVER:
-                self.failed(parcel, error)
+        for batch in list(self.asked.values()):
+            if not batch.reply_to and batch.state == OVER:
+                self.failed(batch, error)
 
-    def cancelled(self, parcel: RequestParcel, row: int, count: int) -> None:
+    def cancelled(self, batch: OutgoingRequests, row: int, count: int) -> None:
         """The broker gave the request up: no reply will come; or it was over already."""
-        if not parcel.tokens or parcel.tokens[row] is not _GIVEN_UP:
+        if not batch.tokens or batch.tokens[row] is not _GIVEN_UP:
             return
         if count:
-            parcel.tokens[row] = None
-            parcel.left -= 1
-            self._answered(parcel, 1)
-        elif not parcel.until_ms:
-            self._outbox.look_again(parcel, _NOTICE_MS)
+            batch.tokens[row] = None
+            batch.left -= 1
+            self._answered(batch, 1)
+        elif not batch.until_ms:
+            self._outbox.look_again(batch, _NOTICE_MS)
 
 
 class _Cancel(Inner):
     """Waits for the answer to CANCEL_REQUEST."""
 
-    def __init__(self, asking: Asking, parcel: RequestParcel, row: int) -> None:
+    def __init__(self, asking: Asking, batch: OutgoingRequests, row: int) -> None:
         self._asking = asking
-        self._parcel = parcel
+        self._parcel = batch
         self._row = row
 
     def answered(self, outcome: Any) -> None:

@@ -132,10 +132,10 @@ _NOT_REPEATED: Final = (RemoveStream, Kick, PurgeMail, RemoveMailbox, RemoveServ
 _TRACKED: Final = frozenset(
     NUMBERS[command]
     for command in (
-        Send, RequestCommand, Reply, AckMail, AckWork, AckRecords, MoveCursor, Atomic,
+        Publish, Send, RequestCommand, Reply, AckMail, AckWork, AckRecords, MoveCursor, Atomic,
     )
 )  # fmt: skip
-"""Commands that CONFIRM answers and whose refusal names their tracker; PUBLISH apart."""
+"""Commands that CONFIRM answers and whose refusal names their tracker."""
 _OPENING: Final = frozenset(
     NUMBERS[command] for command in (Subscribe, OpenInbox, Offer, JoinGroup)
 )
@@ -195,7 +195,7 @@ class Session:
         self.trackers = Trackers()
         self.window = Window(settings.window_bytes)
         self.publisher = Publisher(
-            settings, self._next_request, self.trackers, self.window, self._others_wait
+            settings, self._next_request, self.trackers, self.window, self.tell, self._others_wait
         )
         self.outbox = Outbox(
             settings, random, self.trackers, self.window, self.tell, self._standing_now
@@ -593,13 +593,10 @@ class Session:
     @property
     def has_events(self) -> bool:
         """Whether something happened that take_events() has not told."""
-        return bool(self._events or self._arrived or self.publisher.outcomes)
+        return bool(self._events or self._arrived)
 
     def take_events(self) -> list[Event]:
         """What happened since the last call, in order."""
-        for batch, outcome in self.publisher.outcomes:
-            self._events.append(Published(batch, outcome))
-        self.publisher.outcomes.clear()
         if self._arrived:
             self._events.extend(map(Arrived, self._arrived))
             self._arrived.clear()
@@ -799,10 +796,10 @@ class Session:
         number, reference = command.command, command.reference
         if command.code == "internal" and reference:
             self._named = True
-        if number == NUMBERS[Publish]:
-            self.publisher.refused(command, self._now_ms)
-        elif number in _TRACKED:
+        if number in _TRACKED:
             tracked = self.trackers.take(reference)
+            if not reference and number == NUMBERS[Publish]:
+                self.publisher.unpromised_refusals += 1
             if tracked is not None:
                 tracked.refused(error, self._now_ms)
         elif command.code == "internal" and number in _OF_OPENED:
@@ -877,8 +874,6 @@ class Session:
         tracked = self.trackers.take(command.tracker)
         if tracked is not None:
             tracked.confirmed(command)
-        else:
-            self.publisher.confirmed(command)
 
     def _on_opened(self, command: Any, frames: Sequence[Any]) -> None:
         """Any command that names what was opened."""

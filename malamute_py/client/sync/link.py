@@ -307,7 +307,10 @@ class ThreadLink:
     def _handle(self, event: Event) -> bool:
         """Settle who waits; True for what on_link is told."""
         if isinstance(event, Published):
-            self._published(event)
+            if event.single:
+                _confirm(event.tokens, event.outcome)
+            elif event.tokens is not None:
+                event.tokens.settled(event.count, event.outcome)
         elif isinstance(event, Answered):
             event.token.settle(event.outcome)
         elif isinstance(event, Confirmed):
@@ -323,14 +326,6 @@ class ThreadLink:
             self.last = event
             return True
         return False
-
-    def _published(self, event: Published) -> None:
-        batch, outcome = event.batch, event.outcome
-        if not batch.single:
-            if batch.tokens is not None:
-                batch.tokens.settled(batch.count, outcome)
-        else:
-            _confirm(batch.tokens, outcome)
 
 
 def _confirm(tokens: Sequence[Pending[Any] | None], outcome: Any) -> None:

@@ -354,7 +354,7 @@ def test_callers_that_give_up_leave_nothing_behind() -> None:
     deliver(script, [b"yes"], 0, [(request.key, 1, 1)], last=True)
     assert outcomes(script)[b"kept"].body == b"yes"
     assert not script.session.asking.asked
-    assert not script.session.asking.parcels
+    assert not script.session.asking.batches
 
 
 def test_the_end_of_the_session_fails_who_waits_for_replies() -> None:

@@ -179,7 +179,7 @@ def test_nothing_is_published_beyond_the_window_and_a_confirm_opens_it() -> None
     assert script.step() == []
     [second] = publishes(script.confirm(first, 0))
     assert second.tracker > first.tracker
-    assert script.session.publisher.unconfirmed_bytes <= 1000
+    assert script.session.publisher.window.unconfirmed_bytes <= 1000
 
 
 def test_a_stream_that_always_has_more_does_not_starve_another() -> None:
@@ -489,7 +489,7 @@ def test_a_producer_refused_for_now_fails_what_waits_and_is_asked_for_again() ->
     [(tokens, outcome)] = script.outcomes()
     assert tokens == [b"a"]
     assert isinstance(outcome, BrokerRefused)
-    assert script.session.publisher.queued_bytes == 0
+    assert script.session.publisher.window.queued_bytes == 0
     script.publish(b"b")
     assert [type(command) for command in script.step()] == [c.OpenProducer]
     script.open_producer()

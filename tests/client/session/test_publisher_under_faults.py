@@ -144,8 +144,8 @@ def test_every_confirmed_record_is_in_the_log_once_in_order_and_where_it_was_sai
         run.tell(100)
         run.settle()
     assert run.script.session.publisher.idle, "something waits for ever"
-    assert run.script.session.publisher.unconfirmed_bytes == 0
-    assert run.script.session.publisher.queued_bytes == 0
+    assert run.script.session.publisher.window.unconfirmed_bytes == 0
+    assert run.script.session.publisher.window.queued_bytes == 0
     for stream in STREAMS:
         log = run.log.bodies[stream]
         kept = [body for body in run.published[stream] if body not in run.failed]

@@ -272,7 +272,7 @@ def test_nothing_is_lost_and_nothing_comes_twice(seed: int) -> None:
     window = run.session.window
     assert (window.queued_bytes, window.unconfirmed_bytes) == (0, 0)
     assert not run.session.asking.asked
-    assert not run.session.asking.parcels
+    assert not run.session.asking.batches
 
 
 def test_a_failed_request_says_why() -> None:
