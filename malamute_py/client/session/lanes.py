@@ -126,6 +126,9 @@ Kind = TypeVar("Kind", bound=OutgoingBatch)
 class Lane(Generic[Kind]):
     """The way to one place: what waits for its turn there, and what is under way."""
 
+    lasting: ClassVar[bool] = False
+    """Whether the lane stays when nothing is in it."""
+
     __slots__ = ("blocked_until_ms", "gate", "home", "owner", "place", "queue", "sent", "stopped")
 
     def __init__(self, owner: Any, home: dict[Any, Any], place: Any) -> None:
@@ -144,12 +147,20 @@ class Lane(Generic[Kind]):
         """What must be active on the link for its commands to be understood."""
 
 
+class LastingLane(Lane[Kind]):
+    """A lane that stays when nothing is in it."""
+
+    lasting: ClassVar[bool] = True
+
+    __slots__ = ()
+
+
 class Lanes(Generic[Kind]):
     """All lanes of one sender over the session's window and trackers."""
 
     lane_type: ClassVar[type[Lane[Any]]] = Lane
-    lasting: ClassVar[bool] = False
-    """Whether lanes stay when nothing is in them."""
+    unit: ClassVar[str] = "record"
+    """Word for a row in errors."""
 
     def __init__(
         self,
@@ -310,19 +321,20 @@ class Lanes(Generic[Kind]):
     def disown(self, error: MalamuteError) -> None:
         """The client is another sender now: what may have been taken cannot be sent again."""
         for lane in self._lanes():
-            self._fail_some(lane, [batch for batch in lane.queue if batch.doubtful], error)
-            if not lane.queue:
-                self._rest(lane)
+            failing = [batch for batch in lane.queue if batch.doubtful]
+            self._take_out(lane, failing)
+            for batch in failing:
+                self._end(batch, error)
 
-    def _fail_some(self, lane: Lane[Kind], batches: list[Kind], error: MalamuteError) -> None:
-        """Fail some of what waits in a lane."""
+    def _take_out(self, lane: Lane[Kind], batches: list[Kind]) -> None:
+        """Remove some of what waits in a lane."""
         left = set(lane.queue).difference(batches)
         kept = [batch for batch in lane.queue if batch in left]
         lane.queue.clear()
         lane.queue.extend(kept)
-        for batch in batches:
-            self.window.queued_bytes -= batch.bytes
-            self._end(batch, error)
+        self.window.queued_bytes -= sum(batch.bytes for batch in batches)
+        if not kept:
+            self._rest(lane)
 
     def fail_all(self, error: MalamuteError) -> None:
         """The session ends: everything unconfirmed fails, and so does every later call."""
@@ -381,7 +393,7 @@ class Lanes(Generic[Kind]):
             batch = queue[0]
             if self._holds(batch, now_ms, out):
                 return True
-            if not self.window.lets_go(batch.bytes):
+            if batch.bytes and not self.window.lets_go(batch.bytes):
                 return False
             queue.popleft()
             self.window.queued_bytes -= batch.bytes
@@ -399,7 +411,7 @@ class Lanes(Generic[Kind]):
         """Nothing waits in a lane: it is kept only for what is under way."""
         self._active.pop(lane, None)
         self._blocked.pop(lane, None)
-        if not lane.sent and not self.lasting:
+        if not lane.sent and not lane.lasting:
             lane.home.pop(lane.place, None)
 
     def _encode(self, batch: Kind) -> bool:
@@ -417,7 +429,7 @@ class Lanes(Generic[Kind]):
                 self._divide(batch)
                 return False
             if not isinstance(error, MalamuteError):
-                reason = f"the record cannot be encoded: {error}"
+                reason = f"the {self.unit} cannot be encoded: {error}"
                 error = LocalProtocolError("bad_batch", reason)
             self._end(batch, error)
             return False
@@ -499,10 +511,8 @@ class Lanes(Generic[Kind]):
         ]
         batch.replaced(parts)
         batch.state = OVER
-        if parts:
-            self.window.queued_bytes += sum(part.bytes for part in parts)
-            batch.lane.queue.extendleft(reversed(parts))
-            self._active[batch.lane] = None
+        for part in reversed(parts):
+            self._put_back(part)
         return parts
 
     def _end(self, batch: Kind, outcome: Confirm | MalamuteError) -> None:

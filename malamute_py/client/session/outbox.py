@@ -302,10 +302,7 @@ class Outbox(Lanes[KeyedBatch]):
     def withdraw(self, batch: KeyedBatch) -> None:
         """Take back a batch that has not left; its callers were told."""
         batch.state = OVER
-        batch.lane.queue.remove(batch)
-        self.window.queued_bytes -= batch.bytes
-        if not batch.lane.queue:
-            self._rest(batch.lane)
+        self._take_out(batch.lane, [batch])
 
     # --- answers -----------------------------------------------------------------------------
 

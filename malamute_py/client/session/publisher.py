@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import google_crc32c
 import numpy as np
@@ -20,7 +20,7 @@ from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.client.arguments import one_of
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.events import Event, Published
-from malamute_py.client.session.lanes import NONE, Lane, Lanes, OutgoingBatch
+from malamute_py.client.session.lanes import NONE, Lane, Lanes, LastingLane, OutgoingBatch
 from malamute_py.client.session.outgoing import RETRY_MS, RETRYABLE, Put, Trackers, Window
 from malamute_py.client.session.rows import Row, content_of
 from malamute_py.client.settings import ClientSettings
@@ -147,8 +147,8 @@ class OutgoingRecords(OutgoingBatch):
         self.rows = []
 
 
-class StreamLane(Lane[OutgoingRecords]):
-    """The way to one stream."""
+class StreamLane(LastingLane[OutgoingRecords]):
+    """The way to one stream; it stays for its sequence."""
 
     __slots__ = ("next_sequence",)
 
@@ -161,8 +161,6 @@ class Publisher(Lanes[OutgoingRecords]):
     """All streams that a session publishes to, over one producer."""
 
     lane_type = StreamLane
-    lasting: ClassVar[bool] = True
-    """Lanes stay, for their sequences."""
 
     def __init__(
         self,
@@ -310,7 +308,10 @@ class Publisher(Lanes[OutgoingRecords]):
     def _fail_queued(self, error: BrokerRefused) -> None:
         """What waits for a producer fails, as a PUBLISH would now; later calls ask anew."""
         for lane in self.streams.values():
-            self._fail_some(lane, [batch for batch in lane.queue if batch.level != NONE], error)
+            failing = [batch for batch in lane.queue if batch.level != NONE]
+            self._take_out(lane, failing)
+            for batch in failing:
+                self._end(batch, error)
 
     def _settle(self, lane: StreamLane, following: int, renamed: bool) -> None:
         """Give the lane's batches the sequences from `following` on where they differ."""
