@@ -278,14 +278,14 @@ def _expired_is_everything(stack: contextlib.ExitStack) -> None:
 
 
 def _resumes_too_far(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.session.subscription import Reading
+    from malamute_py.client.session.subscription import SubscriptionState
 
-    original: Any = vars(Reading)["_received_to"]
+    original: Any = vars(SubscriptionState)["_received_to"]
 
     def received_to(self: Any) -> Any:
         return original.fget(self)._replace(next=self.next + 1)
 
-    stack.enter_context(patch.object(Reading, "_received_to", property(received_to)))
+    stack.enter_context(patch.object(SubscriptionState, "_received_to", property(received_to)))
 
 
 def _retry_with_a_new_sequence(stack: contextlib.ExitStack) -> None:
@@ -303,13 +303,13 @@ def _retry_with_a_new_sequence(stack: contextlib.ExitStack) -> None:
 
 def _position_of_the_newest_epoch(stack: contextlib.ExitStack) -> None:
     from malamute_py.client.position import Position
-    from malamute_py.client.session.subscription import Reading
+    from malamute_py.client.session.subscription import SubscriptionState
 
     def position(self: Any) -> Any:
         known = self.consumed_next >= 0
         return Position(self.stream_uuid, self.epoch, self.consumed_next) if known else None
 
-    stack.enter_context(patch.object(Reading, "position", property(position)))
+    stack.enter_context(patch.object(SubscriptionState, "position", property(position)))
 
 
 def _resend_in_reverse(stack: contextlib.ExitStack) -> None:

@@ -58,12 +58,12 @@ from malamute_py.client.session.calls import (
     content_count,
     make_page,
     make_plan,
-    make_request,
     make_row,
+    subscribe_options,
 )
 from malamute_py.client.session.events import LinkEvent
 from malamute_py.client.session.publisher import LEVEL_NAMES, confirmation, level_number
-from malamute_py.client.session.session import State, Unlinked
+from malamute_py.client.session.session import LinkState, Unlinked
 from malamute_py.client.session.subscription import Notice
 from malamute_py.client.settings import ClientOptions, ClientSettings, Wait, make_settings, no_link
 from malamute_py.client.words import ConfirmAt, ReadVisibility, Until
@@ -161,7 +161,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
 
         def ready() -> bool:
             failed = not wait and isinstance(link.last, Unlinked)
-            return failed or session.state in (State.LINKED, State.CLOSED)
+            return failed or session.state in (LinkState.LINKED, LinkState.CLOSED)
 
         if True:  # sync: with link.lock:
             try:
@@ -169,9 +169,9 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
             except Timeout:
                 why = link.last.reason if isinstance(link.last, Unlinked) else "no answer"
                 raise no_link(self.settings.endpoints, timeout_ms, why) from None
-            if session.state is State.CLOSED:
+            if session.state is LinkState.CLOSED:
                 raise session.error or ConnectionLost("the client is closed")
-            if session.state is not State.LINKED and isinstance(link.last, Unlinked):
+            if session.state is not LinkState.LINKED and isinstance(link.last, Unlinked):
                 raise ConnectionLost(link.last.reason)
 
     async def flush(self, timeout_ms: Wait = "default") -> None:
@@ -180,7 +180,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         if True:  # sync: with link.lock:
             link.wake_up()
             await link.until(
-                lambda: session.idle or session.state is State.CLOSED,
+                lambda: session.idle or session.state is LinkState.CLOSED,
                 session,
                 timeout_ms,
                 ACKED,
@@ -199,18 +199,18 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         until they have finished what they have begun, drain_ms at most (None: as long as it
         takes).
         """
-        workings = self._session.workings
-        if drain and self._session.state is not State.CLOSED:
+        offerings = self._session.offerings
+        if drain and self._session.state is not LinkState.CLOSED:
             if True:  # sync: with self._link.lock:
-                workings.drain_all()
+                offerings.drain_all()
                 # sync: self._link.tell()
             with contextlib.suppress(MalamuteError):
                 await self.flush(drain_ms)
         if True:  # sync: with self._link.lock:
             if flush_ms:
-                workings.close_all()
+                offerings.close_all()
                 # sync: self._link.tell()
-        if self._session.state is not State.CLOSED and flush_ms and not self._session.idle:
+        if self._session.state is not LinkState.CLOSED and flush_ms and not self._session.idle:
             # Each publish that is affected raises by itself.
             with contextlib.suppress(MalamuteError):
                 await self.flush(flush_ms)
@@ -235,7 +235,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
     @property
     def linked(self) -> bool:
         """A link is open now."""
-        return self._session.state is State.LINKED
+        return self._session.state is LinkState.LINKED
 
     @property
     def welcome(self) -> c.Welcome | None:
@@ -458,7 +458,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         credit: what may wait in this client. Iterate the result, or its batches().
         Raises PatternError or LocalProtocolError; a refusal is raised by the iteration.
         """
-        request = make_request(
+        request = subscribe_options(
             stream,
             pattern,
             start=start,

@@ -20,7 +20,7 @@ from malamute_py.client.arguments import duration, key_of, later_of
 from malamute_py.client.engine.engine import clock_ms
 from malamute_py.client.engine.waits import ACKED, ANSWER, NOTHING, OPENED
 from malamute_py.client.position import Confirmation
-from malamute_py.client.readers.mail import MailBatchOf, MailReader, make_asked
+from malamute_py.client.readers.mail import InboxBase, MailBatchBase, inbox_options
 from malamute_py.client.session.calls import (
     Body,
     Bulk,
@@ -31,7 +31,7 @@ from malamute_py.client.session.calls import (
     make_row,
 )
 from malamute_py.client.session.letters import Letter, Reply, ranges_of
-from malamute_py.client.session.mailboxes import CREDIT_BYTES, CREDIT_RECORDS, Asked
+from malamute_py.client.session.mailboxes import CREDIT_BYTES, CREDIT_RECORDS, InboxOptions
 from malamute_py.client.session.outbox import Tally
 from malamute_py.client.session.publisher import level_number
 from malamute_py.client.session.requests import Replies
@@ -230,7 +230,7 @@ class MailVerbs(AsyncVerbs):
         to those of an earlier process with the same identity do: see mail.about.
         Raises LocalProtocolError; a refusal is raised by the iteration.
         """
-        asked = make_asked(mailbox, credit_records, credit_bytes, settings, ack)
+        asked = inbox_options(mailbox, credit_records, credit_bytes, settings, ack)
         return Inbox(
             self._link,
             asked,
@@ -279,7 +279,7 @@ class MailVerbs(AsyncVerbs):
             if not link.has_room():
                 left = await link.room(body_size(body), timeout_ms, service)
                 wait_ms = session.settings.wait_ms(left)
-            session.asking.request(
+            session.requests.request(
                 service,
                 row,
                 level_number(confirm),
@@ -294,7 +294,7 @@ class MailVerbs(AsyncVerbs):
             return await future
         except asyncio.CancelledError:
             if True:  # sync: with link.lock:
-                session.asking.give_up(future)
+                session.requests.give_up(future)
                 link.wake_up()
             raise
 
@@ -327,7 +327,7 @@ class MailVerbs(AsyncVerbs):
             if not link.has_room():
                 left = await link.room(body_size(body), timeout_ms, service)
                 wait_ms = session.settings.wait_ms(left)
-            session.asking.request(
+            session.requests.request(
                 service,
                 row,
                 level_number(confirm),
@@ -392,7 +392,7 @@ class MailVerbs(AsyncVerbs):
             if not link.has_room():
                 left = await link.room(body_size(body), timeout_ms, service)
                 wait_ms = session.settings.wait_ms(left)
-            session.asking.request(
+            session.requests.request(
                 service,
                 row,
                 level_number(confirm),
@@ -450,7 +450,7 @@ class Mail(Letter, frozen=True, eq=False, gc=False):
         return await self._inbox.acknowledge([(number, number + 1)], again_ms, timeout_ms)
 
 
-class MailBatch(MailBatchOf[Mail]):
+class MailBatch(MailBatchBase[Mail]):
     """Messages that were sent together."""
 
     async def ack(self, timeout_ms: Wait = "default") -> bool:
@@ -466,13 +466,13 @@ class MailBatch(MailBatchOf[Mail]):
         return acked
 
 
-class Inbox(MailReader[Mail]):
+class Inbox(InboxBase[Mail]):
     """A mailbox as an async iterator of Mail; for one task at a time."""
 
     _letter = Mail
 
     def __init__(
-        self, link: LoopLink, asked: Asked, ack: AckWhen, timeout_ms: int | None = None
+        self, link: LoopLink, asked: InboxOptions, ack: AckWhen, timeout_ms: int | None = None
     ) -> None:
         """See Client.inbox(). Raises what ended the session."""
         self._link = link

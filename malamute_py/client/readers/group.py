@@ -11,13 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 from malamute_protocol.errors import LocalProtocolError
-from malamute_py.client.readers.records import Cursor
+from malamute_py.client.readers.records import SubscriptionBase
 from malamute_py.client.session.memberships import HeldBatch, Membership
 from malamute_py.client.session.subscription import Notice
 from malamute_py.client.words import AckWhen
 
 
-class Handed(Cursor):
+class MemberBase(SubscriptionBase):
     """What both shells share of a member: the place in a batch, what was handed over last."""
 
     def __init__(
@@ -32,7 +32,7 @@ class Handed(Cursor):
             raise LocalProtocolError("bad_setting", f"ack={ack!r}; known are 'next', 'manual'")
         self._by_itself = ack == "next"
         self._handed: list[int] = []
-        """Handed over last; acknowledged when the next is asked for."""
+        """Offsets handed over last; acknowledged when the next is asked for."""
         self._handed_of: Any = None
         """The batch that this is of."""
 

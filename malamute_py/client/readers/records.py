@@ -26,7 +26,7 @@ from malamute_py.client.session.subscription import (
 _NOTICES_KEPT: Final = 1000
 
 
-class Cursor:
+class SubscriptionBase:
     """What the subscriptions of both shells share: the place in a batch, and notices."""
 
     def __init__(self, strict: bool, on_notice: Callable[[Notice], None] | None) -> None:

@@ -34,8 +34,8 @@ from malamute_py.client.arguments import (
     wrong,
 )
 from malamute_py.client.position import StartPoint, start_on_wire
-from malamute_py.client.session.rows import More, Row
-from malamute_py.client.session.subscription import VISIBILITIES, Request
+from malamute_py.client.session.rows import More, OutgoingRow
+from malamute_py.client.session.subscription import VISIBILITIES, SubscribeOptions
 from malamute_py.client.words import ReadVisibility, Until
 
 Body: TypeAlias = bytes | bytearray | memoryview | str
@@ -59,7 +59,7 @@ def make_row(
     expires_at_ms: Time | None,
     properties: Properties | None,
     token: Any,
-) -> Row:
+) -> OutgoingRow:
     """One record as the publisher gathers it. Raises LocalProtocolError: an argument is wrong."""
     if type(body) is not bytes:
         body = _body_bytes(body)
@@ -70,14 +70,14 @@ def make_row(
         subject = subject_of(subject)
     # Most records have nothing else: those need no second object.
     if fields is None and client_time_ms is None and expires_at_ms is None and properties is None:
-        return Row(body, subject, token)
+        return OutgoingRow(body, subject, token)
     more = More(
         None if fields is None else fields_of(fields),
         None if client_time_ms is None else column_time("client_time_ms", client_time_ms),
         None if expires_at_ms is None else later_of("expires_at_ms", expires_at_ms, "bad_batch"),
         None if properties is None else properties_of(properties),
     )
-    return Row(body, subject, token, more)
+    return OutgoingRow(body, subject, token, more)
 
 
 def body_size(body: Body) -> int:
@@ -258,7 +258,7 @@ def content_count(content: Any) -> int:
     return count
 
 
-def make_request(
+def subscribe_options(
     stream: str,
     pattern: str | Pattern,
     *,
@@ -271,14 +271,14 @@ def make_request(
     whole: bool,
     credit_records: int,
     credit_bytes: int,
-) -> Request:
+) -> SubscribeOptions:
     """A subscription as asked for.
 
     Raises PatternError or LocalProtocolError for what the broker would refuse anyway.
     """
     one_of("visibility", visibility, _VISIBILITIES)
     one_of("until", until, ("", "tail"))
-    return Request(
+    return SubscribeOptions(
         stream=stream,
         pattern=make_pattern(pattern),
         start=start_on_wire(start),

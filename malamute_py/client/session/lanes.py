@@ -19,24 +19,22 @@ from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.client.arguments import name_of
 from malamute_py.client.session.events import Event
-from malamute_py.client.session.outgoing import Put, Trackers, Window
+from malamute_py.client.session.outgoing import CommandSink, Trackers, Window
 from malamute_py.client.session.receiver import Opened
-from malamute_py.client.session.rows import ROW_BYTES, Row, content_of, size_of
+from malamute_py.client.session.rows import ROW_BYTES, OutgoingRow, content_of, size_of
 from malamute_py.client.settings import ClientSettings
 
 QUEUED, SENT, OVER = range(3)
 """States of a batch: waiting to leave, under way, answered or given up."""
 NONE: Final = int(Level.NONE)
-_TOGETHER_MS: Final = 10
-"""Rows whose deadlines lie so close share one, the latest of them."""
 
 
 class OutgoingBatch:
     """Rows that leave as one content, from the first of them until all is settled."""
 
     __slots__ = (
-        "bytes", "content", "counted", "doubtful", "lane", "level", "rows", "sealed", "serial",
-        "state", "thin", "until_ms",
+        "bytes", "content", "counted", "doubtful", "lane", "level", "one_by_one", "rows", "sealed",
+        "serial", "state", "thin", "until_ms",
     )  # fmt: skip
 
     def __init__(self, lane: Lane[Any], level: int) -> None:
@@ -51,6 +49,8 @@ class OutgoingBatch:
         """Whether its bytes are unconfirmed ones of the window."""
         self.doubtful = False
         """Whether the batch was under way when a link was lost: the broker may have taken it."""
+        self.one_by_one = False
+        """Whether nothing may leave for the same place before this is answered."""
         self.sealed = False
         """Whether no row may join: the batch has a key, a content, or a tally of its rows."""
         self.serial = 0
@@ -66,18 +66,9 @@ class OutgoingBatch:
         return False
 
     @property
-    def one_by_one(self) -> bool:
-        """Whether nothing may leave for the same place before this is answered."""
-        return False
-
-    @property
     def count(self) -> int:
         """Rows."""
         return len(self.rows)
-
-    def may_be_lost(self, confirm: Confirm) -> bool:
-        """Whether it is kept although it was confirmed: it may have to be sent again."""
-        return False
 
     def live_rows(self) -> list[Any]:
         """The rows that a caller waits for."""
@@ -100,7 +91,7 @@ class OutgoingBatch:
         self.content = content_of(self.rows, self.lane.owner.limits)
         self.bytes = len(self.content) + STAMP_BYTES
 
-    def say(self, out: Put, tracker: int) -> None:
+    def say(self, out: CommandSink, tracker: int) -> None:
         """Hand over the command, with its content."""
         raise NotImplementedError
 
@@ -231,7 +222,7 @@ class Lanes(Generic[Kind]):
             lane = home[place] = self.lane_type(self, home, place)
         return lane
 
-    def check(self, row: Row) -> None:
+    def check(self, row: OutgoingRow) -> None:
         """Raises LocalProtocolError `too_large`."""
         size = len(row.body)
         if size > self.limits.record_bytes_max:
@@ -255,27 +246,7 @@ class Lanes(Generic[Kind]):
             )
         return size
 
-    def join(self, batch: OutgoingBatch, row: Row, until_ms: int = 0) -> bool:
-        """Add a row of the same kind to the last batch of its lane; False: it does not fit."""
-        size = len(row.body)
-        rows = batch.rows
-        longer_ms = until_ms - batch.until_ms
-        if (
-            batch.sealed
-            or batch.bytes + size > self.batch_bytes
-            or len(rows) >= self.limits.batch_records_max
-            or not -_TOGETHER_MS <= longer_ms <= _TOGETHER_MS
-        ):
-            return False
-        if longer_ms > 0:
-            batch.until_ms = until_ms
-        rows.append(row)
-        size += ROW_BYTES
-        batch.bytes += size
-        self.window.queued_bytes += size
-        return True
-
-    def begin(self, batch: Kind, row: Row) -> None:
+    def begin(self, batch: Kind, row: OutgoingRow) -> None:
         """Put an empty batch at the end of its lane, with its first row."""
         batch.rows.append(row)
         batch.bytes = len(row.body) + ROW_BYTES
@@ -309,7 +280,8 @@ class Lanes(Generic[Kind]):
             lane.sent.clear()
             for batch in reversed(under_way):
                 batch.doubtful = True
-                self._uncount(batch)
+                if batch.counted:
+                    self._uncount(batch)
                 if batch.thin and not batch.live_rows():
                     batch.state = OVER
                     continue
@@ -345,7 +317,8 @@ class Lanes(Generic[Kind]):
     def fail_lane(self, lane: Lane[Kind], error: MalamuteError) -> None:
         """What is in a lane fails; of what is under way the answers are not awaited."""
         for batch in list(lane.sent):
-            self._uncount(batch)
+            if batch.counted:
+                self._uncount(batch)
             self._end(batch, error)
         for batch in lane.queue:
             self.window.queued_bytes -= batch.bytes
@@ -359,7 +332,7 @@ class Lanes(Generic[Kind]):
     def wake(self, now_ms: int) -> None:
         """Nothing of it is due but what take() does."""
 
-    def take(self, now_ms: int, out: Put) -> bool:
+    def take(self, now_ms: int, out: CommandSink) -> bool:
         """Hand over what may leave now; False: the window holds something back."""
         self._taken_ms = now_ms
         if not self._linked:
@@ -386,7 +359,7 @@ class Lanes(Generic[Kind]):
         self._blocked.pop(lane, None)
         return True
 
-    def _drain(self, lane: Lane[Kind], now_ms: int, out: Put) -> bool:
+    def _drain(self, lane: Lane[Kind], now_ms: int, out: CommandSink) -> bool:
         """Send from one lane; returns False when the window holds all callers back."""
         queue = lane.queue
         while queue:
@@ -402,7 +375,7 @@ class Lanes(Generic[Kind]):
         self._rest(lane)
         return True
 
-    def _holds(self, batch: Kind, now_ms: int, out: Put) -> bool:
+    def _holds(self, batch: Kind, now_ms: int, out: CommandSink) -> bool:
         """Whether the batch at the head of its lane must wait for something else than room."""
         lane = batch.lane
         return lane.stopped or bool(lane.sent and batch.one_by_one)
@@ -436,7 +409,7 @@ class Lanes(Generic[Kind]):
         batch.sealed = True
         return True
 
-    def _leave(self, batch: Kind, out: Put) -> None:
+    def _leave(self, batch: Kind, out: CommandSink) -> None:
         level = batch.level
         if level == NONE:
             self.window.passes(batch.bytes)
@@ -456,16 +429,17 @@ class Lanes(Generic[Kind]):
 
     # --- answers ---------------------------------------------------------------------------
 
-    def confirmed(self, batch: Kind, confirm: Confirm) -> None:
-        """The broker has it."""
+    def confirmed(self, batch: Kind, confirm: Confirm, *, keep: bool = False) -> None:
+        """The broker has it. keep: it may have to be sent again all the same."""
         if not self._came_back(batch):
             return
-        if batch.may_be_lost(confirm):
+        if keep:
             batch.state = OVER
         else:
             self._end(batch, confirm)
-        if not batch.lane.queue:
-            self._rest(batch.lane)
+        lane = batch.lane
+        if not lane.queue and not lane.lasting:
+            self._rest(lane)
 
     def refused(self, batch: Kind, error: BrokerRefused, now_ms: int) -> None:
         """The broker did not take it: again later, in parts, or never, by the code."""
@@ -477,14 +451,14 @@ class Lanes(Generic[Kind]):
         lane = batch.lane
         lane.sent.pop(batch, None)
         lane.stopped = False
-        self._uncount(batch)
+        if batch.counted:
+            self._uncount(batch)
         return True
 
     def _uncount(self, batch: Kind) -> None:
-        if batch.counted:
-            batch.counted = False
-            self._sent -= 1
-            self.window.unconfirmed_bytes -= batch.bytes
+        batch.counted = False
+        self._sent -= 1
+        self.window.unconfirmed_bytes -= batch.bytes
 
     def _put_back(self, batch: Kind) -> None:
         """Into its lane again, before what was asked for later."""

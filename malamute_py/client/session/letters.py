@@ -36,7 +36,7 @@ class RequestFailed(MalamuteError):
         self.why = why
 
 
-class Delivered:
+class HandoutBatch:
     """One MAIL or WORK: its batch, and what holds for all rows of it."""
 
     __slots__ = ("_about", "about", "attempts", "batch", "command")
@@ -86,7 +86,7 @@ def chosen(batch: Batch, rows: Sequence[int]) -> Batch:
 class Letter(Record, frozen=True, eq=False, gc=False):
     """A row of delivered mail: all that a Record has, and what came with it."""
 
-    _of: Delivered
+    _of: HandoutBatch
 
     @property
     def number(self) -> int:

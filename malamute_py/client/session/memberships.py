@@ -41,17 +41,17 @@ from malamute_protocol.errors import (
 )
 from malamute_protocol.limits import Limits
 from malamute_py.client.arguments import duration, integer, name_of, one_of, truth
-from malamute_py.client.session.acknowledgements import Ack, Acks, Form, Range, merged
+from malamute_py.client.session.acknowledgements import Ack, AckForm, Acks, Range, merged
 from malamute_py.client.session.events import Event, Settled
 from malamute_py.client.session.letters import chosen, ranges_of, rows_of
-from malamute_py.client.session.outgoing import Put, Trackers
+from malamute_py.client.session.outgoing import CommandSink, Trackers
 from malamute_py.client.session.receiver import Opened
 from malamute_py.client.session.subscription import GapNotice, Notice, RewoundNotice, cut
 from malamute_py.client.session.unreadable import Unreadable, taken_in
 from malamute_py.client.session.warnings import Warnings
 from malamute_py.client.words import GroupKind, GroupVisibility
 
-DONE: Final = Form()
+DONE: Final = AckForm()
 KINDS: Final = ("shared", "exclusive", "keyed")
 VISIBILITIES: Final = {"": -1, "live": 0, "durable": 1}
 CREDIT_RECORDS: Final = 8192
@@ -69,7 +69,7 @@ def group_visibility(name: GroupVisibility) -> int:
     return VISIBILITIES[name]
 
 
-class Joining(msgspec.Struct, frozen=True):
+class GroupOptions(msgspec.Struct, frozen=True):
     """A membership as asked for."""
 
     stream: str
@@ -87,7 +87,7 @@ class Joining(msgspec.Struct, frozen=True):
     create: bool = False
     """Create the stream when it does not exist."""
 
-    def check(self) -> Joining:
+    def check(self) -> GroupOptions:
         """Raises LocalProtocolError `bad_setting` for what the broker would refuse anyway."""
         name_of("stream", self.stream)
         name_of("group", self.group)
@@ -131,7 +131,7 @@ class HeldBatch(Batch):
 class Membership(Opened):
     """One member of one group, over all links."""
 
-    def __init__(self, number: int, asked: Joining, memberships: Memberships) -> None:
+    def __init__(self, number: int, asked: GroupOptions, memberships: Memberships) -> None:
         super().__init__(number)
         self.asked = asked
         self.queue: deque[HeldBatch | Notice] = deque()
@@ -203,7 +203,7 @@ class Membership(Opened):
                 self._away.pop(offset, None)
         if mine:
             ranges = merged([(offset, offset + 1) for offset in mine])
-            form = DONE if again_ms < 0 else Form(0, again_ms)
+            form = DONE if again_ms < 0 else AckForm(0, again_ms)
             self._memberships.acks.add(self, form, ranges, token if whole else None)
         if token is not None and not (mine and whole):
             self._memberships.told(token, None if offsets else True)
@@ -265,18 +265,18 @@ class Membership(Opened):
 
     # --- acknowledgements --------------------------------------------------------------------
 
-    def ack_command(self, form: Form, ranges: list[Range], tracker: int) -> AckRecords:
+    def ack_command(self, form: AckForm, ranges: list[Range], tracker: int) -> AckRecords:
         """ACK_RECORDS."""
         return AckRecords(self.number, ranges, tracker, 0, form.again_ms)
 
-    def acked(self, form: Form, ranges: list[Range]) -> None:
+    def acked(self, form: AckForm, ranges: list[Range]) -> None:
         """The broker confirmed it."""
         if form.again_ms < 0:
             for first, end in ranges:
                 self._acked.difference_update(range(first, end))
         self._memberships.freed(self)
 
-    def not_acked(self, form: Form, number: int, error: MalamuteError) -> None:
+    def not_acked(self, form: AckForm, number: int, error: MalamuteError) -> None:
         """The broker says that it is not ours any more."""
         self._acked.discard(number)
         self._memberships.not_held += 1
@@ -490,7 +490,7 @@ class Memberships:
         """What take() goes by: while all of them are empty, it has nothing to do."""
         self._linked = False
 
-    def join(self, asked: Joining) -> Membership:
+    def join(self, asked: GroupOptions) -> Membership:
         """Become a member. Raises what ended the session."""
         return self._open(lambda number: Membership(number, asked, self))
 
@@ -559,7 +559,7 @@ class Memberships:
         """Nothing of it is due but warnings, and what take() does."""
         self.warnings.wake(now_ms)
 
-    def take(self, now_ms: int, out: Put) -> bool:
+    def take(self, now_ms: int, out: CommandSink) -> bool:
         """Acknowledge; leave groups that no caller reads."""
         self.acks.take(now_ms, out)
         for membership in list(self._leaving):

@@ -50,16 +50,16 @@ from malamute_py.client.arguments import (
     reason_of,
     settings_of,
 )
-from malamute_py.client.session.acknowledgements import Ack, Acks, Form, Range
+from malamute_py.client.session.acknowledgements import Ack, AckForm, Acks, Range
 from malamute_py.client.session.calls import make_pattern
 from malamute_py.client.session.events import Event, Settled
 from malamute_py.client.session.lanes import Lane
-from malamute_py.client.session.letters import Delivered, rows_of
+from malamute_py.client.session.letters import HandoutBatch, rows_of
 from malamute_py.client.session.outbox import KeyedBatch, Outbox
-from malamute_py.client.session.outgoing import Put, Trackers
+from malamute_py.client.session.outgoing import CommandSink, Trackers
 from malamute_py.client.session.publisher import confirmation, level_number
 from malamute_py.client.session.receiver import Opened
-from malamute_py.client.session.rows import Row
+from malamute_py.client.session.rows import OutgoingRow
 from malamute_py.client.session.unreadable import Unreadable, one_taken_in
 from malamute_py.client.session.warnings import Warnings
 from malamute_py.client.words import ConfirmAt, OnError
@@ -83,7 +83,7 @@ _ANSWERS_MAX: Final = 1024
 """Answers that came too late and are kept, should the request be handed to us once more."""
 
 
-class Offered(msgspec.Struct, frozen=True):
+class OfferOptions(msgspec.Struct, frozen=True):
     """What a worker offers."""
 
     service: str
@@ -99,7 +99,7 @@ class Offered(msgspec.Struct, frozen=True):
     settings: dict[str, Any] = {}
 
 
-def make_offered(
+def offer_options(
     service: str,
     pattern: str | Pattern,
     concurrency: int,
@@ -107,13 +107,13 @@ def make_offered(
     confirm: ConfirmAt,
     credit_bytes: int,
     settings: Mapping[str, Any] | None,
-) -> Offered:
+) -> OfferOptions:
     """An offer as asked for. Raises PatternError or LocalProtocolError `bad_setting`."""
     name_of("service", service)
     if fault := name_fault(service):
         # serve() registers only: the broker would tell it in run(), and for all services at once.
         raise LocalProtocolError("bad_name", f"service {service!r}: {fault}")
-    return Offered(
+    return OfferOptions(
         service,
         make_pattern(pattern),
         integer("concurrency", concurrency, 1),
@@ -129,7 +129,7 @@ def make_on_error(on_error: OnError) -> None:
     one_of("on_error", on_error, ON_ERROR)
 
 
-class Job:
+class RequestBase:
     """A request in hand; the shells add what can be done with it."""
 
     __slots__ = (
@@ -149,7 +149,7 @@ class Job:
         "running",
     )
 
-    def __init__(self, batch: Batch, row: int, of: Delivered, offering: Offering) -> None:
+    def __init__(self, batch: Batch, row: int, of: HandoutBatch, offering: Offering) -> None:
         self._batch = batch
         self._row = row
         self._of = of
@@ -170,7 +170,7 @@ class Job:
         """A handler that the client runs is at it."""
         self.replying = 0
         """Replies that were not answered."""
-        self.end: tuple[Form, Any] | None = None
+        self.end: tuple[AckForm, Any] | None = None
         """How it ends once they are, and who waits for that: an end must not overtake them."""
 
     @property
@@ -178,7 +178,7 @@ class Job:
         """What an atomic step answers it with."""
         return self.offering
 
-    def handed_again(self, batch: Batch, row: int, of: Delivered) -> None:
+    def handed_again(self, batch: Batch, row: int, of: HandoutBatch) -> None:
         """The broker hands it out once more while we have it."""
         self._batch, self._row, self._of = batch, row, of
         self.doubtful = self.lost = False
@@ -261,13 +261,13 @@ class Job:
         if self.lost or self.offering.ended or self.offering.closing:
             return True
         deadline_ms = self.deadline_ms
-        return bool(deadline_ms) and self.offering.workings.broker_ms() >= deadline_ms
+        return bool(deadline_ms) and self.offering.offerings.broker_ms() >= deadline_ms
 
 
-class Answer(msgspec.Struct):
+class ReplyToken(msgspec.Struct):
     """The token of a reply's row."""
 
-    request: Job
+    request: RequestBase
     caller: Any = None
     """Who waits for the confirm; None: no caller does."""
 
@@ -281,13 +281,10 @@ class OutgoingReplies(KeyedBatch):
         super().__init__(lane, level)
         self.offering = offering
         self.last = last
+        # A reply that others follow must not be overtaken by them.
+        self.one_by_one = not last
         self.awaited = False
         """Whether a caller waits for the confirm."""
-
-    @property
-    def one_by_one(self) -> bool:
-        """A reply that others follow must not be overtaken by them."""
-        return not self.last
 
     def alike(self) -> OutgoingReplies:
         """Make an empty batch of the same kind for the same place."""
@@ -295,7 +292,7 @@ class OutgoingReplies(KeyedBatch):
         alike.awaited = self.awaited
         return alike
 
-    def say(self, out: Put, tracker: int) -> None:
+    def say(self, out: CommandSink, tracker: int) -> None:
         """REPLY; with a name, as a step of its own, when it may come twice otherwise."""
         offering = self.offering
         numbers = [row.token.request.number for row in self.rows]
@@ -330,7 +327,7 @@ class OutgoingReplies(KeyedBatch):
             error = BrokerRefused("not_held", error.reason)
         super().refused(error, now_ms)
 
-    def live_rows(self) -> list[Row]:
+    def live_rows(self) -> list[OutgoingRow]:
         """The replies that leave no hole."""
         return [row for row in self.rows if not row.token.request.broken]
 
@@ -340,7 +337,7 @@ class OutgoingReplies(KeyedBatch):
             # Nobody waits for it, and nothing follows: what most replies are, 64 at a time.
             in_hand = self.offering.in_hand
             for row in self.rows:
-                answered: Job = row.token.request
+                answered: RequestBase = row.token.request
                 answered.replying -= 1
                 if in_hand.get(answered.number) is answered:
                     del in_hand[answered.number]
@@ -365,7 +362,7 @@ class OutgoingReplies(KeyedBatch):
                 if given_up and isinstance(outcome, ProtocolError | BrokerRefused):
                     # Nobody is left who could say something else of it; and replies with a hole
                     # would look whole to the requester.
-                    self.offering.workings.give_up(request, outcome)
+                    self.offering.offerings.give_up(request, outcome)
             if token is not None:
                 pairs.append((token, told))
         if pairs:
@@ -374,7 +371,7 @@ class OutgoingReplies(KeyedBatch):
             request = row.token.request
             request.replying -= 1
             if request.end is not None and not request.replying:
-                self.offering.workings.end_at_last(request)
+                self.offering.offerings.end_at_last(request)
 
 
 class Offering(Opened):
@@ -382,14 +379,16 @@ class Offering(Opened):
 
     consumes = True
 
-    def __init__(self, number: int, asked: Offered, kind: type[Job], workings: Workings) -> None:
+    def __init__(
+        self, number: int, asked: OfferOptions, kind: type[RequestBase], offerings: Offerings
+    ) -> None:
         """kind: what is made of each request."""
         super().__init__(number)
         self.asked = asked
-        self.workings = workings
-        self.queue: deque[Job] = deque()
+        self.offerings = offerings
+        self.queue: deque[RequestBase] = deque()
         """Not begun, in the order of arrival; take from it with take()."""
-        self.in_hand: dict[int, Job] = {}
+        self.in_hand: dict[int, RequestBase] = {}
         """By number, until the broker has confirmed the end of each."""
         self.unfinished = 0
         """In hand and not finished."""
@@ -409,10 +408,10 @@ class Offering(Opened):
         self._kind = kind
         self._accepted = False
         self._lease_ms = 0
-        self._late: dict[int, Row] = {}
-        self._still: dict[int, Job] = {}
+        self._late: dict[int, OutgoingRow] = {}
+        self._still: dict[int, RequestBase] = {}
         """Taken from us, while their handlers are at it."""
-        self._behind: dict[int, Job] = {}
+        self._behind: dict[int, RequestBase] = {}
         """Handed to us once more meanwhile: they are begun when those handlers have ended."""
         self._received_records = 0
         self._received_bytes = 0
@@ -426,7 +425,7 @@ class Offering(Opened):
 
     # --- the worker's side -------------------------------------------------------------------
 
-    def take(self) -> Job | None:
+    def take(self) -> RequestBase | None:
         """The next request to begin with; None: none yet."""
         queue = self.queue
         while queue:
@@ -441,7 +440,7 @@ class Offering(Opened):
             return request
         return None
 
-    def finish(self, request: Job) -> bool:
+    def finish(self, request: RequestBase) -> bool:
         """Its end is about to be said; False: it was said already."""
         if request.finished:
             return False
@@ -450,13 +449,13 @@ class Offering(Opened):
             self.unfinished -= 1
         return True
 
-    def done(self, request: Job) -> None:
+    def done(self, request: RequestBase) -> None:
         """The broker has confirmed its end."""
         if self.in_hand.get(request.number) is request:
             del self.in_hand[request.number]
 
     def too_late(
-        self, request: Job, error: MalamuteError, row: Row | None, last: bool = True
+        self, request: RequestBase, error: MalamuteError, row: OutgoingRow | None, last: bool = True
     ) -> None:
         """What was said of it came when it was not ours any more.
 
@@ -471,25 +470,25 @@ class Offering(Opened):
                 del self._late[next(iter(self._late))]
         if not last and not request.broken:
             request.broken = True
-            self.workings.drop_replies(request)
+            self.offerings.drop_replies(request)
             if request.end is not None:
-                self.workings.end_at_last(request)
+                self.offerings.end_at_last(request)
         if request.finished or request.broken:
             self.finish(request)
             self.done(request)
-            self.workings.finished(self)
-        self.workings.warnings.add(
+            self.offerings.finished(self)
+        self.offerings.warnings.add(
             "answered too late, or taken before the link was lost",
             f"request {request.number} of {self.asked.service}: {error}",
         )
 
-    def _taken_away(self, request: Job) -> None:
+    def _taken_away(self, request: RequestBase) -> None:
         """Forget a request that is not ours any more; if it comes again, that is another run."""
         request.lost = True
         if request.running:
             self._still[request.number] = request
 
-    def ran(self, request: Job) -> None:
+    def ran(self, request: RequestBase) -> None:
         """The handler of a request that was taken from us has ended."""
         if self._still.get(request.number) is not request:
             return
@@ -497,13 +496,13 @@ class Offering(Opened):
         again = self._behind.pop(request.number, None)
         if again is not None and self.in_hand.get(again.number) is again:
             self.queue.append(again)
-            self.workings.arrived(self)
+            self.offerings.arrived(self)
 
-    def drop(self, request: Job) -> None:
+    def drop(self, request: RequestBase) -> None:
         """Nothing more is said of a request that was taken from us."""
         self.finish(request)
         self.done(request)
-        self.workings.finished(self)
+        self.offerings.finished(self)
 
     def dropped(self) -> list[int]:
         """Numbers of the requests that the program was given and cannot finish any more.
@@ -526,7 +525,7 @@ class Offering(Opened):
                 self.in_hand[number] = request
         return found
 
-    def reopened(self, request: Job) -> None:
+    def reopened(self, request: RequestBase) -> None:
         """Its end was refused: it is still in hand."""
         if request.finished and self.in_hand.get(request.number) is request:
             request.finished = False
@@ -562,7 +561,7 @@ class Offering(Opened):
             request = self.in_hand.get(number)
             if request is not None:
                 self.done(request)
-        self.workings.finished(self)
+        self.offerings.finished(self)
 
     def regained(self, numbers: list[int]) -> None:
         """The step was not taken: they are in hand as before."""
@@ -588,7 +587,7 @@ class Offering(Opened):
 
     # --- acknowledgements --------------------------------------------------------------------
 
-    def ack_command(self, form: Form, ranges: list[Range], tracker: int) -> AckWork:
+    def ack_command(self, form: AckForm, ranges: list[Range], tracker: int) -> AckWork:
         """ACK_WORK."""
         again_ms = max(0, form.again_ms)
         ends = form.state not in (RECEIVED, RENEWED)
@@ -602,7 +601,7 @@ class Offering(Opened):
         self.in_memory = True
         return True
 
-    def acked(self, form: Form, ranges: list[Range]) -> None:
+    def acked(self, form: AckForm, ranges: list[Range]) -> None:
         """The broker confirmed it."""
         for first, end in ranges:
             for number in range(first, end):
@@ -614,9 +613,9 @@ class Offering(Opened):
                 elif form.state != RECEIVED:
                     self.done(request)
         if form.state == RENEWED:
-            self.workings.arrived(self)
+            self.offerings.arrived(self)
 
-    def not_acked(self, form: Form, number: int, error: MalamuteError) -> None:
+    def not_acked(self, form: AckForm, number: int, error: MalamuteError) -> None:
         """The broker says that it is not ours any more."""
         request = self.in_hand.get(number)
         if request is None:
@@ -630,8 +629,8 @@ class Offering(Opened):
             if not request.begun:
                 self.unfinished -= 1
                 del self.in_hand[number]
-                self.workings.finished(self)
-        self.workings.arrived(self)
+                self.offerings.finished(self)
+        self.offerings.arrived(self)
 
     def ack_lost(self, ack: Ack) -> bool:
         """A renewal is said anew with the next link; what a caller waits for is said again."""
@@ -700,7 +699,7 @@ class Offering(Opened):
             self._cannot_read(batch)
             return
         self._received_records += len(batch)
-        delivered = Delivered(batch, command)
+        delivered = HandoutBatch(batch, command)
         in_hand, queue, kind = self.in_hand, self.queue, self._kind
         known = bool(in_hand or self._late or self._still)
         for row in rows_of(batch):
@@ -715,23 +714,25 @@ class Offering(Opened):
                 queue.append(request)
         self._lease_ms = command.lease_ms
         if not self.renew_at_ms:
-            self.workings.hold(self)
+            self.offerings.hold(self)
         if self.closing:
-            self.workings.close(self)
+            self.offerings.close(self)
         elif self.draining:
-            self.workings.drain(self)
+            self.offerings.drain(self)
 
     def _cannot_read(self, found: Unreadable) -> None:
         """Requests that no worker can read: dead letters, by name, instead of one worker's end."""
         ranges = found.ranges
         reason = f"unreadable: {found.reason}"[:REASON_BYTES_MAX]
-        self.workings.acks.add(self, Form(FAILED, 0, reason), ranges)
-        self.workings.warnings.add(
+        self.offerings.acks.add(self, AckForm(FAILED, 0, reason), ranges)
+        self.offerings.warnings.add(
             "requests that cannot be read, and are failed",
             f"number {ranges[0][0]} of {self.asked.service}: {found.reason}",
         )
 
-    def _is_known(self, request: Job, batch: Batch, row: int, delivered: Delivered) -> bool:
+    def _is_known(
+        self, request: RequestBase, batch: Batch, row: int, delivered: HandoutBatch
+    ) -> bool:
         """Whether a request was handed to us before: it is in hand, or was answered in vain."""
         ours = self.in_hand.get(request.number)
         if ours is not None:
@@ -743,7 +744,9 @@ class Offering(Opened):
         self.in_hand[request.number] = request
         self.unfinished += 1
         request.begun = True
-        self.workings.reply(request, msgspec.structs.replace(late, token=Answer(request)), True)
+        self.offerings.reply(
+            request, msgspec.structs.replace(late, token=ReplyToken(request)), True
+        )
         return True
 
     def next_renewal_ms(self) -> int:
@@ -762,10 +765,11 @@ class Offering(Opened):
         """The offer has ended."""
         self._still.clear()
         self._behind.clear()
-        self.workings.over(self)
+        self._late.clear()
+        self.offerings.over(self)
 
 
-def _rows_of(request: Job, batch: KeyedBatch) -> list[Row]:
+def _rows_of(request: RequestBase, batch: KeyedBatch) -> list[OutgoingRow]:
     """The replies of a request among those that leave together."""
     return [row for row in batch.rows if row.token.request is request]
 
@@ -773,7 +777,7 @@ def _rows_of(request: Job, batch: KeyedBatch) -> list[Row]:
 _NOT_HELD: Final = BrokerRefused("not_held", "it was taken from us before it was answered")
 
 
-class Workings:
+class Offerings:
     """All offers of a session, what is said of their requests, and when."""
 
     def __init__(
@@ -813,14 +817,14 @@ class Workings:
 
     # --- what callers do -----------------------------------------------------------------------
 
-    def offer(self, asked: Offered, kind: type[Job]) -> Offering:
+    def offer(self, asked: OfferOptions, kind: type[RequestBase]) -> Offering:
         """Begin to offer. Raises what ended the session."""
         offering = self._begin(lambda number: Offering(number, asked, kind, self))
         self._offerings[offering] = None
         return offering
 
-    def reply(self, request: Job, row: Row, last: bool) -> bool:
-        """Answer a request; row: its token is an Answer.
+    def reply(self, request: RequestBase, row: OutgoingRow, last: bool) -> bool:
+        """Answer a request; row: its token is a ReplyToken.
 
         Who waits gets a Confirmation, or None when it was too late. Returns False when the
         request has had its end already: nothing was done.
@@ -857,12 +861,18 @@ class Workings:
         request.replying += 1
         return True
 
-    def _told_late(self, row: Row) -> None:
+    def _told_late(self, row: OutgoingRow) -> None:
         if row.token.caller is not None:
             self.tell(Settled([(row.token.caller, None)]))
 
     def end(
-        self, request: Job, state: int, *, again_ms: int = 0, reason: str = "", token: Any = None
+        self,
+        request: RequestBase,
+        state: int,
+        *,
+        again_ms: int = 0,
+        reason: str = "",
+        token: Any = None,
     ) -> bool:
         """Complete, fail or return a request; its token gets True, or False: too late.
 
@@ -880,12 +890,12 @@ class Workings:
         if not offering.finish(request):
             return False
         self.finished(offering)
-        request.end = Form(state, again_ms, reason), token
+        request.end = AckForm(state, again_ms, reason), token
         if not request.replying:
             self.end_at_last(request)
         return True
 
-    def end_at_last(self, request: Job) -> None:
+    def end_at_last(self, request: RequestBase) -> None:
         """Say how it ends, or tell who waits why that is not said."""
         offering, end = request.offering, request.end
         assert end is not None
@@ -897,7 +907,7 @@ class Workings:
             closed = offering.error or ConnectionLost("the worker is closed")
             self.tell(Settled([(token, closed if offering.ended else False)]))
 
-    def drop_replies(self, request: Job) -> None:
+    def drop_replies(self, request: RequestBase) -> None:
         """One of its replies came too late: those that wait after it do not leave."""
         pairs: list[tuple[Any, Any]] = []
         for lane in self._lanes.values():
@@ -914,7 +924,7 @@ class Workings:
                     batch.content = b""
         self.tell(Settled([pair for pair in pairs if pair[0] is not None]))
 
-    def give_up(self, request: Job, error: MalamuteError) -> None:
+    def give_up(self, request: RequestBase, error: MalamuteError) -> None:
         """A reply was refused for good, and nobody can mend it: the request fails, and says why.
 
         Nobody waits for it, or the request has its end already. A last reply that was put
@@ -931,13 +941,13 @@ class Workings:
             self._take_back_last(request, error)
         if request.end is not None and request.end[0].state == COMPLETED:
             token = request.end[1]
-            request.end = Form(FAILED, 0, reason_of(reason)), None
+            request.end = AckForm(FAILED, 0, reason_of(reason)), None
             if token is not None:
                 self.tell(Settled([(token, error)]))
         else:
             self.end(request, FAILED, reason=reason)
 
-    def _take_back_last(self, request: Job, error: MalamuteError) -> None:
+    def _take_back_last(self, request: RequestBase, error: MalamuteError) -> None:
         """Its last reply does not leave, and who waits for that is told; it is in hand again."""
         offering = request.offering
         lane = self._lanes.get((offering.number, request.reply_to))
@@ -956,13 +966,13 @@ class Workings:
                 Settled([(row.token.caller, error) for row in mine if row.token.caller is not None])
             )
 
-    def say(self, request: Job, state: int, token: Any = None) -> bool:
+    def say(self, request: RequestBase, state: int, token: Any = None) -> bool:
         """Received, or renewed; its token gets True, or False: it is not ours any more."""
         offering = request.offering
         if offering.ended or request.finished:
             return False
         number = request.number
-        self.acks.add(offering, Form(state, 0), [(number, number + 1)], token)
+        self.acks.add(offering, AckForm(state, 0), [(number, number + 1)], token)
         return True
 
     def drain(self, offering: Offering) -> None:
@@ -1065,7 +1075,7 @@ class Workings:
         """Nothing of it is due but warnings, and what take() does."""
         self.warnings.wake(now_ms)
 
-    def take(self, now_ms: int, out: Put) -> bool:
+    def take(self, now_ms: int, out: CommandSink) -> bool:
         """Renew leases, acknowledge, end what is closed."""
         for offering in list(self._holding):
             if not offering.in_hand:
@@ -1078,7 +1088,7 @@ class Workings:
                 numbers = sorted(offering.in_hand)
                 if not numbers:
                     continue
-                self.acks.add(offering, Form(RENEWED, 0), [(n, n + 1) for n in numbers])
+                self.acks.add(offering, AckForm(RENEWED, 0), [(n, n + 1) for n in numbers])
                 offering.renew_at_ms = now_ms + offering.next_renewal_ms()
         self.acks.take(now_ms, out)
         for offering in list(self._draining):
@@ -1098,7 +1108,7 @@ class Workings:
         """What the program can finish no more goes to whoever can."""
         numbers = sorted(offering.dropped())
         if numbers:
-            self.acks.add(offering, Form(RETURNED, 0), [(n, n + 1) for n in numbers])
+            self.acks.add(offering, AckForm(RETURNED, 0), [(n, n + 1) for n in numbers])
             self.finished(offering)
             for number in numbers:
                 self.warnings.add(

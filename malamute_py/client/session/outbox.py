@@ -18,17 +18,19 @@ from malamute_py.client.arguments import priority_of
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.events import Confirmed, Event, Settled
 from malamute_py.client.session.lanes import OVER, QUEUED, Lane, Lanes, OutgoingBatch
-from malamute_py.client.session.outgoing import RETRY_MS, RETRYABLE, Put, Trackers, Window
+from malamute_py.client.session.outgoing import RETRY_MS, RETRYABLE, CommandSink, Trackers, Window
 from malamute_py.client.session.publisher import confirmation
-from malamute_py.client.session.rows import Row, rows_of_content
+from malamute_py.client.session.rows import ROW_BYTES, OutgoingRow, rows_of_content
 from malamute_py.client.settings import ClientSettings
 
 KEY_BYTES: Final = 16
 _DIVIDED: Final = frozenset({"limit", "too_large", "not_held", "no_workers"})
 """Codes that may be the fault of some rows, or of their number, and not of the others."""
+_TOGETHER_MS: Final = 10
+"""Rows whose deadlines lie so close share one, the latest of them."""
 _SWEEP_MIN: Final = 4096
 """Deadlines beyond which those of settled batches are looked for."""
-_UNREAD: Final = Row(b"", "", None)
+_UNREAD: Final = OutgoingRow(b"", "", None)
 """Stands for each row of a content that came encoded and was not read back."""
 
 
@@ -68,12 +70,8 @@ class KeyedBatch(OutgoingBatch):
     def __init__(self, lane: Lane[Any], level: int) -> None:
         super().__init__(lane, level)
         self.key = b""
+        self.one_by_one = True
         self.tally: Tally | None = None
-
-    @property
-    def one_by_one(self) -> bool:
-        """Whether nothing may leave for the same place before this is answered."""
-        return True
 
     @property
     def forgotten(self) -> bool:
@@ -139,7 +137,7 @@ class OutgoingMail(KeyedBatch):
         """Make an empty batch of the same kind for the same place."""
         return OutgoingMail(self.lane, self.level, self.priority, self.deliver_at_ms)
 
-    def say(self, out: Put, tracker: int) -> None:
+    def say(self, out: CommandSink, tracker: int) -> None:
         """Hand over SEND."""
         out.put(
             Send(
@@ -192,7 +190,7 @@ class Outbox(Lanes[KeyedBatch]):
     def send(
         self,
         mailbox: str,
-        row: Row,
+        row: OutgoingRow,
         level: int,
         *,
         priority: int = 0,
@@ -245,7 +243,27 @@ class Outbox(Lanes[KeyedBatch]):
         self.queue(batch)
         self._expect(batch, options.get("until_ms", 0))
 
-    def start(self, batch: KeyedBatch, row: Row, key: bytes, until_ms: int) -> None:
+    def join(self, batch: KeyedBatch, row: OutgoingRow, until_ms: int) -> bool:
+        """Add a row of the same kind to the last batch of its lane; False: it does not fit."""
+        size = len(row.body)
+        rows = batch.rows
+        longer_ms = until_ms - batch.until_ms
+        if (
+            batch.sealed
+            or batch.bytes + size > self.batch_bytes
+            or len(rows) >= self.limits.batch_records_max
+            or not -_TOGETHER_MS <= longer_ms <= _TOGETHER_MS
+        ):
+            return False
+        if longer_ms > 0:
+            batch.until_ms = until_ms
+        rows.append(row)
+        size += ROW_BYTES
+        batch.bytes += size
+        self.window.queued_bytes += size
+        return True
+
+    def start(self, batch: KeyedBatch, row: OutgoingRow, key: bytes, until_ms: int) -> None:
         """Put an empty batch at the end of its lane, with its first row."""
         if key:
             batch.key = key

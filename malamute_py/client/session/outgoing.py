@@ -21,7 +21,7 @@ RETRY_MS: Final = 100
 """How long a while is when the broker does not say it."""
 
 
-class Put(Protocol):
+class CommandSink(Protocol):
     """Takes what leaves now."""
 
     def put(self, command: Command, content: Any) -> None:
@@ -160,7 +160,7 @@ class Outgoing(Protocol):
     def wake(self, now_ms: int) -> None:
         """Do what is due whether there is a link or not: deadlines."""
 
-    def take(self, now_ms: int, out: Put) -> bool:
+    def take(self, now_ms: int, out: CommandSink) -> bool:
         """Hand over what may leave now; False: the window holds something back."""
 
     def next_wake(self) -> int | None:

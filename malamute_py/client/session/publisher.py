@@ -21,8 +21,8 @@ from malamute_py.client.arguments import one_of
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.events import Event, Published
 from malamute_py.client.session.lanes import NONE, Lane, Lanes, LastingLane, OutgoingBatch
-from malamute_py.client.session.outgoing import RETRY_MS, RETRYABLE, Put, Trackers, Window
-from malamute_py.client.session.rows import Row, content_of
+from malamute_py.client.session.outgoing import RETRY_MS, RETRYABLE, CommandSink, Trackers, Window
+from malamute_py.client.session.rows import ROW_BYTES, OutgoingRow, content_of
 from malamute_py.client.settings import ClientSettings
 from malamute_py.client.words import ConfirmAt
 
@@ -76,7 +76,7 @@ _NUMBERED_ANEW: Final = frozenset({"out_of_sequence", "unknown_producer"})
 class OutgoingRecords(OutgoingBatch):
     """Records of one stream, from the first of them until the broker confirmed or refused all."""
 
-    __slots__ = ("_records", "sequence", "since_ms", "single", "tokens")
+    __slots__ = ("_records", "numbered", "sequence", "since_ms", "single", "tokens")
 
     lane: StreamLane
 
@@ -89,6 +89,8 @@ class OutgoingRecords(OutgoingBatch):
         self.tokens = token
         """The callers': one a record when `single`, else one for the batch."""
         self.single = not count
+        self.numbered = level != NONE and lane.owner.idempotent
+        """Whether producer and sequence are the client's."""
         self.sequence = -1
         self.since_ms = -1
         """When the batch was at the head of its lane first."""
@@ -98,11 +100,6 @@ class OutgoingRecords(OutgoingBatch):
     def count(self) -> int:
         """Records."""
         return len(self.rows) or self._records
-
-    @property
-    def numbered(self) -> bool:
-        """Whether producer and sequence are the client's."""
-        return self.level != NONE and self.lane.owner.idempotent
 
     def alike(self) -> OutgoingRecords:
         """Make an empty batch of the same kind for the same place."""
@@ -121,7 +118,7 @@ class OutgoingRecords(OutgoingBatch):
             self.sequence = lane.next_sequence
             lane.next_sequence += self._records
 
-    def number(self) -> None:
+    def _number(self) -> None:
         """Give a content that was encoded elsewhere its place in the sequence."""
         lane = self.lane
         wanted = lane.owner.stamp_of(lane)
@@ -130,8 +127,10 @@ class OutgoingRecords(OutgoingBatch):
         self.sequence = lane.next_sequence
         lane.next_sequence += self._records
 
-    def say(self, out: Put, tracker: int) -> None:
+    def say(self, out: CommandSink, tracker: int) -> None:
         """Hand over PUBLISH."""
+        if self.sequence < 0 and self.numbered:
+            self._number()
         out.put(Publish(self.lane.place, tracker, self.level), self.content)
 
     def settle(self, outcome: Confirm | MalamuteError) -> None:
@@ -200,20 +199,33 @@ class Publisher(Lanes[OutgoingRecords]):
 
     # --- what callers do -----------------------------------------------------------
 
-    def add(self, stream: str, level: int, row: Row) -> None:
+    def add(self, stream: str, level: int, row: OutgoingRow) -> None:
         """Gather one record; it leaves with its neighbours of the same stream and level.
 
         Raises LocalProtocolError `too_large`, or what ended the session: nothing was taken.
         """
-        if len(row.body) > self.limits.record_bytes_max:
-            self.check(row)
         lane = self.streams.get(stream) if type(stream) is str else None
         if lane is None or self._fatal is not None:
             lane = self.lane(self.streams, stream, "stream")
         queue = lane.queue
         last = queue[-1] if queue else None
-        if last is None or last.level != level or not self.join(last, row):
+        size = len(row.body)
+        # As join() does it, without its call for each record.
+        if (
+            last is None
+            or last.level != level
+            or last.sealed
+            or last.bytes + size > self.batch_bytes
+            or len(last.rows) >= self.limits.batch_records_max
+            or size > self.limits.record_bytes_max
+        ):
+            self.check(row)
             self.begin(OutgoingRecords(lane, level), row)
+        else:
+            last.rows.append(row)
+            size += ROW_BYTES
+            last.bytes += size
+            self.window.queued_bytes += size
 
     def add_content(self, stream: str, level: int, content: Any, count: int, token: Any) -> None:
         """Queue an encoded batch content.
@@ -330,7 +342,7 @@ class Publisher(Lanes[OutgoingRecords]):
 
     # --- sending -----------------------------------------------------------------------
 
-    def take(self, now_ms: int, out: Put) -> bool:
+    def take(self, now_ms: int, out: CommandSink) -> bool:
         """Hand over every batch that may leave now; False: the window holds some back."""
         before = self._trackers.last
         roomy = super().take(now_ms, out)
@@ -348,7 +360,7 @@ class Publisher(Lanes[OutgoingRecords]):
             self._settled = False
         return True
 
-    def _holds(self, batch: OutgoingRecords, now_ms: int, out: Put) -> bool:
+    def _holds(self, batch: OutgoingRecords, now_ms: int, out: CommandSink) -> bool:
         """Whether a batch waits for the producer, or for company."""
         if batch.since_ms < 0:
             batch.since_ms = now_ms
@@ -382,11 +394,6 @@ class Publisher(Lanes[OutgoingRecords]):
             and self._sent >= AHEAD
             and not self._others_wait()
         )
-
-    def _leave(self, batch: OutgoingRecords, out: Put) -> None:
-        if batch.sequence < 0 and batch.numbered:
-            batch.number()
-        super()._leave(batch, out)
 
     # --- answers -----------------------------------------------------------------------
 

@@ -23,17 +23,17 @@ from malamute_py.client.session.lanes import OVER, QUEUED, SENT, Lane
 from malamute_py.client.session.letters import (
     COMPLETED,
     NO_ANSWER,
-    Delivered,
+    HandoutBatch,
     Reply,
     RequestFailed,
     chosen,
     ranges_of,
     rows_of,
 )
-from malamute_py.client.session.mailboxes import Asked, Mailbox, Mailboxes
+from malamute_py.client.session.mailboxes import InboxOptions, OpenedMailbox, OpenedMailboxes
 from malamute_py.client.session.outbox import KeyedBatch, Outbox
-from malamute_py.client.session.outgoing import Put
-from malamute_py.client.session.rows import Row
+from malamute_py.client.session.outgoing import CommandSink
+from malamute_py.client.session.rows import OutgoingRow
 
 _ENDED_MAX: Final = 4096
 """Keys of answered requests that are remembered: a reply may come a second time."""
@@ -70,22 +70,24 @@ class OutgoingRequests(KeyedBatch):
     """Requests to one service, until each of them is answered."""
 
     __slots__ = (
-        "asking", "epoch", "inbox", "left", "need_workers", "reply_to", "timeout_ms", "tokens",
+        "epoch", "inbox", "left", "need_workers", "reply_to", "requests", "timeout_ms",
+        "tokens",
     )  # fmt: skip
 
     def __init__(
         self,
         lane: Lane[Any],
         level: int,
-        asking: Asking,
+        requests: PendingRequests,
         reply_to: str,
         timeout_ms: int,
-        inbox: Mailbox | None,
+        inbox: OpenedMailbox | None,
         need_workers: bool,
     ) -> None:
         """inbox: where the replies come; None: no caller here waits for them."""
         super().__init__(lane, level)
-        self.asking = asking
+        self.one_by_one = False
+        self.requests = requests
         self.reply_to = reply_to
         self.timeout_ms = timeout_ms
         self.inbox = inbox
@@ -96,7 +98,11 @@ class OutgoingRequests(KeyedBatch):
         self.epoch = -1
         """Epoch of the journal that has the requests, as their CONFIRM says; -1: none came."""
 
-    def may_be_lost(self, confirm: Confirm) -> bool:
+    def confirmed(self, confirm: Confirm) -> None:
+        """Settle a batch that the broker took, or keep it until its replies have come."""
+        self.lane.owner.confirmed(self, confirm, keep=self._may_be_lost(confirm))
+
+    def _may_be_lost(self, confirm: Confirm) -> bool:
         """Unless it and its reply outlive everything, it is sent again over a later link.
 
         A power loss takes back what was only stored, and a temporary mailbox ends with the broker
@@ -111,26 +117,21 @@ class OutgoingRequests(KeyedBatch):
     @property
     def is_fleeting(self) -> bool:
         """Whether its reply comes into a temporary mailbox."""
-        return not (self.reply_to or self.asking.has_mailbox) or self.reply_to.startswith("~")
+        return not (self.reply_to or self.requests.has_mailbox) or self.reply_to.startswith("~")
 
     @property
     def answered_otherwise(self) -> bool:
         """Settle by the replies, where no caller asked for a confirm."""
         return self.inbox is not None
 
-    @property
-    def one_by_one(self) -> bool:
-        """Several may be under way at once."""
-        return False
-
     def alike(self) -> OutgoingRequests:
         """Make an empty batch of the same kind for the same place."""
         return OutgoingRequests(
-            self.lane, self.level, self.asking, self.reply_to, self.timeout_ms, self.inbox,
+            self.lane, self.level, self.requests, self.reply_to, self.timeout_ms, self.inbox,
             self.need_workers,
         )  # fmt: skip
 
-    def say(self, out: Put, tracker: int) -> None:
+    def say(self, out: CommandSink, tracker: int) -> None:
         """REQUEST."""
         out.put(
             Request(
@@ -155,14 +156,14 @@ class OutgoingRequests(KeyedBatch):
         if self.inbox is not None and not self.tokens:
             self.tokens = [row.token for row in self.rows]
             self.left = len(self.tokens)
-            self.asking.asked[self.key] = self
+            self.requests.asked[self.key] = self
 
     @property
     def forgotten(self) -> bool:
         """Nothing is to be done when its time is over."""
         return self.state == OVER and not self.left
 
-    def live_rows(self) -> list[Row]:
+    def live_rows(self) -> list[OutgoingRow]:
         """The rows that a caller waits for."""
         if not self.tokens:
             return super().live_rows()
@@ -178,31 +179,31 @@ class OutgoingRequests(KeyedBatch):
             assert isinstance(part, OutgoingRequests)
             kept += len(part.rows)
             for row in part.rows:
-                self.asking.batches[row.token] = part
-        self.asking.gone(self, self.left - kept if self.tokens else 0)
+                self.requests.batches[row.token] = part
+        self.requests.gone(self, self.left - kept if self.tokens else 0)
 
     def settle(self, outcome: Confirm | MalamuteError) -> None:
         """Await the replies of an accepted batch, or fail its callers."""
         if self.inbox is None:
             self.lane.owner.tell(Confirmed([row.token for row in self.rows], outcome))
         elif isinstance(outcome, MalamuteError):
-            self.asking.failed(self, outcome)
+            self.requests.failed(self, outcome)
 
     def given_up(self) -> None:
         """Its time is over: those who wait are told."""
         if self.inbox is None:
             super().given_up()
             return
-        self.asking.timed_out(self)
+        self.requests.timed_out(self)
 
 
-class Asking:
+class PendingRequests:
     """All requests of a session that wait for replies."""
 
     def __init__(
         self,
         outbox: Outbox,
-        mailboxes: Mailboxes,
+        mailboxes: OpenedMailboxes,
         ask: Callable[[Callable[[int], Any], Any], Any],
         arrived: Callable[[Any], None],
         tell: Callable[[Event], None],
@@ -231,7 +232,7 @@ class Asking:
     def request(
         self,
         service: str,
-        row: Row,
+        row: OutgoingRow,
         level: int,
         *,
         reply_to: str = "",
@@ -253,12 +254,14 @@ class Asking:
         if reply_to != "":
             text("reply_to", reply_to, NAME_BYTES_MAX)
         lane = outbox.lane(self.services, service, "service")
-        inbox: Mailbox | None = None
+        inbox: OpenedMailbox | None = None
         if waits:
             if key and key in self.asked:
                 raise LocalProtocolError("conflict", "a request with this key waits already")
             inbox = (
-                self._mailboxes.get(Asked(reply_to)) if reply_to else self._mailboxes.own_inbox()
+                self._mailboxes.get(InboxOptions(reply_to))
+                if reply_to
+                else self._mailboxes.own_inbox()
             )
         queue = lane.queue
         last = queue[-1] if queue else None
@@ -311,7 +314,7 @@ class Asking:
 
     # --- replies -------------------------------------------------------------------------------
 
-    def route(self, delivered: Delivered, left: Batch, inbox: Mailbox) -> Batch | None:
+    def route(self, delivered: HandoutBatch, left: Batch, inbox: OpenedMailbox) -> Batch | None:
         """Give replies to the callers that wait; returns the rows that are left."""
         whole = left is delivered.batch
         if whole and all(key in self.asked for key, _, _ in delivered.about):
@@ -342,7 +345,7 @@ class Asking:
         self._settle_replies(command, failures, command.about)
         return True
 
-    def _hand_over(self, delivered: Delivered, batch: Batch, about: Any) -> None:
+    def _hand_over(self, delivered: HandoutBatch, batch: Batch, about: Any) -> None:
         command = delivered.command
         replies: Iterator[Any] = map(Reply, repeat(batch), rows_of(batch), repeat(delivered))
         if command.why and command.why != COMPLETED:
@@ -478,7 +481,7 @@ class Asking:
             if batch.state == SENT:
                 self._outbox.answered(batch)
 
-    def inbox_failed(self, inbox: Mailbox, error: MalamuteError) -> None:
+    def inbox_failed(self, inbox: OpenedMailbox, error: MalamuteError) -> None:
         """Replies cannot be read."""
         for batch in {*self.batches.values(), *self.asked.values()}:
             if batch.inbox is inbox:
@@ -516,17 +519,17 @@ class Asking:
 class _Cancel(Inner):
     """Waits for the answer to CANCEL_REQUEST."""
 
-    def __init__(self, asking: Asking, batch: OutgoingRequests, row: int) -> None:
-        self._asking = asking
+    def __init__(self, requests: PendingRequests, batch: OutgoingRequests, row: int) -> None:
+        self._requests = requests
         self._parcel = batch
         self._row = row
 
     def answered(self, outcome: Any) -> None:
         """RESULT, or an error: then nothing was cancelled."""
         if not isinstance(outcome, MalamuteError):
-            self._asking.cancelled(self._parcel, self._row, outcome.get("count", 0))
+            self._requests.cancelled(self._parcel, self._row, outcome.get("count", 0))
         elif isinstance(outcome, BrokerRefused):
-            self._asking.cancelled(self._parcel, self._row, 0)
+            self._requests.cancelled(self._parcel, self._row, 0)
 
 
 def _failure(why: str) -> MalamuteError:

@@ -19,7 +19,7 @@ ROW_BYTES: Final = 24
 """Bytes that a row is assumed to cost beside its body."""
 
 
-class More(msgspec.Struct):
+class More(msgspec.Struct, gc=False):
     """The parts of a row that most rows leave out."""
 
     fields: Mapping[str, str] | None = None
@@ -28,11 +28,11 @@ class More(msgspec.Struct):
     properties: Mapping[str, Any] | None = None
 
 
-class Row(msgspec.Struct):
+class OutgoingRow(msgspec.Struct, gc=False):
     """One record, message, request or reply.
 
-    A NamedTuple takes four times as long to make, and a plain tuple more to encode. The collector
-    sees rows: a token may refer to what refers to the row.
+    A NamedTuple takes four times as long to make. The collector does not see rows: whoever keeps
+    one drops it at its end, since a token may refer to what keeps the row.
     """
 
     body: bytes
@@ -42,13 +42,13 @@ class Row(msgspec.Struct):
     more: More | None = None
 
 
-def size_of(rows: Sequence[Row]) -> int:
+def size_of(rows: Sequence[OutgoingRow]) -> int:
     """Bytes that rows are assumed to take in a batch."""
     return sum(len(row.body) + ROW_BYTES for row in rows)
 
 
 def content_of(
-    rows: Sequence[Row], limits: Limits, producer: tuple[int, int, int] = (0, 0, 0)
+    rows: Sequence[OutgoingRow], limits: Limits, producer: tuple[int, int, int] = (0, 0, 0)
 ) -> bytes:
     """The rows as one batch content; raises LocalProtocolError when one cannot be.
 
@@ -80,7 +80,7 @@ def _add_columns(options: Options, more: list[More]) -> None:
             options[name] = column  # type: ignore[literal-required]
 
 
-def rows_of_content(content: Any) -> list[Row]:
+def rows_of_content(content: Any) -> list[OutgoingRow]:
     """The rows of an encoded content, for another encoding of fewer of them."""
     parsed = Content(memoryview(content))
     stamp = Stamp(
@@ -89,7 +89,7 @@ def rows_of_content(content: Any) -> list[Row]:
         control_kind=0, content_crc=parsed.head.content_crc,
     )  # fmt: skip
     return [
-        Row(
+        OutgoingRow(
             record.body,
             record.keys,
             None,

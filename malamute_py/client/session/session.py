@@ -94,16 +94,16 @@ from malamute_py.client.session.events import (
     Warned,
     Watched,
 )
-from malamute_py.client.session.mailboxes import Mailboxes, View
+from malamute_py.client.session.mailboxes import MailboxView, OpenedMailboxes
 from malamute_py.client.session.memberships import Memberships
-from malamute_py.client.session.offers import Offering, Workings
+from malamute_py.client.session.offers import Offering, Offerings
 from malamute_py.client.session.outbox import Outbox
 from malamute_py.client.session.outgoing import RETRYABLE, Outgoing, Trackers, Window
 from malamute_py.client.session.publisher import Publisher
 from malamute_py.client.session.receiver import Opened
-from malamute_py.client.session.requests import Asking, Replies
+from malamute_py.client.session.requests import PendingRequests, Replies
 from malamute_py.client.session.steps import Steps
-from malamute_py.client.session.subscription import Reading, Request
+from malamute_py.client.session.subscription import SubscribeOptions, SubscriptionState
 from malamute_py.client.settings import ClientSettings
 
 __all__ = [
@@ -114,11 +114,11 @@ __all__ = [
     "Connect",
     "Disconnect",
     "Event",
+    "LinkState",
     "Linked",
     "Published",
     "Session",
     "Settled",
-    "State",
     "Unlinked",
     "Warned",
 ]
@@ -163,7 +163,7 @@ _STEADY_MS: Final = 2_000
 Kind = TypeVar("Kind", bound=Opened)
 
 
-class State(enum.Enum):
+class LinkState(enum.Enum):
     """Where the link is."""
 
     WAITING = "waiting"
@@ -175,7 +175,7 @@ class State(enum.Enum):
     """For good: by close(), or by what cannot be cured."""
 
 
-class _Asked(msgspec.Struct, gc=False):
+class _PendingCommand(msgspec.Struct, gc=False):
     command: Command
     token: Any
     sent: bool
@@ -189,7 +189,7 @@ class Session:
     ) -> None:
         """random: n -> n random bytes. now_ms: any clock that never goes back."""
         self.settings = settings
-        self.state = State.WAITING
+        self.state = LinkState.WAITING
         self.id = random(16)
         self.welcome: Welcome | None = None
         self.trackers = Trackers()
@@ -200,12 +200,16 @@ class Session:
         self.outbox = Outbox(
             settings, random, self.trackers, self.window, self.tell, self._standing_now
         )
-        self.mailboxes = Mailboxes(self.trackers, self.tell, self.open, self.end, self.arrived)
+        self.mailboxes = OpenedMailboxes(
+            self.trackers, self.tell, self.open, self.end, self.arrived
+        )
         self.identity = "" if is_template(settings.identity) else settings.identity
         """As the newest link has it; before the first, the one asked for."""
         self.mailboxes.own = self._own()
-        self.asking = Asking(self.outbox, self.mailboxes, self.request, self.arrived, self.tell)
-        self.workings = Workings(
+        self.requests = PendingRequests(
+            self.outbox, self.mailboxes, self.request, self.arrived, self.tell
+        )
+        self.offerings = Offerings(
             self.outbox,
             self.trackers,
             self.tell,
@@ -219,7 +223,7 @@ class Session:
         )
         self.steps = Steps(settings, random, self.trackers, self.window, self.tell)
         self.outgoing: list[Outgoing] = [
-            self.publisher, self.outbox, self.mailboxes, self.workings,
+            self.publisher, self.outbox, self.mailboxes, self.offerings,
             self.memberships, self.steps,
         ]  # fmt: skip
         """All who send contents or commands that are confirmed; who is held back by the window
@@ -229,7 +233,7 @@ class Session:
         self.links = 0
         """Links opened so far: one more than the reconnects."""
         self._random = random
-        self._requests: dict[int, _Asked] = {}
+        self._requests: dict[int, _PendingCommand] = {}
         self._request = 0
         self._subscription = 0
         self._attempt = 0
@@ -282,10 +286,10 @@ class Session:
         self._now_ms = now_ms
         for outgoing in self.outgoing:
             outgoing.wake(now_ms)
-        if self.state is State.WAITING and now_ms >= self._retry_at_ms:
+        if self.state is LinkState.WAITING and now_ms >= self._retry_at_ms:
             endpoint = self.settings.endpoints[self._attempt % len(self.settings.endpoints)]
             self._attempt += 1
-            self.state = State.CONNECTING
+            self.state = LinkState.CONNECTING
             self._deadline_ms = now_ms + self.settings.attempt_ms
             self._transport = Connect(endpoint)
             self._link = Link(Side.CLIENT)
@@ -299,9 +303,9 @@ class Session:
                     number=self._number(),
                 )
             ]
-        elif self.state is State.CONNECTING and now_ms >= self._deadline_ms:
+        elif self.state is LinkState.CONNECTING and now_ms >= self._deadline_ms:
             self.lost("silent", "no answer to HELLO within the time of one attempt", now_ms)
-        elif self.state is State.LINKED:
+        elif self.state is LinkState.LINKED:
             assert self.welcome is not None
             if now_ms - self._heard_ms >= self.welcome.expiry_ms:
                 self.lost("silent", "the broker was not heard within the expiry time", now_ms)
@@ -335,15 +339,15 @@ class Session:
         return self.settings.heartbeat_ms or self.welcome.heartbeat_ms
 
     def _talking(self) -> bool:
-        return self.state is State.LINKED or self.state is State.CONNECTING
+        return self.state is LinkState.LINKED or self.state is LinkState.CONNECTING
 
     def next_wake(self) -> int | None:
         """When wake() and take_outgoing() are to be called at the latest; None: no need."""
-        if self.state is State.WAITING:
+        if self.state is LinkState.WAITING:
             at = self._retry_at_ms
-        elif self.state is State.CONNECTING:
+        elif self.state is LinkState.CONNECTING:
             at = self._deadline_ms
-        elif self.state is State.CLOSED:
+        elif self.state is LinkState.CLOSED:
             return None
         else:
             assert self.welcome is not None
@@ -363,9 +367,9 @@ class Session:
     ) -> None:
         """The transport or the link failed; final: trying again cannot cure it."""
         self._now_ms = now_ms
-        if self.state is State.CLOSED or (self.state is State.WAITING and not final):
+        if self.state is LinkState.CLOSED or (self.state is LinkState.WAITING and not final):
             return
-        was_linked = self.state is State.LINKED
+        was_linked = self.state is LinkState.LINKED
         if final:
             ended = code == "closed"
             self._close(ConnectionLost(reason) if ended else BrokerRefused(code, reason))
@@ -393,7 +397,7 @@ class Session:
             )
         elif self._attempts_failed == 1 and not self.links:
             self._tell_of_link(f"no link to a broker yet ({self._down_reason}); trying again")
-        self.state = State.WAITING
+        self.state = LinkState.WAITING
         self._named = False
         self._suspects.clear()
         self._retry_at_ms = now_ms + pause_ms
@@ -418,18 +422,18 @@ class Session:
 
     def close(self) -> None:
         """End the session in order; what is unconfirmed fails with ConnectionLost."""
-        if self.state is not State.CLOSED:
-            if self.state is State.LINKED:
+        if self.state is not LinkState.CLOSED:
+            if self.state is LinkState.LINKED:
                 self._commands.append(Bye())
             self._close(None)
 
     def abandon(self, error: Exception) -> None:
         """End at once because of a defect of our own: no caller is left waiting for ever."""
-        if self.state is not State.CLOSED:
+        if self.state is not LinkState.CLOSED:
             self._close(BrokerRefused("internal", f"the client failed: {error!r}"))
 
     def _close(self, error: MalamuteError | None) -> None:
-        self.state = State.CLOSED
+        self.state = LinkState.CLOSED
         self.error = error
         self._transport = Disconnect()
         if error is not None:
@@ -459,12 +463,12 @@ class Session:
 
     def standing(self, now_ms: int) -> str:
         """In words: whether there is a link and the broker takes what is sent, else why not."""
-        if self.state is State.LINKED:
+        if self.state is LinkState.LINKED:
             up = "the link to the broker is up"
             if now_ms > self._put_off_until_ms or not self._put_off_reason:
                 return up
             return f"{up}, and the broker puts off what it is asked for: {self._put_off_reason}"
-        if self.state is State.CLOSED:
+        if self.state is LinkState.CLOSED:
             return "the client is closed"
         since = "was lost" if self.links else "has been sought for"
         why = f" ({self._down_reason})" if self._down_reason else ""
@@ -483,7 +487,7 @@ class Session:
         self._raise_if_closed()
         number = self._next_request()
         command = checked(make(number))
-        self._requests[number] = _Asked(command, token, False)
+        self._requests[number] = _PendingCommand(command, token, False)
         return command
 
     def give_up(self, token: Any) -> None:
@@ -493,9 +497,9 @@ class Session:
                 del self._requests[number]
                 return
 
-    def subscribe(self, request: Request) -> Reading:
+    def subscribe(self, request: SubscribeOptions) -> SubscriptionState:
         """Begin a subscription. Raises what ended the session."""
-        return self.open(lambda number: Reading(number, request))
+        return self.open(lambda number: SubscriptionState(number, request))
 
     def open(self, make: Callable[[int], Kind]) -> Kind:
         """Open what `make(number)` gives, on this link and every later one, until it ends.
@@ -507,7 +511,7 @@ class Session:
         command = checked(opened.open())
         self._subscription += 1
         self.opened[self._subscription] = opened
-        if self.state is State.LINKED:
+        if self.state is LinkState.LINKED:
             self._commands.append(command)
         return opened
 
@@ -517,19 +521,19 @@ class Session:
         if opened.ended or opened.ending or opened.number not in self.opened:
             return
         opened.ending = True
-        if self.state is State.LINKED:
+        if self.state is LinkState.LINKED:
             self._commands.append(Unsubscribe(opened.number))
         else:
             self.end(opened)
 
     def drop(self, watched: Watched) -> None:
         """End in order what no caller holds any more."""
-        if isinstance(watched, View):
+        if isinstance(watched, MailboxView):
             self.mailboxes.close(watched)
         elif isinstance(watched, Offering):
-            self.workings.close(watched)
+            self.offerings.close(watched)
         elif isinstance(watched, Replies):
-            self.asking.give_up(watched)
+            self.requests.give_up(watched)
         elif isinstance(watched, Opened):
             self.unsubscribe(watched)
 
@@ -558,7 +562,7 @@ class Session:
         return all(outgoing.idle for outgoing in self.outgoing)
 
     def _raise_if_closed(self) -> None:
-        if self.state is State.CLOSED:
+        if self.state is LinkState.CLOSED:
             raise self.error or ConnectionLost("the client is closed")
 
     def _broker_ms(self) -> int:
@@ -627,13 +631,13 @@ class Session:
 
     def _put_outgoing(self, now_ms: int, message: _Messages) -> None:
         message.suspect = None
-        if self._suspicious and self.state is State.LINKED:
+        if self._suspicious and self.state is LinkState.LINKED:
             message.suspect = self._suspect
         for command in self._commands:
             self._link.sent(command)
             message.put(command, None)
         self._commands.clear()
-        if self.state is State.LINKED:
+        if self.state is LinkState.LINKED:
             for opened in self._credit_due:
                 if opened.active and opened.credit_due:
                     message.put(opened.credit(), None)
@@ -703,7 +707,7 @@ class Session:
         if not VERSIONS[0] <= command.version <= VERSIONS[1]:
             self.lost("version", f"the broker speaks {command.version}", self._now_ms, final=True)
             return
-        self.state = State.LINKED
+        self.state = LinkState.LINKED
         self.welcome = command
         # The commands take a frame of their own, beside at most one for each.
         self._messages.commands_max = min(command.message_commands_max, _FRAMES_MAX - 1)
@@ -723,7 +727,7 @@ class Session:
             self._renamed(command.identity)
         for outgoing in self.outgoing:
             outgoing.link_up(command)
-        self.asking.link_up(command)
+        self.requests.link_up(command)
         for asked in self._requests.values():
             asked.sent = False
         self._commands.extend(opened.open() for opened in self.opened.values())
@@ -744,7 +748,7 @@ class Session:
         )
         self._tell_of_link(f"{error}; {self.unanswered} commands are looked at")
         self.publisher.disown(error)
-        self.asking.disown(error)
+        self.requests.disown(error)
         self.outbox.disown(error)
         self.steps.disown(error)
 
@@ -765,7 +769,7 @@ class Session:
         commands shared messages nobody knows: on the next one each leaves by itself. Returns True
         when HELLO is at fault, and no link can be.
         """
-        if self.state is State.CONNECTING:
+        if self.state is LinkState.CONNECTING:
             return code != "internal"
         if self._named:
             return False
@@ -864,7 +868,7 @@ class Session:
         if asked is not None:
             self._answer(asked, command.value)
 
-    def _answer(self, asked: _Asked, outcome: Any) -> None:
+    def _answer(self, asked: _PendingCommand, outcome: Any) -> None:
         if isinstance(asked.token, Inner):
             asked.token.answered(outcome)
         else:

@@ -47,7 +47,7 @@ from malamute_py.client.arguments import (
     wrong,
 )
 from malamute_py.client.position import Confirmation, Position, start_on_wire
-from malamute_py.client.session.acknowledgements import Form, merged
+from malamute_py.client.session.acknowledgements import AckForm, merged
 from malamute_py.client.session.calls import Body, Fields, Properties, Time, make_row
 from malamute_py.client.session.events import Event, Settled
 from malamute_py.client.session.lanes import (
@@ -59,9 +59,9 @@ from malamute_py.client.session.lanes import (
     LastingLane,
     OutgoingBatch,
 )
-from malamute_py.client.session.outgoing import RETRY_MS, RETRYABLE, Put, Trackers, Window
+from malamute_py.client.session.outgoing import RETRY_MS, RETRYABLE, CommandSink, Trackers, Window
 from malamute_py.client.session.publisher import confirmation, level_number
-from malamute_py.client.session.rows import ROW_BYTES, Row, content_of, size_of
+from malamute_py.client.session.rows import ROW_BYTES, OutgoingRow, content_of, size_of
 from malamute_py.client.settings import ClientSettings
 from malamute_py.client.words import ConfirmAt
 
@@ -83,7 +83,7 @@ class Holder(Protocol):
 
     number: int
 
-    def ack_command(self, form: Form, ranges: list[tuple[int, int]], tracker: int) -> Command:
+    def ack_command(self, form: AckForm, ranges: list[tuple[int, int]], tracker: int) -> Command:
         """The command that acknowledges."""
 
     def lend(self, numbers: list[int]) -> None:
@@ -99,7 +99,7 @@ class Holder(Protocol):
         """The broker refused the step as some of what it named is not held by this client."""
 
 
-class Held(Protocol):
+class HandedOut(Protocol):
     """One message, request or record in hand."""
 
     @property
@@ -122,7 +122,7 @@ class Move(NamedTuple):
     force: bool = False
 
 
-class Asked:
+class StepRequest:
     """A request that a step makes: how its replies name it, known once the step has left."""
 
     __slots__ = ("key", "row")
@@ -261,7 +261,7 @@ class Step:
         timeout_ms: int = 0,
         key: bytes = b"",
         need_workers: bool = False,
-    ) -> Asked:
+    ) -> StepRequest:
         """A request for a service, whose replies come as mail to `reply_to`.
 
         reply_to: empty: the own mailbox. key: the caller's own name for it; else one is drawn.
@@ -277,7 +277,7 @@ class Step:
         if type(key) is not bytes or key:
             key = key_of(key)
             self.choosy = True
-        asked = Asked(key)
+        asked = StepRequest(key)
         row = make_row(body, subject, fields, None, expires_at_ms, properties, asked)
         self._add((_REQUEST, service, reply_to, timeout_ms, key, bool(need_workers)), row)
         return asked
@@ -306,22 +306,22 @@ class Step:
 
     # --- acknowledgements -----------------------------------------------------------------------
 
-    def complete(self, request: Held) -> None:
+    def complete(self, request: HandedOut) -> None:
         """A request in hand is done, without a (further) reply. Raises BrokerRefused."""
         _of_a_worker(request)
-        self._acknowledge(request, Form(WorkState.COMPLETED, 0))
+        self._acknowledge(request, AckForm(WorkState.COMPLETED, 0))
 
-    def fail(self, request: Held, reason: str = "") -> None:
+    def fail(self, request: HandedOut, reason: str = "") -> None:
         """A request in hand becomes a dead letter. Raises BrokerRefused `not_held`."""
         _of_a_worker(request)
-        self._acknowledge(request, Form(WorkState.FAILED, 0, reason_of(reason)))
+        self._acknowledge(request, AckForm(WorkState.FAILED, 0, reason_of(reason)))
 
     def ack(self, held: Any) -> None:
         """Mail, a record of a group, or a batch of these is done.
 
         Raises BrokerRefused `not_held`, LocalProtocolError: it came from no inbox or group.
         """
-        self._acknowledge(held, Form())
+        self._acknowledge(held, AckForm())
 
     def nack(self, held: Any, delay_ms: int = 0) -> None:
         """Mail, a record of a group, a batch of these, or a request is wanted again.
@@ -329,9 +329,9 @@ class Step:
         delay_ms: milliseconds until it is delivered again. Raises as ack().
         """
         state = WorkState.RETURNED if _is_request(held) else 0
-        self._acknowledge(held, Form(state, duration("delay_ms", delay_ms)))
+        self._acknowledge(held, AckForm(state, duration("delay_ms", delay_ms)))
 
-    def _acknowledge(self, held: Any, form: Form) -> None:
+    def _acknowledge(self, held: Any, form: AckForm) -> None:
         batch = getattr(held, "batch", held)
         opened = getattr(held, "opened", None) or getattr(batch, "opened", None)
         if opened is None:
@@ -385,7 +385,7 @@ class Step:
         self.parts[moved] = [move]
         self.choosy = True
 
-    def _add(self, place: Place, row: Row) -> None:
+    def _add(self, place: Place, row: OutgoingRow) -> None:
         if self.state != OPEN:
             self._check_open()
         rows = self.parts.get(place)
@@ -580,7 +580,7 @@ class OutgoingSteps(OutgoingBatch):
         self.contents = contents
         self.bytes = sum(map(len, contents)) + STAMP_BYTES * len(contents)
 
-    def say(self, out: Put, tracker: int) -> None:
+    def say(self, out: CommandSink, tracker: int) -> None:
         """Hand over ATOMIC with its parts, or the one part that needs no step."""
         for step in self.rows:
             step.state = SENT
@@ -593,20 +593,22 @@ class OutgoingSteps(OutgoingBatch):
 
     def settle(self, outcome: Confirm | MalamuteError) -> None:
         """Tell the callers that wait, and those who hold what the steps acknowledge."""
-        told = []
-        for step in self.rows:
-            step.state = OVER
-            if isinstance(outcome, Confirm):
+        told: list[tuple[Any, Any]] = []
+        if isinstance(outcome, Confirm):
+            for step in self.rows:
+                step.state = OVER
                 step.settle()
                 known = step.first >= 0 and outcome.offset >= 0
                 step.confirmation = (
                     confirmation(outcome, step.first, 1) if known else _nowhere(outcome)
                 )
-            else:
+                told.append((step.token, step.confirmation))
+        else:
+            for step in self.rows:
+                step.state = OVER
                 step.regain(outcome)
-            if step.token is not None:
-                told.append((step.token, step.confirmation or outcome))
-        self.lane.owner.tell(Settled(told))
+                told.append((step.token, outcome))
+        self.lane.owner.tell(Settled([pair for pair in told if pair[0] is not None]))
 
 
 def _follows(move: Move, before: Move) -> bool:
@@ -632,7 +634,7 @@ def _alone(part: Command, tracker: int, level: int) -> Command:
     return msgspec.structs.replace(part, tracker=tracker, level=level)
 
 
-def _owning(place: Place, rows: list[Row], random: Callable[[int], bytes]) -> Command:
+def _owning(place: Place, rows: list[OutgoingRow], random: Callable[[int], bytes]) -> Command:
     kind = place[0]
     if kind == _PUBLISH:
         return Publish(place[1], 0)

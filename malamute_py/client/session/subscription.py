@@ -100,7 +100,7 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 Item: TypeAlias = Arrival | Notice
 
 
-class Request(msgspec.Struct, frozen=True):
+class SubscribeOptions(msgspec.Struct, frozen=True):
     """What the caller asked for."""
 
     stream: str
@@ -118,10 +118,10 @@ class Request(msgspec.Struct, frozen=True):
     """Bytes that may wait in this client, unconsumed."""
 
 
-class Reading(Opened):
+class SubscriptionState(Opened):
     """State of one subscription over all its links."""
 
-    def __init__(self, number: int, request: Request) -> None:
+    def __init__(self, number: int, request: SubscribeOptions) -> None:
         """number: of the subscription, unique in the session."""
         super().__init__(number)
         self.request = request

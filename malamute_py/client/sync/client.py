@@ -49,12 +49,12 @@ from malamute_py.client.session.calls import (
     content_count,
     make_page,
     make_plan,
-    make_request,
     make_row,
+    subscribe_options,
 )
 from malamute_py.client.session.events import LinkEvent
 from malamute_py.client.session.publisher import LEVEL_NAMES, confirmation, level_number
-from malamute_py.client.session.session import State, Unlinked
+from malamute_py.client.session.session import LinkState, Unlinked
 from malamute_py.client.session.subscription import Notice
 from malamute_py.client.settings import ClientOptions, ClientSettings, Wait, make_settings, no_link
 from malamute_py.client.sync.link import Pending, ThreadLink
@@ -126,7 +126,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
 
         def ready() -> bool:
             failed = not wait and isinstance(link.last, Unlinked)
-            return failed or session.state in (State.LINKED, State.CLOSED)
+            return failed or session.state in (LinkState.LINKED, LinkState.CLOSED)
 
         with link.lock:
             try:
@@ -134,9 +134,9 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
             except Timeout:
                 why = link.last.reason if isinstance(link.last, Unlinked) else "no answer"
                 raise no_link(self.settings.endpoints, timeout_ms, why) from None
-            if session.state is State.CLOSED:
+            if session.state is LinkState.CLOSED:
                 raise session.error or ConnectionLost("the client is closed")
-            if session.state is not State.LINKED and isinstance(link.last, Unlinked):
+            if session.state is not LinkState.LINKED and isinstance(link.last, Unlinked):
                 raise ConnectionLost(link.last.reason)
 
     def flush(self, timeout_ms: Wait = "default") -> None:
@@ -145,7 +145,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         with link.lock:
             link.wake_up()
             link.until(
-                lambda: session.idle or session.state is State.CLOSED,
+                lambda: session.idle or session.state is LinkState.CLOSED,
                 timeout_ms,
                 ACKED,
                 "everything that was sent",
@@ -163,18 +163,18 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         close() waits first until they have finished what they have begun, drain_ms at most (None:
         as long as it takes).
         """
-        workings = self._session.workings
-        if drain and self._session.state is not State.CLOSED:
+        offerings = self._session.offerings
+        if drain and self._session.state is not LinkState.CLOSED:
             with self._link.lock:
-                workings.drain_all()
+                offerings.drain_all()
                 self._link.tell()
             with contextlib.suppress(MalamuteError):
                 self.flush(drain_ms)
         with self._link.lock:
             if flush_ms:
-                workings.close_all()
+                offerings.close_all()
                 self._link.tell()
-        if self._session.state is not State.CLOSED and flush_ms and not self._session.idle:
+        if self._session.state is not LinkState.CLOSED and flush_ms and not self._session.idle:
             # Each publish that is affected raises by itself.
             with contextlib.suppress(MalamuteError):
                 self.flush(flush_ms)
@@ -199,7 +199,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
     @property
     def linked(self) -> bool:
         """A link is open now."""
-        return self._session.state is State.LINKED
+        return self._session.state is LinkState.LINKED
 
     @property
     def welcome(self) -> c.Welcome | None:
@@ -417,7 +417,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         for so long; it can then be gone on with.
         Raises PatternError or LocalProtocolError; a refusal is raised by the iteration.
         """
-        request = make_request(
+        request = subscribe_options(
             stream,
             pattern,
             start=start,

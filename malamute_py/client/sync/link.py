@@ -37,7 +37,7 @@ from malamute_py.client.session.events import (
     Watched,
 )
 from malamute_py.client.session.publisher import confirmations
-from malamute_py.client.session.session import Session, State
+from malamute_py.client.session.session import LinkState, Session
 from malamute_py.client.settings import ClientSettings, Wait
 
 Value = TypeVar("Value")
@@ -175,7 +175,7 @@ class ThreadLink:
         session = self.session
         try:
             left_ms = self.until(
-                lambda: self.has_room() or session.state is State.CLOSED, wait, ROOM, name
+                lambda: self.has_room() or session.state is LinkState.CLOSED, wait, ROOM, name
             )
         except Timeout:
             if wait:

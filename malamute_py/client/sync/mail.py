@@ -19,7 +19,7 @@ from malamute_py.client.arguments import duration, key_of, later_of
 from malamute_py.client.engine.engine import clock_ms
 from malamute_py.client.engine.waits import ACKED, ANSWER, NOTHING, OPENED
 from malamute_py.client.position import Confirmation
-from malamute_py.client.readers.mail import MailBatchOf, MailReader, make_asked
+from malamute_py.client.readers.mail import InboxBase, MailBatchBase, inbox_options
 from malamute_py.client.session.calls import (
     Body,
     Bulk,
@@ -29,7 +29,7 @@ from malamute_py.client.session.calls import (
     make_row,
 )
 from malamute_py.client.session.letters import Letter, Reply, ranges_of
-from malamute_py.client.session.mailboxes import CREDIT_BYTES, CREDIT_RECORDS, Asked
+from malamute_py.client.session.mailboxes import CREDIT_BYTES, CREDIT_RECORDS, InboxOptions
 from malamute_py.client.session.outbox import Tally
 from malamute_py.client.session.publisher import level_number
 from malamute_py.client.session.requests import Replies
@@ -225,7 +225,7 @@ class SyncMailVerbs(SyncVerbs):
         those of an earlier process with the same identity do: see mail.about.
         Raises LocalProtocolError; a refusal is raised by the iteration.
         """
-        asked = make_asked(mailbox, credit_records, credit_bytes, settings, ack)
+        asked = inbox_options(mailbox, credit_records, credit_bytes, settings, ack)
         return SyncInbox(
             self._link,
             asked,
@@ -274,7 +274,7 @@ class SyncMailVerbs(SyncVerbs):
             if not link.has_room():
                 left = link.room(timeout_ms, service)
                 wait_ms = session.settings.wait_ms(left)
-            session.asking.request(
+            session.requests.request(
                 service,
                 row,
                 level_number(confirm),
@@ -289,7 +289,7 @@ class SyncMailVerbs(SyncVerbs):
             return pending.result(None)
         except BaseException:
             with link.lock:
-                session.asking.give_up(pending)
+                session.requests.give_up(pending)
                 link.wake_up()
             raise
 
@@ -322,7 +322,7 @@ class SyncMailVerbs(SyncVerbs):
             if not link.has_room():
                 left = link.room(timeout_ms, service)
                 wait_ms = session.settings.wait_ms(left)
-            session.asking.request(
+            session.requests.request(
                 service,
                 row,
                 level_number(confirm),
@@ -382,7 +382,7 @@ class SyncMailVerbs(SyncVerbs):
             if not link.has_room():
                 left = link.room(timeout_ms, service)
                 wait_ms = session.settings.wait_ms(left)
-            session.asking.request(
+            session.requests.request(
                 service,
                 row,
                 level_number(confirm),
@@ -440,7 +440,7 @@ class SyncMail(Letter, frozen=True, eq=False, gc=False):
         return self._inbox.acknowledge([(number, number + 1)], again_ms, timeout_ms)
 
 
-class SyncMailBatch(MailBatchOf[SyncMail]):
+class SyncMailBatch(MailBatchBase[SyncMail]):
     """Messages that were sent together."""
 
     def ack(self, timeout_ms: Wait = "default") -> bool:
@@ -456,13 +456,13 @@ class SyncMailBatch(MailBatchOf[SyncMail]):
         return acked
 
 
-class SyncInbox(MailReader[SyncMail]):
+class SyncInbox(InboxBase[SyncMail]):
     """A mailbox as an iterator of SyncMail; for one thread at a time."""
 
     _letter = SyncMail
 
     def __init__(
-        self, link: ThreadLink, asked: Asked, ack: AckWhen, timeout_ms: int | None = None
+        self, link: ThreadLink, asked: InboxOptions, ack: AckWhen, timeout_ms: int | None = None
     ) -> None:
         """See SyncClient.inbox(). Raises what ended the session."""
         self._link = link

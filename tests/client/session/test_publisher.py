@@ -14,7 +14,7 @@ from malamute_protocol.framing import NUMBERS, encode_message
 from malamute_py.client.session.calls import make_row
 from malamute_py.client.session.outgoing import RETRY_MS
 from malamute_py.client.session.publisher import level_number
-from malamute_py.client.session.rows import Row
+from malamute_py.client.session.rows import OutgoingRow
 from tests.client.script import Script, bodies_of
 
 
@@ -121,7 +121,7 @@ def test_records_that_gather_are_not_overtaken_by_what_is_asked_for_later() -> N
     session = script.session
     asks: list[Callable[[], Any]] = [
         lambda: session.request(lambda request: c.StreamInfo(request, "s"), None),
-        lambda: session.outbox.send("box", Row(b"m", "", b"m"), 3),
+        lambda: session.outbox.send("box", OutgoingRow(b"m", "", b"m"), 3),
     ]
     for ask in asks:
         for body in (b"a", b"b", b"held"):
