@@ -42,7 +42,7 @@ def outcomes(script: Script) -> dict[Any, Any]:
 
 
 def send(script: Script, token: str, mailbox: str = "m") -> None:
-    script.session.outbox.send(mailbox, OutgoingRow(token.encode(), "", token), 0)
+    script.session.outbox.send(mailbox, OutgoingRow(token.encode(), len(token), "", token), 0)
 
 
 @pytest.mark.parametrize("text", ["{n}{n}", "{x}", "web-{n", "-{n}", "w" * 249 + "{n}"])
@@ -77,7 +77,7 @@ def test_with_another_number_what_may_have_been_taken_fails_and_the_rest_goes_on
     script.step()
     script.open_producer()
     send(script, "sent")
-    row = OutgoingRow(b"asked", "", "asked")
+    row = OutgoingRow(b"asked", 5, "", "asked")
     script.session.requests.request("svc", row, 0, timeout_ms=0)
     step = Step()
     step.send("m", b"of a step")

@@ -24,7 +24,7 @@ FAST: dict[str, Any] = {"retry_min_ms": 10, "retry_max_ms": 50}
 
 
 def ask(script: Script, level: Level, reply_to: str = "", until_ms: int = 0) -> None:
-    row = OutgoingRow(b"asked", "", "token")
+    row = OutgoingRow(b"asked", 5, "", "token")
     script.session.requests.request(
         "svc", row, int(level), reply_to=reply_to, timeout_ms=60_000, until_ms=until_ms
     )

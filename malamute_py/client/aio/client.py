@@ -47,6 +47,7 @@ from malamute_py.client.facts import (
 )
 from malamute_py.client.position import Confirmation, StartPoint, start_on_wire
 from malamute_py.client.session.calls import (
+    Bodies,
     Body,
     Bulk,
     BulkOptions,
@@ -54,7 +55,6 @@ from malamute_py.client.session.calls import (
     Properties,
     Time,
     arrow_contents,
-    body_size,
     content_count,
     make_page,
     make_plan,
@@ -273,15 +273,17 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         client_time_ms: Time | None = None,
         expires_at_ms: Time | None = None,
         properties: Properties | None = None,
+        codec: str | None = None,
         confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
     ) -> Confirmation:
         """Publish one record and wait for its confirm; waits before that while the window is full.
 
-        body: bytes, or a str, which is sent as UTF-8. subject: also a sequence, of the subject and
-        further keys. confirm: "synced", "stored",
-        "none", or "default": the stream's own, which is "synced" unless it was set. timeout_ms:
-        None waits for ever; by default the client's settings say how long.
+        body: bytes, or a str, which is sent as UTF-8; a list of these is one body of several blobs,
+        which readers get as `parts`. codec: "gzip", "snappy", "lz4" or "zstd". subject: also a
+        sequence, of the subject and further keys. confirm: "synced", "stored", "none", or
+        "default": the stream's own, which is "synced" unless it was set. timeout_ms: None waits
+        for ever; by default the client's settings say how long.
         Raises BrokerRefused (not in the log), LocalProtocolError (never sent), Timeout (whether
         it is in the log is unknown; the client goes on sending it, and it is there once) or
         ConnectionLost (the client was closed; it may be in the log).
@@ -289,11 +291,13 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         # As publish_nowait() does it, without its call for each record.
         link = self._link
         future: asyncio.Future[Confirmation] = link.loop.create_future()
-        row = make_row(body, subject, fields, client_time_ms, expires_at_ms, properties, future)
+        row = make_row(
+            body, subject, fields, client_time_ms, expires_at_ms, properties, future, codec
+        )
         level = level_number(confirm)
         if True:  # sync: with link.lock:
             if not link.has_room():
-                timeout_ms = await link.room(body_size(body), timeout_ms, stream)
+                timeout_ms = await link.room(row.size, timeout_ms, stream)
             self._publisher.add(stream, level, row)
             link.leave()
         if timeout_ms == "default":  # asyncio only
@@ -312,6 +316,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         client_time_ms: Time | None = None,
         expires_at_ms: Time | None = None,
         properties: Properties | None = None,
+        codec: str | None = None,
         confirm: ConfirmAt = "default",
         # sync: timeout_ms: Wait = 0,
     ) -> asyncio.Future[Confirmation]:
@@ -323,7 +328,9 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         """
         link = self._link
         future: asyncio.Future[Confirmation] = link.loop.create_future()
-        row = make_row(body, subject, fields, client_time_ms, expires_at_ms, properties, future)
+        row = make_row(
+            body, subject, fields, client_time_ms, expires_at_ms, properties, future, codec
+        )
         level = level_number(confirm)
         if True:  # sync: with link.lock:
             if not self._session.window.has_room():
@@ -338,7 +345,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
     async def publish_many(
         self,
         stream: str,
-        bodies: Sequence[bytes],
+        bodies: Bodies,
         *,
         subject: str = "",
         subjects: Sequence[str | Sequence[str]] | None = None,
@@ -352,10 +359,10 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
     ) -> list[Confirmation]:
         """Publish many records in as few batches as their sizes allow; wait for all confirms.
 
-        bodies: to be left as they are until this returns. subjects, and any of the others given
-        as a sequence: one a record. Times are in milliseconds. Returns one Confirmation a batch,
-        in order, each with its `count`. timeout_ms: how long nothing may be confirmed, or the
-        window be full.
+        bodies: bytes, or a list of bytes each; to be left as they are until this returns.
+        subjects, and any of the others given as a sequence: one a record. Times are in
+        milliseconds. Returns one Confirmation a batch, in order, each with its `count`.
+        timeout_ms: how long nothing may be confirmed, or the window be full.
         Raises as publish(); batches before the one that failed may be in the log.
         """
         async with self.publisher(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
@@ -604,7 +611,7 @@ class BulkPublisher:
 
     async def publish_many(
         self,
-        bodies: Sequence[bytes],
+        bodies: Bodies,
         *,
         subject: str = "",
         subjects: Sequence[str | Sequence[str]] | None = None,

@@ -31,7 +31,7 @@ from malamute_py.client.aio.handlers import (  # asyncio only
 from malamute_py.client.aio.link import AsyncVerbs, LoopLink
 from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, timed_out
 from malamute_py.client.position import Confirmation
-from malamute_py.client.session.calls import Body, Fields, Properties, body_size, make_row
+from malamute_py.client.session.calls import Body, Fields, Properties, make_row
 from malamute_py.client.session.offers import (
     COMPLETED,
     CREDIT_BYTES,
@@ -184,6 +184,7 @@ class Request(RequestBase):
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         properties: Properties | None = None,
+        codec: str | None = None,
         wait: bool = False,
         timeout_ms: Wait = "default",
     ) -> Confirmation | None:
@@ -199,10 +200,12 @@ class Request(RequestBase):
         future: asyncio.Future[Confirmation | None] | None = (
             link.loop.create_future() if wait else None
         )
-        row = make_row(body, subject, fields, None, None, properties, ReplyToken(self, future))
+        row = make_row(
+            body, subject, fields, None, None, properties, ReplyToken(self, future), codec
+        )
         if True:  # sync: with link.lock:
             if not link.has_room():
-                timeout_ms = await link.room(body_size(body), timeout_ms, "a reply")
+                timeout_ms = await link.room(row.size, timeout_ms, "a reply")
             if not self.offering.offerings.reply(self, row, last):
                 raise _over(self)
             link.wake_up()

@@ -13,7 +13,8 @@ from typing import Any, Final, TypeAlias, TypedDict
 
 import numpy as np
 
-from malamute_protocol.batch import encode_bulk, encode_columns
+from malamute_protocol.batch import encode_bulk, encode_columns, encode_lists
+from malamute_protocol.codec import codec_number
 from malamute_protocol.commands import ListStreams, PlanRead
 from malamute_protocol.content import HEAD
 from malamute_protocol.errors import LocalProtocolError, MalamuteError
@@ -34,12 +35,16 @@ from malamute_py.client.arguments import (
     wrong,
 )
 from malamute_py.client.position import StartPoint, start_on_wire
-from malamute_py.client.session.rows import More, OutgoingRow
+from malamute_py.client.session.rows import More, OutgoingRow, Packing
 from malamute_py.client.session.subscription import VISIBILITIES, SubscribeOptions
 from malamute_py.client.words import ReadVisibility, Until
 
-Body: TypeAlias = bytes | bytearray | memoryview | str
-"""One record's body; a str is sent as UTF-8."""
+Blob: TypeAlias = bytes | bytearray | memoryview | str
+"""Bytes; a str is sent as UTF-8."""
+Body: TypeAlias = Blob | Sequence[Blob]
+"""One record's body: a blob, or a list or tuple of blobs, which its readers get as `parts`."""
+Bodies: TypeAlias = Sequence[bytes] | Sequence[Sequence[bytes]]
+"""Bodies of many records: a blob each, or a list of blobs each."""
 Fields: TypeAlias = Mapping[str, str]
 Properties: TypeAlias = Mapping[str, Any]
 Time: TypeAlias = int | datetime
@@ -59,33 +64,49 @@ def make_row(
     expires_at_ms: Time | None,
     properties: Properties | None,
     token: Any,
+    codec: str | None = None,
 ) -> OutgoingRow:
     """One record as the publisher gathers it. Raises LocalProtocolError: an argument is wrong."""
-    if type(body) is not bytes:
-        body = _body_bytes(body)
+    packing: Packing | None = None
+    if type(body) is bytes:
+        size = len(body)
+    else:
+        body = _body_of(body)
+        size = len(body)
+        if type(body) is list:
+            packing, size = Packing(True), sum(map(len, body))
+    if codec is not None:
+        packing = _with_codec(packing, codec)
     # Almost all subjects are short ASCII strings: those need no look at their bytes.
     if type(subject) is not str or (
         subject and (len(subject) > _SUBJECT_MAX or not subject.isascii())
     ):
         subject = subject_of(subject)
     # Most records have nothing else: those need no second object.
-    if fields is None and client_time_ms is None and expires_at_ms is None and properties is None:
-        return OutgoingRow(body, subject, token)
+    plain = packing is None and fields is None and properties is None
+    if plain and client_time_ms is None and expires_at_ms is None:
+        return OutgoingRow(body, size, subject, token)
     more = More(
         None if fields is None else fields_of(fields),
         None if client_time_ms is None else column_time("client_time_ms", client_time_ms),
         None if expires_at_ms is None else later_of("expires_at_ms", expires_at_ms, "bad_batch"),
         None if properties is None else properties_of(properties),
     )
-    return OutgoingRow(body, subject, token, more)
+    return OutgoingRow(body, size, subject, token, more, packing)
 
 
-def body_size(body: Body) -> int:
-    """Bytes of a body, for a call that waits for room. Raises LocalProtocolError: it is none."""
-    return len(_body_bytes(body))
+def _with_codec(packing: Packing | None, codec: str) -> Packing | None:
+    """The packing of a body under a codec. Raises LocalProtocolError: there is no such codec."""
+    number, lists = codec_number(codec), packing is not None
+    return Packing(lists, number) if lists or number else None
 
 
-def _body_bytes(body: Any) -> bytes:
+def _body_of(body: Any) -> bytes | list[bytes]:
+    """A body as it is encoded. Raises LocalProtocolError: it is none."""
+    return list(map(_blob, body)) if isinstance(body, list | tuple) else _blob(body)
+
+
+def _blob(body: Any) -> bytes:
     if isinstance(body, str):
         try:
             return body.encode()
@@ -94,7 +115,8 @@ def _body_bytes(body: Any) -> bytes:
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body)
     raise LocalProtocolError(
-        "bad_batch", f"a body is bytes or str, not {type(body).__name__}; encode it first"
+        "bad_batch",
+        f"a body is bytes, str or a list of these, not {type(body).__name__}; encode it first",
     )
 
 
@@ -116,7 +138,7 @@ class Bulk:
 
     def __init__(
         self,
-        bodies: Sequence[bytes],
+        bodies: Bodies,
         *,
         batch_bytes: int,
         subject: str | None,
@@ -128,7 +150,8 @@ class Bulk:
         Raises LocalProtocolError: the columns differ in length.
         """
         several("bodies", bodies)
-        self._bodies = bodies
+        self._bodies: Sequence[Any] = bodies
+        self._lists = len(bodies) > 0 and isinstance(bodies[0], list | tuple)
         self._batch_bytes = batch_bytes
         self._start = 0
         self._bounds = np.zeros(1, np.int64)
@@ -163,15 +186,17 @@ class Bulk:
     def cuts(self) -> Iterator[tuple[int, int]]:
         """(first, end) of the records of each batch."""
         bodies = self._bodies
+        size_of: Callable[[Any], int] = _list_size if self._lists else len
         for start in range(0, len(bodies), _ROWS_MAX):
             # By slice: an iterator would walk through all that lies before it, each time.
             part = bodies[start : start + _ROWS_MAX] if len(bodies) > _ROWS_MAX else bodies
             count = len(part)
             bounds = np.zeros(count + 1, np.int64)
             try:
-                np.cumsum(np.fromiter(map(len, part), np.int64, count), out=bounds[1:])
+                np.cumsum(np.fromiter(map(size_of, part), np.int64, count), out=bounds[1:])
             except TypeError as error:
-                raise LocalProtocolError("bad_batch", f"bodies are bytes: {error}") from error
+                wanted = "lists of bytes, all of them" if self._lists else "bytes"
+                raise LocalProtocolError("bad_batch", f"bodies are {wanted}: {error}") from error
             self._start, self._bounds = start, bounds
             first = 0
             while first < count:
@@ -187,22 +212,22 @@ class Bulk:
         columns = self._columns
         if columns and not whole:
             columns = {name: column[first:end] for name, column in columns.items()}
-        producer_id, producer_epoch, sequence = producer
+        options = {**self._whole, **columns}
+        options["producer_id"], options["producer_epoch"], options["first_sequence"] = producer
         try:
-            return encode_bulk(
-                bodies,
-                self._bounds[first - self._start : end - self._start + 1],
-                **self._whole,
-                **columns,
-                producer_id=producer_id,
-                producer_epoch=producer_epoch,
-                first_sequence=sequence,
-            )
+            if self._lists:
+                return encode_lists(bodies, **options)
+            bounds = self._bounds[first - self._start : end - self._start + 1]
+            return encode_bulk(bodies, bounds, **options)
         except MalamuteError:
             raise
         except Exception as error:  # whatever a value of another type raises, it is this call's
             reason = f"records {first} to {end} cannot be encoded: {error}"
             raise LocalProtocolError("bad_batch", reason) from error
+
+
+def _list_size(body: Any) -> int:
+    return sum(map(len, body))
 
 
 def arrow_contents(table: Any, body: str, subject: str) -> Iterator[tuple[bytes, int]]:

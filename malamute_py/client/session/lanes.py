@@ -224,7 +224,7 @@ class Lanes(Generic[Kind]):
 
     def check(self, row: OutgoingRow) -> None:
         """Raises LocalProtocolError `too_large`."""
-        size = len(row.body)
+        size = row.size
         if size > self.limits.record_bytes_max:
             raise LocalProtocolError(
                 "too_large",
@@ -249,7 +249,7 @@ class Lanes(Generic[Kind]):
     def begin(self, batch: Kind, row: OutgoingRow) -> None:
         """Put an empty batch at the end of its lane, with its first row."""
         batch.rows.append(row)
-        batch.bytes = len(row.body) + ROW_BYTES
+        batch.bytes = row.size + ROW_BYTES
         self.queue(batch)
 
     def queue(self, batch: Kind) -> None:

@@ -188,8 +188,13 @@ class RequestBase:
 
     @property
     def body(self) -> bytes:
-        """The body."""
+        """The body. Raises TypeError when it is a list of blobs: use `parts`."""
         return self._batch.body_of(self._row)
+
+    @property
+    def parts(self) -> list[bytes]:
+        """The blobs of the body: one unless it is a list of blobs."""
+        return self._batch.parts_of(self._row)
 
     @property
     def subject(self) -> str:

@@ -30,7 +30,7 @@ _TOGETHER_MS: Final = 10
 """Rows whose deadlines lie so close share one, the latest of them."""
 _SWEEP_MIN: Final = 4096
 """Deadlines beyond which those of settled batches are looked for."""
-_UNREAD: Final = OutgoingRow(b"", "", None)
+_UNREAD: Final = OutgoingRow(b"", 0, "", None)
 """Stands for each row of a content that came encoded and was not read back."""
 
 
@@ -245,11 +245,12 @@ class Outbox(Lanes[KeyedBatch]):
 
     def join(self, batch: KeyedBatch, row: OutgoingRow, until_ms: int) -> bool:
         """Add a row of the same kind to the last batch of its lane; False: it does not fit."""
-        size = len(row.body)
+        size = row.size
         rows = batch.rows
         longer_ms = until_ms - batch.until_ms
         if (
             batch.sealed
+            or rows[0].packing != row.packing
             or batch.bytes + size > self.batch_bytes
             or len(rows) >= self.limits.batch_records_max
             or not -_TOGETHER_MS <= longer_ms <= _TOGETHER_MS

@@ -209,12 +209,13 @@ class Publisher(Lanes[OutgoingRecords]):
             lane = self.lane(self.streams, stream, "stream")
         queue = lane.queue
         last = queue[-1] if queue else None
-        size = len(row.body)
+        size = row.size
         # As join() does it, without its call for each record.
         if (
             last is None
             or last.level != level
             or last.sealed
+            or last.rows[0].packing != row.packing
             or last.bytes + size > self.batch_bytes
             or len(last.rows) >= self.limits.batch_records_max
             or size > self.limits.record_bytes_max

@@ -7,11 +7,12 @@ and costs one object: what few rows have lies in a second one. Source: SPEC.md, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from malamute_protocol.batch import Batch, Content, Options, encode
+from malamute_protocol.batch import Batch, Content, Options, encode, encode_lists
+from malamute_protocol.content import LIST
 from malamute_protocol.limits import Limits
 from malamute_protocol.stamp import STAMP_BYTES, Stamp
 
@@ -28,6 +29,15 @@ class More(msgspec.Struct, gc=False):
     properties: Mapping[str, Any] | None = None
 
 
+class Packing(NamedTuple):
+    """How the bodies of a batch lie in it, where they are not one blob each without a codec."""
+
+    lists: bool
+    """Whether a body is a list of blobs."""
+    codec: int = 0
+    """Number of the codec; 0: none."""
+
+
 class OutgoingRow(msgspec.Struct, gc=False):
     """One record, message, request or reply.
 
@@ -35,16 +45,20 @@ class OutgoingRow(msgspec.Struct, gc=False):
     one drops it at its end, since a token may refer to what keeps the row.
     """
 
-    body: bytes
+    body: bytes | list[bytes]
+    size: int
+    """Bytes of the body."""
     subject: str | Sequence[str]
     token: Any
     """Object at which the caller waits; None: no caller waits for this row any more."""
     more: More | None = None
+    packing: Packing | None = None
+    """None: one blob, and no codec. Rows of one batch agree in it."""
 
 
 def size_of(rows: Sequence[OutgoingRow]) -> int:
     """Bytes that rows are assumed to take in a batch."""
-    return sum(len(row.body) + ROW_BYTES for row in rows)
+    return sum(row.size + ROW_BYTES for row in rows)
 
 
 def content_of(
@@ -54,8 +68,15 @@ def content_of(
 
     producer: its id and epoch, and the sequence of the first row.
     """
-    subjects = [row.subject for row in rows]
-    first = subjects[0]
+    first = rows[0].subject
+    if len(rows) == 1:
+        # Three comprehensions for one row would cost more than the rest.
+        bodies: list[Any] = [rows[0].body]
+        subjects, more = [first], [rows[0].more]
+    else:
+        bodies = [row.body for row in rows]
+        subjects = [row.subject for row in rows]
+        more = [row.more for row in rows]
     same = isinstance(first, str) and subjects.count(first) == len(subjects)
     options: Options = {
         "subject": first if same else subjects,
@@ -64,10 +85,13 @@ def content_of(
         "first_sequence": producer[2],
         "limits": limits,
     }
-    more = [row.more for row in rows]
     if more.count(None) != len(more):
         _add_columns(options, [_NO_MORE if one is None else one for one in more])
-    return encode([row.body for row in rows], **options)
+    packing = rows[0].packing
+    if packing is None:
+        return encode(bodies, **options)
+    options["codec"] = packing.codec
+    return (encode_lists if packing.lists else encode)(bodies, **options)
 
 
 def _add_columns(options: Options, more: list[More]) -> None:
@@ -88,9 +112,14 @@ def rows_of_content(content: Any) -> list[OutgoingRow]:
         stream=0, origin=0, size=STAMP_BYTES + len(content), count=parsed.head.count,
         control_kind=0, content_crc=parsed.head.content_crc,
     )  # fmt: skip
+    records = list(Batch(stamp, parsed).records())
+    lists = parsed.head.body_kind == LIST
+    packing = Packing(lists, parsed.head.codec) if lists or parsed.head.codec else None
+    bodies = [record.parts if lists else record.body for record in records]
     return [
         OutgoingRow(
-            record.body,
+            body,
+            len(body) if isinstance(body, bytes) else sum(map(len, body)),
             record.keys,
             None,
             More(
@@ -99,8 +128,9 @@ def rows_of_content(content: Any) -> list[OutgoingRow]:
                 record.expires_at_ms,
                 record.properties or None,
             ),
+            packing,
         )
-        for record in Batch(stamp, parsed).records()
+        for body, record in zip(bodies, records, strict=True)
     ]
 
 

@@ -48,7 +48,7 @@ from malamute_py.client.arguments import (
 )
 from malamute_py.client.position import Confirmation, Position, start_on_wire
 from malamute_py.client.session.acknowledgements import AckForm, merged
-from malamute_py.client.session.calls import Body, Fields, Properties, Time, make_row
+from malamute_py.client.session.calls import Bodies, Body, Fields, Properties, Time, make_row
 from malamute_py.client.session.events import Event, Settled
 from malamute_py.client.session.lanes import (
     OVER,
@@ -61,7 +61,7 @@ from malamute_py.client.session.lanes import (
 )
 from malamute_py.client.session.outgoing import RETRY_MS, RETRYABLE, CommandSink, Trackers, Window
 from malamute_py.client.session.publisher import confirmation, level_number
-from malamute_py.client.session.rows import ROW_BYTES, OutgoingRow, content_of, size_of
+from malamute_py.client.session.rows import ROW_BYTES, OutgoingRow, content_of
 from malamute_py.client.settings import ClientSettings
 from malamute_py.client.words import ConfirmAt
 
@@ -182,23 +182,27 @@ class Step:
         client_time_ms: Time | None = None,
         expires_at_ms: Time | None = None,
         properties: Properties | None = None,
+        codec: str | None = None,
     ) -> None:
         """A record for a stream. Raises LocalProtocolError: an argument is wrong."""
         if type(stream) is not str or stream not in NAMES:
             name_of("stream", stream)
-        row = make_row(body, subject, fields, client_time_ms, expires_at_ms, properties, None)
+        row = make_row(
+            body, subject, fields, client_time_ms, expires_at_ms, properties, None, codec
+        )
         self._add((_PUBLISH, stream), row)
 
     def publish_many(
         self,
         stream: str,
-        bodies: Sequence[bytes],
+        bodies: Bodies,
         *,
         subject: str | Sequence[str | Sequence[str]] = "",
         fields: Fields | Sequence[Fields | None] | None = None,
         client_time_ms: int | Sequence[int | None] | None = None,
         expires_at_ms: int | Sequence[int | None] | None = None,
         properties: Properties | Sequence[Properties | None] | None = None,
+        codec: str | None = None,
     ) -> None:
         """Records for a stream; what is given as a sequence has one value a record.
 
@@ -208,7 +212,7 @@ class Step:
         several("bodies", bodies)
         count = len(bodies)
         rows = [
-            make_row(body, keys, named, time_ms, expiry_ms, kept, None)
+            make_row(body, keys, named, time_ms, expiry_ms, kept, None, codec)
             for body, keys, named, time_ms, expiry_ms, kept in zip(
                 bodies,
                 _column("subject", subject, count),
@@ -219,11 +223,8 @@ class Step:
                 strict=False,
             )
         ]
-        if rows:
-            self._check_open()
-            self.parts.setdefault((_PUBLISH, stream), []).extend(rows)
-            self.size += size_of(rows)
-            self.count += count
+        for row in rows:
+            self._add((_PUBLISH, stream), row)
 
     def send(
         self,
@@ -233,6 +234,7 @@ class Step:
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         properties: Properties | None = None,
+        codec: str | None = None,
         expires_at_ms: Time | None = None,
         deliver_at_ms: Time = 0,
         priority: int = 0,
@@ -245,7 +247,7 @@ class Step:
             deliver_at_ms = later_of("deliver_at_ms", deliver_at_ms)
         if type(priority) is not int or priority:
             priority = priority_of(priority)
-        row = make_row(body, subject, fields, None, expires_at_ms, properties, None)
+        row = make_row(body, subject, fields, None, expires_at_ms, properties, None, codec)
         self._add((_SEND, mailbox, deliver_at_ms, priority), row)
 
     def request(
@@ -256,6 +258,7 @@ class Step:
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         properties: Properties | None = None,
+        codec: str | None = None,
         expires_at_ms: Time | None = None,
         reply_to: str = "",
         timeout_ms: int = 0,
@@ -278,7 +281,7 @@ class Step:
             key = key_of(key)
             self.choosy = True
         asked = StepRequest(key)
-        row = make_row(body, subject, fields, None, expires_at_ms, properties, asked)
+        row = make_row(body, subject, fields, None, expires_at_ms, properties, asked, codec)
         self._add((_REQUEST, service, reply_to, timeout_ms, key, bool(need_workers)), row)
         return asked
 
@@ -291,6 +294,7 @@ class Step:
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         properties: Properties | None = None,
+        codec: str | None = None,
         expires_at_ms: Time | None = None,
     ) -> None:
         """An answer to a request in hand. last: it completes the request.
@@ -299,7 +303,9 @@ class Step:
         """
         last = bool(last)
         _of_a_worker(request)
-        row = make_row(body, subject, fields, None, expires_at_ms, properties, request.number)
+        row = make_row(
+            body, subject, fields, None, expires_at_ms, properties, request.number, codec
+        )
         if last:
             self._lend(request.opened, [request.number])
         self._add((_REPLY, request.opened, last, request.reply_to), row)
@@ -388,12 +394,14 @@ class Step:
     def _add(self, place: Place, row: OutgoingRow) -> None:
         if self.state != OPEN:
             self._check_open()
+        if row.packing is not None:
+            place = *place, row.packing
         rows = self.parts.get(place)
         if rows is None:
             self.parts[place] = [row]
         else:
             rows.append(row)
-        self.size += len(row.body) + ROW_BYTES
+        self.size += row.size + ROW_BYTES
         self.count += 1
 
     def _check_open(self) -> None:
@@ -602,13 +610,15 @@ class OutgoingSteps(OutgoingBatch):
                 step.confirmation = (
                     confirmation(outcome, step.first, 1) if known else _nowhere(outcome)
                 )
-                told.append((step.token, step.confirmation))
+                if step.token is not None:
+                    told.append((step.token, step.confirmation))
         else:
             for step in self.rows:
                 step.state = OVER
                 step.regain(outcome)
-                told.append((step.token, outcome))
-        self.lane.owner.tell(Settled([pair for pair in told if pair[0] is not None]))
+                if step.token is not None:
+                    told.append((step.token, outcome))
+        self.lane.owner.tell(Settled(told))
 
 
 def _follows(move: Move, before: Move) -> bool:
@@ -639,16 +649,16 @@ def _owning(place: Place, rows: list[OutgoingRow], random: Callable[[int], bytes
     if kind == _PUBLISH:
         return Publish(place[1], 0)
     if kind == _SEND:
-        _, mailbox, deliver_at_ms, priority = place
+        _, mailbox, deliver_at_ms, priority = place[:4]
         return Send(mailbox, 0, 0, b"", deliver_at_ms, priority)
     if kind == _REQUEST:
-        _, service, reply_to, timeout_ms, key, need_workers = place
+        _, service, reply_to, timeout_ms, key, need_workers = place[:6]
         name = key or random(KEY_BYTES)
         for number, row in enumerate(rows):
             asked = row.token
             asked.key, asked.row = name, number
         return Request(service, 0, reply_to, timeout_ms, 0, name, need_workers)
-    _, holder, last, _ = place
+    _, holder, last, _ = place[:4]
     return Reply(holder.number, [row.token for row in rows], 0, last)
 
 

@@ -39,6 +39,7 @@ from malamute_py.client.facts import (
 )
 from malamute_py.client.position import Confirmation, StartPoint, start_on_wire
 from malamute_py.client.session.calls import (
+    Bodies,
     Body,
     Bulk,
     BulkOptions,
@@ -237,15 +238,17 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         client_time_ms: Time | None = None,
         expires_at_ms: Time | None = None,
         properties: Properties | None = None,
+        codec: str | None = None,
         confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
     ) -> Confirmation:
         """Publish one record and wait for its confirm; waits before that while the window is full.
 
-        body: bytes, or a str, which is sent as UTF-8. subject: also a sequence, of the subject and
-        further keys. confirm: "synced", "stored",
-        "none", or "default": the stream's own, which is "synced" unless it was set. timeout_ms:
-        None waits for ever; by default the client's settings say how long.
+        body: bytes, or a str, which is sent as UTF-8; a list of these is one body of several blobs,
+        which readers get as `parts`. codec: "gzip", "snappy", "lz4" or "zstd". subject: also a
+        sequence, of the subject and further keys. confirm: "synced", "stored", "none", or
+        "default": the stream's own, which is "synced" unless it was set. timeout_ms: None waits
+        for ever; by default the client's settings say how long.
         Raises BrokerRefused (not in the log), LocalProtocolError (never sent), Timeout (whether
         it is in the log is unknown; the client goes on sending it, and it is there once) or
         ConnectionLost (the client was closed; it may be in the log).
@@ -253,7 +256,9 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         # As publish_nowait() does it, without its call for each record.
         link = self._link
         pending: Pending[Confirmation] = Pending(link)
-        row = make_row(body, subject, fields, client_time_ms, expires_at_ms, properties, pending)
+        row = make_row(
+            body, subject, fields, client_time_ms, expires_at_ms, properties, pending, codec
+        )
         level = level_number(confirm)
         with link.lock:
             if not link.has_room():
@@ -272,6 +277,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         client_time_ms: Time | None = None,
         expires_at_ms: Time | None = None,
         properties: Properties | None = None,
+        codec: str | None = None,
         confirm: ConfirmAt = "default",
         timeout_ms: Wait = 0,
     ) -> Pending[Confirmation]:
@@ -284,7 +290,9 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         """
         link = self._link
         pending: Pending[Confirmation] = Pending(link)
-        row = make_row(body, subject, fields, client_time_ms, expires_at_ms, properties, pending)
+        row = make_row(
+            body, subject, fields, client_time_ms, expires_at_ms, properties, pending, codec
+        )
         level = level_number(confirm)
         with link.lock:
             if not self._session.window.has_room():
@@ -296,7 +304,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
     def publish_many(
         self,
         stream: str,
-        bodies: Sequence[bytes],
+        bodies: Bodies,
         *,
         subject: str = "",
         subjects: Sequence[str | Sequence[str]] | None = None,
@@ -310,10 +318,10 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
     ) -> list[Confirmation]:
         """Publish many records in as few batches as their sizes allow; wait for all confirms.
 
-        bodies: to be left as they are until this returns. subjects, and any of the others given
-        as a sequence: one a record. Times are in milliseconds. Returns one Confirmation a batch,
-        in order, each with its `count`. timeout_ms: how long nothing may be confirmed, or the
-        window be full.
+        bodies: bytes, or a list of bytes each; to be left as they are until this returns.
+        subjects, and any of the others given as a sequence: one a record. Times are in
+        milliseconds. Returns one Confirmation a batch, in order, each with its `count`.
+        timeout_ms: how long nothing may be confirmed, or the window be full.
         Raises as publish(); batches before the one that failed may be in the log.
         """
         with self.publisher(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
@@ -563,7 +571,7 @@ class SyncBulkPublisher:
 
     def publish_many(
         self,
-        bodies: Sequence[bytes],
+        bodies: Bodies,
         *,
         subject: str = "",
         subjects: Sequence[str | Sequence[str]] | None = None,

@@ -174,6 +174,7 @@ class SyncRequest(RequestBase):
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         properties: Properties | None = None,
+        codec: str | None = None,
         wait: bool = False,
         timeout_ms: Wait = "default",
     ) -> Confirmation | None:
@@ -187,7 +188,9 @@ class SyncRequest(RequestBase):
         """
         link: ThreadLink = self.offering.offerings.link
         pending: Pending[Confirmation | None] | None = Pending(link) if wait else None
-        row = make_row(body, subject, fields, None, None, properties, ReplyToken(self, pending))
+        row = make_row(
+            body, subject, fields, None, None, properties, ReplyToken(self, pending), codec
+        )
         with link.lock:
             if not link.has_room():
                 timeout_ms = link.room(timeout_ms, "a reply")

@@ -56,7 +56,7 @@ def test_a_command_that_cannot_be_encoded_fails_alone() -> None:
     script = opened()
     ask(script, "one")
     sneak_in(script, "bad", lambda number: c.StreamInfo(number, object()))  # type: ignore[arg-type]
-    script.session.outbox.send("m", OutgoingRow(b"x", "", "mail"), 0)
+    script.session.outbox.send("m", OutgoingRow(b"x", 1, "", "mail"), 0)
     ask(script, "two")
     sent = script.step()
     assert sorted(kinds(sent)) == ["Send", "StreamInfo", "StreamInfo"]

@@ -121,7 +121,7 @@ def test_records_that_gather_are_not_overtaken_by_what_is_asked_for_later() -> N
     session = script.session
     asks: list[Callable[[], Any]] = [
         lambda: session.request(lambda request: c.StreamInfo(request, "s"), None),
-        lambda: session.outbox.send("box", OutgoingRow(b"m", "", b"m"), 3),
+        lambda: session.outbox.send("box", OutgoingRow(b"m", 1, "", b"m"), 3),
     ]
     for ask in asks:
         for body in (b"a", b"b", b"held"):
