@@ -1,4 +1,4 @@
-"""What a worker holds is known to its program, or is given back; nothing is worked on twice."""
+"""A worker's requests are known to its program, or given back; nothing is worked on twice."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ async def test_an_end_that_was_taken_before_the_link_went_is_told_as_taken(
 
 
 def deafen(client: Any) -> None:
-    """What the broker says is lost from now on."""
+    """Drop what the broker sends from now on."""
     session = client._session
     session.receive = lambda frames, now_ms: None
 

@@ -76,7 +76,7 @@ FLUSH_MS = 5_000
 
 
 class Connecting:  # asyncio only
-    """What connect() gives: `client = await connect()` or `async with connect() as client`."""
+    """Result of connect(): `client = await connect()` or `async with connect() as client`."""
 
     def __init__(self, open_client: Callable[[], Awaitable[Client]]) -> None:
         self._open = open_client
@@ -239,7 +239,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
 
     @property
     def welcome(self) -> c.Welcome | None:
-        """What the broker stated on the newest link; None before the first."""
+        """Facts that the broker stated on the newest link; None before the first."""
         return self._session.welcome
 
     @property
@@ -605,7 +605,7 @@ class BulkPublisher:
         self.confirmed = 0
         """Records confirmed."""
         self.level = ""
-        """What was promised of all of these: the least of their levels; empty: none yet."""
+        """Least level that was promised of any of these; empty: none yet."""
         self.error: MalamuteError | None = None
         """The first failure."""
 

@@ -98,7 +98,7 @@ class LoopLink:
         with each step: memory that is used again soon is still in the processor's cache."""
         self._fresh_max = _FRESH_MIN
         self._stamped_ms = 0
-        """When it was looked at last."""
+        """Time of the last look at `fresh`."""
         self._limits: list[tuple[int, int, asyncio.Future[Any], int, str, str]] = []
         """A heap of (time, number of the entry, who waits, how long, for what, its name)."""
         self._entries = 0
@@ -120,11 +120,11 @@ class LoopLink:
             self.loop.call_soon(self._scheduled_step)
 
     def leave(self) -> None:
-        """As wake_up(), for a record: without company under way it leaves at once.
+        """Have a record leave: at once where no other is under way, else with those that gather.
 
-        While others are unconfirmed it gathers company until the event loop turns, and with those
-        who were confirmed together: whoever publishes much gets large batches, and a lone record
-        does not wait for the turn.
+        While others are unconfirmed, records gather until the event loop turns, or until all
+        callers that were confirmed together have published anew: a caller that publishes much gets
+        large batches, and a lone record does not wait for the turn.
         """
         if self._told:
             self.asked()
@@ -134,9 +134,9 @@ class LoopLink:
         self.wake_up()
 
     def asked(self) -> None:
-        """As wake_up(), for a request: when all who were just answered have asked anew, it leaves.
+        """Have a request leave once all callers that were just answered have asked anew.
 
-        A turn of the event loop costs some 10 us, and no caller is left for whom to wait.
+        A turn of the event loop costs some 10 us, and then no caller is left to wait for.
         """
         if self._told > 1:
             self._told -= 1
@@ -148,16 +148,16 @@ class LoopLink:
             self.wake_up()
 
     def gather(self, *, last: bool) -> None:
-        """As wake_up(), where the caller knows whether others will say something beside it.
+        """Have a step done soon, where the caller knows whether others will send something as well.
 
-        last: nobody will, and what has gathered leaves at once.
+        last: no other will, and what has gathered leaves at once.
         """
         if last and not self._finished:
             self._gathered = False
             # Acknowledgements of what was just answered need not wait for other requests.
             self.session.mailboxes.holding = False
             self.engine.send()
-            # What could not be sent is told by a step, which nobody else would have done soon.
+            # A step tells of what could not be sent, and nothing else would have one done soon.
             if not self._resting or self.session.has_events:
                 self.wake_up()
         elif self._resting:
@@ -378,7 +378,7 @@ class LoopLink:
             self._sweep_at = max(_FRESH_MIN, 2 * len(self._limits))
 
     def standing(self) -> str:
-        """What is known of the link, in words."""
+        """Describe the link in words."""
         return self.session.standing(clock_ms())
 
     # --- waiting -------------------------------------------------------------------------------
@@ -452,7 +452,7 @@ class LoopLink:
         return max(0, until_ms - clock_ms())
 
     def _arrival(self, opened: object) -> Waker:
-        """What is set when `opened` has something new from now on."""
+        """Return the waker that is set when `opened` has something new from now on."""
         arrival = self._arrivals.get(opened)
         if arrival is None:
             arrival = self._arrivals[opened] = asyncio.Event()
@@ -475,7 +475,7 @@ class LoopLink:
         self.wake_up()
 
     def forget(self, opened: Watched) -> None:
-        """Nobody waits for it any more."""
+        """Drop the waker of an object that no caller waits for any more."""
         self._arrivals.pop(opened, None)
 
     def dropped(self, opened: Watched) -> None:

@@ -436,7 +436,7 @@ class Mail(Letter, frozen=True, eq=False, gc=False):
 
     @property
     def opened(self) -> Any:
-        """What an atomic step acknowledges it with."""
+        """Mailbox by which an atomic step acknowledges the message."""
         return self._inbox.opened
 
     async def ack(self, timeout_ms: Wait = "default") -> bool:

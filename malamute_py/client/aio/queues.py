@@ -137,7 +137,7 @@ class StreamCursor(CursorName):
         self._link = link
 
     async def info(self) -> CursorFacts:
-        """Where it stands. Raises BrokerRefused `unknown_cursor`."""
+        """Ask where the cursor stands. Raises BrokerRefused `unknown_cursor`."""
         value = await self._link.ask(lambda number: c.CursorInfo(number, self.stream, self.name))
         return facts(CursorFacts, value)
 

@@ -53,7 +53,7 @@ class Subscription(SubscriptionBase):
 
     @property
     def position(self) -> Position | None:
-        """Where a later reader goes on after the last record handed over; None: not known yet."""
+        """Position after the last record handed over, to go on from later; None: not known yet."""
         return self._place(self._reading.position)
 
     @property

@@ -18,7 +18,7 @@ from malamute_py.client.words import AckWhen
 
 
 class MemberBase(SubscriptionBase):
-    """What both shells share of a member: the place in a batch, what was handed over last."""
+    """Base of the members of both shells: the place in a batch, and what was handed over last."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class MemberBase(SubscriptionBase):
             self._handed_of, self._handed = batch, offsets
 
     def _take_handed(self) -> list[int]:
-        """What was handed over last and is done now."""
+        """Offsets that were handed over last and are done now."""
         handed, self._handed = self._handed, []
         known: list[int] = self._handed_of.known(handed)
         return known

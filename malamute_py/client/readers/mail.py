@@ -18,7 +18,7 @@ from malamute_py.client.session.mailboxes import InboxOptions, MailboxView, Open
 from malamute_py.client.words import AckWhen
 
 ACKS: Final = ("next", "manual")
-"""When mail is acknowledged: with the asking for the next, or by the reader's own word."""
+"""Ways to acknowledge mail: by asking for the next, or by a call of the reader's."""
 
 One = TypeVar("One")
 
@@ -30,7 +30,7 @@ def inbox_options(
     settings: Mapping[str, Any] | None,
     ack: AckWhen,
 ) -> InboxOptions:
-    """How a mailbox is to be read. Raises LocalProtocolError `bad_setting`."""
+    """Options of an inbox, checked. Raises LocalProtocolError `bad_setting`."""
     one_of("ack", ack, ACKS)
     if mailbox is not None:
         name_of("mailbox", mailbox)
@@ -71,12 +71,12 @@ class MailBatchBase(Generic[One]):
 
     @property
     def opened(self) -> Any:
-        """What an atomic step acknowledges them with."""
+        """Mailbox by which an atomic step acknowledges the messages."""
         return self._reader.opened
 
     @property
     def numbers(self) -> list[int]:
-        """What the broker knows them by."""
+        """Numbers by which the broker knows the messages."""
         numbers: list[int] = self.batch.offsets.tolist()
         return numbers
 
@@ -92,12 +92,12 @@ class MailBatchBase(Generic[One]):
 
     @property
     def attempts(self) -> int:
-        """How often they were handed out, this time included."""
+        """Count of their hand-outs, this one included."""
         return self._of.attempts
 
 
 class InboxBase(Generic[One]):
-    """What the inboxes of both shells share."""
+    """Base of the inboxes of both shells."""
 
     _letter: Any
     """Class of one message."""
@@ -148,7 +148,7 @@ class InboxBase(Generic[One]):
         return mail
 
     def _read(self) -> bool:
-        """What was handed over last counts as read; True: something is to be acknowledged."""
+        """Count what was handed over last as read; True: something is to be acknowledged."""
         if self._last >= 0:
             self._view.done(self._last)
             self._last = -1
@@ -161,7 +161,7 @@ class InboxBase(Generic[One]):
         return False
 
     def _rest(self) -> tuple[HandoutBatch, Batch] | None:
-        """What is left of the batch whose messages are being iterated."""
+        """Take what is left of the batch whose messages are being iterated."""
         if not self._left or self._batch is None or self._of is None:
             return None
         batch, of = self._batch, self._of

@@ -22,7 +22,7 @@ Range = tuple[int, int]
 
 
 class AckForm(NamedTuple):
-    """What numbers must have in common to be acknowledged together."""
+    """Facts that numbers must share to be acknowledged together."""
 
     state: int = 0
     """WorkState of an acknowledgement of work; 0 for mail."""
@@ -65,7 +65,7 @@ class Ack:
         self.form = form
         self.ranges: list[Range] = []
         self.key = b""
-        """Its name, should it be sent again: drawn for an end of work that a caller waits for."""
+        """Name under which it is sent again: drawn for an end of work that a caller waits for."""
         self.tokens: list[tuple[Any, list[Range]]] = []
         """Callers that wait, each with its numbers."""
 
@@ -100,7 +100,7 @@ class Acks:
         self._put_off: Final[dict[Ack, int]] = {}
         """Acknowledgements that the broker refused with `wait`, and when each is sent again."""
         self.queues: Final = (self._gathered, self._put_off)
-        """What take() goes by: while all of them are empty, it has nothing to do."""
+        """While all of them are empty, take() has nothing to do."""
         self._taken_ms = -1
 
     @property
@@ -251,7 +251,7 @@ class Acks:
             self._answer(token.token, token.outcome)
 
     def next_wake(self) -> int | None:
-        """When take() is to be called at the latest; None: no need."""
+        """Latest time of the next take(); None: no need."""
         at: int | None = None
         for ack, wake in self._put_off.items():
             if ack.owner.active and wake > self._taken_ms and (at is None or wake < at):

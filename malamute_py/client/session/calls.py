@@ -1,4 +1,4 @@
-"""What both shells do with a caller's arguments and with answers.
+"""Readings of a caller's arguments, for both shells.
 
 Owns the reading of arguments into rows, batches and subscription requests, and of
 commands into confirmations. The rule: nothing here waits, and whatever a caller got
@@ -53,7 +53,7 @@ Time: TypeAlias = int | datetime
 _ROWS_MAX: Final = 65_536
 _SUBJECT_MAX: Final = DEFAULT_LIMITS.subject_bytes_max
 _VISIBILITIES: Final = ("live", "durable")
-"""What a reader may ask for; `committed` is reserved."""
+"""Visibilities that a reader may ask for; `committed` is reserved."""
 
 
 def make_row(
@@ -121,7 +121,7 @@ def _blob(body: Any) -> bytes:
 
 
 class BulkOptions(TypedDict, total=False):
-    """What many records may have besides; a sequence has one value a record."""
+    """Further columns of many records; a sequence has one value a record."""
 
     fields: Fields | Sequence[Fields | None] | None
     client_time_ms: int | Sequence[int | None] | None

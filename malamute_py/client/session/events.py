@@ -1,4 +1,4 @@
-"""What a session tells its shell.
+"""Events and wishes of a session, for its shell.
 
 Owns the types of the events and of the wishes about the socket. The rule: they are plain
 data, and a shell needs nothing else to know what became of what a caller asked for.
@@ -48,7 +48,7 @@ class Closed(msgspec.Struct, frozen=True, gc=False):
 
 
 LinkEvent: TypeAlias = Linked | Unlinked | Closed
-"""What `on_link` of connect() is told."""
+"""Events that `on_link` of connect() is called with."""
 
 
 class Published(msgspec.Struct, frozen=True, gc=False):

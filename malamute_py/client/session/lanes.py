@@ -58,7 +58,7 @@ class OutgoingBatch:
         self.thin = False
         """Whether callers have given up some of its rows."""
         self.until_ms = 0
-        """When its callers give it up; 0: never."""
+        """Time at which its callers give it up; 0: never."""
 
     @property
     def answered_otherwise(self) -> bool:
@@ -135,7 +135,7 @@ class Lane(Generic[Kind]):
         self.blocked_until_ms = -1
         """>= 0: a batch was refused, and nothing is sent before this time."""
         self.gate: Opened | None = None
-        """What must be active on the link for its commands to be understood."""
+        """Offer that must be active on the link for the lane's commands to be understood."""
 
 
 class LastingLane(Lane[Kind]):
@@ -164,7 +164,7 @@ class Lanes(Generic[Kind]):
         self.tell = tell
         self.window = window
         self.homes: list[dict[Any, Lane[Kind]]] = []
-        """Where lanes are kept, one a kind of place."""
+        """Tables in which lanes are kept, one a kind of place."""
         self.limits = DEFAULT_LIMITS
         self.batch_bytes = settings.batch_target(DEFAULT_LIMITS)
         """Bytes that a batch is filled to on this link."""
@@ -182,7 +182,7 @@ class Lanes(Generic[Kind]):
         self._linked = False
         self._fatal: MalamuteError | None = None
         self._taken_ms = -1
-        """When take() was called last: what was due then waits for something else by now."""
+        """Time of the last take(): what was due then waits for something else by now."""
 
     # --- what callers do -----------------------------------------------------------------
 
@@ -315,7 +315,7 @@ class Lanes(Generic[Kind]):
             self.fail_lane(lane, error)
 
     def fail_lane(self, lane: Lane[Kind], error: MalamuteError) -> None:
-        """What is in a lane fails; of what is under way the answers are not awaited."""
+        """Fail all that is in a lane; answers to what is under way are not awaited any more."""
         for batch in list(lane.sent):
             if batch.counted:
                 self._uncount(batch)
@@ -330,7 +330,7 @@ class Lanes(Generic[Kind]):
     # --- sending ---------------------------------------------------------------------------
 
     def wake(self, now_ms: int) -> None:
-        """Nothing of it is due but what take() does."""
+        """Do what is due by time: nothing here but what take() does."""
 
     def take(self, now_ms: int, out: CommandSink) -> bool:
         """Hand over what may leave now; False: the window holds something back."""
@@ -497,7 +497,7 @@ class Lanes(Generic[Kind]):
         batch.content = b""
 
     def next_wake(self) -> int | None:
-        """When wake() and take() are to be called at the latest; None: no need."""
+        """Latest time of the next wake() and take(); None: no need."""
         at: int | None = None
         if self._linked:
             for lane in self._blocked:

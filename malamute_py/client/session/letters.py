@@ -16,9 +16,9 @@ from malamute_protocol.batch import Batch, Record
 from malamute_protocol.errors import MalamuteError
 
 COMPLETED: Final = "completed"
-"""Why no (further) answer comes: the worker is done."""
+"""Reason of a notice: the worker is done, and no (further) answer comes."""
 NO_ANSWER: Final = "expired"
-"""Why there will be no answer: the request's time was over."""
+"""Reason of a notice: the request's time was over."""
 
 
 class RequestFailed(MalamuteError):
@@ -90,7 +90,7 @@ class Letter(Record, frozen=True, eq=False, gc=False):
 
     @property
     def number(self) -> int:
-        """What the broker knows it by; ascending in the order of acceptance."""
+        """Number by which the broker knows the message; ascending in the order of acceptance."""
         return self._batch.offset_of(self._row)
 
     @property
@@ -101,7 +101,7 @@ class Letter(Record, frozen=True, eq=False, gc=False):
 
     @property
     def attempts(self) -> int:
-        """How often it was handed out, this time included."""
+        """Count of its hand-outs, this one included."""
         return self._of.attempts
 
     @property

@@ -3,7 +3,7 @@
 Owns what has arrived of each mailbox and whose it is: a reply that a caller waits for goes
 to the request, everything else to those who read the mailbox. The rule: a session reads a
 mailbox once, however many of its callers want something of it; mail that was handed over is
-handed over once, also when the broker hands it out again after a reconnect; what nobody
+handed over once, also when the broker hands it out again after a reconnect; what no caller
 reads is given back as soon as no request needs the mailbox. Source: SPEC.md, section 4.4.
 """
 
@@ -49,11 +49,11 @@ PARKED_RECORDS_MAX: Final = 1 << 18
 """Mail that no caller reads, kept so that the replies after it come through."""
 _GIVEN_MAX: Final = 256
 _AWAY_MS: Final = 5_000
-"""How long unread mail beyond that is sent away for."""
+"""Time for which unread mail beyond these bounds is sent back to the broker."""
 
 
 class InboxOptions(msgspec.Struct, frozen=True):
-    """How a mailbox is to be read."""
+    """Options of the reading of a mailbox."""
 
     mailbox: str
     """Empty: the client's own."""
@@ -110,7 +110,7 @@ class MailboxView:
             self._done_first = self._done_end = -1
 
     def give_back(self) -> None:
-        """What was given and not acknowledged is for other readers again."""
+        """Leave what was given and not acknowledged to other readers."""
         self.collect()
         if self._given:
             self.mailbox.ack(self._given, 0)
@@ -203,7 +203,7 @@ class OpenedMailbox(Opened):
             self._mailboxes.told(token, None)
 
     def _here(self, ranges: list[Range], again_ms: int) -> list[Range]:
-        """What of it the broker knows to be with us on this link."""
+        """Ranges of the numbers that the broker knows to be with this client on this link."""
         here = []
         for number in (number for first, end in ranges for number in range(first, end)):
             if number not in self._away:
@@ -497,7 +497,7 @@ class OpenedMailboxes:
         self._routed = False
         self._looked_at: Final[dict[OpenedMailbox, None]] = {}
         self.queues: Final = (self.have_read, self._looked_at, *self.acks.queues)
-        """What take() goes by: while all of them are empty, it has nothing to do."""
+        """While all of them are empty, take() has nothing to do."""
         self._linked = False
         self._fatal: MalamuteError | None = None
 
@@ -556,7 +556,7 @@ class OpenedMailboxes:
         self.failed(inbox, error)
 
     def why_ended(self, inbox: OpenedMailbox) -> MalamuteError:
-        """What who still wants something of an inbox that ended is told."""
+        """Error for callers that still want something of an inbox that has ended."""
         return inbox.error or self._fatal or ConnectionLost("the inbox was closed")
 
     def routed(self) -> None:
@@ -643,7 +643,7 @@ class OpenedMailboxes:
             self._end(inbox)
 
     def next_wake(self) -> int | None:
-        """When take() is to be called at the latest; None: no need."""
+        """Latest time of the next take(); None: no need."""
         return self.warnings.next_wake(self.acks.next_wake())
 
 

@@ -124,7 +124,7 @@ class HeldBatch(Batch):
         return [-1 - offset if offset >= since else offset for offset in offsets]
 
     def cut(self, first: int, end: int) -> HeldBatch:
-        """Its records [first, end), counted among those delivered."""
+        """The records [first, end), counted among those delivered."""
         return HeldBatch(cut(self, first, end), self.opened, self.uuid)
 
 
@@ -290,7 +290,7 @@ class Membership(Opened):
         return False
 
     def ack_lost(self, ack: Ack) -> bool:
-        """Whom the broker gives it next, it says itself: if it is us, it is said again then."""
+        """Drop it: should the broker hand the record out here again, it is said again."""
         for token, _ in ack.tokens:
             self._memberships.told(token, None)
         ack.tokens = []
@@ -372,7 +372,7 @@ class Membership(Opened):
             raise RemoteProtocolError("unexpected", f"{kind.__name__} for a member of a group")
 
     def _rewind(self, command: Rewound) -> None:
-        """What was delivered from an offset on is void: its offsets are those of other records."""
+        """Void what was delivered from an offset on: its offsets are those of other records now."""
         epoch = self._seen[0]
         if epoch:
             self._rewinds.append((epoch, command.to))
@@ -487,7 +487,7 @@ class Memberships:
         self._arrived = arrived
         self._leaving: Final[dict[Membership, None]] = {}
         self.queues: Final = (self._leaving, *self.acks.queues)
-        """What take() goes by: while all of them are empty, it has nothing to do."""
+        """While all of them are empty, take() has nothing to do."""
         self._linked = False
 
     def join(self, asked: GroupOptions) -> Membership:
@@ -495,7 +495,7 @@ class Memberships:
         return self._open(lambda number: Membership(number, asked, self))
 
     def leave(self, membership: Membership) -> None:
-        """Its reader is gone: what it did not acknowledge goes to other members."""
+        """End a membership whose reader is gone: unacknowledged records go to other members."""
         membership.leaving = True
         membership.discard()
         if self._linked and not membership.ended:
@@ -556,7 +556,7 @@ class Memberships:
         self.warnings.tell()
 
     def wake(self, now_ms: int) -> None:
-        """Nothing of it is due but warnings, and what take() does."""
+        """Write the warnings that are due; take() does the rest."""
         self.warnings.wake(now_ms)
 
     def take(self, now_ms: int, out: CommandSink) -> bool:
@@ -571,5 +571,5 @@ class Memberships:
         return True
 
     def next_wake(self) -> int | None:
-        """When take() is to be called at the latest; None: no need."""
+        """Latest time of the next take(); None: no need."""
         return self.warnings.next_wake(self.acks.next_wake())

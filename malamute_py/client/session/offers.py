@@ -72,11 +72,11 @@ RETURNED: Final = int(WorkState.RETURNED)
 RELEASED: Final = int(WorkState.RELEASED)
 CREDIT_BYTES: Final = 64 << 20
 ON_ERROR: Final = ("fail", "nack")
-"""What becomes of a request whose handler raised."""
+"""Ways to end a request whose handler raised."""
 _STORED: Final = int(Level.STORED)
 """Enough for what ends a request: lost in a power failure, it is handed out once more."""
 _RENEWALS: Final = 3
-"""How often a lease is renewed within its time."""
+"""Renewals of a lease within its time."""
 RETRY_MAX_MS: Final = 600_000
 """The longest delay that doubling reaches when handlers give a request back again and again."""
 _ANSWERS_MAX: Final = 1024
@@ -84,7 +84,7 @@ _ANSWERS_MAX: Final = 1024
 
 
 class OfferOptions(msgspec.Struct, frozen=True):
-    """What a worker offers."""
+    """Options of a worker's offer."""
 
     service: str
     pattern: Pattern
@@ -155,7 +155,7 @@ class RequestBase:
         self._of = of
         self.offering = offering
         self.number = batch.offset_of(row)
-        """What the broker knows it by."""
+        """Number by which the broker knows the request."""
         self.begun = False
         """Whether the request was handed over to the caller."""
         self.finished = False
@@ -171,11 +171,11 @@ class RequestBase:
         self.replying = 0
         """Replies that were not answered."""
         self.end: tuple[AckForm, Any] | None = None
-        """How it ends once they are, and who waits for that: an end must not overtake them."""
+        """End of the request, with its caller: it must not overtake these replies."""
 
     @property
     def opened(self) -> Offering:
-        """What an atomic step answers it with."""
+        """Offer by which an atomic step answers the request."""
         return self.offering
 
     def handed_again(self, batch: Batch, row: int, of: HandoutBatch) -> None:
@@ -198,7 +198,7 @@ class RequestBase:
 
     @property
     def subject(self) -> str:
-        """What the worker's pattern was matched with."""
+        """Subject that the worker's pattern was matched with."""
         return self._batch.keys_of(self._row)[0]
 
     @property
@@ -213,7 +213,7 @@ class RequestBase:
 
     @property
     def properties(self) -> Mapping[str, Any]:
-        """What travels with the request and is not matched."""
+        """Properties, which travel with the request and are not matched."""
         return self._batch.properties_of(self._row)
 
     @property
@@ -235,7 +235,7 @@ class RequestBase:
 
     @property
     def attempts(self) -> int:
-        """How often it was handed out, this time included; kept by the broker over restarts."""
+        """Count of its hand-outs, this one included; the broker keeps it over restarts."""
         return self._of.attempts
 
     def retry_ms(self, delay_ms: int) -> int:
@@ -249,7 +249,7 @@ class RequestBase:
 
     @property
     def deadline_ms(self) -> int:
-        """When it is given up, by the broker's clock in milliseconds since 1970; 0: never."""
+        """Time of giving up, by the broker's clock in milliseconds since 1970; 0: never."""
         deadline_ms: int = self._of.command.deadline_ms
         return deadline_ms
 
@@ -274,7 +274,7 @@ class ReplyToken(msgspec.Struct):
 
     request: RequestBase
     caller: Any = None
-    """Who waits for the confirm; None: no caller does."""
+    """Object at which the caller waits for the confirm; None: no caller does."""
 
 
 class OutgoingReplies(KeyedBatch):
@@ -303,8 +303,8 @@ class OutgoingReplies(KeyedBatch):
         numbers = [row.token.request.number for row in self.rows]
         if self.last or offering.plain or not tracker:
             patient = not self.awaited and self.lane.owner.is_roomy
-            # Whoever waits is to hear what became of it, also when it has to be sent again; all
-            # others save the broker the remembering.
+            # A caller that waits gets the outcome also when the reply has to be sent again; for all
+            # others the broker need not remember it.
             key = self.key if self.awaited and self.last else b""
             reply = ReplyCommand(
                 offering.number, numbers, tracker, self.last, self.level, patient, key
@@ -339,7 +339,7 @@ class OutgoingReplies(KeyedBatch):
     def settle(self, outcome: Confirm | MalamuteError) -> None:
         """Tell those who wait; a request that is not ours any more is no error of theirs."""
         if self.last and not self.awaited and isinstance(outcome, Confirm):
-            # Nobody waits for it, and nothing follows: what most replies are, 64 at a time.
+            # Most replies are such: no caller waits, and nothing follows.
             in_hand = self.offering.in_hand
             for row in self.rows:
                 answered: RequestBase = row.token.request
@@ -365,8 +365,8 @@ class OutgoingReplies(KeyedBatch):
                     self.offering.reopened(request)
                 given_up = token is None or request.finished
                 if given_up and isinstance(outcome, ProtocolError | BrokerRefused):
-                    # Nobody is left who could say something else of it; and replies with a hole
-                    # would look whole to the requester.
+                    # No caller is left that could end it otherwise, and replies with a hole would
+                    # look whole to the requester.
                     self.offering.offerings.give_up(request, outcome)
             if token is not None:
                 pairs.append((token, told))
@@ -446,7 +446,7 @@ class Offering(Opened):
         return None
 
     def finish(self, request: RequestBase) -> bool:
-        """Its end is about to be said; False: it was said already."""
+        """Note that its end is about to be sent; False: it was sent already."""
         if request.finished:
             return False
         request.finished = True
@@ -462,7 +462,7 @@ class Offering(Opened):
     def too_late(
         self, request: RequestBase, error: MalamuteError, row: OutgoingRow | None, last: bool = True
     ) -> None:
-        """What was said of it came when it was not ours any more.
+        """Note an answer that came when the request was not this worker's any more.
 
         row: its last reply. last: False for one that others follow: should the request be
         handed to us once more, it is begun anew.
@@ -531,7 +531,7 @@ class Offering(Opened):
         return found
 
     def reopened(self, request: RequestBase) -> None:
-        """Its end was refused: it is still in hand."""
+        """Take a request back into hand whose end was refused."""
         if request.finished and self.in_hand.get(request.number) is request:
             request.finished = False
             self.unfinished += 1
@@ -816,7 +816,7 @@ class Offerings:
         """Offerings that take no more requests and have some in hand."""
         self._closing: Final[dict[Offering, None]] = {}
         self.queues: Final = (self._holding, self._draining, self._closing, *self.acks.queues)
-        """What take() goes by: while all of them are empty, it has nothing to do."""
+        """While all of them are empty, take() has nothing to do."""
         self._lanes: dict[Any, Lane[KeyedBatch]] = {}
         outbox.homes.append(self._lanes)
 
@@ -930,11 +930,11 @@ class Offerings:
         self.tell(Settled([pair for pair in pairs if pair[0] is not None]))
 
     def give_up(self, request: RequestBase, error: MalamuteError) -> None:
-        """A reply was refused for good, and nobody can mend it: the request fails, and says why.
+        """Fail a request of which a reply was refused for good, with the reason.
 
-        Nobody waits for it, or the request has its end already. A last reply that was put
-        behind it has not left: what follows a reply leaves when that is answered. Of one that
-        had, nothing could be taken back, and the warning would be all.
+        No caller waits for that reply, or the request has its end already. A last reply that
+        follows it has not left: what follows a reply leaves when that is answered. One that had
+        left could not be taken back, and the warning would be all.
         """
         reason = str(error)
         self.warnings.add(
@@ -953,7 +953,7 @@ class Offerings:
             self.end(request, FAILED, reason=reason)
 
     def _take_back_last(self, request: RequestBase, error: MalamuteError) -> None:
-        """Its last reply does not leave, and who waits for that is told; it is in hand again."""
+        """Take back the last reply, which has not left: its caller gets the error."""
         offering = request.offering
         lane = self._lanes.get((offering.number, request.reply_to))
         if lane is None or offering.in_hand.get(request.number) is not request:
@@ -1077,7 +1077,7 @@ class Offerings:
         self.warnings.tell()
 
     def wake(self, now_ms: int) -> None:
-        """Nothing of it is due but warnings, and what take() does."""
+        """Write the warnings that are due; take() does the rest."""
         self.warnings.wake(now_ms)
 
     def take(self, now_ms: int, out: CommandSink) -> bool:
@@ -1110,7 +1110,7 @@ class Offerings:
         return True
 
     def _give_back_dropped(self, offering: Offering) -> None:
-        """What the program can finish no more goes to whoever can."""
+        """Give back the requests that the program let go of and cannot finish any more."""
         numbers = sorted(offering.dropped())
         if numbers:
             self.acks.add(offering, AckForm(RETURNED, 0), [(n, n + 1) for n in numbers])
@@ -1122,7 +1122,7 @@ class Offerings:
                 )
 
     def next_wake(self) -> int | None:
-        """When wake() and take() are to be called at the latest; None: no need."""
+        """Latest time of the next wake() and take(); None: no need."""
         at = self.warnings.next_wake(self.acks.next_wake())
         for offering in self._holding:
             if (

@@ -1,4 +1,4 @@
-"""What was sent to mailboxes and services, and by workers to those who asked.
+"""Mail, requests and replies that are not yet confirmed.
 
 Owns the keys and the deadlines of mail, requests and replies on their way. The rule: a batch that
 was not answered is sent again under the same key, which was drawn for it at random, so that it is
@@ -48,7 +48,7 @@ class Tally:
         self.error: MalamuteError | None = None
 
     def settled(self, count: int, outcome: Confirm | MalamuteError) -> Event | None:
-        """So many rows have their outcome."""
+        """Count rows that have their outcome; returns the event at the end of the call."""
         if isinstance(outcome, Confirm):
             self.confirmations.append(confirmation(outcome, 0, count))
         elif self.error is None:
@@ -313,7 +313,7 @@ class Outbox(Lanes[KeyedBatch]):
                     self.withdraw(batch)
 
     def send_again(self, batch: KeyedBatch) -> None:
-        """What was confirmed may be gone: it leaves once more under its key."""
+        """Send a batch once more under its key that was confirmed and may be gone."""
         home, place = batch.lane.home, batch.lane.place
         batch.lane = home.setdefault(place, batch.lane)
         self._put_back(batch)
@@ -346,7 +346,7 @@ class Outbox(Lanes[KeyedBatch]):
             self._rest(lane)
 
     def answered(self, batch: KeyedBatch) -> None:
-        """What was to show that the broker has it has come, or is not awaited any more."""
+        """Settle a batch whose replies have come, or are not awaited any more."""
         lane = batch.lane
         if batch.state == QUEUED:
             self.withdraw(batch)
@@ -375,7 +375,7 @@ class Outbox(Lanes[KeyedBatch]):
         return parts
 
     def next_wake(self) -> int | None:
-        """When wake() and take() are to be called at the latest; None: no need."""
+        """Latest time of the next wake() and take(); None: no need."""
         at = super().next_wake()
         if self._deadlines and (at is None or self._deadlines[0][0] < at):
             return self._deadlines[0][0]

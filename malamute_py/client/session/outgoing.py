@@ -1,4 +1,4 @@
-"""What leaves a session and waits for its confirm.
+"""Trackers, the window and the interface of a session's senders.
 
 Owns the numbers that CONFIRM and REFUSED name, the window over all unconfirmed bytes, and
 the interface of the senders. The rule: all senders of a link share its trackers, which
@@ -18,7 +18,7 @@ from malamute_protocol.errors import BrokerRefused, MalamuteError
 RETRYABLE: Final = frozenset({"wait", "window", "draining"})
 """Codes of refusals that pass: the same again, after a while."""
 RETRY_MS: Final = 100
-"""How long a while is when the broker does not say it."""
+"""Pause after such a refusal when the broker names none."""
 
 
 class CommandSink(Protocol):
@@ -164,4 +164,4 @@ class Outgoing(Protocol):
         """Hand over what may leave now; False: the window holds something back."""
 
     def next_wake(self) -> int | None:
-        """When wake() and take() are to be called at the latest; None: no need."""
+        """Latest time of the next wake() and take(); None: no need."""

@@ -1,4 +1,4 @@
-"""What is published and not yet confirmed.
+"""Records that are published and not yet confirmed.
 
 Owns the batches of records on their way and the producer's sequences. The rule: a batch is sent
 again with the same bytes until it is confirmed or refused, and gets new sequences only when the
@@ -30,7 +30,7 @@ LEVELS: Final[dict[str, int]] = {level.name.lower(): int(level) for level in Lev
 """Confirm level -> its number on the wire; "default" is the stream's own."""
 LEVEL_NAMES: Final = {number: name for name, number in LEVELS.items()}
 _ASKED_LEVELS: Final = {name: n for name, n in LEVELS.items() if n <= Level.SYNCED}
-"""What a caller may ask for; `replicated` is reserved."""
+"""Levels that a caller may ask for; `replicated` is reserved."""
 
 _PASSING: Final = frozenset({"full", "disk_full", "journal_failed"})
 """Codes that fail what is published now and say nothing of what is published later."""
@@ -93,7 +93,7 @@ class OutgoingRecords(OutgoingBatch):
         """Whether producer and sequence are the client's."""
         self.sequence = -1
         self.since_ms = -1
-        """When the batch was at the head of its lane first."""
+        """Time at which the batch was at the head of its lane first."""
         self._records = count
 
     @property
@@ -181,7 +181,7 @@ class Publisher(Lanes[OutgoingRecords]):
         self._next_request = next_request
         self._others_wait = others_wait
         self._left_ms = -1
-        """When batches left last that are to be confirmed."""
+        """Time at which batches that are to be confirmed left last."""
         self._left = 0
         """Turns in that millisecond with which some left."""
         self._producer_id = 0
@@ -195,7 +195,7 @@ class Publisher(Lanes[OutgoingRecords]):
         self.unpromised_refusals = 0
         """Refused batches that were published with confirm="none"."""
         self.producers_lost = 0
-        """How often the broker had forgotten the producer: retries then may repeat records."""
+        """Times that the broker had forgotten the producer: retries then may repeat records."""
 
     # --- what callers do -----------------------------------------------------------
 
@@ -319,7 +319,7 @@ class Publisher(Lanes[OutgoingRecords]):
         return True
 
     def _fail_queued(self, error: BrokerRefused) -> None:
-        """What waits for a producer fails, as a PUBLISH would now; later calls ask anew."""
+        """Fail what waits for a producer, as a PUBLISH would now; later calls ask anew."""
         for lane in self.streams.values():
             failing = [batch for batch in lane.queue if batch.level != NONE]
             self._take_out(lane, failing)
@@ -362,7 +362,7 @@ class Publisher(Lanes[OutgoingRecords]):
         return True
 
     def _holds(self, batch: OutgoingRecords, now_ms: int, out: CommandSink) -> bool:
-        """Whether a batch waits for the producer, or for company."""
+        """Whether a batch waits for the producer, or for further records."""
         if batch.since_ms < 0:
             batch.since_ms = now_ms
         if not self._settled and batch.numbered:
@@ -376,7 +376,7 @@ class Publisher(Lanes[OutgoingRecords]):
         return not batch.sealed and len(batch.lane.queue) == 1 and self._gathers(batch, now_ms)
 
     def _gathers(self, batch: OutgoingRecords, now_ms: int) -> bool:
-        """Whether these records still wait for company.
+        """Whether these records still wait for further ones.
 
         A batch costs producer, broker and consumer about what a hundred records do. Where they come
         one by one and fast, batches of a few would fill queues that batches of some dozens do not.
@@ -434,7 +434,7 @@ class Publisher(Lanes[OutgoingRecords]):
         return code == "out_of_sequence" and bool(queue) and queue[0].serial < batch.serial
 
     def next_wake(self) -> int | None:
-        """When take() is to be called at the latest, for a pause or a linger; None: no need."""
+        """Latest time of the next take(), for a pause or a linger; None: no need."""
         wake = super().next_wake()
         if not self._linked:
             return None
@@ -453,7 +453,7 @@ class Publisher(Lanes[OutgoingRecords]):
 
 
 def confirmation(confirm: Confirm, index: int, count: int) -> Confirmation:
-    """What a CONFIRM says of `count` records from the batch's record `index` on."""
+    """Confirmation of `count` records from the batch's record `index` on, by its CONFIRM."""
     return Confirmation(
         confirm.offset + index if confirm.offset >= 0 else -1,
         confirm.epoch,
@@ -465,7 +465,7 @@ def confirmation(confirm: Confirm, index: int, count: int) -> Confirmation:
 
 
 def confirmations(confirm: Confirm, count: int) -> list[Confirmation]:
-    """What a CONFIRM says of each of the batch's first `count` records."""
+    """Confirmations of the batch's first `count` records one by one, by its CONFIRM."""
     first = confirmation(confirm, 0, 1)
     if count == 1 or first.offset < 0:
         return [first] * count

@@ -40,14 +40,14 @@ _ENDED_MAX: Final = 4096
 
 
 _NOTICE_MS: Final = 60_000
-"""How long after the callers' time the broker's notice is awaited."""
+"""Time for which the broker's notice is awaited after the callers' time is over."""
 
 
 class _GivenUp(Inner):
     """Stands for a caller that waits no longer."""
 
     def answered(self, outcome: Any) -> None:
-        """Nobody is interested."""
+        """Drop the answer."""
 
 
 _GIVEN_UP: Final = _GivenUp()
@@ -63,7 +63,7 @@ class Replies:
         self.ended = False
         """The last has come."""
         self.error: MalamuteError | None = None
-        """Why there is no last one."""
+        """Reason why there is no last one."""
 
 
 class OutgoingRequests(KeyedBatch):
@@ -190,7 +190,7 @@ class OutgoingRequests(KeyedBatch):
             self.requests.failed(self, outcome)
 
     def given_up(self) -> None:
-        """Its time is over: those who wait are told."""
+        """Fail the callers whose time is over."""
         if self.inbox is None:
             super().given_up()
             return
@@ -414,7 +414,7 @@ class PendingRequests:
     # --- ends ----------------------------------------------------------------------------------
 
     def tell_all(self, tokens: list[Any], error: MalamuteError) -> None:
-        """Everybody of these who waits gets the error."""
+        """Give the error to each of these callers that still waits."""
         pairs = []
         for token in tokens:
             if token is None or token is _GIVEN_UP:
@@ -439,7 +439,7 @@ class PendingRequests:
             self.gone(batch, sum(token is not None for token in waiting))
 
     def gone(self, batch: OutgoingRequests, count: int) -> None:
-        """So many of its requests are open no longer; of all that left, no reply is awaited."""
+        """Count requests of a batch that are not open any more; none of its replies is awaited."""
         if batch.tokens:
             batch.tokens, batch.left = [], 0
             if self.asked.get(batch.key) is batch:
@@ -454,7 +454,7 @@ class PendingRequests:
             self._mailboxes.look_at(inbox)
 
     def timed_out(self, batch: OutgoingRequests) -> None:
-        """Its callers' time is over. The broker's notice is awaited a while longer."""
+        """Fail the callers, whose time is over; the broker's notice is awaited a while longer."""
         error = Timeout(
             f"no answer from service {batch.lane.place!r} within {batch.timeout_ms} ms; "
             f"{self._outbox.standing()}"

@@ -30,7 +30,7 @@ class More(msgspec.Struct, gc=False):
 
 
 class Packing(NamedTuple):
-    """How the bodies of a batch lie in it, where they are not one blob each without a codec."""
+    """Form of a batch's bodies, where these are not one blob each without a codec."""
 
     lists: bool
     """Whether a body is a list of blobs."""
@@ -41,8 +41,8 @@ class Packing(NamedTuple):
 class OutgoingRow(msgspec.Struct, gc=False):
     """One record, message, request or reply.
 
-    A NamedTuple takes four times as long to make. The collector does not see rows: whoever keeps
-    one drops it at its end, since a token may refer to what keeps the row.
+    A NamedTuple takes four times as long to make. The collector does not see rows: what
+    keeps one drops it at its end, since a token may refer to what keeps the row.
     """
 
     body: bytes | list[bytes]

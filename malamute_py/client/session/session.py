@@ -145,17 +145,17 @@ _BLAMED: Final = frozenset({"malformed", "too_large", "internal"})
 _OF_OPENED: Final = _OPENING | {NUMBERS[Credit], NUMBERS[Unsubscribe]}
 """Commands whose refusal names what was opened."""
 _MESSAGE_BYTES: Final = 1 << 20
-"""Where a message is closed and the next begun: bounds what one burst holds back."""
+"""Size at which a message is closed and the next begun: it bounds what a burst holds back."""
 _FRAME_BYTES_MAX: Final = DEFAULT_LIMITS.command_frame_bytes_max
 _FRAMES_MAX: Final = DEFAULT_LIMITS.message_frames_max
 _JITTER: Final = 0.5
 _CLEARED_MS: Final = 60_000
-"""How long a link must last on which each command leaves by itself for them to be sent together;
-and how long the broker's error for something that is open counts against it."""
+"""Time that a link must last on which each command leaves by itself, before commands share messages
+again; and the time for which the broker's error with something that is open counts against it."""
 _SHORT_LIVED: Final = 3
-"""How often the first pause is doubled at most where links open and do not last."""
+"""Most doublings of the first pause where links open and do not last."""
 _PUT_OFF_MS: Final = 2_000
-"""How long after a repeated command was due the reason of the last refusal is still told."""
+"""Time for which the reason of the last refusal is told after the repeated command was due."""
 _STEADY_MS: Final = 2_000
 """A link that lived so long was good: the pause before the next attempt begins small again."""
 
@@ -164,7 +164,7 @@ Kind = TypeVar("Kind", bound=Opened)
 
 
 class LinkState(enum.Enum):
-    """Where the link is."""
+    """State of the link."""
 
     WAITING = "waiting"
     """Between two attempts."""
@@ -245,9 +245,9 @@ class Session:
         self._down_reason = ""
         """While there is no link: why the last attempt failed, or the link was lost."""
         self._put_off_reason = ""
-        """Why the broker put off a command the last time."""
+        """Reason for which the broker put off a command the last time."""
         self._put_off_until_ms = now_ms
-        """When a command that was put off is answered again at the latest, as a rule."""
+        """Latest time at which a command that was put off is answered again, as a rule."""
         self._linked_ms = now_ms
         self._attempts_failed = 0
         """Since the link was lost."""
@@ -256,7 +256,7 @@ class Session:
         self._suspects: deque[tuple[int, list[Command]]] = deque()
         """Commands that left by themselves, each with the token of the PING after it."""
         self._struck: dict[Opened, int] = {}
-        """When the broker last met an error of its own with one of these, which is open still."""
+        """Time at which the broker last met an error of its own with one of these."""
         self._named = False
         """The broker said which command it met an error with: no other is suspected."""
         self._probe = 0
@@ -266,14 +266,14 @@ class Session:
         self._sent_ms = now_ms
         self._now_ms = now_ms
         self._clock_ahead_ms = 0
-        """What the broker's clock shows more than ours."""
+        """Lead of the broker's clock over the client's."""
         self._link = Link(Side.CLIENT)
         self._transport: Connect | Disconnect | None = None
         self._commands: list[Command] = []
         """To be sent before anything else, in order."""
         self._credit_due: dict[Opened, None] = {}
         self._again: dict[Opened, int] = {}
-        """What the broker put off on being opened, and when to try again."""
+        """Receivers whose opening the broker put off, and the time to try again."""
         self._events: list[Event] = []
         self._messages = _Messages()
         self._arrived: dict[Watched, None] = {}
@@ -342,7 +342,7 @@ class Session:
         return self.state is LinkState.LINKED or self.state is LinkState.CONNECTING
 
     def next_wake(self) -> int | None:
-        """When wake() and take_outgoing() are to be called at the latest; None: no need."""
+        """Latest time of the next wake() and take_outgoing(); None: no need."""
         if self.state is LinkState.WAITING:
             at = self._retry_at_ms
         elif self.state is LinkState.CONNECTING:
@@ -491,7 +491,7 @@ class Session:
         return command
 
     def give_up(self, token: Any) -> None:
-        """Nobody waits for the answer any more: the command is not sent again."""
+        """Drop a command whose answer no caller waits for: it is not sent again."""
         for number, asked in self._requests.items():
             if asked.token is token:
                 del self._requests[number]
@@ -585,13 +585,13 @@ class Session:
     # --- out -------------------------------------------------------------------------------
 
     def take_transport(self) -> Connect | Disconnect | None:
-        """What to do with the socket, once; send take_outgoing() before a Disconnect."""
+        """The wish about the socket, once; send take_outgoing() before a Disconnect."""
         wanted, self._transport = self._transport, None
         return wanted
 
     @property
     def batch_bytes(self) -> int:
-        """What a batch of the bulk form is filled to."""
+        """Bytes that a batch of a bulk call is filled to."""
         return self.publisher.batch_bytes
 
     @property
@@ -600,7 +600,7 @@ class Session:
         return bool(self._events or self._arrived)
 
     def take_events(self) -> list[Event]:
-        """What happened since the last call, in order."""
+        """Events since the last call, in order."""
         if self._arrived:
             self._events.extend(map(Arrived, self._arrived))
             self._arrived.clear()
@@ -766,7 +766,7 @@ class Session:
         """The broker ended the link for what one command was: find it, so that it is not repeated.
 
         The first command that left by itself and was not understood is the one. On a link where
-        commands shared messages nobody knows: on the next one each leaves by itself. Returns True
+        commands shared messages it is unknown: on the next one each leaves by itself. Returns True
         when HELLO is at fault, and no link can be.
         """
         if self.state is LinkState.CONNECTING:

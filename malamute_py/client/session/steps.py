@@ -75,11 +75,11 @@ _PUBLISH, _SEND, _REQUEST, _REPLY, _ACK, _MOVE = range(6)
 _OWNING: Final = (_PUBLISH, _SEND, _REQUEST, _REPLY)
 
 Place: TypeAlias = tuple[Any, ...]
-"""What parts must have in common to be one: the kind and all of the command but its rows."""
+"""Facts that parts must share to be one: the kind, and all of the command but its rows."""
 
 
 class Holder(Protocol):
-    """What was delivered to this client under a number: an inbox, an offer, a membership."""
+    """An inbox, offer or membership, which holds what was delivered under its number."""
 
     number: int
 
@@ -104,19 +104,19 @@ class HandedOut(Protocol):
 
     @property
     def opened(self) -> Any:
-        """Its Holder."""
+        """The Holder."""
 
     @property
     def number(self) -> int:
-        """Its number, or its offset."""
+        """The number, or the offset."""
 
 
 class Move(NamedTuple):
-    """Where a cursor is to go."""
+    """Move of a cursor."""
 
     next: int
     since: int = -1
-    """Where it must stand until now; -1: anywhere before."""
+    """Offset at which it must stand until now; -1: anywhere before."""
     uuid: bytes = b""
     epoch: int = 0
     force: bool = False
@@ -409,13 +409,13 @@ class Step:
             raise LocalProtocolError("unexpected", "the step was committed or given up already")
 
     def give_up(self) -> None:
-        """Nothing of it is to happen."""
+        """Give the step up: nothing of it happens."""
         if self.state == OPEN:
             self.state = OVER
             self.regain()
 
     def regain(self, error: MalamuteError | None = None) -> None:
-        """What it acknowledged is the caller's again, unless the broker says that it is not."""
+        """Return what the step acknowledged to the caller, unless the broker says `not_held`."""
         not_held = isinstance(error, BrokerRefused) and error.code == "not_held"
         for holder, numbers in self.lent:
             holder.regained(numbers)

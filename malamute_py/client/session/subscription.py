@@ -101,7 +101,7 @@ Item: TypeAlias = Arrival | Notice
 
 
 class SubscribeOptions(msgspec.Struct, frozen=True):
-    """What the caller asked for."""
+    """Options of a subscription."""
 
     stream: str
     pattern: Pattern
@@ -134,7 +134,7 @@ class SubscriptionState(Opened):
         self.tail = 0
         self.end = request.end
         self.next = -1
-        """Where the next cover must begin; -1: not known yet."""
+        """Offset at which the next cover must begin; -1: not known yet."""
         self.consumed_next = -1
         self.held_records = 0
         """Received and not yet consumed."""
@@ -153,7 +153,7 @@ class SubscriptionState(Opened):
 
     @property
     def position(self) -> Position | None:
-        """Where a later reader goes on after what was consumed; None: not accepted yet."""
+        """Position after what was consumed, to go on from later; None: not accepted yet."""
         if self.consumed_next < 0:
             return None
         # An epoch beyond a rewind that was not consumed would make the old offset look like

@@ -204,7 +204,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
 
     @property
     def welcome(self) -> c.Welcome | None:
-        """What the broker stated on the newest link; None before the first."""
+        """Facts that the broker stated on the newest link; None before the first."""
         return self._session.welcome
 
     @property
@@ -565,7 +565,7 @@ class SyncBulkPublisher:
         self.confirmed = 0
         """Records confirmed."""
         self.level = ""
-        """What was promised of all of these: the least of their levels; empty: none yet."""
+        """Least level that was promised of any of these; empty: none yet."""
         self.error: MalamuteError | None = None
         """The first failure."""
 

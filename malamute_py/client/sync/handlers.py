@@ -39,7 +39,7 @@ class HandlerRun:
     ) -> None:
         """following: waits for the worker's next request."""
         self.error: MalamuteError | None = None
-        """Why there are no more requests."""
+        """Reason why there are no more requests."""
         self._link = link
         self._next = following
         self._handler = handler

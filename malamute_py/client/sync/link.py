@@ -145,7 +145,7 @@ class ThreadLink:
         self._dropped.append(opened)
 
     def let_go(self, opened: Watched) -> None:
-        """Nobody wants it any more; may be called amid anything, as dropped()."""
+        """End what no caller wants any more; may be called amid anything, as dropped()."""
         if self.lock.acquire(blocking=False):
             try:
                 self.session.drop(opened)

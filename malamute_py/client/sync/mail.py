@@ -427,7 +427,7 @@ class SyncMail(Letter, frozen=True, eq=False, gc=False):
 
     @property
     def opened(self) -> Any:
-        """What an atomic step acknowledges it with."""
+        """Mailbox by which an atomic step acknowledges the message."""
         return self._inbox.opened
 
     def ack(self, timeout_ms: Wait = "default") -> bool:

@@ -134,7 +134,7 @@ class SyncStreamCursor(CursorName):
         self._link = link
 
     def info(self) -> CursorFacts:
-        """Where it stands. Raises BrokerRefused `unknown_cursor`."""
+        """Ask where the cursor stands. Raises BrokerRefused `unknown_cursor`."""
         value = self._link.ask(lambda number: c.CursorInfo(number, self.stream, self.name))
         return facts(CursorFacts, value)
 

@@ -320,7 +320,7 @@ def test_unread_mail_does_not_keep_replies_away() -> None:
     for number in range(40):
         more = of(deliver(script, [b"mail"], number), c.Credit)
         credit = max([credit, *(one.credit_records for one in more)])
-        assert credit > number + 1, "a reply behind it may still come"
+        assert credit > number + 1, "a reply after it may still come"
 
 
 def test_a_request_in_vain_says_why() -> None:

@@ -211,7 +211,7 @@ def rewound_after(script: Grouped, until: int, uuid: bytes = STREAM_UUID) -> Hel
 
 
 def test_a_rewind_is_a_notice_and_other_records_at_the_same_offsets_are_handed_over() -> None:
-    """They used to be taken for those of before: acknowledged, and seen by no reader."""
+    """Such records were taken for those of before: acknowledged, and seen by no reader."""
     script = Grouped()
     old = rewound_after(script, 2)
     acks = [ack for ack in script.hand(4, 0, epoch=2) if isinstance(ack, c.AckRecords)]

@@ -525,7 +525,7 @@ def test_a_content_larger_than_the_window_that_nobody_confirms_leaves_alone() ->
         script.publish(bytes(size), stream=f"s{number}", confirm="none")
     for _ in range(3):
         sent = script.step()
-        # What follows is held back: a PING comes behind the little that left, too.
+        # What follows is held back: a PING comes after the little that left, too.
         assert [type(command) for command in sent[:2]] == [c.Publish, c.Ping][: len(sent)]
         script.session.receive(encode_message([c.Pong(script.session._probe)]), script.now_ms)
     assert not script.session.window.queued_bytes

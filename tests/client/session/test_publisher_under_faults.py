@@ -1,7 +1,7 @@
 """The session against a broker that loses links, refuses and confirms late, by seed.
 
 The model keeps what a real log would: a batch is taken when its first sequence is the
-next one, known ones are confirmed as duplicates, everything behind a refused one is out of
+next one, known ones are confirmed as duplicates, everything after a refused one is out of
 sequence. Replay a failure with the seed in the test's name.
 """
 
@@ -22,7 +22,7 @@ STREAMS = ("s", "t")
 
 
 class ModelLog:
-    """What the broker has: bodies a stream, and the next sequence of the producer."""
+    """State of the broker: bodies a stream, and the next sequence of the producer."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance

@@ -30,7 +30,7 @@ BOXES = ("one", "two")
 
 
 class Token:
-    """Who waits for something."""
+    """Stands for a caller that waits."""
 
     def __init__(self, body: bytes) -> None:
         self.body = body
