@@ -35,7 +35,7 @@ from malamute_py.client.arguments import (
     wrong,
 )
 from malamute_py.client.position import StartPoint, start_on_wire
-from malamute_py.client.session.rows import More, OutgoingRow, Packing
+from malamute_py.client.session.rows import PACKINGS, More, OutgoingRow, Packing
 from malamute_py.client.session.subscription import VISIBILITIES, SubscribeOptions
 from malamute_py.client.words import ReadVisibility, Until
 
@@ -67,24 +67,23 @@ def make_row(
     codec: str | None = None,
 ) -> OutgoingRow:
     """One record as the publisher gathers it. Raises LocalProtocolError: an argument is wrong."""
-    packing: Packing | None = None
-    if type(body) is bytes:
-        size = len(body)
+    if codec is None and type(body) is bytes:
+        size, packing = len(body), None
     else:
-        body = _body_of(body)
-        size = len(body)
-        if type(body) is list:
-            packing, size = Packing(True), sum(map(len, body))
-    if codec is not None:
-        packing = _with_codec(packing, codec)
+        body, size, packing = _packed(body, codec)
     # Almost all subjects are short ASCII strings: those need no look at their bytes.
     if type(subject) is not str or (
         subject and (len(subject) > _SUBJECT_MAX or not subject.isascii())
     ):
         subject = subject_of(subject)
     # Most records have nothing else: those need no second object.
-    plain = packing is None and fields is None and properties is None
-    if plain and client_time_ms is None and expires_at_ms is None:
+    if (
+        fields is None
+        and client_time_ms is None
+        and expires_at_ms is None
+        and properties is None
+        and packing is None
+    ):
         return OutgoingRow(body, size, subject, token)
     more = More(
         None if fields is None else fields_of(fields),
@@ -95,15 +94,14 @@ def make_row(
     return OutgoingRow(body, size, subject, token, more, packing)
 
 
-def _with_codec(packing: Packing | None, codec: str) -> Packing | None:
-    """The packing of a body under a codec. Raises LocalProtocolError: there is no such codec."""
-    number, lists = codec_number(codec), packing is not None
-    return Packing(lists, number) if lists or number else None
-
-
-def _body_of(body: Any) -> bytes | list[bytes]:
-    """A body as it is encoded. Raises LocalProtocolError: it is none."""
-    return list(map(_blob, body)) if isinstance(body, list | tuple) else _blob(body)
+def _packed(body: Any, codec: str | None) -> tuple[bytes | list[bytes], int, Packing | None]:
+    """A body as it is encoded, its bytes and its packing. Raises LocalProtocolError."""
+    number = 0 if codec is None else codec_number(codec)
+    if isinstance(body, list | tuple):
+        blobs = list(map(_blob, body))
+        return blobs, sum(map(len, blobs)), PACKINGS[True, number]
+    blob = _blob(body)
+    return blob, len(blob), PACKINGS[False, number]
 
 
 def _blob(body: Any) -> bytes:

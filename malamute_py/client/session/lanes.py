@@ -21,7 +21,7 @@ from malamute_py.client.arguments import name_of
 from malamute_py.client.session.events import Event
 from malamute_py.client.session.outgoing import CommandSink, Trackers, Window
 from malamute_py.client.session.receiver import Opened
-from malamute_py.client.session.rows import ROW_BYTES, OutgoingRow, content_of, size_of
+from malamute_py.client.session.rows import ROW_BYTES, OutgoingRow, Packing, content_of, size_of
 from malamute_py.client.settings import ClientSettings
 
 QUEUED, SENT, OVER = range(3)
@@ -33,8 +33,8 @@ class OutgoingBatch:
     """Rows that leave as one content, from the first of them until all is settled."""
 
     __slots__ = (
-        "bytes", "content", "counted", "doubtful", "lane", "level", "one_by_one", "rows", "sealed",
-        "serial", "state", "thin", "until_ms",
+        "bytes", "content", "counted", "doubtful", "lane", "level", "one_by_one", "packing", "rows",
+        "sealed", "serial", "state", "thin", "until_ms",
     )  # fmt: skip
 
     def __init__(self, lane: Lane[Any], level: int) -> None:
@@ -51,6 +51,8 @@ class OutgoingBatch:
         """Whether the batch was under way when a link was lost: the broker may have taken it."""
         self.one_by_one = False
         """Whether nothing may leave for the same place before this is answered."""
+        self.packing: Packing | None = None
+        """Form of the bodies of all rows."""
         self.sealed = False
         """Whether no row may join: the batch has a key, a content, or a tally of its rows."""
         self.serial = 0
@@ -83,6 +85,7 @@ class OutgoingBatch:
         part = self.alike()
         part.rows = rows
         part.bytes = size_of(rows)
+        part.packing = self.packing
         part.until_ms, part.serial = self.until_ms, self.serial
         return part
 
@@ -168,6 +171,7 @@ class Lanes(Generic[Kind]):
         self.limits = DEFAULT_LIMITS
         self.batch_bytes = settings.batch_target(DEFAULT_LIMITS)
         """Bytes that a batch is filled to on this link."""
+        self.records_max = DEFAULT_LIMITS.batch_records_max
         self._settings = settings
         self._trackers = trackers
         self._active: Final[dict[Lane[Kind], None]] = {}
@@ -180,7 +184,8 @@ class Lanes(Generic[Kind]):
         """Batches under way whose confirm is awaited."""
         self._serial = 0
         self._linked = False
-        self._fatal: MalamuteError | None = None
+        self.fatal: MalamuteError | None = None
+        """Error that ended the session: every call raises it."""
         self._taken_ms = -1
         """Time of the last take(): what was due then waits for something else by now."""
 
@@ -210,8 +215,8 @@ class Lanes(Generic[Kind]):
 
         name: of the argument that names the place. Raises LocalProtocolError: it cannot be a name.
         """
-        if self._fatal is not None:
-            raise self._fatal
+        if self.fatal is not None:
+            raise self.fatal
         try:
             lane = home.get(place)
         except TypeError:  # it cannot be a key, so it is no name
@@ -249,6 +254,7 @@ class Lanes(Generic[Kind]):
     def begin(self, batch: Kind, row: OutgoingRow) -> None:
         """Put an empty batch at the end of its lane, with its first row."""
         batch.rows.append(row)
+        batch.packing = row.packing
         batch.bytes = row.size + ROW_BYTES
         self.queue(batch)
 
@@ -271,6 +277,7 @@ class Lanes(Generic[Kind]):
             batch_records_max=welcome.batch_records_max,
         )
         self.batch_bytes = self._settings.batch_target(self.limits)
+        self.records_max = welcome.batch_records_max
 
     def link_down(self) -> None:
         """The link is gone: what was under way goes back to the head of its lane."""
@@ -310,7 +317,7 @@ class Lanes(Generic[Kind]):
 
     def fail_all(self, error: MalamuteError) -> None:
         """The session ends: everything unconfirmed fails, and so does every later call."""
-        self._fatal = error
+        self.fatal = error
         for lane in self._lanes():
             self.fail_lane(lane, error)
 

@@ -206,7 +206,7 @@ class Outbox(Lanes[KeyedBatch]):
         if type(priority) is not int or priority:
             priority = priority_of(priority)
         lane = self.mailboxes.get(mailbox) if type(mailbox) is str else None
-        if lane is None or self._fatal is not None:
+        if lane is None or self.fatal is not None:
             lane = self.lane(self.mailboxes, mailbox, "mailbox")
         queue = lane.queue
         last = queue[-1] if queue else None
@@ -250,10 +250,10 @@ class Outbox(Lanes[KeyedBatch]):
         longer_ms = until_ms - batch.until_ms
         if (
             batch.sealed
-            or rows[0].packing != row.packing
+            or batch.packing is not row.packing
             or batch.bytes + size > self.batch_bytes
-            or len(rows) >= self.limits.batch_records_max
-            or not -_TOGETHER_MS <= longer_ms <= _TOGETHER_MS
+            or len(rows) >= self.records_max
+            or (longer_ms and not -_TOGETHER_MS <= longer_ms <= _TOGETHER_MS)
         ):
             return False
         if longer_ms > 0:
@@ -339,6 +339,7 @@ class Outbox(Lanes[KeyedBatch]):
         elif error.code in _DIVIDED and batch.count > 1:
             if batch.rows[0] is _UNREAD:
                 batch.rows = rows_of_content(batch.content)
+                batch.packing = batch.rows[0].packing
             self._divide(batch)
         else:
             self._end(batch, error)

@@ -205,7 +205,7 @@ class Publisher(Lanes[OutgoingRecords]):
         Raises LocalProtocolError `too_large`, or what ended the session: nothing was taken.
         """
         lane = self.streams.get(stream) if type(stream) is str else None
-        if lane is None or self._fatal is not None:
+        if lane is None or self.fatal is not None:
             lane = self.lane(self.streams, stream, "stream")
         queue = lane.queue
         last = queue[-1] if queue else None
@@ -215,9 +215,9 @@ class Publisher(Lanes[OutgoingRecords]):
             last is None
             or last.level != level
             or last.sealed
-            or last.rows[0].packing != row.packing
+            or last.packing is not row.packing
             or last.bytes + size > self.batch_bytes
-            or len(last.rows) >= self.limits.batch_records_max
+            or len(last.rows) >= self.records_max
             or size > self.limits.record_bytes_max
         ):
             self.check(row)

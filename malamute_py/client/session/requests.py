@@ -253,7 +253,9 @@ class PendingRequests:
         outbox = self._outbox
         if reply_to != "":
             text("reply_to", reply_to, NAME_BYTES_MAX)
-        lane = outbox.lane(self.services, service, "service")
+        lane = self.services.get(service) if type(service) is str else None
+        if lane is None or outbox.fatal is not None:
+            lane = outbox.lane(self.services, service, "service")
         inbox: OpenedMailbox | None = None
         if waits:
             if key and key in self.asked:

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from malamute_protocol.batch import Batch, Content, Options, encode, encode_lists
+from malamute_protocol.codec import CODECS
 from malamute_protocol.content import LIST
 from malamute_protocol.limits import Limits
 from malamute_protocol.stamp import STAMP_BYTES, Stamp
@@ -34,8 +35,16 @@ class Packing(NamedTuple):
 
     lists: bool
     """Whether a body is a list of blobs."""
-    codec: int = 0
+    codec: int
     """Number of the codec; 0: none."""
+
+
+PACKINGS: Final[dict[tuple[bool, int], Packing | None]] = {
+    (lists, codec): Packing(lists, codec) if lists or codec else None
+    for lists in (False, True)
+    for codec in range(len(CODECS))
+}
+"""The one Packing of each form, so that two are compared by identity; None: the plain form."""
 
 
 class OutgoingRow(msgspec.Struct, gc=False):
@@ -114,7 +123,7 @@ def rows_of_content(content: Any) -> list[OutgoingRow]:
     )  # fmt: skip
     records = list(Batch(stamp, parsed).records())
     lists = parsed.head.body_kind == LIST
-    packing = Packing(lists, parsed.head.codec) if lists or parsed.head.codec else None
+    packing = PACKINGS[lists, parsed.head.codec]
     bodies = [record.parts if lists else record.body for record in records]
     return [
         OutgoingRow(

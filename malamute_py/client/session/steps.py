@@ -715,9 +715,10 @@ class Steps(Lanes[OutgoingSteps]):
         self.window.queued_bytes += step.size
 
     def _check(self, step: Step) -> None:
-        step._check_open()
-        if self._fatal is not None:
-            raise self._fatal
+        if step.state != OPEN:
+            step._check_open()
+        if self.fatal is not None:
+            raise self.fatal
         limits = self.limits
         if len(step.parts) > self._message_parts_max:
             raise LocalProtocolError(
