@@ -69,7 +69,7 @@ class HandlerRun:
                         await self._link.room(0, None, "a reply")
                     self._answer(request, result)
             except (Exception, asyncio.CancelledError) as error:
-                # It ends its request and nothing else, unless it is we who are cancelled.
+                # The error ends its request and nothing else, unless this run itself is cancelled.
                 task = asyncio.current_task()
                 if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
                     self._finish(request, RELEASED, 0, "")

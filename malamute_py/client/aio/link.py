@@ -1,6 +1,6 @@
 """The engine inside an asyncio event loop.
 
-Owns the watching of the socket, the timer, and who waits for what. The rule: the socket's
+Owns the watching of the socket, the timer, and the callers that wait. The rule: the socket's
 descriptor is edge-triggered, so after every step its events are asked for again; nothing
 that a caller's code raises reaches the link.
 """
@@ -100,7 +100,7 @@ class LoopLink:
         self._stamped_ms = 0
         """Time of the last look at `fresh`."""
         self._limits: list[tuple[int, int, asyncio.Future[Any], int, str, str]] = []
-        """A heap of (time, number of the entry, who waits, how long, for what, its name)."""
+        """A heap of (time, number of the entry, future, how long, for what, its name)."""
         self._entries = 0
         self._sweep_at = _FRESH_MIN
         self._room: OrderedDict[asyncio.Future[None], int] = OrderedDict()

@@ -43,7 +43,7 @@ _PAUSE_EVERY: Final = 256  # asyncio only
 
 
 class MailVerbs(AsyncVerbs):
-    """Verbs for mailboxes, and for who asks a service."""
+    """Verbs for mailboxes, and for those that ask a service."""
 
     # --- sending -------------------------------------------------------------------------------
 

@@ -69,7 +69,7 @@ class Served(NamedTuple):
 
 
 class WorkVerbs(AsyncVerbs):
-    """Verbs for who works for a service."""
+    """Verbs for workers of a service."""
 
     _served: list[Served]
 
@@ -250,7 +250,7 @@ class Request(RequestBase):
         return await self._end(RELEASED, wait, timeout_ms)
 
     async def received(self, timeout_ms: Wait = "default") -> bool:
-        """Tell the broker that it has arrived; who asks for the service's facts sees it."""
+        """Tell the broker that it has arrived, which the service's facts show."""
         return await self._say(RECEIVED, timeout_ms)
 
     async def renew(self, timeout_ms: Wait = "default") -> bool:
@@ -332,7 +332,7 @@ class Worker:
                 "the offer",
             )
         if offering.queue:  # asyncio only
-            self._waker.wake_another()  # it was meant for who waits for requests
+            self._waker.wake_another()  # it was meant for a task that waits for requests
         if not offering.accepted:
             raise offering.error or BrokerRefused("cancelled")
 

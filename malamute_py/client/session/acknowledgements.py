@@ -239,7 +239,7 @@ class Acks:
         self._put_off.clear()
 
     def settle(self, ack: Ack, outcome: Any) -> None:
-        """Tell who waits for it, once all that they wait for is answered."""
+        """Settle the callers that wait, each once all that it waits for is answered."""
         for token, _ in ack.tokens:
             self._answer(token, outcome)
         ack.tokens = []

@@ -95,7 +95,7 @@ class Letter(Record, frozen=True, eq=False, gc=False):
 
     @property
     def sender(self) -> str:
-        """Identity of who sent it; `~` and hexadecimal digits: a client without one."""
+        """Identity of the sender; `~` and hexadecimal digits: a client without one."""
         sender: str = self._of.command.sender
         return sender
 

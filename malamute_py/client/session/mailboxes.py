@@ -1,7 +1,7 @@
 """Mailboxes that a session reads.
 
 Owns what has arrived of each mailbox and whose it is: a reply that a caller waits for goes
-to the request, everything else to those who read the mailbox. The rule: a session reads a
+to the request, everything else to the readers of the mailbox. The rule: a session reads a
 mailbox once, however many of its callers want something of it; mail that was handed over is
 handed over once, also when the broker hands it out again after a reconnect; what no caller
 reads is given back as soon as no request needs the mailbox. Source: SPEC.md, section 4.4.
@@ -278,7 +278,7 @@ class OpenedMailbox(Opened):
         self._away.difference_update(numbers)
 
     def lost_to_others(self, numbers: list[int]) -> None:
-        """An acknowledgement of each by itself, or the link's end, tells whose they are."""
+        """Wait: an acknowledgement of each by itself, or the link's end, tells where they are."""
 
     # --- acknowledgements --------------------------------------------------------------------
 
@@ -394,7 +394,7 @@ class OpenedMailbox(Opened):
         self._mailboxes.look_at(self)
 
     def _pass_over(self, command: Mail, found: Unreadable) -> None:
-        """Replies that cannot be read fail those who wait; other such mail stays where it is.
+        """Fail the callers whose replies cannot be read; other such mail stays where it is.
 
         Messages that no reader can read are held by this one, and are named: what came with them
         is delivered.
@@ -426,12 +426,12 @@ class OpenedMailbox(Opened):
         return chosen(batch, rows) if rows else None
 
     def reply_taken(self, ranges: list[Range], last: bool) -> None:
-        """Replies went to who waits for them: that is what their mailbox kept them for."""
+        """Acknowledge replies that went to their callers, for which their mailbox kept them."""
         if self.in_hand:
             for first, end in ranges:
                 self.in_hand.difference_update(range(first, end))
         if last:
-            # Should it be lost, the reply comes again, and who waited for it has it already.
+            # Should it be lost, the reply comes again, and its caller has it already.
             self._mailboxes.acks.add(self, _SILENTLY, ranges)
         else:
             for first, end in ranges:
@@ -477,7 +477,7 @@ class OpenedMailboxes:
         self.route: Callable[[HandoutBatch, Batch, OpenedMailbox], Batch | None] = _all_left
         """Takes the replies that callers wait for; gives back what is left."""
         self.route_unreadable: Callable[[Mail, str], bool] = _not_awaited
-        """Fails those who wait for replies that cannot be read; False: not all of them are awaited,
+        """Fails callers whose replies cannot be read; False: not all of these replies are awaited,
         and nothing was done."""
         self.failed: Callable[[OpenedMailbox, MalamuteError], None] = _nobody
         """Told when an inbox ends under those whose replies come there."""
@@ -560,7 +560,7 @@ class OpenedMailboxes:
         return inbox.error or self._fatal or ConnectionLost("the inbox was closed")
 
     def routed(self) -> None:
-        """Replies went to who waits for them."""
+        """Note that replies went to their callers."""
         self._routed = True
 
     def told(self, token: Any, outcome: Any) -> None:

@@ -261,7 +261,7 @@ class Membership(Opened):
             self._away.pop(number, None)
 
     def lost_to_others(self, numbers: list[int]) -> None:
-        """An acknowledgement of each by itself, or the link's end, tells whose they are."""
+        """Wait: an acknowledgement of each by itself, or the link's end, tells where they are."""
 
     # --- acknowledgements --------------------------------------------------------------------
 

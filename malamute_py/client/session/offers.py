@@ -337,7 +337,7 @@ class OutgoingReplies(KeyedBatch):
         return [row for row in self.rows if not row.token.request.broken]
 
     def settle(self, outcome: Confirm | MalamuteError) -> None:
-        """Tell those who wait; a request that is not ours any more is no error of theirs."""
+        """Settle the callers; a request that is another worker's by now is no error of theirs."""
         if self.last and not self.awaited and isinstance(outcome, Confirm):
             # Most replies are such: no caller waits, and nothing follows.
             in_hand = self.offering.in_hand
@@ -901,7 +901,7 @@ class Offerings:
         return True
 
     def end_at_last(self, request: RequestBase) -> None:
-        """Say how it ends, or tell who waits why that is not said."""
+        """Send how it ends, or tell its caller why that is not sent."""
         offering, end = request.offering, request.end
         assert end is not None
         form, token = end

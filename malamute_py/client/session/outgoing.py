@@ -42,7 +42,7 @@ class Tracked(Protocol):
 
 
 class Trackers:
-    """The numbers given to commands, and who waits for which."""
+    """The numbers given to commands, and what waits for the answer to each."""
 
     def __init__(self) -> None:
         # Above every subscription number, which is what some refusals name instead.

@@ -1,4 +1,4 @@
-"""Requests to services, and whose each reply is.
+"""Requests to services, and the caller that each reply belongs to.
 
 Owns the requests that are not answered, by the key of their batch and their row in it. The
 rule: a reply is told apart from other mail by its key alone; it goes to the waiting caller, once,
@@ -212,7 +212,7 @@ class PendingRequests:
         self.asked: dict[bytes, OutgoingRequests] = {}
         """By key."""
         self.batches: dict[Any, OutgoingRequests] = {}
-        """By who waits."""
+        """By the token of the caller."""
         self.services: dict[Any, Lane[KeyedBatch]] = {}
         self._outbox = outbox
         self._mailboxes = mailboxes
@@ -491,7 +491,7 @@ class PendingRequests:
                 self._outbox.answered(batch)
 
     def link_up(self, welcome: Welcome) -> None:
-        """A link is open: requests are sent again that, or whose replies, may be gone by now."""
+        """A link is open: requests that may be gone, or their replies, are sent again."""
         self.has_mailbox = bool(welcome.identity)
         for batch in list(self.asked.values()):
             waits = any(token is not None and token is not _GIVEN_UP for token in batch.tokens)

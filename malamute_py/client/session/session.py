@@ -219,7 +219,7 @@ class Session:
             self.publisher, self.outbox, self.mailboxes, self.offerings,
             self.memberships, self.steps,
         ]  # fmt: skip
-        """All who send contents or commands that are confirmed; who is held back by the window
+        """All that send contents or commands that are confirmed; one that the window holds back
         goes first the next time."""
         self.opened: dict[int, Opened] = {}
         self.error: MalamuteError | None = None

@@ -600,7 +600,7 @@ class OutgoingSteps(OutgoingBatch):
         out.put_together(commands.copy(), self.contents)
 
     def settle(self, outcome: Confirm | MalamuteError) -> None:
-        """Tell the callers that wait, and those who hold what the steps acknowledge."""
+        """Tell the callers that wait, and the holders of what the steps acknowledge."""
         told: list[tuple[Any, Any]] = []
         if isinstance(outcome, Confirm):
             for step in self.rows:

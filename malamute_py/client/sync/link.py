@@ -1,6 +1,6 @@
 """The engine inside a thread of its own, for callers in any thread.
 
-Owns the thread, the lock over the session, and who waits for what. The rule: only this
+Owns the thread, the lock over the session, and the callers that wait. The rule: only this
 thread touches the socket; callers change the session under the lock and wake the thread;
 a caller that waits can be interrupted, by a timeout or by the client's end. A forked child has
 neither thread nor socket: there every call says so instead of waiting for ever.
@@ -305,7 +305,7 @@ class ThreadLink:
                 self.engine.transport.signalled(descriptor)
 
     def _handle(self, event: Event) -> bool:
-        """Settle who waits; True for what on_link is told."""
+        """Settle the callers; True for an event that on_link gets."""
         if isinstance(event, Published):
             if event.single:
                 _confirm(event.tokens, event.outcome)

@@ -40,7 +40,7 @@ from malamute_py.client.words import AckWhen, ConfirmAt
 
 
 class SyncMailVerbs(SyncVerbs):
-    """Verbs for mailboxes, and for who asks a service."""
+    """Verbs for mailboxes, and for those that ask a service."""
 
     # --- sending -------------------------------------------------------------------------------
 

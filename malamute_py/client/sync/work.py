@@ -64,7 +64,7 @@ class SyncServed(NamedTuple):
 
 
 class SyncWorkVerbs(SyncVerbs):
-    """Verbs for who works for a service."""
+    """Verbs for workers of a service."""
 
     _served: list[SyncServed]
 
@@ -238,7 +238,7 @@ class SyncRequest(RequestBase):
         return self._end(RELEASED, wait, timeout_ms)
 
     def received(self, timeout_ms: Wait = "default") -> bool:
-        """Tell the broker that it has arrived; who asks for the service's facts sees it."""
+        """Tell the broker that it has arrived, which the service's facts show."""
         return self._say(RECEIVED, timeout_ms)
 
     def renew(self, timeout_ms: Wait = "default") -> bool:
