@@ -32,7 +32,7 @@ _numbers = itertools.count(1)
 _SMALL_SEGMENT_BYTES = 48 << 20
 _SMALL_RING_BYTES = 256 << 20
 _LET_GO_S = 2.0
-"""How long clients have to close their sockets when the broker stops; a thread takes little."""
+"""Time that clients have to close their sockets when the broker stops; a thread takes little."""
 
 
 class ConnectOptions(ClientOptions, total=False):
@@ -119,12 +119,12 @@ class EmbeddedBroker:
 
     @property
     def endpoint(self) -> str:
-        """Where clients in this process connect, with `context`."""
+        """Endpoint for clients in this process, with `context`."""
         return self.server.endpoints[0]
 
     @property
     def tcp_endpoint(self) -> str:
-        """Where other processes connect; with tcp=True."""
+        """Endpoint for other processes; with tcp=True."""
         for endpoint in self.server.endpoints:
             if endpoint.startswith("tcp://"):
                 return endpoint

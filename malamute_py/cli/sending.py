@@ -180,7 +180,6 @@ class _Sending:
     def one(self, client: SyncClient, body: bytes, defaults: inputs.Defaults, key: bytes) -> None:
         """Send one message and say its number."""
         options = defaults.options()
-        options.pop("codec", None)
         try:
             told = client.send(
                 self._mailbox, body, subject=defaults.subject, key=key or None,

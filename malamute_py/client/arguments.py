@@ -1,4 +1,4 @@
-"""What callers may hand in, checked in the call that was made.
+"""Arguments of callers, checked in the call that was made.
 
 Owns the types and bounds of arguments, and the words in which a wrong one is refused. The rule:
 whatever a caller got wrong is raised as LocalProtocolError before anything was queued: `too_large`
@@ -167,7 +167,7 @@ def column_time(name: str, value: Any) -> int:
 
 
 def duration(name: str, value: Any, least: int = 0) -> int:
-    """So many milliseconds. Raises LocalProtocolError."""
+    """A duration in milliseconds. Raises LocalProtocolError."""
     return integer(name, value, least, TIME_MAX)
 
 
@@ -296,7 +296,7 @@ def checked(command: Command) -> Command:
 
 
 def _in_words(command: Command, error: LocalProtocolError) -> LocalProtocolError:
-    """What the encoder or the decoder of a command found, as wrong() says it."""
+    """The fault that the encoder or the decoder of a command found, in the words of wrong()."""
     found = _FOUND.fullmatch(error.reason)
     if found is None:
         return error

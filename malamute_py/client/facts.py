@@ -1,4 +1,4 @@
-"""What a broker tells about itself, typed.
+"""Facts that a broker tells about itself, typed.
 
 Owns the client's types for the answers to administration commands. The rule: a field that
 this version does not know is kept in `more`, and one that a broker leaves out has a default.
@@ -94,7 +94,7 @@ class MailboxFacts(Facts, frozen=True, kw_only=True):
     messages: int = 0
     bytes: int = 0
     oldest_ms: int = 0
-    """When the oldest message was put; 0: there is none."""
+    """Time at which the oldest message was put; 0: there is none."""
     readers: int = 0
     held: int = 0
     """Messages that a reader has in hand."""
@@ -111,7 +111,7 @@ class PeekedMail(Facts, frozen=True, kw_only=True):
     number: int = 0
     sender: str = ""
     at_ms: int = 0
-    """When it was put."""
+    """Time at which the message was put."""
     bytes: int = 0
     """Size of the body."""
     subject: str = ""
@@ -127,7 +127,7 @@ class PeekedMail(Facts, frozen=True, kw_only=True):
 
 
 class Purged(Facts, frozen=True, kw_only=True):
-    """What became of the messages of a mailbox that was emptied."""
+    """Counts of the messages of a mailbox that was emptied."""
 
     count: int = 0
     """Taken out."""
@@ -198,7 +198,7 @@ class MemberFacts(Facts, frozen=True, kw_only=True):
     held: int = 0
     since_ms: int = 0
     oldest_ms: int = 0
-    """When the oldest record that it holds was delivered; 0: none."""
+    """Time at which the oldest record that the member holds was delivered; 0: none."""
 
 
 class GroupFacts(Facts, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from malamute_py.client.arguments import column_time, integer, wrong
 
 
 class Position(NamedTuple):
-    """Where reading goes on: the next offset, and the log and epoch that it was seen in."""
+    """Place at which reading goes on: the next offset, and the log and epoch it was seen in."""
 
     stream: bytes
     """UUID of the stream, 16 bytes."""
@@ -73,7 +73,7 @@ class FromCursor(NamedTuple):
 
     name: str
     otherwise: OtherStart | None = "earliest"
-    """Where to start when there is no such cursor; None: that is refused `unknown_cursor`."""
+    """Start where there is no such cursor; None: that is refused `unknown_cursor`."""
 
 
 OtherStart: TypeAlias = (
@@ -168,5 +168,5 @@ class Confirmation(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def append_time(self) -> datetime:
-        """When the broker appended it, in UTC."""
+        """Time at which the broker appended the record, in UTC."""
         return as_datetime(self.append_time_ms)

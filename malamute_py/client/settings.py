@@ -1,4 +1,4 @@
-"""What a client is told before it connects: endpoints, credentials, times and bounds.
+"""Settings of a client: endpoints, credentials, times and bounds.
 
 Owns the settings' names, defaults and checks. The rule: a setting that cannot work is refused here,
 by name, before a socket exists. Source: docs/design.md (Flow control; Safety).
@@ -78,7 +78,7 @@ Credential: TypeAlias = Plain | Curve | None
 
 
 Wait: TypeAlias = int | Literal["default"] | None
-"""How long a call waits, in milliseconds; None: for ever; "default": as the client's settings."""
+"""Wait of a call in milliseconds; None: for ever; "default": as the client's settings say."""
 
 
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +129,7 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.batch_bytes, limits.batch_bytes_max // 2, max(self.window_bytes // 4, 1))
 
     def wait_ms(self, asked: Wait) -> int | None:
-        """How long a call waits, of what it was asked for. Raises LocalProtocolError."""
+        """Wait of a call in milliseconds, from what its caller asked. Raises LocalProtocolError."""
         if asked is None:
             return None
         return self.call_timeout_ms if asked == "default" else duration("timeout_ms", asked)
@@ -243,7 +243,7 @@ def make_settings(
 
 
 def no_link(endpoints: Sequence[str], timeout_ms: int | None, why: str) -> Timeout:
-    """What is raised when no broker has answered in time: why, and what to do."""
+    """Timeout for a broker that has not answered in time: why, and what to do."""
     following = "; `malamute broker` starts one" if why.startswith("nothing answers") else ""
     return Timeout(
         f"no link to a broker at {', '.join(endpoints)} within {timeout_ms} ms: {why}{following}"

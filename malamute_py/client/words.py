@@ -9,16 +9,16 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 ConfirmAt: TypeAlias = Literal["default", "none", "stored", "synced"]
-"""What a confirm promises; "default": as the stream, mailbox or service has it."""
+"""Promise of a confirm; "default": as the stream, mailbox or service has it."""
 ReadVisibility: TypeAlias = Literal["live", "durable"]
 """Which records a reader sees: all, or those that no power loss takes back."""
 GroupVisibility: TypeAlias = Literal["", "live", "durable"]
 """As ReadVisibility; "": as the group has it, and "durable" for a new one."""
 GroupKind: TypeAlias = Literal["shared", "keyed", "exclusive"]
-"""How the members of a group share its records."""
+"""Ways in which the members of a group share its records."""
 AckWhen: TypeAlias = Literal["next", "manual"]
-"""When what was handed over is done: with the next that is asked for, or by ack() only."""
+"""Moment at which a hand-out is done: with the next that is asked for, or by ack() only."""
 Until: TypeAlias = Literal["", "tail"]
-"""Where a subscription ends: never, or at what was the tail when it began."""
+"""End of a subscription: none, or the tail as it was when the subscription began."""
 OnError: TypeAlias = Literal["fail", "nack"]
-"""What becomes of a request whose handler raises: a dead letter, or another attempt."""
+"""End of a request whose handler raises: a dead letter, or another attempt."""

@@ -24,7 +24,12 @@ from malamute_protocol.errors import BatchError
 from malamute_protocol.limits import DEFAULT_LIMITS
 from malamute_protocol.stamp import Stamp
 from malamute_py.broker.ready import MAIN
-from malamute_py.client.session.subscription import Arrival, GapNotice, Reading, Request
+from malamute_py.client.session.subscription import (
+    Arrival,
+    GapNotice,
+    SubscribeOptions,
+    SubscriptionState,
+)
 from tests.broker.hostile_random import consume, make
 from tests.broker.post import Post
 from tests.broker.shell import Held, Peer
@@ -43,7 +48,7 @@ class Careful(Peer):
     def __init__(self) -> None:
         super().__init__()
         self.tolerant = True
-        self.readings: dict[int, Reading] = {}
+        self.readings: dict[int, SubscriptionState] = {}
         self.gaps: dict[int, list[GapNotice]] = {}
         self.seen: dict[int, list[int]] = {}
         self.tweets: Counter[int] = Counter()
@@ -94,8 +99,10 @@ class World(Post):
             ["prefix", ""],
         ]  # fmt: skip
         for number, pattern in enumerate(patterns):
-            request = Request("s", pattern, [0], credit_records=1 << 40, credit_bytes=1 << 50)
-            peer.readings[number] = Reading(number, request)
+            request = SubscribeOptions(
+                "s", pattern, [0], credit_records=1 << 40, credit_bytes=1 << 50
+            )
+            peer.readings[number] = SubscriptionState(number, request)
             self.send(READER, peer.readings[number].open())
         for number, kind in enumerate(("shared", "keyed", "exclusive"), 10):
             join = wire.JoinGroup(

@@ -112,7 +112,7 @@ class FakeBroker:
                 return [(link, c.Refused(1, 0, self.refusing, "as the test wants"), ())]
             case c.Hello():
                 self.links += 1
-                # Nobody is silent because the machine gives a thread no turn for seconds.
+                # No client counts as silent because the machine gives a thread no turn for seconds.
                 facts = {"heartbeat_ms": 5_000, "expiry_ms": 60_000, "batch_records_max": 65536}
                 return [(link, welcome(epoch=self.epoch, **facts), ())]
             case c.Ping():

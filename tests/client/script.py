@@ -9,10 +9,17 @@ from malamute_protocol import commands as c
 from malamute_protocol.batch import Content, Stamp, encode
 from malamute_protocol.commands import Command
 from malamute_protocol.framing import decode_message, encode_message
-from malamute_py.client.session.calls import make_request, make_row
+from malamute_py.client.session.calls import make_row, subscribe_options
 from malamute_py.client.session.publisher import level_number
-from malamute_py.client.session.session import Connect, Disconnect, Event, Published, Session, State
-from malamute_py.client.session.subscription import Reading
+from malamute_py.client.session.session import (
+    Connect,
+    Disconnect,
+    Event,
+    LinkState,
+    Published,
+    Session,
+)
+from malamute_py.client.session.subscription import SubscriptionState
 from malamute_py.client.settings import ClientSettings
 from malamute_py.client.words import ConfirmAt
 
@@ -75,7 +82,7 @@ class Script:
         self.counter += 1
         return bytes([self.counter % 251]) * count
 
-    def state(self) -> State:
+    def state(self) -> LinkState:
         return self.session.state
 
     def step(self) -> list[Command]:
@@ -149,9 +156,7 @@ class Script:
     def outcomes(self) -> list[tuple[Any, Any]]:
         """(tokens, outcome) of every batch that was settled since the last call."""
         found = [
-            (event.batch.tokens, event.outcome)
-            for event in self.happened
-            if isinstance(event, Published)
+            (event.tokens, event.outcome) for event in self.happened if isinstance(event, Published)
         ]
         self.happened = [event for event in self.happened if not isinstance(event, Published)]
         return found
@@ -165,7 +170,7 @@ class Script:
 
     # --- reading ---
 
-    def subscribe(self, **changes: Any) -> Reading:
+    def subscribe(self, **changes: Any) -> SubscriptionState:
         asked: dict[str, Any] = {
             "start": "earliest",
             "visibility": "live",
@@ -178,18 +183,18 @@ class Script:
             "credit_bytes": 1 << 20,
         }
         pattern = changes.pop("pattern", "#")
-        reading = self.session.subscribe(make_request("s", pattern, **{**asked, **changes}))
+        reading = self.session.subscribe(subscribe_options("s", pattern, **{**asked, **changes}))
         self.step()
         return reading
 
-    def accept(self, reading: Reading, next: int = 0, **changes: Any) -> list[Command]:
+    def accept(self, reading: SubscriptionState, next: int = 0, **changes: Any) -> list[Command]:
         facts: dict[str, Any] = {"epoch": 1, "first": 0, "tail": next}
         return self.say(
             c.Subscribed(reading.number, STREAM_UUID, next=next, **{**facts, **changes})
         )
 
     def deliver(
-        self, reading: Reading, bodies: list[bytes], base: int, **more: Any
+        self, reading: SubscriptionState, bodies: list[bytes], base: int, **more: Any
     ) -> list[Command]:
         frames = stamped(encode(bodies, subject="a"), base)
         end = more.pop("next", base + len(bodies))

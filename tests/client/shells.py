@@ -26,7 +26,7 @@ class AsyncShell:
         return await getattr(self.client, verb)(*arguments, **options)
 
     async def take(self, subscription: Any, count: int) -> list[Any]:
-        """So many records; fewer at the end."""
+        """Take `count` records; fewer at the end."""
         records: list[Any] = []
         async for record in subscription:
             records.append(record)

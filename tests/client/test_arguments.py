@@ -1,4 +1,4 @@
-"""What a caller got wrong is refused in the call that was made, and harms no other call."""
+"""A caller's mistake is refused in the call that was made, and harms no other call."""
 
 from __future__ import annotations
 

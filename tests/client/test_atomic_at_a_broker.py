@@ -123,7 +123,7 @@ async def test_a_step_over_several_rings_is_refused_by_name(shell: Any) -> None:
 
 
 async def test_a_log_and_its_cursor_move_on_in_one_step(shell: Any) -> None:
-    """The commit of SPEC.md, section 17: a record, and the cursor behind this very record."""
+    """The commit of SPEC.md, section 17: a record, and the cursor after this very record."""
     await shell.do("publish", "commits", b"0")
     for number in (1, 2):
         step = shell.client.atomic()
@@ -196,7 +196,7 @@ async def test_mail_is_taken_and_what_became_of_it_published_in_one_step(shell: 
 
 
 async def test_an_outbox_is_the_step_itself(shell: Any) -> None:
-    """What a service is asked for is asked if and only if the order was recorded."""
+    """A service is asked if and only if the order was recorded."""
     step = shell.client.atomic()
     step.publish("orders", b"order 1")
     asked = step.request("billing", b"bill order 1", reply_to="desk")

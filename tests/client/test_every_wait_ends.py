@@ -208,7 +208,7 @@ async def test_with_the_link_cut_under_it_each_ends_by_a_result_or_a_named_error
 ) -> None:
     made = await scene(new_shell, broker, retry_min_ms=10, retry_max_ms=50, timeout_ms=20_000)
     calls = made.calls()
-    # Nobody serves these: they end with the client.
+    # No worker serves these: they end with the client.
     for name in ("request", "requests"):
         del calls[name]
     tasks = [asyncio.ensure_future(outcome(call)) for call in calls.values()]

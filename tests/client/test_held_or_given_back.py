@@ -1,4 +1,4 @@
-"""What a worker holds is known to its program, or is given back; nothing is worked on twice."""
+"""A worker's requests are known to its program, or given back; nothing is worked on twice."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ async def test_an_end_that_was_taken_before_the_link_went_is_told_as_taken(
 
 
 def deafen(client: Any) -> None:
-    """What the broker says is lost from now on."""
+    """Drop what the broker sends from now on."""
     session = client._session
     session.receive = lambda frames, now_ms: None
 
@@ -291,7 +291,7 @@ def test_a_renewal_that_a_caller_waits_for_is_said_again_on_the_next_link() -> N
     script = opened()
     offering = working(script, 1)
     [job] = take_all(offering)
-    assert script.session.workings.say(job, 2, "renewed")
+    assert script.session.offerings.say(job, 2, "renewed")
     script.step()
     script.reconnect()
     assert outcomes(script) == {}
@@ -305,8 +305,8 @@ def test_an_end_that_a_caller_waits_for_has_a_key_and_keeps_it() -> None:
     offering = working(script, 3)
     answered, completed, silent = take_all(offering)
     reply(script, answered, who="reply")
-    script.session.workings.end(completed, 3, token="complete")
-    script.session.workings.end(silent, 3)
+    script.session.offerings.end(completed, 3, token="complete")
+    script.session.offerings.end(silent, 3)
     sent = script.step()
     [first_reply] = of(sent, c.Reply)
     # Both ends leave as one command, and its key is for who waits.

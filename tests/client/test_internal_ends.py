@@ -18,7 +18,7 @@ from malamute_py.broker.mail.mailboxes import Mailboxes
 from malamute_py.broker.services.hand_outs import HandOuts
 from malamute_py.broker.services.requests import Requests
 from malamute_py.broker.streams.publishing import Publishing
-from malamute_py.client.session.session import State
+from malamute_py.client.session.session import LinkState
 from malamute_py.embedded import EmbeddedBroker
 from malamute_py.server import loop
 from tests.client.script import Script
@@ -78,7 +78,7 @@ def test_what_ends_links_without_a_name_is_found_and_never_sent_again(place: int
     assert isinstance(error, BrokerRefused)
     assert error.code == "internal"
     assert {name for name in done if name} == {"a", "b", "c"}
-    assert script.state() is State.LINKED
+    assert script.state() is LinkState.LINKED
 
 
 def test_what_is_open_is_opened_once_more_and_ends_by_name_the_second_time() -> None:
@@ -120,7 +120,7 @@ def test_an_opening_that_is_refused_so_without_an_end_is_tried_once_more_on_the_
 def test_a_hello_that_the_broker_errs_at_is_tried_again() -> None:
     script = Script()
     end_as_internal(script)
-    assert script.state() is State.WAITING
+    assert script.state() is LinkState.WAITING
 
 
 # --- at a broker with a fault in it ------------------------------------------------------------

@@ -128,7 +128,7 @@ async def test_a_message_is_acknowledged_when_the_next_is_asked_for(connect: Con
     await ann.do("send_many", "bob", [b"a", b"b", b"c"])
     inbox = bob.client.inbox()
     assert bodies(await bob.take(inbox, 2)) == [b"a", b"b"]
-    await bob.call(inbox.close)  # b was handed over, and nobody asked for more
+    await bob.call(inbox.close)  # b was handed over, and no reader asked for more
     inbox = bob.client.inbox()
     found = await bob.take(inbox, 2)
     assert sorted(bodies(found)) == [b"b", b"c"]

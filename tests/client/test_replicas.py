@@ -12,7 +12,8 @@ import malamute_py as malamute
 from malamute_protocol import commands as c
 from malamute_protocol.errors import BrokerRefused, ConnectionLost
 from malamute_py.client.session.events import Confirmed, Published, Settled, Warned
-from malamute_py.client.session.session import State
+from malamute_py.client.session.rows import OutgoingRow
+from malamute_py.client.session.session import LinkState
 from malamute_py.client.session.steps import Step
 from malamute_py.client.settings import SettingError, make_settings
 from malamute_py.embedded import EmbeddedBroker
@@ -41,7 +42,7 @@ def outcomes(script: Script) -> dict[Any, Any]:
 
 
 def send(script: Script, token: str, mailbox: str = "m") -> None:
-    script.session.outbox.send(mailbox, (token.encode(), "", None, None, None, None, token), 0)
+    script.session.outbox.send(mailbox, OutgoingRow(token.encode(), len(token), "", token), 0)
 
 
 @pytest.mark.parametrize("text", ["{n}{n}", "{x}", "web-{n", "-{n}", "w" * 249 + "{n}"])
@@ -76,8 +77,8 @@ def test_with_another_number_what_may_have_been_taken_fails_and_the_rest_goes_on
     script.step()
     script.open_producer()
     send(script, "sent")
-    row = (b"asked", "", None, None, None, None, "asked")
-    script.session.asking.request("svc", row, 0, timeout_ms=0)
+    row = OutgoingRow(b"asked", 5, "", "asked")
+    script.session.requests.request("svc", row, 0, timeout_ms=0)
     step = Step()
     step.send("m", b"of a step")
     script.session.steps.add(step, "step")
@@ -209,4 +210,4 @@ async def test_a_user_may_derive_from_its_own_name_only() -> None:
             )
         for shell in shells:
             await shell.do("close")
-        assert all(shell.client._session.state is State.CLOSED for shell in shells)
+        assert all(shell.client._session.state is LinkState.CLOSED for shell in shells)

@@ -12,6 +12,7 @@ import pytest
 from malamute_protocol import commands as c
 from malamute_protocol.commands import Level
 from malamute_py.client.session.letters import RequestFailed
+from malamute_py.client.session.rows import OutgoingRow
 from malamute_py.embedded import EmbeddedBroker
 from tests.client.script import Script
 from tests.client.shells import SHELLS
@@ -23,8 +24,8 @@ FAST: dict[str, Any] = {"retry_min_ms": 10, "retry_max_ms": 50}
 
 
 def ask(script: Script, level: Level, reply_to: str = "", until_ms: int = 0) -> None:
-    row = (b"asked", "", None, None, None, None, "token")
-    script.session.asking.request(
+    row = OutgoingRow(b"asked", 5, "", "token")
+    script.session.requests.request(
         "svc", row, int(level), reply_to=reply_to, timeout_ms=60_000, until_ms=until_ms
     )
 
@@ -73,14 +74,14 @@ def test_nothing_of_a_request_is_kept_once_its_callers_time_is_over() -> None:
     ask(script, Level.STORED, until_ms=script.now_ms + 500)
     [request] = requests(script.step())
     confirm(script, request, epoch=1)
-    [parcel] = script.session.asking.asked.values()
+    [parcel] = script.session.requests.asked.values()
     assert parcel.content
     script.wait(500)
     assert requests(script.reconnect(epoch=2)) == []
     script.wait(120_000)
     assert not parcel.content
     assert not parcel.rows
-    assert not script.session.asking.asked
+    assert not script.session.requests.asked
 
 
 SMALL: dict[str, Any] = {

@@ -278,14 +278,14 @@ def _expired_is_everything(stack: contextlib.ExitStack) -> None:
 
 
 def _resumes_too_far(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.session.subscription import Reading
+    from malamute_py.client.session.subscription import SubscriptionState
 
-    original: Any = vars(Reading)["_received_to"]
+    original: Any = vars(SubscriptionState)["_received_to"]
 
     def received_to(self: Any) -> Any:
         return original.fget(self)._replace(next=self.next + 1)
 
-    stack.enter_context(patch.object(Reading, "_received_to", property(received_to)))
+    stack.enter_context(patch.object(SubscriptionState, "_received_to", property(received_to)))
 
 
 def _retry_with_a_new_sequence(stack: contextlib.ExitStack) -> None:
@@ -303,13 +303,13 @@ def _retry_with_a_new_sequence(stack: contextlib.ExitStack) -> None:
 
 def _position_of_the_newest_epoch(stack: contextlib.ExitStack) -> None:
     from malamute_py.client.position import Position
-    from malamute_py.client.session.subscription import Reading
+    from malamute_py.client.session.subscription import SubscriptionState
 
     def position(self: Any) -> Any:
         known = self.consumed_next >= 0
         return Position(self.stream_uuid, self.epoch, self.consumed_next) if known else None
 
-    stack.enter_context(patch.object(Reading, "position", property(position)))
+    stack.enter_context(patch.object(SubscriptionState, "position", property(position)))
 
 
 def _resend_in_reverse(stack: contextlib.ExitStack) -> None:
@@ -317,14 +317,11 @@ def _resend_in_reverse(stack: contextlib.ExitStack) -> None:
 
     def make(original: Any) -> Any:
         def link_down(self: Any) -> None:
-            under_way = {
-                sender: len(sender.inflight) + len(sender.returned)
-                for sender in self._senders.values()
-            }
+            under_way = {lane: len(lane.sent) for lane in self.streams.values()}
             original(self)
-            for sender, count in under_way.items():
-                again = [sender.queue.popleft() for _ in range(count)]
-                sender.queue.extendleft(again)
+            for lane, count in under_way.items():
+                again = [lane.queue.popleft() for _ in range(count)]
+                lane.queue.extendleft(again)
 
         return link_down
 
@@ -683,14 +680,14 @@ def _hand_out_failed(stack: contextlib.ExitStack) -> None:
 
 
 def _waits_for_ever(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.session.requests import RequestParcel
+    from malamute_py.client.session.requests import OutgoingRequests
 
     left = []  # A call that nothing refers to is collected, and what it has in hand is given back.
 
     def given_up(self: Any) -> None:
         left.append(self)
 
-    _put(stack, RequestParcel, "given_up", lambda original: given_up)
+    _put(stack, OutgoingRequests, "given_up", lambda original: given_up)
 
 
 def _rewind_unheard(stack: contextlib.ExitStack) -> None:

@@ -28,7 +28,7 @@ from malamute_protocol.errors import (
 )
 from malamute_py.client.aio.client import Client
 from malamute_py.client.session.letters import RequestFailed
-from malamute_py.client.session.memberships import Joining
+from malamute_py.client.session.memberships import GroupOptions
 from malamute_py.client.settings import ClientOptions, ClientSettings, make_settings
 from malamute_py.client.words import ConfirmAt, GroupKind
 from tests.simulation.event_loop import SimulatedLoop
@@ -99,7 +99,7 @@ class Process:
         """Serial of a request -> the attempts that this process was told last."""
         self.at_work: dict[int, None] = {}
         """Requests that handlers are amid."""
-        self.asking = 0
+        self.requests = 0
         """Roles that have not ended."""
         self.sockets: list[DealerSocket] = []
         self._fds = 0
@@ -114,7 +114,7 @@ class Process:
         self.sockets.clear()
         self.attempts.clear()
         self.at_work.clear()
-        self.asking = len(self.asks) + 1
+        self.requests = len(self.asks) + 1
         self._begin()
 
     def _begin(self) -> None:
@@ -144,10 +144,10 @@ class Process:
             task = self.loop.run_coroutine(ROLES[name](*details)(self))
             self._watched(task)
             task.add_done_callback(self._asked)
-        self.asking -= 1
+        self.requests -= 1
 
     def _asked(self, _: Any) -> None:
-        self.asking -= 1
+        self.requests -= 1
 
     def _watched(self, task: asyncio.Task[Any]) -> None:
         task.add_done_callback(self._ended)
@@ -205,7 +205,7 @@ class Process:
         if self.calls:
             calls = ", ".join(self.calls.values())
             return f"{self.name} ({self.identity or 'no identity'}) waits for {calls}"
-        if self.asking:
+        if self.requests:
             return f"{self.name} has not asked for everything"
         return ""
 
@@ -770,9 +770,9 @@ def joins(stream: str, group: str, kind: GroupKind) -> Role:
         rng = p.rng
         place = f"{stream}/{group}"
         seen: dict[str, Any] = {}
-        if "visibility" in Joining.__struct_fields__:
+        if "visibility" in GroupOptions.__struct_fields__:
             seen = {"visibility": "durable" if is_durable(place) else "live"}
-        if "create" in Joining.__struct_fields__:
+        if "create" in GroupOptions.__struct_fields__:
             seen["create"] = True
         while True:
             ack = rng.choice(("next", "manual"))

@@ -16,7 +16,7 @@ import msgspec
 from malamute_protocol import commands as c
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.client.position import Position
-from malamute_py.client.session.calls import make_request, make_row
+from malamute_py.client.session.calls import make_row, subscribe_options
 from malamute_py.client.session.session import (
     Closed,
     Connect,
@@ -29,8 +29,8 @@ from malamute_py.client.session.subscription import (
     Arrival,
     GapNotice,
     Item,
-    Reading,
     RewoundNotice,
+    SubscriptionState,
 )
 from malamute_py.client.settings import ClientSettings
 from malamute_py.client.words import Until
@@ -261,11 +261,12 @@ class SessionProducer(SessionClient):
     def happened(self, event: Event) -> None:
         if not isinstance(event, Published):
             return
-        serials = event.batch.tokens
+        serials = event.tokens
         if self.peer.publisher.producers_lost:
             raise Violation("refusal", f"{self.name}: the broker has forgotten its producer")
         for place, serial in enumerate(serials):
-            if self.waiting.pop(serial, None) is None:
+            record = self.waiting.pop(serial, None)
+            if record is None:
                 raise Violation("wrong_confirm", f"{self.name}: {serial} has two outcomes")
             outcome = event.outcome
             if isinstance(outcome, c.Confirm):
@@ -285,7 +286,7 @@ class SessionProducer(SessionClient):
             elif (
                 isinstance(outcome, BrokerRefused)
                 and outcome.code == "damaged"
-                and self.world.model.damaged(event.batch.sender.stream, serial)
+                and self.world.model.damaged(record.stream, serial)
             ):
                 self.world.note("damaged", self.name, serial)
             else:
@@ -339,10 +340,10 @@ class SessionConsumer(SessionClient):
         self.done = False
         self.reading = self._subscribe(None)
 
-    def _subscribe(self, position: Position | None) -> Reading:
+    def _subscribe(self, position: Position | None) -> SubscriptionState:
         self.received = -1
         return self.peer.subscribe(
-            make_request(
+            subscribe_options(
                 self.stream,
                 self.pattern,
                 start=self.first_start if position is None else position,

@@ -65,11 +65,11 @@ class ThreadedProcess(Process):
             self.spawn(ROLES[name](*details), name, self)
         for name, *details in self.asks:
             self.spawn(partial(self._ask, ROLES[name](*details)), name)
-        self.asking -= 1
+        self.requests -= 1
 
     def _ask(self, role: Callable[[ThreadedProcess], None]) -> None:
         role(self)
-        self.asking -= 1
+        self.requests -= 1
 
     def finish(self) -> None:
         """End in order: the client is closed, which ends what every thread waits for."""

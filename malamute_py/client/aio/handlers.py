@@ -21,7 +21,7 @@ from typing import Any, Final
 from malamute_py.client.aio.link import LoopLink
 from malamute_py.client.engine.log import LOG
 from malamute_py.client.session.calls import make_row
-from malamute_py.client.session.offers import COMPLETED, FAILED, RELEASED, RETURNED
+from malamute_py.client.session.offers import COMPLETED, FAILED, RELEASED, RETURNED, ReplyToken
 from malamute_py.client.words import OnError
 
 _BODIES: Final = (bytes, bytearray, memoryview, str)
@@ -69,7 +69,7 @@ class HandlerRun:
                         await self._link.room(0, None, "a reply")
                     self._answer(request, result)
             except (Exception, asyncio.CancelledError) as error:
-                # It ends its request and nothing else, unless it is we who are cancelled.
+                # The error ends its request and nothing else, unless this run itself is cancelled.
                 task = asyncio.current_task()
                 if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
                     self._finish(request, RELEASED, 0, "")
@@ -94,8 +94,8 @@ class HandlerRun:
         if result is None:
             self._finish(request, COMPLETED, 0, "")
         elif isinstance(result, _BODIES):
-            row = make_row(result, "", None, None, None, None, (request, None))
-            self._link.session.workings.reply(request, row, True)
+            row = make_row(result, "", None, None, None, None, ReplyToken(request))
+            self._link.session.offerings.reply(request, row, True)
             # The last of what was in hand: no other reply comes that it could leave with.
             self._link.gather(last=not self._offering.unfinished)
         else:
@@ -103,11 +103,11 @@ class HandlerRun:
 
     def _finish(self, request: Any, state: int, again_ms: int, reason: str) -> None:
         if not self._offering.ended:
-            self._link.session.workings.end(request, state, again_ms=again_ms, reason=reason)
+            self._link.session.offerings.end(request, state, again_ms=again_ms, reason=reason)
             self._link.wake_up()
 
 
-class Waker:
+class RequestWaker:
     """Wakes the tasks that wait for requests, in the order in which they began to wait."""
 
     def __init__(self, offering: Any) -> None:
@@ -170,7 +170,7 @@ def drain_on_signals(link: LoopLink) -> Iterator[None]:
             task.cancel()
             return
         LOG.info("%s: the worker begins nothing more", signal.Signals(number).name)
-        link.session.workings.drain_all()
+        link.session.offerings.drain_all()
         link.wake_up()
 
     numbers = (signal.SIGINT, signal.SIGTERM)

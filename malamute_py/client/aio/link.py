@@ -1,6 +1,6 @@
 """The engine inside an asyncio event loop.
 
-Owns the watching of the socket, the timer, and who waits for what. The rule: the socket's
+Owns the watching of the socket, the timer, and the callers that wait. The rule: the socket's
 descriptor is edge-triggered, so after every step its events are asked for again; nothing
 that a caller's code raises reaches the link.
 """
@@ -98,9 +98,9 @@ class LoopLink:
         with each step: memory that is used again soon is still in the processor's cache."""
         self._fresh_max = _FRESH_MIN
         self._stamped_ms = 0
-        """When it was looked at last."""
+        """Time of the last look at `fresh`."""
         self._limits: list[tuple[int, int, asyncio.Future[Any], int, str, str]] = []
-        """A heap of (time, number of the entry, who waits, how long, for what, its name)."""
+        """A heap of (time, number of the entry, future, how long, for what, its name)."""
         self._entries = 0
         self._sweep_at = _FRESH_MIN
         self._room: OrderedDict[asyncio.Future[None], int] = OrderedDict()
@@ -120,11 +120,11 @@ class LoopLink:
             self.loop.call_soon(self._scheduled_step)
 
     def leave(self) -> None:
-        """As wake_up(), for a record: without company under way it leaves at once.
+        """Have a record leave: at once where no other is under way, else with those that gather.
 
-        While others are unconfirmed it gathers company until the event loop turns, and with those
-        who were confirmed together: whoever publishes much gets large batches, and a lone record
-        does not wait for the turn.
+        While others are unconfirmed, records gather until the event loop turns, or until all
+        callers that were confirmed together have published anew: a caller that publishes much gets
+        large batches, and a lone record does not wait for the turn.
         """
         if self._told:
             self.asked()
@@ -134,9 +134,9 @@ class LoopLink:
         self.wake_up()
 
     def asked(self) -> None:
-        """As wake_up(), for a request: when all who were just answered have asked anew, it leaves.
+        """Have a request leave once all callers that were just answered have asked anew.
 
-        A turn of the event loop costs some 10 us, and no caller is left for whom to wait.
+        A turn of the event loop costs some 10 us, and then no caller is left to wait for.
         """
         if self._told > 1:
             self._told -= 1
@@ -148,16 +148,16 @@ class LoopLink:
             self.wake_up()
 
     def gather(self, *, last: bool) -> None:
-        """As wake_up(), where the caller knows whether others will say something beside it.
+        """Have a step done soon, where the caller knows whether others will send something as well.
 
-        last: nobody will, and what has gathered leaves at once.
+        last: no other will, and what has gathered leaves at once.
         """
         if last and not self._finished:
             self._gathered = False
             # Acknowledgements of what was just answered need not wait for other requests.
             self.session.mailboxes.holding = False
             self.engine.send()
-            # What could not be sent is told by a step, which nobody else would have done soon.
+            # A step tells of what could not be sent, and nothing else would have one done soon.
             if not self._resting or self.session.has_events:
                 self.wake_up()
         elif self._resting:
@@ -197,8 +197,8 @@ class LoopLink:
                 for token, outcome in event.pairs:
                     _settle(token, outcome)
             else:
-                if type(event) is Published and event.batch.single:
-                    told += event.batch.count
+                if type(event) is Published and event.single:
+                    told += event.count
                 self._handle(event)
         if self._room:
             self._give_room()
@@ -283,7 +283,10 @@ class LoopLink:
 
     def _handle(self, event: Event) -> None:
         if type(event) is Published:
-            self._published(event)
+            if event.single:
+                _confirm(event.tokens, event.outcome)
+            elif event.tokens is not None:
+                event.tokens.settled(event.count, event.outcome)
         elif type(event) is Arrived:
             opened = event.opened
             arrival = self._arrivals.get(opened)
@@ -304,14 +307,6 @@ class LoopLink:
                 self._close_waiters(event)
             if self._on_link is not None:
                 guarded("on_link", self._on_link, event)
-
-    def _published(self, event: Published) -> None:
-        batch, outcome = event.batch, event.outcome
-        if not batch.single:
-            if batch.tokens is not None:
-                batch.tokens.settled(batch.count, outcome)
-            return
-        _confirm(batch.tokens, outcome)
 
     def _close_waiters(self, event: Closed) -> None:
         while self._room:
@@ -383,7 +378,7 @@ class LoopLink:
             self._sweep_at = max(_FRESH_MIN, 2 * len(self._limits))
 
     def standing(self) -> str:
-        """What is known of the link, in words."""
+        """Describe the link in words."""
         return self.session.standing(clock_ms())
 
     # --- waiting -------------------------------------------------------------------------------
@@ -457,7 +452,7 @@ class LoopLink:
         return max(0, until_ms - clock_ms())
 
     def _arrival(self, opened: object) -> Waker:
-        """What is set when `opened` has something new from now on."""
+        """Return the waker that is set when `opened` has something new from now on."""
         arrival = self._arrivals.get(opened)
         if arrival is None:
             arrival = self._arrivals[opened] = asyncio.Event()
@@ -480,7 +475,7 @@ class LoopLink:
         self.wake_up()
 
     def forget(self, opened: Watched) -> None:
-        """Nobody waits for it any more."""
+        """Drop the waker of an object that no caller waits for any more."""
         self._arrivals.pop(opened, None)
 
     def dropped(self, opened: Watched) -> None:

@@ -20,18 +20,18 @@ from malamute_py.client.arguments import duration, key_of, later_of
 from malamute_py.client.engine.engine import clock_ms
 from malamute_py.client.engine.waits import ACKED, ANSWER, NOTHING, OPENED
 from malamute_py.client.position import Confirmation
-from malamute_py.client.readers.mail import MailBatchOf, MailReader, make_asked
+from malamute_py.client.readers.mail import InboxBase, MailBatchBase, inbox_options
 from malamute_py.client.session.calls import (
+    Bodies,
     Body,
     Bulk,
     Fields,
     Properties,
     Time,
-    body_size,
     make_row,
 )
 from malamute_py.client.session.letters import Letter, Reply, ranges_of
-from malamute_py.client.session.mailboxes import CREDIT_BYTES, CREDIT_RECORDS, Asked
+from malamute_py.client.session.mailboxes import CREDIT_BYTES, CREDIT_RECORDS, InboxOptions
 from malamute_py.client.session.outbox import Tally
 from malamute_py.client.session.publisher import level_number
 from malamute_py.client.session.requests import Replies
@@ -43,7 +43,7 @@ _PAUSE_EVERY: Final = 256  # asyncio only
 
 
 class MailVerbs(AsyncVerbs):
-    """Verbs for mailboxes, and for who asks a service."""
+    """Verbs for mailboxes, and for those that ask a service."""
 
     # --- sending -------------------------------------------------------------------------------
 
@@ -55,6 +55,7 @@ class MailVerbs(AsyncVerbs):
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         properties: Properties | None = None,
+        codec: str | None = None,
         expires_at_ms: Time | None = None,
         deliver_at_ms: Time | None = None,
         priority: int = 0,
@@ -64,7 +65,8 @@ class MailVerbs(AsyncVerbs):
     ) -> Confirmation:
         """Put one message into a mailbox and wait for the broker's confirm.
 
-        expires_at_ms, deliver_at_ms: milliseconds since 1970, or a datetime. priority: -128 to
+        body, codec: as of publish(). expires_at_ms, deliver_at_ms: milliseconds since 1970, or a
+        datetime. priority: -128 to
         127, higher goes first. key: at most 128 bytes that name the message, so that it is
         taken once even if another process sends it again, whatever its body is then (the
         Confirmation says duplicate=True); without it, retries of this client
@@ -77,10 +79,10 @@ class MailVerbs(AsyncVerbs):
         """
         link, settings = self._link, self._session.settings
         future: asyncio.Future[Confirmation] = link.loop.create_future()
-        row = make_row(body, subject, fields, None, expires_at_ms, properties, future)
+        row = make_row(body, subject, fields, None, expires_at_ms, properties, future, codec)
         if True:  # sync: with link.lock:
             if not link.has_room():
-                timeout_ms = await link.room(body_size(body), timeout_ms, mailbox)
+                timeout_ms = await link.room(row.size, timeout_ms, mailbox)
             # Almost all calls wait by default: those need no look at what they ask for.
             wait_ms = (
                 settings.call_timeout_ms
@@ -109,6 +111,7 @@ class MailVerbs(AsyncVerbs):
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         properties: Properties | None = None,
+        codec: str | None = None,
         expires_at_ms: Time | None = None,
         deliver_at_ms: Time | None = None,
         priority: int = 0,
@@ -124,7 +127,7 @@ class MailVerbs(AsyncVerbs):
         """
         link, wait_ms = self._link, self._session.settings.wait_ms(timeout_ms)
         future: asyncio.Future[Confirmation] = link.loop.create_future()
-        row = make_row(body, subject, fields, None, expires_at_ms, properties, future)
+        row = make_row(body, subject, fields, None, expires_at_ms, properties, future, codec)
         if True:  # sync: with link.lock:
             if not self._session.window.has_room():
                 raise BrokerRefused("window", "too much is unconfirmed: await some of it first")
@@ -146,7 +149,7 @@ class MailVerbs(AsyncVerbs):
     async def send_many(
         self,
         mailbox: str,
-        bodies: Sequence[bytes],
+        bodies: Bodies,
         *,
         subject: str = "",
         subjects: Sequence[str | Sequence[str]] | None = None,
@@ -230,7 +233,7 @@ class MailVerbs(AsyncVerbs):
         to those of an earlier process with the same identity do: see mail.about.
         Raises LocalProtocolError; a refusal is raised by the iteration.
         """
-        asked = make_asked(mailbox, credit_records, credit_bytes, settings, ack)
+        asked = inbox_options(mailbox, credit_records, credit_bytes, settings, ack)
         return Inbox(
             self._link,
             asked,
@@ -248,6 +251,7 @@ class MailVerbs(AsyncVerbs):
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         properties: Properties | None = None,
+        codec: str | None = None,
         timeout_ms: Wait = "default",
         key: bytes | None = None,
         reply_to: str = "",
@@ -256,7 +260,8 @@ class MailVerbs(AsyncVerbs):
     ) -> Reply:
         """Ask a service and wait for the (first) reply of a worker.
 
-        subject: what workers' patterns are matched with. timeout_ms: after it the broker
+        body, codec: as of publish(). subject: what workers' patterns are matched with. timeout_ms:
+        after it the broker
         takes the request from its holder; None: never; by default the client's settings say
         when. key: at most 128 bytes that name
         the request, so that it is taken once even if another process sends it again. reply_to:
@@ -274,12 +279,12 @@ class MailVerbs(AsyncVerbs):
         link, session = self._link, self._session
         wait_ms = session.settings.wait_ms(timeout_ms)
         future: asyncio.Future[Reply] = link.loop.create_future()
-        row = make_row(body, subject, fields, None, None, properties, future)
+        row = make_row(body, subject, fields, None, None, properties, future, codec)
         if True:  # sync: with link.lock:
             if not link.has_room():
-                left = await link.room(body_size(body), timeout_ms, service)
+                left = await link.room(row.size, timeout_ms, service)
                 wait_ms = session.settings.wait_ms(left)
-            session.asking.request(
+            session.requests.request(
                 service,
                 row,
                 level_number(confirm),
@@ -294,7 +299,7 @@ class MailVerbs(AsyncVerbs):
             return await future
         except asyncio.CancelledError:
             if True:  # sync: with link.lock:
-                session.asking.give_up(future)
+                session.requests.give_up(future)
                 link.wake_up()
             raise
 
@@ -306,6 +311,7 @@ class MailVerbs(AsyncVerbs):
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         properties: Properties | None = None,
+        codec: str | None = None,
         timeout_ms: Wait = "default",
         key: bytes | None = None,
         reply_to: str = "",
@@ -322,12 +328,12 @@ class MailVerbs(AsyncVerbs):
         link, session = self._link, self._session
         wait_ms = session.settings.wait_ms(timeout_ms)
         replies = Replies()
-        row = make_row(body, subject, fields, None, None, properties, replies)
+        row = make_row(body, subject, fields, None, None, properties, replies, codec)
         if True:  # sync: with link.lock:
             if not link.has_room():
-                left = await link.room(body_size(body), timeout_ms, service)
+                left = await link.room(row.size, timeout_ms, service)
                 wait_ms = session.settings.wait_ms(left)
-            session.asking.request(
+            session.requests.request(
                 service,
                 row,
                 level_number(confirm),
@@ -369,6 +375,7 @@ class MailVerbs(AsyncVerbs):
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         properties: Properties | None = None,
+        codec: str | None = None,
         request_timeout_ms: int | None = None,
         key: bytes | None = None,
         reply_to: str = "",
@@ -387,12 +394,12 @@ class MailVerbs(AsyncVerbs):
         link, session = self._link, self._session
         wait_ms = session.settings.wait_ms(timeout_ms)
         future: asyncio.Future[Confirmation] = link.loop.create_future()
-        row = make_row(body, subject, fields, None, None, properties, future)
+        row = make_row(body, subject, fields, None, None, properties, future, codec)
         if True:  # sync: with link.lock:
             if not link.has_room():
-                left = await link.room(body_size(body), timeout_ms, service)
+                left = await link.room(row.size, timeout_ms, service)
                 wait_ms = session.settings.wait_ms(left)
-            session.asking.request(
+            session.requests.request(
                 service,
                 row,
                 level_number(confirm),
@@ -429,7 +436,7 @@ class Mail(Letter, frozen=True, eq=False, gc=False):
 
     @property
     def opened(self) -> Any:
-        """What an atomic step acknowledges it with."""
+        """Mailbox by which an atomic step acknowledges the message."""
         return self._inbox.opened
 
     async def ack(self, timeout_ms: Wait = "default") -> bool:
@@ -450,7 +457,7 @@ class Mail(Letter, frozen=True, eq=False, gc=False):
         return await self._inbox.acknowledge([(number, number + 1)], again_ms, timeout_ms)
 
 
-class MailBatch(MailBatchOf[Mail]):
+class MailBatch(MailBatchBase[Mail]):
     """Messages that were sent together."""
 
     async def ack(self, timeout_ms: Wait = "default") -> bool:
@@ -466,13 +473,13 @@ class MailBatch(MailBatchOf[Mail]):
         return acked
 
 
-class Inbox(MailReader[Mail]):
+class Inbox(InboxBase[Mail]):
     """A mailbox as an async iterator of Mail; for one task at a time."""
 
     _letter = Mail
 
     def __init__(
-        self, link: LoopLink, asked: Asked, ack: AckWhen, timeout_ms: int | None = None
+        self, link: LoopLink, asked: InboxOptions, ack: AckWhen, timeout_ms: int | None = None
     ) -> None:
         """See Client.inbox(). Raises what ended the session."""
         self._link = link

@@ -39,13 +39,13 @@ from malamute_py.client.facts import (
 )
 from malamute_py.client.position import Confirmation, Position, StartPoint, start_on_wire
 from malamute_py.client.readers.cursor_name import CursorName
-from malamute_py.client.readers.group import Handed, numbers_of
+from malamute_py.client.readers.group import MemberBase, numbers_of
 from malamute_py.client.session.calls import make_pattern
 from malamute_py.client.session.memberships import (
     CREDIT_BYTES,
     CREDIT_RECORDS,
+    GroupOptions,
     HeldBatch,
-    Joining,
     group_visibility,
 )
 from malamute_py.client.session.steps import Step
@@ -137,7 +137,7 @@ class StreamCursor(CursorName):
         self._link = link
 
     async def info(self) -> CursorFacts:
-        """Where it stands. Raises BrokerRefused `unknown_cursor`."""
+        """Ask where the cursor stands. Raises BrokerRefused `unknown_cursor`."""
         value = await self._link.ask(lambda number: c.CursorInfo(number, self.stream, self.name))
         return facts(CursorFacts, value)
 
@@ -181,13 +181,13 @@ class StreamCursor(CursorName):
         await self._link.ask(lambda number: c.RemoveCursor(number, self.stream, self.name))
 
 
-class Member(Handed):
+class Member(MemberBase):
     """A member of a group, with records that no other member gets; for one task at a time."""
 
     def __init__(
         self,
         link: LoopLink,
-        asked: Joining,
+        asked: GroupOptions,
         *,
         ack: AckWhen,
         strict: bool,
@@ -427,7 +427,7 @@ class QueueVerbs(AsyncVerbs):
         as a subscription tells it: on_notice, or GapError when strict.
         Raises PatternError or LocalProtocolError; a refusal is raised by the iteration.
         """
-        asked = Joining(
+        asked = GroupOptions(
             stream, group, make_pattern(pattern), kind, start_on_wire(start),
             credit_records, credit_bytes, hold_ms, group_visibility(visibility), create,
         ).check()  # fmt: skip

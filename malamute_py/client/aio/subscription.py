@@ -17,21 +17,21 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_py.client.aio.link import LoopLink
 from malamute_py.client.engine.waits import NOTHING, OPENED
 from malamute_py.client.position import Position
-from malamute_py.client.readers.records import Cursor
-from malamute_py.client.session.subscription import Arrival, Notice, Request, cut
+from malamute_py.client.readers.records import SubscriptionBase
+from malamute_py.client.session.subscription import Arrival, Notice, SubscribeOptions, cut
 from malamute_py.client.settings import Wait
 
 _PAUSE_EVERY: Final = 256  # asyncio only
 """Records after which the event loop gets its turn, though more are at hand."""
 
 
-class Subscription(Cursor):
+class Subscription(SubscriptionBase):
     """Records of one stream, as an async iterator; for one task at a time."""
 
     def __init__(
         self,
         link: LoopLink,
-        request: Request,
+        request: SubscribeOptions,
         *,
         strict: bool,
         on_notice: Callable[[Notice], None] | None,
@@ -53,7 +53,7 @@ class Subscription(Cursor):
 
     @property
     def position(self) -> Position | None:
-        """Where a later reader goes on after the last record handed over; None: not known yet."""
+        """Position after the last record handed over, to go on from later; None: not known yet."""
         return self._place(self._reading.position)
 
     @property

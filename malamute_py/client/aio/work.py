@@ -24,14 +24,14 @@ from malamute_protocol.errors import (
 from malamute_protocol.pattern import Pattern
 from malamute_py.client.aio.handlers import (  # asyncio only
     HandlerRun,
-    Waker,
+    RequestWaker,
     drain_on_signals,
     together,
 )
 from malamute_py.client.aio.link import AsyncVerbs, LoopLink
 from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, timed_out
 from malamute_py.client.position import Confirmation
-from malamute_py.client.session.calls import Body, Fields, Properties, body_size, make_row
+from malamute_py.client.session.calls import Body, Fields, Properties, make_row
 from malamute_py.client.session.offers import (
     COMPLETED,
     CREDIT_BYTES,
@@ -40,10 +40,11 @@ from malamute_py.client.session.offers import (
     RELEASED,
     RENEWED,
     RETURNED,
-    Job,
-    Offered,
-    make_offered,
+    OfferOptions,
+    ReplyToken,
+    RequestBase,
     make_on_error,
+    offer_options,
 )
 from malamute_py.client.settings import Wait
 from malamute_py.client.words import ConfirmAt, OnError
@@ -61,14 +62,14 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 class Served(NamedTuple):
     """A handler and the offer that it was registered for."""
 
-    offered: Offered
+    offered: OfferOptions
     handler: Callable[[Request], Any]
     on_error: OnError
     delay_ms: int
 
 
 class WorkVerbs(AsyncVerbs):
-    """Verbs for who works for a service."""
+    """Verbs for workers of a service."""
 
     _served: list[Served]
 
@@ -94,7 +95,7 @@ class WorkVerbs(AsyncVerbs):
         gives back what is not finished; a worker that is not closed ends once it is collected.
         Raises PatternError or LocalProtocolError; a refusal is raised by the iteration.
         """
-        offered = make_offered(
+        offered = offer_options(
             service, pattern, concurrency, lease_ms, confirm, credit_bytes, settings
         )
         return Worker(
@@ -127,7 +128,7 @@ class WorkVerbs(AsyncVerbs):
         service's back-off); after the last attempt the exception is in the dead letter, too. The
         rest as worker(). Raises as worker().
         """
-        offered = make_offered(
+        offered = offer_options(
             service, pattern, concurrency, lease_ms, confirm, credit_bytes, settings
         )
         make_on_error(on_error)
@@ -170,7 +171,7 @@ class WorkVerbs(AsyncVerbs):
             await worker.run(served.handler, on_error=served.on_error, delay_ms=served.delay_ms)
 
 
-class Request(Job):
+class Request(RequestBase):
     """A request in hand."""
 
     __slots__ = ()
@@ -183,10 +184,11 @@ class Request(Job):
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         properties: Properties | None = None,
+        codec: str | None = None,
         wait: bool = False,
         timeout_ms: Wait = "default",
     ) -> Confirmation | None:
-        """Answer it, and, with the last reply, complete it in the same step.
+        """Answer the request and, with the last reply, complete it in the same step.
 
         Returns once it is on its way, or, with wait=True, when the broker has confirmed it;
         None then: it came too late, the request is not in our hands any more (counted in
@@ -194,15 +196,17 @@ class Request(Job):
         Raises LocalProtocolError `conflict` when it was finished already; BrokerRefused or
         ConnectionLost: then it is still in hand; Timeout: it may still be confirmed.
         """
-        link: LoopLink = self.offering.workings.link
+        link: LoopLink = self.offering.offerings.link
         future: asyncio.Future[Confirmation | None] | None = (
             link.loop.create_future() if wait else None
         )
-        row = make_row(body, subject, fields, None, None, properties, (self, future))
+        row = make_row(
+            body, subject, fields, None, None, properties, ReplyToken(self, future), codec
+        )
         if True:  # sync: with link.lock:
             if not link.has_room():
-                timeout_ms = await link.room(body_size(body), timeout_ms, "a reply")
-            if not self.offering.workings.reply(self, row, last):
+                timeout_ms = await link.room(row.size, timeout_ms, "a reply")
+            if not self.offering.offerings.reply(self, row, last):
                 raise _over(self)
             link.wake_up()
         if future is None:
@@ -246,7 +250,7 @@ class Request(Job):
         return await self._end(RELEASED, wait, timeout_ms)
 
     async def received(self, timeout_ms: Wait = "default") -> bool:
-        """Tell the broker that it has arrived; who asks for the service's facts sees it."""
+        """Tell the broker that it has arrived, which the service's facts show."""
         return await self._say(RECEIVED, timeout_ms)
 
     async def renew(self, timeout_ms: Wait = "default") -> bool:
@@ -266,10 +270,10 @@ class Request(Job):
         again_ms: int = 0,
         reason: str = "",
     ) -> bool:
-        link: LoopLink = self.offering.workings.link
+        link: LoopLink = self.offering.offerings.link
         future: asyncio.Future[bool] | None = link.loop.create_future() if wait else None
         if True:  # sync: with link.lock:
-            if not self.offering.workings.end(
+            if not self.offering.offerings.end(
                 self, state, again_ms=again_ms, reason=reason, token=future
             ):
                 raise _over(self)
@@ -279,10 +283,10 @@ class Request(Job):
         return await link.limit(future, timeout_ms, ACKED, "the end of a request")
 
     async def _say(self, state: int, timeout_ms: Wait) -> bool:
-        link: LoopLink = self.offering.workings.link
+        link: LoopLink = self.offering.offerings.link
         future: asyncio.Future[bool] = link.loop.create_future()
         if True:  # sync: with link.lock:
-            if not self.offering.workings.say(self, state, future):
+            if not self.offering.offerings.say(self, state, future):
                 return False
             link.wake_up()
         return await link.limit(future, timeout_ms, ACKED, "what was said of a request")
@@ -291,15 +295,17 @@ class Request(Job):
 class Worker:
     """Requests of one service, as an async iterator; several tasks may iterate it."""
 
-    def __init__(self, link: LoopLink, offered: Offered, timeout_ms: int | None = None) -> None:
+    def __init__(
+        self, link: LoopLink, offered: OfferOptions, timeout_ms: int | None = None
+    ) -> None:
         """See WorkVerbs.worker(). Raises what ended the session."""
         self._link = link
         self._timeout_ms = timeout_ms
         if True:  # sync: with link.lock:
-            link.session.workings.link = link
-            self._offering = link.session.workings.offer(offered, Request)
+            link.session.offerings.link = link
+            self._offering = link.session.offerings.offer(offered, Request)
             link.wake_up()
-        self._waker = Waker(self._offering)  # asyncio only
+        self._waker = RequestWaker(self._offering)  # asyncio only
         link.watch(self._offering, self._waker)  # asyncio only
         self._finalizer = weakref.finalize(self, link.dropped, self._offering)
         self._finalizer.atexit = False
@@ -326,7 +332,7 @@ class Worker:
                 "the offer",
             )
         if offering.queue:  # asyncio only
-            self._waker.wake_another()  # it was meant for who waits for requests
+            self._waker.wake_another()  # it was meant for a task that waits for requests
         if not offering.accepted:
             raise offering.error or BrokerRefused("cancelled")
 
@@ -409,7 +415,7 @@ class Worker:
         offering, link = self._offering, self._link
         if True:  # sync: with link.lock:
             if drain and not offering.ended:
-                link.session.workings.drain(offering)
+                link.session.offerings.drain(offering)
                 link.wake_up()
                 link.tell(offering)
                 with suppress(Timeout):
@@ -421,7 +427,7 @@ class Worker:
                         "the end",
                     )
             if not offering.ended:
-                link.session.workings.close(offering)
+                link.session.offerings.close(offering)
                 link.wake_up()
                 link.tell(offering)
                 try:
@@ -444,7 +450,7 @@ class Worker:
         await self.close()
 
 
-def _over(request: Job) -> MalamuteError:
+def _over(request: RequestBase) -> MalamuteError:
     if request.offering.ended:
         return request.offering.error or ConnectionLost("the worker is closed")
     return LocalProtocolError("conflict", f"{request!r} was finished already")

@@ -26,7 +26,7 @@ _LOOK_MS: Final = 10
 _GONE: Final = (zmq.ETERM, zmq.ENOTSOCK)
 """The context was terminated, or the socket closed by the end of the context."""
 _PARTING_MS: Final = 500
-"""How long a BYE may take to leave after the socket is closed."""
+"""Time that a BYE has to leave after the socket is closed."""
 
 
 def clock_ms() -> int:
@@ -150,5 +150,5 @@ class Engine:
             return True  # the next step tells all callers
 
     def next_wake(self) -> int | None:
-        """When step() is to be called at the latest, by clock_ms(); None: no need."""
+        """Latest time of the next step(), by clock_ms(); None: no need."""
         return self.session.next_wake()

@@ -30,7 +30,7 @@ _EVENTS: Final = (
     | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
 )
 _NEVER_MS: Final = 86_400_000
-"""When libzmq would reconnect by itself: long after the session has closed the socket. Not -1:
+"""Pause before libzmq would reconnect by itself: the session closes the socket long before. Not -1:
 there libzmq 4.3 takes the connection's queue away from the reader as soon as it breaks, which
 drops what came before, a BYE too, and between two frames of a message ends the whole process
 (`Assertion failed: !_more`, fq.cpp)."""
@@ -60,7 +60,7 @@ def keep_freed() -> None:
 
 
 class Failure(NamedTuple):
-    """Why a connection is not there."""
+    """Reason why there is no connection."""
 
     code: str
     reason: str
@@ -91,7 +91,7 @@ class Transport:
             self._set_options(settings)
             self.monitor = self.socket.get_monitor_socket(int(_EVENTS))
             self.descriptors = [int(self.socket.fd), int(self.monitor.fd)]
-            """What to watch for reading, the socket's first; both are edge-triggered."""
+            """Descriptors to watch for reading, the socket's first; both are edge-triggered."""
             self.socket.connect(endpoint)
         except BaseException:
             self.close(0)
@@ -178,7 +178,7 @@ class Transport:
 
     def signalled(self, descriptor: int) -> None:
         """One of the descriptors can be read."""
-        self.readable = True  # what the monitor tells is told behind what has come
+        self.readable = True  # what the monitor reports comes after what was received
         if descriptor != self.descriptors[0]:
             self._alarmed = True
 
@@ -239,7 +239,7 @@ def _send_of(socket: zmq.Socket[bytes]) -> Callable[..., Any]:
 
 
 def _events(socket: zmq.Socket[bytes], asked: int = _POLLIN) -> int:
-    """What a socket is ready for of what is asked.
+    """Return which of the asked events a socket is ready for.
 
     libzmq's poll asks it for its events, too, and pyzmq's costs a third of its getsockopt(EVENTS).
     Raises zmq.ZMQError: it was closed, or its context ended. pyzmq would poll the descriptor 0 for

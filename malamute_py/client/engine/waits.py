@@ -1,4 +1,4 @@
-"""What calls wait for, in the words of their Timeout.
+"""Words by which a Timeout names what a call waited for.
 
 Owns the sentences that say what did not happen in time, and what may still become of what was
 sent. The rule: a sentence promises nothing that the broker has not confirmed. Each takes what the

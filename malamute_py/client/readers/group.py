@@ -11,14 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 from malamute_protocol.errors import LocalProtocolError
-from malamute_py.client.readers.records import Cursor
+from malamute_py.client.readers.records import SubscriptionBase
 from malamute_py.client.session.memberships import HeldBatch, Membership
 from malamute_py.client.session.subscription import Notice
 from malamute_py.client.words import AckWhen
 
 
-class Handed(Cursor):
-    """What both shells share of a member: the place in a batch, what was handed over last."""
+class MemberBase(SubscriptionBase):
+    """Base of the members of both shells: the place in a batch, and what was handed over last."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Handed(Cursor):
             raise LocalProtocolError("bad_setting", f"ack={ack!r}; known are 'next', 'manual'")
         self._by_itself = ack == "next"
         self._handed: list[int] = []
-        """Handed over last; acknowledged when the next is asked for."""
+        """Offsets handed over last; acknowledged when the next is asked for."""
         self._handed_of: Any = None
         """The batch that this is of."""
 
@@ -41,7 +41,7 @@ class Handed(Cursor):
             self._handed_of, self._handed = batch, offsets
 
     def _take_handed(self) -> list[int]:
-        """What was handed over last and is done now."""
+        """Offsets that were handed over last and are done now."""
         handed, self._handed = self._handed, []
         known: list[int] = self._handed_of.known(handed)
         return known

@@ -13,28 +13,28 @@ from typing import Any, Final, Generic, TypeVar
 
 from malamute_protocol.batch import Batch
 from malamute_py.client.arguments import integer, name_of, one_of, settings_of
-from malamute_py.client.session.letters import Delivered, chosen, ranges_of, rows_of
-from malamute_py.client.session.mailboxes import Asked, Mailboxes, View
+from malamute_py.client.session.letters import HandoutBatch, chosen, ranges_of, rows_of
+from malamute_py.client.session.mailboxes import InboxOptions, MailboxView, OpenedMailboxes
 from malamute_py.client.words import AckWhen
 
 ACKS: Final = ("next", "manual")
-"""When mail is acknowledged: with the asking for the next, or by the reader's own word."""
+"""Ways to acknowledge mail: by asking for the next, or by a call of the reader's."""
 
 One = TypeVar("One")
 
 
-def make_asked(
+def inbox_options(
     mailbox: str | None,
     credit_records: int,
     credit_bytes: int,
     settings: Mapping[str, Any] | None,
     ack: AckWhen,
-) -> Asked:
-    """How a mailbox is to be read. Raises LocalProtocolError `bad_setting`."""
+) -> InboxOptions:
+    """Options of an inbox, checked. Raises LocalProtocolError `bad_setting`."""
     one_of("ack", ack, ACKS)
     if mailbox is not None:
         name_of("mailbox", mailbox)
-    return Asked(
+    return InboxOptions(
         mailbox or "",
         integer("credit_records", credit_records, 1),
         integer("credit_bytes", credit_bytes, 1),
@@ -42,12 +42,12 @@ def make_asked(
     )
 
 
-class MailBatchOf(Generic[One]):
+class MailBatchBase(Generic[One]):
     """Messages of one sender that were sent together, less those delivered elsewhere."""
 
     __slots__ = ("_letter", "_of", "_reader", "batch")
 
-    def __init__(self, letter: Any, batch: Batch, of: Delivered, reader: Any) -> None:
+    def __init__(self, letter: Any, batch: Batch, of: HandoutBatch, reader: Any) -> None:
         self.batch = batch
         """The columns; its offsets are the messages' numbers."""
         self._letter = letter
@@ -71,12 +71,12 @@ class MailBatchOf(Generic[One]):
 
     @property
     def opened(self) -> Any:
-        """What an atomic step acknowledges them with."""
+        """Mailbox by which an atomic step acknowledges the messages."""
         return self._reader.opened
 
     @property
     def numbers(self) -> list[int]:
-        """What the broker knows them by."""
+        """Numbers by which the broker knows the messages."""
         numbers: list[int] = self.batch.offsets.tolist()
         return numbers
 
@@ -92,23 +92,23 @@ class MailBatchOf(Generic[One]):
 
     @property
     def attempts(self) -> int:
-        """How often they were handed out, this time included."""
+        """Count of their hand-outs, this one included."""
         return self._of.attempts
 
 
-class MailReader(Generic[One]):
-    """What the inboxes of both shells share."""
+class InboxBase(Generic[One]):
+    """Base of the inboxes of both shells."""
 
     _letter: Any
     """Class of one message."""
 
-    def __init__(self, mailboxes: Mailboxes, asked: Asked, ack: AckWhen) -> None:
+    def __init__(self, mailboxes: OpenedMailboxes, asked: InboxOptions, ack: AckWhen) -> None:
         """Raises what ended the session."""
-        self._view: View = mailboxes.read(asked)
+        self._view: MailboxView = mailboxes.read(asked)
         self._mailboxes = mailboxes
         self._acks_next = ack == "next"
         self._batch: Batch | None = None
-        self._of: Delivered | None = None
+        self._of: HandoutBatch | None = None
         self._rows: Iterator[int] = iter(())
         self._left = 0
         """Messages of the batch that were not handed over yet."""
@@ -132,7 +132,7 @@ class MailReader(Generic[One]):
         """Acknowledgements of this client that came when another reader had the message."""
         return self._mailboxes.not_held
 
-    def _begin(self, delivered: Delivered, batch: Batch) -> None:
+    def _begin(self, delivered: HandoutBatch, batch: Batch) -> None:
         self._batch, self._of = batch, delivered
         self._left = len(batch)
         # Not an iterator of messages: it would refer to this reader, which was then given up only
@@ -148,7 +148,7 @@ class MailReader(Generic[One]):
         return mail
 
     def _read(self) -> bool:
-        """What was handed over last counts as read; True: something is to be acknowledged."""
+        """Count what was handed over last as read; True: something is to be acknowledged."""
         if self._last >= 0:
             self._view.done(self._last)
             self._last = -1
@@ -160,8 +160,8 @@ class MailReader(Generic[One]):
             return True
         return False
 
-    def _rest(self) -> tuple[Delivered, Batch] | None:
-        """What is left of the batch whose messages are being iterated."""
+    def _rest(self) -> tuple[HandoutBatch, Batch] | None:
+        """Take what is left of the batch whose messages are being iterated."""
         if not self._left or self._batch is None or self._of is None:
             return None
         batch, of = self._batch, self._of

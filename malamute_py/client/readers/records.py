@@ -26,8 +26,8 @@ from malamute_py.client.session.subscription import (
 _NOTICES_KEPT: Final = 1000
 
 
-class Cursor:
-    """What the subscriptions of both shells share: the place in a batch, and notices."""
+class SubscriptionBase:
+    """Base of the subscriptions of both shells: the place in a batch, and notices."""
 
     def __init__(self, strict: bool, on_notice: Callable[[Notice], None] | None) -> None:
         self._strict = strict
@@ -46,7 +46,7 @@ class Cursor:
         self._left = len(batch)
 
     def _rest(self) -> Batch | None:
-        """What is left of the batch whose records are being iterated."""
+        """Take what is left of the batch whose records are being iterated."""
         if not self._left or self._batch is None:
             return None
         whole = len(self._batch)
@@ -55,12 +55,12 @@ class Cursor:
         self._rows = iter(())
         return rest
 
-    def _place(self, behind: Position | None) -> Position | None:
-        """Where a later reader goes on; behind: the position after the batch at hand."""
-        if behind is None or not self._left or self._batch is None:
-            return behind
-        following = int(self._batch.offsets[len(self._batch) - self._left])
-        return behind._replace(next=following)
+    def _place(self, following: Position | None) -> Position | None:
+        """Position to go on from later; following: the one after the batch at hand."""
+        if following is None or not self._left or self._batch is None:
+            return following
+        offset = int(self._batch.offsets[len(self._batch) - self._left])
+        return following._replace(next=offset)
 
     def _note(self, notice: Notice) -> None:
         """Pass a notice on. Raises GapError when the subscription is strict."""

@@ -16,13 +16,13 @@ import msgspec
 from malamute_protocol.commands import Command, Confirm, WorkState
 from malamute_protocol.errors import BrokerRefused, MalamuteError
 from malamute_protocol.limits import RANGES_MAX
-from malamute_py.client.session.outgoing import RETRY_MS, RETRYABLE, Put, Trackers
+from malamute_py.client.session.outgoing import RETRY_MS, RETRYABLE, CommandSink, Trackers
 
 Range = tuple[int, int]
 
 
-class Form(NamedTuple):
-    """What numbers must have in common to be acknowledged together."""
+class AckForm(NamedTuple):
+    """Facts that numbers must share to be acknowledged together."""
 
     state: int = 0
     """WorkState of an acknowledgement of work; 0 for mail."""
@@ -32,19 +32,19 @@ class Form(NamedTuple):
     """Whether no caller wants the answer, nor is there one."""
 
 
-class Owner(Protocol):
+class AckOwner(Protocol):
     """An inbox or an offer, as far as its acknowledgements go."""
 
     active: bool
     ended: bool
 
-    def ack_command(self, form: Form, ranges: list[Range], tracker: int) -> Command:
+    def ack_command(self, form: AckForm, ranges: list[Range], tracker: int) -> Command:
         """The command that says it."""
 
-    def acked(self, form: Form, ranges: list[Range]) -> None:
+    def acked(self, form: AckForm, ranges: list[Range]) -> None:
         """The broker confirmed it."""
 
-    def not_acked(self, form: Form, number: int, error: MalamuteError) -> None:
+    def not_acked(self, form: AckForm, number: int, error: MalamuteError) -> None:
         """The broker refused it for good, of one number."""
 
     def takes_default(self) -> bool:
@@ -59,13 +59,13 @@ class Ack:
 
     __slots__ = ("acks", "form", "key", "owner", "ranges", "tokens")
 
-    def __init__(self, acks: Acks, owner: Owner, form: Form) -> None:
+    def __init__(self, acks: Acks, owner: AckOwner, form: AckForm) -> None:
         self.acks = acks
         self.owner = owner
         self.form = form
         self.ranges: list[Range] = []
         self.key = b""
-        """Its name, should it be sent again: drawn for an end of work that a caller waits for."""
+        """Name under which it is sent again: drawn for an end of work that a caller waits for."""
         self.tokens: list[tuple[Any, list[Range]]] = []
         """Callers that wait, each with its numbers."""
 
@@ -94,13 +94,13 @@ class Acks:
         self._name = name
         self._trackers = trackers
         self._tell = tell
-        self._gathered: Final[dict[tuple[int, Form], Ack]] = {}
+        self._gathered: Final[dict[tuple[int, AckForm], Ack]] = {}
         """By the owner's id and the form."""
         self._sent: dict[Ack, None] = {}
         self._put_off: Final[dict[Ack, int]] = {}
         """Acknowledgements that the broker refused with `wait`, and when each is sent again."""
         self.queues: Final = (self._gathered, self._put_off)
-        """What take() goes by: while all of them are empty, it has nothing to do."""
+        """While all of them are empty, take() has nothing to do."""
         self._taken_ms = -1
 
     @property
@@ -118,7 +118,7 @@ class Acks:
         """Something may be said with the next take()."""
         return bool(self._gathered)
 
-    def add(self, owner: Owner, form: Form, ranges: list[Range], token: Any = None) -> None:
+    def add(self, owner: AckOwner, form: AckForm, ranges: list[Range], token: Any = None) -> None:
         """Acknowledge numbers; they leave with the next turn. token: told the outcome."""
         ack = self._gathered.get((id(owner), form))
         if ack is None:
@@ -132,7 +132,7 @@ class Acks:
         if token is not None:
             ack.tokens.append((token, ranges))
 
-    def take(self, now_ms: int, out: Put) -> None:
+    def take(self, now_ms: int, out: CommandSink) -> None:
         """Say all that may be said now."""
         self._taken_ms = now_ms
         for ack, at_ms in list(self._put_off.items()):
@@ -144,7 +144,7 @@ class Acks:
                 del self._gathered[place]
                 self._say(ack, out)
 
-    def _say(self, ack: Ack, out: Put) -> None:
+    def _say(self, ack: Ack, out: CommandSink) -> None:
         ack.ranges = merged(ack.ranges)
         if len(ack.ranges) > RANGES_MAX:
             for part in self._halves(ack):
@@ -221,7 +221,7 @@ class Acks:
             if not ack.owner.ack_lost(ack):
                 del self._gathered[place]
 
-    def forget(self, owner: Owner, error: MalamuteError) -> None:
+    def forget(self, owner: AckOwner, error: MalamuteError) -> None:
         """The owner is gone: nothing more is said of it."""
         books: tuple[dict[Any, Any], ...] = (self._gathered, self._sent, self._put_off)
         for book in books:
@@ -239,7 +239,7 @@ class Acks:
         self._put_off.clear()
 
     def settle(self, ack: Ack, outcome: Any) -> None:
-        """Tell who waits for it, once all that they wait for is answered."""
+        """Settle the callers that wait, each once all that it waits for is answered."""
         for token, _ in ack.tokens:
             self._answer(token, outcome)
         ack.tokens = []
@@ -251,7 +251,7 @@ class Acks:
             self._answer(token.token, token.outcome)
 
     def next_wake(self) -> int | None:
-        """When take() is to be called at the latest; None: no need."""
+        """Latest time of the next take(); None: no need."""
         at: int | None = None
         for ack, wake in self._put_off.items():
             if ack.owner.active and wake > self._taken_ms and (at is None or wake < at):

@@ -1,4 +1,4 @@
-"""What both shells do with a caller's arguments and with answers.
+"""Readings of a caller's arguments, for both shells.
 
 Owns the reading of arguments into rows, batches and subscription requests, and of
 commands into confirmations. The rule: nothing here waits, and whatever a caller got
@@ -13,7 +13,8 @@ from typing import Any, Final, TypeAlias, TypedDict
 
 import numpy as np
 
-from malamute_protocol.batch import encode_bulk, encode_columns
+from malamute_protocol.batch import encode_bulk, encode_columns, encode_lists
+from malamute_protocol.codec import codec_number
 from malamute_protocol.commands import ListStreams, PlanRead
 from malamute_protocol.content import HEAD
 from malamute_protocol.errors import LocalProtocolError, MalamuteError
@@ -34,12 +35,16 @@ from malamute_py.client.arguments import (
     wrong,
 )
 from malamute_py.client.position import StartPoint, start_on_wire
-from malamute_py.client.session.publisher import Row
-from malamute_py.client.session.subscription import VISIBILITIES, Request
+from malamute_py.client.session.rows import PACKINGS, More, OutgoingRow, Packing
+from malamute_py.client.session.subscription import VISIBILITIES, SubscribeOptions
 from malamute_py.client.words import ReadVisibility, Until
 
-Body: TypeAlias = bytes | bytearray | memoryview | str
-"""One record's body; a str is sent as UTF-8."""
+Blob: TypeAlias = bytes | bytearray | memoryview | str
+"""Bytes; a str is sent as UTF-8."""
+Body: TypeAlias = Blob | Sequence[Blob]
+"""One record's body: a blob, or a list or tuple of blobs, which its readers get as `parts`."""
+Bodies: TypeAlias = Sequence[bytes] | Sequence[Sequence[bytes]]
+"""Bodies of many records: a blob each, or a list of blobs each."""
 Fields: TypeAlias = Mapping[str, str]
 Properties: TypeAlias = Mapping[str, Any]
 Time: TypeAlias = int | datetime
@@ -48,7 +53,7 @@ Time: TypeAlias = int | datetime
 _ROWS_MAX: Final = 65_536
 _SUBJECT_MAX: Final = DEFAULT_LIMITS.subject_bytes_max
 _VISIBILITIES: Final = ("live", "durable")
-"""What a reader may ask for; `committed` is reserved."""
+"""Visibilities that a reader may ask for; `committed` is reserved."""
 
 
 def make_row(
@@ -59,32 +64,47 @@ def make_row(
     expires_at_ms: Time | None,
     properties: Properties | None,
     token: Any,
-) -> Row:
+    codec: str | None = None,
+) -> OutgoingRow:
     """One record as the publisher gathers it. Raises LocalProtocolError: an argument is wrong."""
-    if type(body) is not bytes:
-        body = _body_bytes(body)
+    if codec is None and type(body) is bytes:
+        size, packing = len(body), None
+    else:
+        body, size, packing = _packed(body, codec)
     # Almost all subjects are short ASCII strings: those need no look at their bytes.
     if type(subject) is not str or (
         subject and (len(subject) > _SUBJECT_MAX or not subject.isascii())
     ):
         subject = subject_of(subject)
-    if fields is not None:
-        fields = fields_of(fields)
-    if client_time_ms is not None:
-        client_time_ms = column_time("client_time_ms", client_time_ms)
-    if expires_at_ms is not None:
-        expires_at_ms = later_of("expires_at_ms", expires_at_ms, "bad_batch")
-    if properties is not None:
-        properties = properties_of(properties)
-    return (body, subject, fields, client_time_ms, expires_at_ms, properties, token)
+    # Most records have nothing else: those need no second object.
+    if (
+        fields is None
+        and client_time_ms is None
+        and expires_at_ms is None
+        and properties is None
+        and packing is None
+    ):
+        return OutgoingRow(body, size, subject, token)
+    more = More(
+        None if fields is None else fields_of(fields),
+        None if client_time_ms is None else column_time("client_time_ms", client_time_ms),
+        None if expires_at_ms is None else later_of("expires_at_ms", expires_at_ms, "bad_batch"),
+        None if properties is None else properties_of(properties),
+    )
+    return OutgoingRow(body, size, subject, token, more, packing)
 
 
-def body_size(body: Body) -> int:
-    """Bytes of a body, for a call that waits for room. Raises LocalProtocolError: it is none."""
-    return len(_body_bytes(body))
+def _packed(body: Any, codec: str | None) -> tuple[bytes | list[bytes], int, Packing | None]:
+    """A body as it is encoded, its bytes and its packing. Raises LocalProtocolError."""
+    number = 0 if codec is None else codec_number(codec)
+    if isinstance(body, list | tuple):
+        blobs = list(map(_blob, body))
+        return blobs, sum(map(len, blobs)), PACKINGS[True, number]
+    blob = _blob(body)
+    return blob, len(blob), PACKINGS[False, number]
 
 
-def _body_bytes(body: Any) -> bytes:
+def _blob(body: Any) -> bytes:
     if isinstance(body, str):
         try:
             return body.encode()
@@ -93,12 +113,13 @@ def _body_bytes(body: Any) -> bytes:
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body)
     raise LocalProtocolError(
-        "bad_batch", f"a body is bytes or str, not {type(body).__name__}; encode it first"
+        "bad_batch",
+        f"a body is bytes, str or a list of these, not {type(body).__name__}; encode it first",
     )
 
 
 class BulkOptions(TypedDict, total=False):
-    """What many records may have besides; a sequence has one value a record."""
+    """Further columns of many records; a sequence has one value a record."""
 
     fields: Fields | Sequence[Fields | None] | None
     client_time_ms: int | Sequence[int | None] | None
@@ -115,7 +136,7 @@ class Bulk:
 
     def __init__(
         self,
-        bodies: Sequence[bytes],
+        bodies: Bodies,
         *,
         batch_bytes: int,
         subject: str | None,
@@ -127,7 +148,8 @@ class Bulk:
         Raises LocalProtocolError: the columns differ in length.
         """
         several("bodies", bodies)
-        self._bodies = bodies
+        self._bodies: Sequence[Any] = bodies
+        self._lists = len(bodies) > 0 and isinstance(bodies[0], list | tuple)
         self._batch_bytes = batch_bytes
         self._start = 0
         self._bounds = np.zeros(1, np.int64)
@@ -162,15 +184,17 @@ class Bulk:
     def cuts(self) -> Iterator[tuple[int, int]]:
         """(first, end) of the records of each batch."""
         bodies = self._bodies
+        size_of: Callable[[Any], int] = _list_size if self._lists else len
         for start in range(0, len(bodies), _ROWS_MAX):
             # By slice: an iterator would walk through all that lies before it, each time.
             part = bodies[start : start + _ROWS_MAX] if len(bodies) > _ROWS_MAX else bodies
             count = len(part)
             bounds = np.zeros(count + 1, np.int64)
             try:
-                np.cumsum(np.fromiter(map(len, part), np.int64, count), out=bounds[1:])
+                np.cumsum(np.fromiter(map(size_of, part), np.int64, count), out=bounds[1:])
             except TypeError as error:
-                raise LocalProtocolError("bad_batch", f"bodies are bytes: {error}") from error
+                wanted = "lists of bytes, all of them" if self._lists else "bytes"
+                raise LocalProtocolError("bad_batch", f"bodies are {wanted}: {error}") from error
             self._start, self._bounds = start, bounds
             first = 0
             while first < count:
@@ -186,22 +210,22 @@ class Bulk:
         columns = self._columns
         if columns and not whole:
             columns = {name: column[first:end] for name, column in columns.items()}
-        producer_id, producer_epoch, sequence = producer
+        options = {**self._whole, **columns}
+        options["producer_id"], options["producer_epoch"], options["first_sequence"] = producer
         try:
-            return encode_bulk(
-                bodies,
-                self._bounds[first - self._start : end - self._start + 1],
-                **self._whole,
-                **columns,
-                producer_id=producer_id,
-                producer_epoch=producer_epoch,
-                first_sequence=sequence,
-            )
+            if self._lists:
+                return encode_lists(bodies, **options)
+            bounds = self._bounds[first - self._start : end - self._start + 1]
+            return encode_bulk(bodies, bounds, **options)
         except MalamuteError:
             raise
         except Exception as error:  # whatever a value of another type raises, it is this call's
             reason = f"records {first} to {end} cannot be encoded: {error}"
             raise LocalProtocolError("bad_batch", reason) from error
+
+
+def _list_size(body: Any) -> int:
+    return sum(map(len, body))
 
 
 def arrow_contents(table: Any, body: str, subject: str) -> Iterator[tuple[bytes, int]]:
@@ -257,7 +281,7 @@ def content_count(content: Any) -> int:
     return count
 
 
-def make_request(
+def subscribe_options(
     stream: str,
     pattern: str | Pattern,
     *,
@@ -270,14 +294,14 @@ def make_request(
     whole: bool,
     credit_records: int,
     credit_bytes: int,
-) -> Request:
+) -> SubscribeOptions:
     """A subscription as asked for.
 
     Raises PatternError or LocalProtocolError for what the broker would refuse anyway.
     """
     one_of("visibility", visibility, _VISIBILITIES)
     one_of("until", until, ("", "tail"))
-    return Request(
+    return SubscribeOptions(
         stream=stream,
         pattern=make_pattern(pattern),
         start=start_on_wire(start),

@@ -1,4 +1,4 @@
-"""What a session tells its shell.
+"""Events and wishes of a session, for its shell.
 
 Owns the types of the events and of the wishes about the socket. The rule: they are plain
 data, and a shell needs nothing else to know what became of what a caller asked for.
@@ -7,15 +7,12 @@ data, and a shell needs nothing else to know what became of what a caller asked 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
 from malamute_protocol.commands import Confirm, Welcome
 from malamute_protocol.errors import MalamuteError
-
-if TYPE_CHECKING:
-    from malamute_py.client.session.publisher import Unconfirmed
 
 
 class Connect(msgspec.Struct, frozen=True, gc=False):
@@ -51,13 +48,16 @@ class Closed(msgspec.Struct, frozen=True, gc=False):
 
 
 LinkEvent: TypeAlias = Linked | Unlinked | Closed
-"""What `on_link` of connect() is told."""
+"""Events that `on_link` of connect() is called with."""
 
 
 class Published(msgspec.Struct, frozen=True, gc=False):
-    """Event: a batch was confirmed, or failed for good."""
+    """Event: records of one batch were confirmed, or failed for good."""
 
-    batch: Unconfirmed
+    tokens: Any
+    """One a record when `single`; else the one of a content that its caller had encoded."""
+    count: int
+    single: bool
     outcome: Confirm | MalamuteError
 
 

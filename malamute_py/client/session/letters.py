@@ -16,9 +16,9 @@ from malamute_protocol.batch import Batch, Record
 from malamute_protocol.errors import MalamuteError
 
 COMPLETED: Final = "completed"
-"""Why no (further) answer comes: the worker is done."""
+"""Reason of a notice: the worker is done, and no (further) answer comes."""
 NO_ANSWER: Final = "expired"
-"""Why there will be no answer: the request's time was over."""
+"""Reason of a notice: the request's time was over."""
 
 
 class RequestFailed(MalamuteError):
@@ -36,7 +36,7 @@ class RequestFailed(MalamuteError):
         self.why = why
 
 
-class Delivered:
+class HandoutBatch:
     """One MAIL or WORK: its batch, and what holds for all rows of it."""
 
     __slots__ = ("_about", "about", "attempts", "batch", "command")
@@ -86,22 +86,22 @@ def chosen(batch: Batch, rows: Sequence[int]) -> Batch:
 class Letter(Record, frozen=True, eq=False, gc=False):
     """A row of delivered mail: all that a Record has, and what came with it."""
 
-    _of: Delivered
+    _of: HandoutBatch
 
     @property
     def number(self) -> int:
-        """What the broker knows it by; ascending in the order of acceptance."""
+        """Number by which the broker knows the message; ascending in the order of acceptance."""
         return self._batch.offset_of(self._row)
 
     @property
     def sender(self) -> str:
-        """Identity of who sent it; `~` and hexadecimal digits: a client without one."""
+        """Identity of the sender; `~` and hexadecimal digits: a client without one."""
         sender: str = self._of.command.sender
         return sender
 
     @property
     def attempts(self) -> int:
-        """How often it was handed out, this time included."""
+        """Count of its hand-outs, this one included."""
         return self._of.attempts
 
     @property

@@ -1,9 +1,9 @@
 """Mailboxes that a session reads.
 
 Owns what has arrived of each mailbox and whose it is: a reply that a caller waits for goes
-to the request, everything else to those who read the mailbox. The rule: a session reads a
+to the request, everything else to the readers of the mailbox. The rule: a session reads a
 mailbox once, however many of its callers want something of it; mail that was handed over is
-handed over once, also when the broker hands it out again after a reconnect; what nobody
+handed over once, also when the broker hands it out again after a reconnect; what no caller
 reads is given back as soon as no request needs the mailbox. Source: SPEC.md, section 4.4.
 """
 
@@ -32,16 +32,16 @@ from malamute_protocol.errors import (
     RemoteProtocolError,
 )
 from malamute_protocol.limits import Limits
-from malamute_py.client.session.acknowledgements import Ack, Acks, Form, Range
+from malamute_py.client.session.acknowledgements import Ack, AckForm, Acks, Range
 from malamute_py.client.session.events import Event, Settled
-from malamute_py.client.session.letters import Delivered, chosen, ranges_of, rows_of
-from malamute_py.client.session.outgoing import Put, Trackers
+from malamute_py.client.session.letters import HandoutBatch, chosen, ranges_of, rows_of
+from malamute_py.client.session.outgoing import CommandSink, Trackers
 from malamute_py.client.session.receiver import Opened
 from malamute_py.client.session.unreadable import Unreadable, one_taken_in
 from malamute_py.client.session.warnings import Warnings
 
-DONE: Final = Form()
-_SILENTLY: Final = Form(silent=True)
+DONE: Final = AckForm()
+_SILENTLY: Final = AckForm(silent=True)
 CREDIT_RECORDS: Final = 8192
 CREDIT_BYTES: Final = 8 << 20
 PARKED_BYTES_MAX: Final = 64 << 20
@@ -49,11 +49,11 @@ PARKED_RECORDS_MAX: Final = 1 << 18
 """Mail that no caller reads, kept so that the replies after it come through."""
 _GIVEN_MAX: Final = 256
 _AWAY_MS: Final = 5_000
-"""How long unread mail beyond that is sent away for."""
+"""Time for which unread mail beyond these bounds is sent back to the broker."""
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """How a mailbox is to be read."""
+class InboxOptions(msgspec.Struct, frozen=True):
+    """Options of the reading of a mailbox."""
 
     mailbox: str
     """Empty: the client's own."""
@@ -63,12 +63,12 @@ class Asked(msgspec.Struct, frozen=True):
     settings: dict[str, Any] = {}
 
 
-class View:
+class MailboxView:
     """One reader of a mailbox: some caller's inbox."""
 
     __slots__ = ("_done_end", "_done_first", "_given", "_sift_at", "closed", "mailbox")
 
-    def __init__(self, mailbox: Mailbox) -> None:
+    def __init__(self, mailbox: OpenedMailbox) -> None:
         self.mailbox = mailbox
         self.closed = False
         self._given: list[Range] = []
@@ -82,7 +82,7 @@ class View:
         """Nothing more will arrive."""
         return self.closed or self.mailbox.ended
 
-    def take(self) -> tuple[Delivered, Batch] | None:
+    def take(self) -> tuple[HandoutBatch, Batch] | None:
         """The next messages, all of one batch; None: none yet."""
         item = self.mailbox.take()
         if item is not None:
@@ -110,26 +110,26 @@ class View:
             self._done_first = self._done_end = -1
 
     def give_back(self) -> None:
-        """What was given and not acknowledged is for other readers again."""
+        """Leave what was given and not acknowledged to other readers."""
         self.collect()
         if self._given:
             self.mailbox.ack(self._given, 0)
 
 
-class Mailbox(Opened):
+class OpenedMailbox(Opened):
     """One mailbox over all links: what waits, what is with readers, the credit given."""
 
     consumes = True
 
-    def __init__(self, number: int, asked: Asked, mailboxes: Mailboxes) -> None:
+    def __init__(self, number: int, asked: InboxOptions, mailboxes: OpenedMailboxes) -> None:
         super().__init__(number)
         self.asked = asked
-        self.views: dict[View, None] = {}
+        self.views: dict[MailboxView, None] = {}
         self.waiting = 0
         """Requests whose replies come here and that are not answered."""
         self.for_replies = False
         """Some request's replies have come here: another's may."""
-        self.queue: deque[tuple[Delivered, Batch]] = deque()
+        self.queue: deque[tuple[HandoutBatch, Batch]] = deque()
         """Deliveries that no caller has taken yet, with the rows that are left of each."""
         self.in_hand: set[int] = set()
         """Numbers that were delivered and are not acknowledged."""
@@ -156,7 +156,7 @@ class Mailbox(Opened):
 
     # --- the readers' side -------------------------------------------------------------------
 
-    def take(self) -> tuple[Delivered, Batch] | None:
+    def take(self) -> tuple[HandoutBatch, Batch] | None:
         """The next messages, all of one batch; None: none yet."""
         if not self.queue:
             return None
@@ -196,12 +196,14 @@ class Mailbox(Opened):
         if self._away:
             mine = self._here(mine, again_ms)
         if mine:
-            self._mailboxes.acks.add(self, DONE if again_ms < 0 else Form(0, again_ms), mine, token)
+            self._mailboxes.acks.add(
+                self, DONE if again_ms < 0 else AckForm(0, again_ms), mine, token
+            )
         elif token is not None:
             self._mailboxes.told(token, None)
 
     def _here(self, ranges: list[Range], again_ms: int) -> list[Range]:
-        """What of it the broker knows to be with us on this link."""
+        """Ranges of the numbers that the broker knows to be with this client on this link."""
         here = []
         for number in (number for first, end in ranges for number in range(first, end)):
             if number not in self._away:
@@ -222,7 +224,7 @@ class Mailbox(Opened):
         self._held_bytes -= left.stamp.size
         self.ack(ranges_of(left), _AWAY_MS)
 
-    def has_read(self, view: View) -> None:
+    def has_read(self, view: MailboxView) -> None:
         """A reader has something to acknowledge with the next turn."""
         self._mailboxes.have_read[view] = None
 
@@ -276,21 +278,21 @@ class Mailbox(Opened):
         self._away.difference_update(numbers)
 
     def lost_to_others(self, numbers: list[int]) -> None:
-        """An acknowledgement of each by itself, or the link's end, tells whose they are."""
+        """Wait: an acknowledgement of each by itself, or the link's end, tells where they are."""
 
     # --- acknowledgements --------------------------------------------------------------------
 
-    def ack_command(self, form: Form, ranges: list[Range], tracker: int) -> AckMail:
+    def ack_command(self, form: AckForm, ranges: list[Range], tracker: int) -> AckMail:
         """ACK_MAIL."""
         return AckMail(self.number, ranges, tracker, 0, form.again_ms)
 
-    def acked(self, form: Form, ranges: list[Range]) -> None:
+    def acked(self, form: AckForm, ranges: list[Range]) -> None:
         """The broker confirmed it."""
         if form.again_ms < 0:
             for first, end in ranges:
                 self._acked.difference_update(range(first, end))
 
-    def not_acked(self, form: Form, number: int, error: MalamuteError) -> None:
+    def not_acked(self, form: AckForm, number: int, error: MalamuteError) -> None:
         """The broker says that it is not ours any more."""
         self._acked.discard(number)
         self._mailboxes.not_held += 1
@@ -376,7 +378,7 @@ class Mailbox(Opened):
         if isinstance(batch, Unreadable):
             self._pass_over(command, batch)
             return
-        delivered = Delivered(batch, command)
+        delivered = HandoutBatch(batch, command)
         left: Batch | None = batch
         if self._away:
             left = self._without_known(batch)
@@ -392,7 +394,7 @@ class Mailbox(Opened):
         self._mailboxes.look_at(self)
 
     def _pass_over(self, command: Mail, found: Unreadable) -> None:
-        """Replies that cannot be read fail those who wait; other such mail stays where it is.
+        """Fail the callers whose replies cannot be read; other such mail stays where it is.
 
         Messages that no reader can read are held by this one, and are named: what came with them
         is delivered.
@@ -424,12 +426,12 @@ class Mailbox(Opened):
         return chosen(batch, rows) if rows else None
 
     def reply_taken(self, ranges: list[Range], last: bool) -> None:
-        """Replies went to who waits for them: that is what their mailbox kept them for."""
+        """Acknowledge replies that went to their callers, for which their mailbox kept them."""
         if self.in_hand:
             for first, end in ranges:
                 self.in_hand.difference_update(range(first, end))
         if last:
-            # Should it be lost, the reply comes again, and who waited for it has it already.
+            # Should it be lost, the reply comes again, and its caller has it already.
             self._mailboxes.acks.add(self, _SILENTLY, ranges)
         else:
             for first, end in ranges:
@@ -455,37 +457,37 @@ class Mailbox(Opened):
         self._mailboxes.over(self)
 
 
-class Mailboxes:
+class OpenedMailboxes:
     """All mailboxes that a session reads, and their acknowledgements."""
 
     def __init__(
         self,
         trackers: Trackers,
         tell: Callable[[Event], None],
-        begin: Callable[[Callable[[int], Mailbox]], Mailbox],
+        begin: Callable[[Callable[[int], OpenedMailbox]], OpenedMailbox],
         end: Callable[[Opened], None],
         arrived: Callable[[Any], None],
     ) -> None:
-        """The session's own calls of these names; arrived: the reader of a View looks again."""
+        """The session's own calls of these names; arrived: the reader looks again."""
         self.acks = Acks(trackers, self.told)
         self.own: frozenset[str] = frozenset()
         """Names of the client's own mailbox, which is opened by none."""
         self.not_held = 0
         """Acknowledgements that came too late: the message was another reader's by then."""
-        self.route: Callable[[Delivered, Batch, Mailbox], Batch | None] = _all_left
+        self.route: Callable[[HandoutBatch, Batch, OpenedMailbox], Batch | None] = _all_left
         """Takes the replies that callers wait for; gives back what is left."""
         self.route_unreadable: Callable[[Mail, str], bool] = _not_awaited
-        """Fails those who wait for replies that cannot be read; False: not all of them are awaited,
+        """Fails callers whose replies cannot be read; False: not all of these replies are awaited,
         and nothing was done."""
-        self.failed: Callable[[Mailbox, MalamuteError], None] = _nobody
+        self.failed: Callable[[OpenedMailbox, MalamuteError], None] = _nobody
         """Told when an inbox ends under those whose replies come there."""
         self.tell = tell
         self.warnings = Warnings(tell)
         self._begin = begin
         self._end = end
         self._arrived = arrived
-        self._mailboxes: dict[str, Mailbox] = {}
-        self.have_read: Final[dict[View, None]] = {}
+        self._mailboxes: dict[str, OpenedMailbox] = {}
+        self.have_read: Final[dict[MailboxView, None]] = {}
         """Readers that have something to acknowledge with the next turn."""
         self.may_hold = False
         """Acknowledgements of replies may wait one turn for the requests that follow them: for
@@ -493,38 +495,38 @@ class Mailboxes:
         self.holding = False
         """Whether acknowledgements wait now: another turn is wanted soon."""
         self._routed = False
-        self._looked_at: Final[dict[Mailbox, None]] = {}
+        self._looked_at: Final[dict[OpenedMailbox, None]] = {}
         self.queues: Final = (self.have_read, self._looked_at, *self.acks.queues)
-        """What take() goes by: while all of them are empty, it has nothing to do."""
+        """While all of them are empty, take() has nothing to do."""
         self._linked = False
         self._fatal: MalamuteError | None = None
 
     # --- what callers do -----------------------------------------------------------------------
 
-    def get(self, asked: Asked) -> Mailbox:
+    def get(self, asked: InboxOptions) -> OpenedMailbox:
         """The inbox of a mailbox, opened when it is not. Raises what ended the session."""
         mailbox = "" if asked.mailbox in self.own else asked.mailbox
         inbox = self._mailboxes.get(mailbox)
         if inbox is None:
             named = msgspec.structs.replace(asked, mailbox=mailbox)
-            inbox = self._begin(lambda number: Mailbox(number, named, self))
+            inbox = self._begin(lambda number: OpenedMailbox(number, named, self))
             self._mailboxes[mailbox] = inbox
         return inbox
 
-    def own_inbox(self) -> Mailbox:
+    def own_inbox(self) -> OpenedMailbox:
         """The inbox of the client's own mailbox. Raises what ended the session."""
-        return self._mailboxes.get("") or self.get(Asked(""))
+        return self._mailboxes.get("") or self.get(InboxOptions(""))
 
-    def read(self, asked: Asked) -> View:
+    def read(self, asked: InboxOptions) -> MailboxView:
         """Begin to read a mailbox. Raises what ended the session."""
         inbox = self.get(asked)
-        view = View(inbox)
+        view = MailboxView(inbox)
         inbox.views[view] = None
         if inbox.queue:
             self._arrived(view)
         return view
 
-    def close(self, view: View) -> None:
+    def close(self, view: MailboxView) -> None:
         """A reader is gone; what it did not acknowledge goes to others."""
         if view.closed:
             return
@@ -536,13 +538,13 @@ class Mailboxes:
             self._looked_at[inbox] = None
         self._arrived(view)
 
-    def look_at(self, inbox: Mailbox) -> None:
+    def look_at(self, inbox: OpenedMailbox) -> None:
         """Something arrived for its readers, or a request there is over."""
         self._looked_at[inbox] = None
         for view in inbox.views:
             self._arrived(view)
 
-    def over(self, inbox: Mailbox) -> None:
+    def over(self, inbox: OpenedMailbox) -> None:
         """An inbox ended."""
         if self._mailboxes.get(inbox.asked.mailbox) is inbox:
             del self._mailboxes[inbox.asked.mailbox]
@@ -553,12 +555,12 @@ class Mailboxes:
             self._arrived(view)
         self.failed(inbox, error)
 
-    def why_ended(self, inbox: Mailbox) -> MalamuteError:
-        """What who still wants something of an inbox that ended is told."""
+    def why_ended(self, inbox: OpenedMailbox) -> MalamuteError:
+        """Error for callers that still want something of an inbox that has ended."""
         return inbox.error or self._fatal or ConnectionLost("the inbox was closed")
 
     def routed(self) -> None:
-        """Replies went to who waits for them."""
+        """Note that replies went to their callers."""
         self._routed = True
 
     def told(self, token: Any, outcome: Any) -> None:
@@ -605,7 +607,7 @@ class Mailboxes:
         self._routed = False
         self.warnings.wake(now_ms)
 
-    def take(self, now_ms: int, out: Put) -> bool:
+    def take(self, now_ms: int, out: CommandSink) -> bool:
         """Acknowledge; close what no caller needs."""
         while self.have_read:
             self.have_read.popitem()[0].collect()
@@ -624,14 +626,14 @@ class Mailboxes:
             self._part(inbox, out)
         return True
 
-    def _let_by(self, inbox: Mailbox, out: Put) -> None:
+    def _let_by(self, inbox: OpenedMailbox, out: CommandSink) -> None:
         """Unread mail is in the way of replies: let more come, and bound what is kept."""
         while inbox.parks_too_much:
             inbox.send_away()
         if inbox.active and inbox.credit_due:
             out.put(inbox.credit(), None)
 
-    def _part(self, inbox: Mailbox, out: Put) -> None:
+    def _part(self, inbox: OpenedMailbox, out: CommandSink) -> None:
         inbox.discard()
         del self._mailboxes[inbox.asked.mailbox]
         if self._linked:
@@ -641,11 +643,11 @@ class Mailboxes:
             self._end(inbox)
 
     def next_wake(self) -> int | None:
-        """When take() is to be called at the latest; None: no need."""
+        """Latest time of the next take(); None: no need."""
         return self.warnings.next_wake(self.acks.next_wake())
 
 
-def _all_left(_delivered: Delivered, left: Batch, _inbox: Mailbox) -> Batch | None:
+def _all_left(_delivered: HandoutBatch, left: Batch, _inbox: OpenedMailbox) -> Batch | None:
     return left
 
 
@@ -653,5 +655,5 @@ def _not_awaited(_command: Mail, _reason: str) -> bool:
     return False
 
 
-def _nobody(_inbox: Mailbox, _error: MalamuteError) -> None:
+def _nobody(_inbox: OpenedMailbox, _error: MalamuteError) -> None:
     pass

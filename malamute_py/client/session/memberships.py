@@ -41,17 +41,17 @@ from malamute_protocol.errors import (
 )
 from malamute_protocol.limits import Limits
 from malamute_py.client.arguments import duration, integer, name_of, one_of, truth
-from malamute_py.client.session.acknowledgements import Ack, Acks, Form, Range, merged
+from malamute_py.client.session.acknowledgements import Ack, AckForm, Acks, Range, merged
 from malamute_py.client.session.events import Event, Settled
 from malamute_py.client.session.letters import chosen, ranges_of, rows_of
-from malamute_py.client.session.outgoing import Put, Trackers
+from malamute_py.client.session.outgoing import CommandSink, Trackers
 from malamute_py.client.session.receiver import Opened
 from malamute_py.client.session.subscription import GapNotice, Notice, RewoundNotice, cut
 from malamute_py.client.session.unreadable import Unreadable, taken_in
 from malamute_py.client.session.warnings import Warnings
 from malamute_py.client.words import GroupKind, GroupVisibility
 
-DONE: Final = Form()
+DONE: Final = AckForm()
 KINDS: Final = ("shared", "exclusive", "keyed")
 VISIBILITIES: Final = {"": -1, "live": 0, "durable": 1}
 CREDIT_RECORDS: Final = 8192
@@ -69,7 +69,7 @@ def group_visibility(name: GroupVisibility) -> int:
     return VISIBILITIES[name]
 
 
-class Joining(msgspec.Struct, frozen=True):
+class GroupOptions(msgspec.Struct, frozen=True):
     """A membership as asked for."""
 
     stream: str
@@ -87,7 +87,7 @@ class Joining(msgspec.Struct, frozen=True):
     create: bool = False
     """Create the stream when it does not exist."""
 
-    def check(self) -> Joining:
+    def check(self) -> GroupOptions:
         """Raises LocalProtocolError `bad_setting` for what the broker would refuse anyway."""
         name_of("stream", self.stream)
         name_of("group", self.group)
@@ -124,14 +124,14 @@ class HeldBatch(Batch):
         return [-1 - offset if offset >= since else offset for offset in offsets]
 
     def cut(self, first: int, end: int) -> HeldBatch:
-        """Its records [first, end), counted among those delivered."""
+        """The records [first, end), counted among those delivered."""
         return HeldBatch(cut(self, first, end), self.opened, self.uuid)
 
 
 class Membership(Opened):
     """One member of one group, over all links."""
 
-    def __init__(self, number: int, asked: Joining, memberships: Memberships) -> None:
+    def __init__(self, number: int, asked: GroupOptions, memberships: Memberships) -> None:
         super().__init__(number)
         self.asked = asked
         self.queue: deque[HeldBatch | Notice] = deque()
@@ -203,7 +203,7 @@ class Membership(Opened):
                 self._away.pop(offset, None)
         if mine:
             ranges = merged([(offset, offset + 1) for offset in mine])
-            form = DONE if again_ms < 0 else Form(0, again_ms)
+            form = DONE if again_ms < 0 else AckForm(0, again_ms)
             self._memberships.acks.add(self, form, ranges, token if whole else None)
         if token is not None and not (mine and whole):
             self._memberships.told(token, None if offsets else True)
@@ -261,22 +261,22 @@ class Membership(Opened):
             self._away.pop(number, None)
 
     def lost_to_others(self, numbers: list[int]) -> None:
-        """An acknowledgement of each by itself, or the link's end, tells whose they are."""
+        """Wait: an acknowledgement of each by itself, or the link's end, tells where they are."""
 
     # --- acknowledgements --------------------------------------------------------------------
 
-    def ack_command(self, form: Form, ranges: list[Range], tracker: int) -> AckRecords:
+    def ack_command(self, form: AckForm, ranges: list[Range], tracker: int) -> AckRecords:
         """ACK_RECORDS."""
         return AckRecords(self.number, ranges, tracker, 0, form.again_ms)
 
-    def acked(self, form: Form, ranges: list[Range]) -> None:
+    def acked(self, form: AckForm, ranges: list[Range]) -> None:
         """The broker confirmed it."""
         if form.again_ms < 0:
             for first, end in ranges:
                 self._acked.difference_update(range(first, end))
         self._memberships.freed(self)
 
-    def not_acked(self, form: Form, number: int, error: MalamuteError) -> None:
+    def not_acked(self, form: AckForm, number: int, error: MalamuteError) -> None:
         """The broker says that it is not ours any more."""
         self._acked.discard(number)
         self._memberships.not_held += 1
@@ -290,7 +290,7 @@ class Membership(Opened):
         return False
 
     def ack_lost(self, ack: Ack) -> bool:
-        """Whom the broker gives it next, it says itself: if it is us, it is said again then."""
+        """Drop it: should the broker hand the record out here again, it is said again."""
         for token, _ in ack.tokens:
             self._memberships.told(token, None)
         ack.tokens = []
@@ -372,7 +372,7 @@ class Membership(Opened):
             raise RemoteProtocolError("unexpected", f"{kind.__name__} for a member of a group")
 
     def _rewind(self, command: Rewound) -> None:
-        """What was delivered from an offset on is void: its offsets are those of other records."""
+        """Void what was delivered from an offset on: its offsets are those of other records now."""
         epoch = self._seen[0]
         if epoch:
             self._rewinds.append((epoch, command.to))
@@ -487,15 +487,15 @@ class Memberships:
         self._arrived = arrived
         self._leaving: Final[dict[Membership, None]] = {}
         self.queues: Final = (self._leaving, *self.acks.queues)
-        """What take() goes by: while all of them are empty, it has nothing to do."""
+        """While all of them are empty, take() has nothing to do."""
         self._linked = False
 
-    def join(self, asked: Joining) -> Membership:
+    def join(self, asked: GroupOptions) -> Membership:
         """Become a member. Raises what ended the session."""
         return self._open(lambda number: Membership(number, asked, self))
 
     def leave(self, membership: Membership) -> None:
-        """Its reader is gone: what it did not acknowledge goes to other members."""
+        """End a membership whose reader is gone: unacknowledged records go to other members."""
         membership.leaving = True
         membership.discard()
         if self._linked and not membership.ended:
@@ -556,10 +556,10 @@ class Memberships:
         self.warnings.tell()
 
     def wake(self, now_ms: int) -> None:
-        """Nothing of it is due but warnings, and what take() does."""
+        """Write the warnings that are due; take() does the rest."""
         self.warnings.wake(now_ms)
 
-    def take(self, now_ms: int, out: Put) -> bool:
+    def take(self, now_ms: int, out: CommandSink) -> bool:
         """Acknowledge; leave groups that no caller reads."""
         self.acks.take(now_ms, out)
         for membership in list(self._leaving):
@@ -571,5 +571,5 @@ class Memberships:
         return True
 
     def next_wake(self) -> int | None:
-        """When take() is to be called at the latest; None: no need."""
+        """Latest time of the next take(); None: no need."""
         return self.warnings.next_wake(self.acks.next_wake())

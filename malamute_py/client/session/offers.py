@@ -50,14 +50,16 @@ from malamute_py.client.arguments import (
     reason_of,
     settings_of,
 )
-from malamute_py.client.session.acknowledgements import Ack, Acks, Form, Range
+from malamute_py.client.session.acknowledgements import Ack, AckForm, Acks, Range
 from malamute_py.client.session.calls import make_pattern
 from malamute_py.client.session.events import Event, Settled
-from malamute_py.client.session.letters import Delivered, rows_of
-from malamute_py.client.session.outbox import Lane, Outbox, Parcel
-from malamute_py.client.session.outgoing import Put, Trackers
-from malamute_py.client.session.publisher import Row, confirmation, level_number
+from malamute_py.client.session.lanes import Lane
+from malamute_py.client.session.letters import HandoutBatch, rows_of
+from malamute_py.client.session.outbox import KeyedBatch, Outbox
+from malamute_py.client.session.outgoing import CommandSink, Trackers
+from malamute_py.client.session.publisher import confirmation, level_number
 from malamute_py.client.session.receiver import Opened
+from malamute_py.client.session.rows import OutgoingRow
 from malamute_py.client.session.unreadable import Unreadable, one_taken_in
 from malamute_py.client.session.warnings import Warnings
 from malamute_py.client.words import ConfirmAt, OnError
@@ -70,19 +72,19 @@ RETURNED: Final = int(WorkState.RETURNED)
 RELEASED: Final = int(WorkState.RELEASED)
 CREDIT_BYTES: Final = 64 << 20
 ON_ERROR: Final = ("fail", "nack")
-"""What becomes of a request whose handler raised."""
+"""Ways to end a request whose handler raised."""
 _STORED: Final = int(Level.STORED)
 """Enough for what ends a request: lost in a power failure, it is handed out once more."""
 _RENEWALS: Final = 3
-"""How often a lease is renewed within its time."""
+"""Renewals of a lease within its time."""
 RETRY_MAX_MS: Final = 600_000
 """The longest delay that doubling reaches when handlers give a request back again and again."""
 _ANSWERS_MAX: Final = 1024
 """Answers that came too late and are kept, should the request be handed to us once more."""
 
 
-class Offered(msgspec.Struct, frozen=True):
-    """What a worker offers."""
+class OfferOptions(msgspec.Struct, frozen=True):
+    """Options of a worker's offer."""
 
     service: str
     pattern: Pattern
@@ -97,7 +99,7 @@ class Offered(msgspec.Struct, frozen=True):
     settings: dict[str, Any] = {}
 
 
-def make_offered(
+def offer_options(
     service: str,
     pattern: str | Pattern,
     concurrency: int,
@@ -105,13 +107,13 @@ def make_offered(
     confirm: ConfirmAt,
     credit_bytes: int,
     settings: Mapping[str, Any] | None,
-) -> Offered:
+) -> OfferOptions:
     """An offer as asked for. Raises PatternError or LocalProtocolError `bad_setting`."""
     name_of("service", service)
     if fault := name_fault(service):
         # serve() registers only: the broker would tell it in run(), and for all services at once.
         raise LocalProtocolError("bad_name", f"service {service!r}: {fault}")
-    return Offered(
+    return OfferOptions(
         service,
         make_pattern(pattern),
         integer("concurrency", concurrency, 1),
@@ -127,7 +129,7 @@ def make_on_error(on_error: OnError) -> None:
     one_of("on_error", on_error, ON_ERROR)
 
 
-class Job:
+class RequestBase:
     """A request in hand; the shells add what can be done with it."""
 
     __slots__ = (
@@ -147,13 +149,13 @@ class Job:
         "running",
     )
 
-    def __init__(self, batch: Batch, row: int, of: Delivered, offering: Offering) -> None:
+    def __init__(self, batch: Batch, row: int, of: HandoutBatch, offering: Offering) -> None:
         self._batch = batch
         self._row = row
         self._of = of
         self.offering = offering
         self.number = batch.offset_of(row)
-        """What the broker knows it by."""
+        """Number by which the broker knows the request."""
         self.begun = False
         """Whether the request was handed over to the caller."""
         self.finished = False
@@ -168,15 +170,15 @@ class Job:
         """A handler that the client runs is at it."""
         self.replying = 0
         """Replies that were not answered."""
-        self.end: tuple[Form, Any] | None = None
-        """How it ends once they are, and who waits for that: an end must not overtake them."""
+        self.end: tuple[AckForm, Any] | None = None
+        """End of the request, with its caller: it must not overtake these replies."""
 
     @property
     def opened(self) -> Offering:
-        """What an atomic step answers it with."""
+        """Offer by which an atomic step answers the request."""
         return self.offering
 
-    def handed_again(self, batch: Batch, row: int, of: Delivered) -> None:
+    def handed_again(self, batch: Batch, row: int, of: HandoutBatch) -> None:
         """The broker hands it out once more while we have it."""
         self._batch, self._row, self._of = batch, row, of
         self.doubtful = self.lost = False
@@ -186,12 +188,17 @@ class Job:
 
     @property
     def body(self) -> bytes:
-        """The body."""
+        """The body. Raises TypeError when it is a list of blobs: use `parts`."""
         return self._batch.body_of(self._row)
 
     @property
+    def parts(self) -> list[bytes]:
+        """The blobs of the body: one unless it is a list of blobs."""
+        return self._batch.parts_of(self._row)
+
+    @property
     def subject(self) -> str:
-        """What the worker's pattern was matched with."""
+        """Subject that the worker's pattern was matched with."""
         return self._batch.keys_of(self._row)[0]
 
     @property
@@ -206,7 +213,7 @@ class Job:
 
     @property
     def properties(self) -> Mapping[str, Any]:
-        """What travels with the request and is not matched."""
+        """Properties, which travel with the request and are not matched."""
         return self._batch.properties_of(self._row)
 
     @property
@@ -228,7 +235,7 @@ class Job:
 
     @property
     def attempts(self) -> int:
-        """How often it was handed out, this time included; kept by the broker over restarts."""
+        """Count of its hand-outs, this one included; the broker keeps it over restarts."""
         return self._of.attempts
 
     def retry_ms(self, delay_ms: int) -> int:
@@ -242,7 +249,7 @@ class Job:
 
     @property
     def deadline_ms(self) -> int:
-        """When it is given up, by the broker's clock in milliseconds since 1970; 0: never."""
+        """Time of giving up, by the broker's clock in milliseconds since 1970; 0: never."""
         deadline_ms: int = self._of.command.deadline_ms
         return deadline_ms
 
@@ -259,40 +266,45 @@ class Job:
         if self.lost or self.offering.ended or self.offering.closing:
             return True
         deadline_ms = self.deadline_ms
-        return bool(deadline_ms) and self.offering.workings.broker_ms() >= deadline_ms
+        return bool(deadline_ms) and self.offering.offerings.broker_ms() >= deadline_ms
 
 
-class ReplyParcel(Parcel):
+class ReplyToken(msgspec.Struct):
+    """The token of a reply's row."""
+
+    request: RequestBase
+    caller: Any = None
+    """Object at which the caller waits for the confirm; None: no caller does."""
+
+
+class OutgoingReplies(KeyedBatch):
     """Replies to requests of one offer with one reply_to."""
 
     __slots__ = ("awaited", "last", "offering")
 
-    def __init__(self, lane: Lane, level: int, offering: Offering, last: bool) -> None:
+    def __init__(self, lane: Lane[Any], level: int, offering: Offering, last: bool) -> None:
         super().__init__(lane, level)
         self.offering = offering
         self.last = last
+        # A reply that others follow must not be overtaken by them.
+        self.one_by_one = not last
         self.awaited = False
         """Whether a caller waits for the confirm."""
 
-    @property
-    def one_by_one(self) -> bool:
-        """A reply that others follow must not be overtaken by them."""
-        return not self.last
+    def alike(self) -> OutgoingReplies:
+        """Make an empty batch of the same kind for the same place."""
+        alike = OutgoingReplies(self.lane, self.level, self.offering, self.last)
+        alike.awaited = self.awaited
+        return alike
 
-    def part(self) -> Parcel:
-        """An empty one that is alike."""
-        part = ReplyParcel(self.lane, self.level, self.offering, self.last)
-        part.awaited = self.awaited
-        return part
-
-    def say(self, out: Put, tracker: int) -> None:
+    def say(self, out: CommandSink, tracker: int) -> None:
         """REPLY; with a name, as a step of its own, when it may come twice otherwise."""
         offering = self.offering
-        numbers = [row[6][0].number for row in self.rows]
+        numbers = [row.token.request.number for row in self.rows]
         if self.last or offering.plain or not tracker:
-            patient = not self.awaited and self.lane.outbox.is_roomy
-            # Whoever waits is to hear what became of it, also when it has to be sent again; all
-            # others save the broker the remembering.
+            patient = not self.awaited and self.lane.owner.is_roomy
+            # A caller that waits gets the outcome also when the reply has to be sent again; for all
+            # others the broker need not remember it.
             key = self.key if self.awaited and self.last else b""
             reply = ReplyCommand(
                 offering.number, numbers, tracker, self.last, self.level, patient, key
@@ -320,24 +332,24 @@ class ReplyParcel(Parcel):
             error = BrokerRefused("not_held", error.reason)
         super().refused(error, now_ms)
 
-    def live_rows(self) -> list[Row]:
+    def live_rows(self) -> list[OutgoingRow]:
         """The replies that leave no hole."""
-        return [row for row in self.rows if not row[6][0].broken]
+        return [row for row in self.rows if not row.token.request.broken]
 
     def settle(self, outcome: Confirm | MalamuteError) -> None:
-        """Tell those who wait; a request that is not ours any more is no error of theirs."""
+        """Settle the callers; a request that is another worker's by now is no error of theirs."""
         if self.last and not self.awaited and isinstance(outcome, Confirm):
-            # Nobody waits for it, and nothing follows: what most replies are, 64 at a time.
+            # Most replies are such: no caller waits, and nothing follows.
             in_hand = self.offering.in_hand
             for row in self.rows:
-                answered: Job = row[6][0]
+                answered: RequestBase = row.token.request
                 answered.replying -= 1
                 if in_hand.get(answered.number) is answered:
                     del in_hand[answered.number]
             return
         pairs: list[tuple[Any, Any]] = []
         for index, row in enumerate(self.rows):
-            request, token = row[6]
+            request, token = row.token.request, row.token.caller
             told: Any = None
             if isinstance(outcome, Confirm):
                 if self.last:
@@ -353,18 +365,18 @@ class ReplyParcel(Parcel):
                     self.offering.reopened(request)
                 given_up = token is None or request.finished
                 if given_up and isinstance(outcome, ProtocolError | BrokerRefused):
-                    # Nobody is left who could say something else of it; and replies with a hole
-                    # would look whole to the requester.
-                    self.offering.workings.give_up(request, outcome)
+                    # No caller is left that could end it otherwise, and replies with a hole would
+                    # look whole to the requester.
+                    self.offering.offerings.give_up(request, outcome)
             if token is not None:
                 pairs.append((token, told))
         if pairs:
-            self.lane.outbox.tell(Settled(pairs))
+            self.lane.owner.tell(Settled(pairs))
         for row in self.rows:
-            request = row[6][0]
+            request = row.token.request
             request.replying -= 1
             if request.end is not None and not request.replying:
-                self.offering.workings.end_at_last(request)
+                self.offering.offerings.end_at_last(request)
 
 
 class Offering(Opened):
@@ -372,14 +384,16 @@ class Offering(Opened):
 
     consumes = True
 
-    def __init__(self, number: int, asked: Offered, kind: type[Job], workings: Workings) -> None:
+    def __init__(
+        self, number: int, asked: OfferOptions, kind: type[RequestBase], offerings: Offerings
+    ) -> None:
         """kind: what is made of each request."""
         super().__init__(number)
         self.asked = asked
-        self.workings = workings
-        self.queue: deque[Job] = deque()
+        self.offerings = offerings
+        self.queue: deque[RequestBase] = deque()
         """Not begun, in the order of arrival; take from it with take()."""
-        self.in_hand: dict[int, Job] = {}
+        self.in_hand: dict[int, RequestBase] = {}
         """By number, until the broker has confirmed the end of each."""
         self.unfinished = 0
         """In hand and not finished."""
@@ -399,10 +413,10 @@ class Offering(Opened):
         self._kind = kind
         self._accepted = False
         self._lease_ms = 0
-        self._late: dict[int, Row] = {}
-        self._still: dict[int, Job] = {}
+        self._late: dict[int, OutgoingRow] = {}
+        self._still: dict[int, RequestBase] = {}
         """Taken from us, while their handlers are at it."""
-        self._behind: dict[int, Job] = {}
+        self._behind: dict[int, RequestBase] = {}
         """Handed to us once more meanwhile: they are begun when those handlers have ended."""
         self._received_records = 0
         self._received_bytes = 0
@@ -416,7 +430,7 @@ class Offering(Opened):
 
     # --- the worker's side -------------------------------------------------------------------
 
-    def take(self) -> Job | None:
+    def take(self) -> RequestBase | None:
         """The next request to begin with; None: none yet."""
         queue = self.queue
         while queue:
@@ -431,8 +445,8 @@ class Offering(Opened):
             return request
         return None
 
-    def finish(self, request: Job) -> bool:
-        """Its end is about to be said; False: it was said already."""
+    def finish(self, request: RequestBase) -> bool:
+        """Note that its end is about to be sent; False: it was sent already."""
         if request.finished:
             return False
         request.finished = True
@@ -440,15 +454,15 @@ class Offering(Opened):
             self.unfinished -= 1
         return True
 
-    def done(self, request: Job) -> None:
+    def done(self, request: RequestBase) -> None:
         """The broker has confirmed its end."""
         if self.in_hand.get(request.number) is request:
             del self.in_hand[request.number]
 
     def too_late(
-        self, request: Job, error: MalamuteError, row: Row | None, last: bool = True
+        self, request: RequestBase, error: MalamuteError, row: OutgoingRow | None, last: bool = True
     ) -> None:
-        """What was said of it came when it was not ours any more.
+        """Note an answer that came when the request was not this worker's any more.
 
         row: its last reply. last: False for one that others follow: should the request be
         handed to us once more, it is begun anew.
@@ -461,25 +475,25 @@ class Offering(Opened):
                 del self._late[next(iter(self._late))]
         if not last and not request.broken:
             request.broken = True
-            self.workings.drop_replies(request)
+            self.offerings.drop_replies(request)
             if request.end is not None:
-                self.workings.end_at_last(request)
+                self.offerings.end_at_last(request)
         if request.finished or request.broken:
             self.finish(request)
             self.done(request)
-            self.workings.finished(self)
-        self.workings.warnings.add(
+            self.offerings.finished(self)
+        self.offerings.warnings.add(
             "answered too late, or taken before the link was lost",
             f"request {request.number} of {self.asked.service}: {error}",
         )
 
-    def _taken_away(self, request: Job) -> None:
+    def _taken_away(self, request: RequestBase) -> None:
         """Forget a request that is not ours any more; if it comes again, that is another run."""
         request.lost = True
         if request.running:
             self._still[request.number] = request
 
-    def ran(self, request: Job) -> None:
+    def ran(self, request: RequestBase) -> None:
         """The handler of a request that was taken from us has ended."""
         if self._still.get(request.number) is not request:
             return
@@ -487,13 +501,13 @@ class Offering(Opened):
         again = self._behind.pop(request.number, None)
         if again is not None and self.in_hand.get(again.number) is again:
             self.queue.append(again)
-            self.workings.arrived(self)
+            self.offerings.arrived(self)
 
-    def drop(self, request: Job) -> None:
+    def drop(self, request: RequestBase) -> None:
         """Nothing more is said of a request that was taken from us."""
         self.finish(request)
         self.done(request)
-        self.workings.finished(self)
+        self.offerings.finished(self)
 
     def dropped(self) -> list[int]:
         """Numbers of the requests that the program was given and cannot finish any more.
@@ -516,8 +530,8 @@ class Offering(Opened):
                 self.in_hand[number] = request
         return found
 
-    def reopened(self, request: Job) -> None:
-        """Its end was refused: it is still in hand."""
+    def reopened(self, request: RequestBase) -> None:
+        """Take a request back into hand whose end was refused."""
         if request.finished and self.in_hand.get(request.number) is request:
             request.finished = False
             self.unfinished += 1
@@ -552,7 +566,7 @@ class Offering(Opened):
             request = self.in_hand.get(number)
             if request is not None:
                 self.done(request)
-        self.workings.finished(self)
+        self.offerings.finished(self)
 
     def regained(self, numbers: list[int]) -> None:
         """The step was not taken: they are in hand as before."""
@@ -578,7 +592,7 @@ class Offering(Opened):
 
     # --- acknowledgements --------------------------------------------------------------------
 
-    def ack_command(self, form: Form, ranges: list[Range], tracker: int) -> AckWork:
+    def ack_command(self, form: AckForm, ranges: list[Range], tracker: int) -> AckWork:
         """ACK_WORK."""
         again_ms = max(0, form.again_ms)
         ends = form.state not in (RECEIVED, RENEWED)
@@ -592,7 +606,7 @@ class Offering(Opened):
         self.in_memory = True
         return True
 
-    def acked(self, form: Form, ranges: list[Range]) -> None:
+    def acked(self, form: AckForm, ranges: list[Range]) -> None:
         """The broker confirmed it."""
         for first, end in ranges:
             for number in range(first, end):
@@ -604,9 +618,9 @@ class Offering(Opened):
                 elif form.state != RECEIVED:
                     self.done(request)
         if form.state == RENEWED:
-            self.workings.arrived(self)
+            self.offerings.arrived(self)
 
-    def not_acked(self, form: Form, number: int, error: MalamuteError) -> None:
+    def not_acked(self, form: AckForm, number: int, error: MalamuteError) -> None:
         """The broker says that it is not ours any more."""
         request = self.in_hand.get(number)
         if request is None:
@@ -620,8 +634,8 @@ class Offering(Opened):
             if not request.begun:
                 self.unfinished -= 1
                 del self.in_hand[number]
-                self.workings.finished(self)
-        self.workings.arrived(self)
+                self.offerings.finished(self)
+        self.offerings.arrived(self)
 
     def ack_lost(self, ack: Ack) -> bool:
         """A renewal is said anew with the next link; what a caller waits for is said again."""
@@ -690,7 +704,7 @@ class Offering(Opened):
             self._cannot_read(batch)
             return
         self._received_records += len(batch)
-        delivered = Delivered(batch, command)
+        delivered = HandoutBatch(batch, command)
         in_hand, queue, kind = self.in_hand, self.queue, self._kind
         known = bool(in_hand or self._late or self._still)
         for row in rows_of(batch):
@@ -705,23 +719,25 @@ class Offering(Opened):
                 queue.append(request)
         self._lease_ms = command.lease_ms
         if not self.renew_at_ms:
-            self.workings.hold(self)
+            self.offerings.hold(self)
         if self.closing:
-            self.workings.close(self)
+            self.offerings.close(self)
         elif self.draining:
-            self.workings.drain(self)
+            self.offerings.drain(self)
 
     def _cannot_read(self, found: Unreadable) -> None:
         """Requests that no worker can read: dead letters, by name, instead of one worker's end."""
         ranges = found.ranges
         reason = f"unreadable: {found.reason}"[:REASON_BYTES_MAX]
-        self.workings.acks.add(self, Form(FAILED, 0, reason), ranges)
-        self.workings.warnings.add(
+        self.offerings.acks.add(self, AckForm(FAILED, 0, reason), ranges)
+        self.offerings.warnings.add(
             "requests that cannot be read, and are failed",
             f"number {ranges[0][0]} of {self.asked.service}: {found.reason}",
         )
 
-    def _is_known(self, request: Job, batch: Batch, row: int, delivered: Delivered) -> bool:
+    def _is_known(
+        self, request: RequestBase, batch: Batch, row: int, delivered: HandoutBatch
+    ) -> bool:
         """Whether a request was handed to us before: it is in hand, or was answered in vain."""
         ours = self.in_hand.get(request.number)
         if ours is not None:
@@ -733,7 +749,9 @@ class Offering(Opened):
         self.in_hand[request.number] = request
         self.unfinished += 1
         request.begun = True
-        self.workings.reply(request, (*late[:6], (request, None)), True)
+        self.offerings.reply(
+            request, msgspec.structs.replace(late, token=ReplyToken(request)), True
+        )
         return True
 
     def next_renewal_ms(self) -> int:
@@ -752,13 +770,19 @@ class Offering(Opened):
         """The offer has ended."""
         self._still.clear()
         self._behind.clear()
-        self.workings.over(self)
+        self._late.clear()
+        self.offerings.over(self)
+
+
+def _rows_of(request: RequestBase, batch: KeyedBatch) -> list[OutgoingRow]:
+    """The replies of a request among those that leave together."""
+    return [row for row in batch.rows if row.token.request is request]
 
 
 _NOT_HELD: Final = BrokerRefused("not_held", "it was taken from us before it was answered")
 
 
-class Workings:
+class Offerings:
     """All offers of a session, what is said of their requests, and when."""
 
     def __init__(
@@ -792,20 +816,20 @@ class Workings:
         """Offerings that take no more requests and have some in hand."""
         self._closing: Final[dict[Offering, None]] = {}
         self.queues: Final = (self._holding, self._draining, self._closing, *self.acks.queues)
-        """What take() goes by: while all of them are empty, it has nothing to do."""
-        self._lanes: dict[Any, Lane] = {}
+        """While all of them are empty, take() has nothing to do."""
+        self._lanes: dict[Any, Lane[KeyedBatch]] = {}
         outbox.homes.append(self._lanes)
 
     # --- what callers do -----------------------------------------------------------------------
 
-    def offer(self, asked: Offered, kind: type[Job]) -> Offering:
+    def offer(self, asked: OfferOptions, kind: type[RequestBase]) -> Offering:
         """Begin to offer. Raises what ended the session."""
         offering = self._begin(lambda number: Offering(number, asked, kind, self))
         self._offerings[offering] = None
         return offering
 
-    def reply(self, request: Job, row: Row, last: bool) -> bool:
-        """Answer a request; row: its token is (request, who waits or None).
+    def reply(self, request: RequestBase, row: OutgoingRow, last: bool) -> bool:
+        """Answer a request; row: its token is a ReplyToken.
 
         Who waits gets a Confirmation, or None when it was too late. Returns False when the
         request has had its end already: nothing was done.
@@ -829,25 +853,31 @@ class Workings:
         lane = outbox.lane(self._lanes, (offering.number, request.reply_to))
         lane.gate = offering
         queue = lane.queue
-        parcel = queue[-1] if queue else None
+        batch = queue[-1] if queue else None
         if (
-            type(parcel) is not ReplyParcel
-            or parcel.last is not last
-            or not outbox.join(parcel, row, 0)
+            type(batch) is not OutgoingReplies
+            or batch.last is not last
+            or not outbox.join(batch, row, 0)
         ):
-            parcel = ReplyParcel(lane, offering.asked.level, offering, last)
-            outbox.begin(parcel, row, b"", 0)
-        if row[6][1] is not None:
-            parcel.awaited = True
+            batch = OutgoingReplies(lane, offering.asked.level, offering, last)
+            outbox.start(batch, row, b"", 0)
+        if row.token.caller is not None:
+            batch.awaited = True
         request.replying += 1
         return True
 
-    def _told_late(self, row: Row) -> None:
-        if row[6][1] is not None:
-            self.tell(Settled([(row[6][1], None)]))
+    def _told_late(self, row: OutgoingRow) -> None:
+        if row.token.caller is not None:
+            self.tell(Settled([(row.token.caller, None)]))
 
     def end(
-        self, request: Job, state: int, *, again_ms: int = 0, reason: str = "", token: Any = None
+        self,
+        request: RequestBase,
+        state: int,
+        *,
+        again_ms: int = 0,
+        reason: str = "",
+        token: Any = None,
     ) -> bool:
         """Complete, fail or return a request; its token gets True, or False: too late.
 
@@ -865,13 +895,13 @@ class Workings:
         if not offering.finish(request):
             return False
         self.finished(offering)
-        request.end = Form(state, again_ms, reason), token
+        request.end = AckForm(state, again_ms, reason), token
         if not request.replying:
             self.end_at_last(request)
         return True
 
-    def end_at_last(self, request: Job) -> None:
-        """Say how it ends, or tell who waits why that is not said."""
+    def end_at_last(self, request: RequestBase) -> None:
+        """Send how it ends, or tell its caller why that is not sent."""
         offering, end = request.offering, request.end
         assert end is not None
         form, token = end
@@ -882,27 +912,29 @@ class Workings:
             closed = offering.error or ConnectionLost("the worker is closed")
             self.tell(Settled([(token, closed if offering.ended else False)]))
 
-    def drop_replies(self, request: Job) -> None:
+    def drop_replies(self, request: RequestBase) -> None:
         """One of its replies came too late: those that wait after it do not leave."""
         pairs: list[tuple[Any, Any]] = []
         for lane in self._lanes.values():
             if lane.gate is not request.offering:
                 continue
-            for parcel in lane.queue:
-                if not any(row[6][0] is request for row in parcel.rows):
+            for batch in lane.queue:
+                if not any(row.token.request is request for row in batch.rows):
                     continue
-                pairs += [(row[6][1], None) for row in parcel.rows if row[6][0] is request]
-                parcel.thin = True
-                if isinstance(parcel, ReplyParcel) and parcel.last:
-                    parcel.content = b""
+                pairs += [
+                    (row.token.caller, None) for row in batch.rows if row.token.request is request
+                ]
+                batch.thin = True
+                if isinstance(batch, OutgoingReplies) and batch.last:
+                    batch.content = b""
         self.tell(Settled([pair for pair in pairs if pair[0] is not None]))
 
-    def give_up(self, request: Job, error: MalamuteError) -> None:
-        """A reply was refused for good, and nobody can mend it: the request fails, and says why.
+    def give_up(self, request: RequestBase, error: MalamuteError) -> None:
+        """Fail a request of which a reply was refused for good, with the reason.
 
-        Nobody waits for it, or the request has its end already. A last reply that was put
-        behind it has not left: what follows a reply leaves when that is answered. Of one that
-        had, nothing could be taken back, and the warning would be all.
+        No caller waits for that reply, or the request has its end already. A last reply that
+        follows it has not left: what follows a reply leaves when that is answered. One that had
+        left could not be taken back, and the warning would be all.
         """
         reason = str(error)
         self.warnings.add(
@@ -914,36 +946,38 @@ class Workings:
             self._take_back_last(request, error)
         if request.end is not None and request.end[0].state == COMPLETED:
             token = request.end[1]
-            request.end = Form(FAILED, 0, reason_of(reason)), None
+            request.end = AckForm(FAILED, 0, reason_of(reason)), None
             if token is not None:
                 self.tell(Settled([(token, error)]))
         else:
             self.end(request, FAILED, reason=reason)
 
-    def _take_back_last(self, request: Job, error: MalamuteError) -> None:
-        """Its last reply does not leave, and who waits for that is told; it is in hand again."""
+    def _take_back_last(self, request: RequestBase, error: MalamuteError) -> None:
+        """Take back the last reply, which has not left: its caller gets the error."""
         offering = request.offering
         lane = self._lanes.get((offering.number, request.reply_to))
         if lane is None or offering.in_hand.get(request.number) is not request:
             return
-        for parcel in lane.queue:
-            mine = [row for row in parcel.rows if row[6][0] is request]
-            if not mine or not isinstance(parcel, ReplyParcel) or not parcel.last:
+        for batch in lane.queue:
+            mine = _rows_of(request, batch)
+            if not mine or not isinstance(batch, OutgoingReplies) or not batch.last:
                 continue
-            parcel.rows = [row for row in parcel.rows if row[6][0] is not request]
-            parcel.thin = True  # should no row be left, nothing leaves
-            parcel.content = b""
+            batch.rows = [row for row in batch.rows if row.token.request is not request]
+            batch.thin = True  # should no row be left, nothing leaves
+            batch.content = b""
             request.replying -= len(mine)
             offering.reopened(request)
-            self.tell(Settled([(row[6][1], error) for row in mine if row[6][1] is not None]))
+            self.tell(
+                Settled([(row.token.caller, error) for row in mine if row.token.caller is not None])
+            )
 
-    def say(self, request: Job, state: int, token: Any = None) -> bool:
+    def say(self, request: RequestBase, state: int, token: Any = None) -> bool:
         """Received, or renewed; its token gets True, or False: it is not ours any more."""
         offering = request.offering
         if offering.ended or request.finished:
             return False
         number = request.number
-        self.acks.add(offering, Form(state, 0), [(number, number + 1)], token)
+        self.acks.add(offering, AckForm(state, 0), [(number, number + 1)], token)
         return True
 
     def drain(self, offering: Offering) -> None:
@@ -1043,10 +1077,10 @@ class Workings:
         self.warnings.tell()
 
     def wake(self, now_ms: int) -> None:
-        """Nothing of it is due but warnings, and what take() does."""
+        """Write the warnings that are due; take() does the rest."""
         self.warnings.wake(now_ms)
 
-    def take(self, now_ms: int, out: Put) -> bool:
+    def take(self, now_ms: int, out: CommandSink) -> bool:
         """Renew leases, acknowledge, end what is closed."""
         for offering in list(self._holding):
             if not offering.in_hand:
@@ -1059,7 +1093,7 @@ class Workings:
                 numbers = sorted(offering.in_hand)
                 if not numbers:
                     continue
-                self.acks.add(offering, Form(RENEWED, 0), [(n, n + 1) for n in numbers])
+                self.acks.add(offering, AckForm(RENEWED, 0), [(n, n + 1) for n in numbers])
                 offering.renew_at_ms = now_ms + offering.next_renewal_ms()
         self.acks.take(now_ms, out)
         for offering in list(self._draining):
@@ -1076,10 +1110,10 @@ class Workings:
         return True
 
     def _give_back_dropped(self, offering: Offering) -> None:
-        """What the program can finish no more goes to whoever can."""
+        """Give back the requests that the program let go of and cannot finish any more."""
         numbers = sorted(offering.dropped())
         if numbers:
-            self.acks.add(offering, Form(RETURNED, 0), [(n, n + 1) for n in numbers])
+            self.acks.add(offering, AckForm(RETURNED, 0), [(n, n + 1) for n in numbers])
             self.finished(offering)
             for number in numbers:
                 self.warnings.add(
@@ -1088,7 +1122,7 @@ class Workings:
                 )
 
     def next_wake(self) -> int | None:
-        """When wake() and take() are to be called at the latest; None: no need."""
+        """Latest time of the next wake() and take(); None: no need."""
         at = self.warnings.next_wake(self.acks.next_wake())
         for offering in self._holding:
             if (

@@ -1,4 +1,4 @@
-"""What leaves a session and waits for its confirm.
+"""Trackers, the window and the interface of a session's senders.
 
 Owns the numbers that CONFIRM and REFUSED name, the window over all unconfirmed bytes, and
 the interface of the senders. The rule: all senders of a link share its trackers, which
@@ -18,10 +18,10 @@ from malamute_protocol.errors import BrokerRefused, MalamuteError
 RETRYABLE: Final = frozenset({"wait", "window", "draining"})
 """Codes of refusals that pass: the same again, after a while."""
 RETRY_MS: Final = 100
-"""How long a while is when the broker does not say it."""
+"""Pause after such a refusal when the broker names none."""
 
 
-class Put(Protocol):
+class CommandSink(Protocol):
     """Takes what leaves now."""
 
     def put(self, command: Command, content: Any) -> None:
@@ -42,17 +42,12 @@ class Tracked(Protocol):
 
 
 class Trackers:
-    """The numbers given to commands, and who waits for which."""
+    """The numbers given to commands, and what waits for the answer to each."""
 
     def __init__(self) -> None:
         # Above every subscription number, which is what some refusals name instead.
         self.last = 1 << 20
         self._waiting: dict[int, Tracked] = {}
-
-    def next(self) -> int:
-        """A number for a command whose sender knows its answers by itself."""
-        self.last += 1
-        return self.last
 
     def give(self, tracked: Tracked) -> int:
         """A number for a command; `tracked` is told the answer, once."""
@@ -165,8 +160,8 @@ class Outgoing(Protocol):
     def wake(self, now_ms: int) -> None:
         """Do what is due whether there is a link or not: deadlines."""
 
-    def take(self, now_ms: int, out: Put) -> bool:
+    def take(self, now_ms: int, out: CommandSink) -> bool:
         """Hand over what may leave now; False: the window holds something back."""
 
     def next_wake(self) -> int | None:
-        """When wake() and take() are to be called at the latest; None: no need."""
+        """Latest time of the next wake() and take(); None: no need."""

@@ -1,63 +1,44 @@
-"""What is published and not yet confirmed.
+"""Records that are published and not yet confirmed.
 
-Owns the records that were gathered, the batches on their way, the window and the
-producer's sequences. The rule: per stream, batches leave in the order of the calls; a
-batch is sent again with the same bytes until it is confirmed or refused, and gets new
-sequences only when the broker said that it does not have it. Source: SPEC.md, section 8.
+Owns the batches of records on their way and the producer's sequences. The rule: a batch is sent
+again with the same bytes until it is confirmed or refused, and gets new sequences only when the
+broker said that it does not have it. Source: SPEC.md, section 8.
 """
 
 from __future__ import annotations
 
 import struct
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import google_crc32c
 import numpy as np
 
-from malamute_protocol.batch import Options, encode
-from malamute_protocol.commands import (
-    Command,
-    Confirm,
-    Level,
-    OpenProducer,
-    Publish,
-    Refused,
-    Welcome,
-)
-from malamute_protocol.errors import (
-    BrokerRefused,
-    LocalProtocolError,
-    MalamuteError,
-)
-from malamute_protocol.limits import DEFAULT_LIMITS, Limits
+from malamute_protocol.commands import Confirm, Level, OpenProducer, Publish, Welcome
+from malamute_protocol.errors import BrokerRefused, MalamuteError
 from malamute_protocol.stamp import STAMP_BYTES
-from malamute_py.client.arguments import name_of, one_of
+from malamute_py.client.arguments import one_of
 from malamute_py.client.position import Confirmation
-from malamute_py.client.session.outgoing import RETRY_MS, RETRYABLE, Put, Trackers, Window
+from malamute_py.client.session.events import Event, Published
+from malamute_py.client.session.lanes import NONE, Lane, Lanes, LastingLane, OutgoingBatch
+from malamute_py.client.session.outgoing import RETRY_MS, RETRYABLE, CommandSink, Trackers, Window
+from malamute_py.client.session.rows import ROW_BYTES, OutgoingRow, content_of
 from malamute_py.client.settings import ClientSettings
 from malamute_py.client.words import ConfirmAt
 
 LEVELS: Final[dict[str, int]] = {level.name.lower(): int(level) for level in Level}
 """Confirm level -> its number on the wire; "default" is the stream's own."""
 LEVEL_NAMES: Final = {number: name for name, number in LEVELS.items()}
-NONE: Final = int(Level.NONE)
 _ASKED_LEVELS: Final = {name: n for name, n in LEVELS.items() if n <= Level.SYNCED}
-"""What a caller may ask for; `replicated` is reserved."""
-
-Row: TypeAlias = tuple[Any, Any, Any, int | None, int | None, Any, Any]
-"""(body, subject or key list, fields, client time, expiry, properties, token) of one record."""
+"""Levels that a caller may ask for; `replicated` is reserved."""
 
 _PASSING: Final = frozenset({"full", "disk_full", "journal_failed"})
 """Codes that fail what is published now and say nothing of what is published later."""
-_ROW_BYTES: Final = 24
-"""What a record is taken to cost beside its body, for the size of a batch."""
 AHEAD: Final = 2
-"""After so many turns in one millisecond single records gather, until a batch is confirmed or the
-millisecond is over."""
+"""Turns with batches in one millisecond after which single records gather, until a batch is
+confirmed or the millisecond is over."""
 _COMPANY_BYTES: Final = 1 << 16
-"""So many are company enough."""
+"""Bytes that a batch of single records gathers at most where it only waits for others."""
 _PRODUCER = struct.Struct("<QI")
 _SEQUENCE = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
@@ -92,100 +73,93 @@ _NUMBERED_ANEW: Final = frozenset({"out_of_sequence", "unknown_producer"})
 """Codes after which OPEN_PRODUCER is asked again, and the batch sent under another number."""
 
 
-class Unconfirmed:
-    """One batch, from its encoding until the broker confirmed or refused it."""
+class OutgoingRecords(OutgoingBatch):
+    """Records of one stream, from the first of them until the broker confirmed or refused all."""
 
-    __slots__ = ("content", "count", "level", "sender", "sequence", "single", "tokens", "tracker")
+    __slots__ = ("_records", "numbered", "sequence", "since_ms", "single", "tokens")
+
+    lane: StreamLane
 
     def __init__(
-        self, sender: Sender, content: Any, count: int, level: int, tokens: Any, single: bool
+        self, lane: StreamLane, level: int, content: Any = b"", count: int = 0, token: Any = None
     ) -> None:
-        """tokens: the caller's; one a record when `single`, else one for the batch."""
-        self.sender = sender
+        """content: encoded by the caller, with `count` records; token: the caller's."""
+        super().__init__(lane, level)
         self.content = content
-        self.count = count
-        self.level = level
-        self.tokens = tokens
-        self.single = single
+        self.tokens = token
+        """The callers': one a record when `single`, else one for the batch."""
+        self.single = not count
+        self.numbered = level != NONE and lane.owner.idempotent
+        """Whether producer and sequence are the client's."""
         self.sequence = -1
-        self.tracker = 0
-
-    @property
-    def size(self) -> int:
-        """Bytes that it takes of the window."""
-        return len(self.content) + STAMP_BYTES
-
-
-class Gathering:
-    """Single records of one stream and level that will leave as one batch."""
-
-    __slots__ = ("bytes", "level", "rows", "sender", "since_ms")
-
-    def __init__(self, sender: Sender, level: int) -> None:
-        self.sender = sender
-        self.level = level
-        self.rows: list[Row] = []
-        self.bytes = 0
         self.since_ms = -1
-
-
-def content_of(
-    rows: Sequence[Row], limits: Limits, producer: tuple[int, int, int] = (0, 0, 0)
-) -> bytes:
-    """The rows as one batch content; raises LocalProtocolError when one cannot be.
-
-    producer: its id and epoch, and the sequence of the first row.
-    """
-    bodies, subjects, fields, times, expiries, properties, _ = zip(*rows, strict=True)
-    producer_id, producer_epoch, sequence = producer
-    first = subjects[0]
-    same = isinstance(first, str) and _all_are(subjects, first)
-    options: Options = {
-        "subject": first if same else subjects,
-        "producer_id": producer_id,
-        "producer_epoch": producer_epoch,
-        "first_sequence": sequence,
-        "limits": limits,
-    }
-    # What no record has is not named: plain records take the encoder's short way.
-    if not _all_are(fields, None):
-        options["fields"] = fields
-    if not _all_are(times, None):
-        options["client_time_ms"] = times
-    if not _all_are(expiries, None):
-        options["expires_at_ms"] = [0 if time is None else time for time in expiries]
-    if not _all_are(properties, None):
-        options["properties"] = properties
-    return encode(bodies, **options)
-
-
-def _all_are(values: Sequence[Any], value: Any) -> bool:
-    return values.count(value) == len(values)
-
-
-class Sender:
-    """The way to one stream: what waits, what is under way, what came back."""
-
-    __slots__ = ("blocked_until_ms", "inflight", "next_sequence", "queue", "returned", "stream")
-
-    def __init__(self, stream: str) -> None:
-        self.stream = stream
-        self.queue: deque[Gathering | Unconfirmed] = deque()
-        self.inflight: dict[int, Unconfirmed] = {}
-        self.returned: list[Unconfirmed] = []
-        """Refused batches that will be sent again once nothing is under way."""
-        self.next_sequence = 0
-        self.blocked_until_ms = -1
-        """>= 0: no sending before this time and before the sequences are settled."""
+        """Time at which the batch was at the head of its lane first."""
+        self._records = count
 
     @property
-    def held(self) -> bool:
-        """True while refused batches keep later ones back."""
-        return self.blocked_until_ms >= 0
+    def count(self) -> int:
+        """Records."""
+        return len(self.rows) or self._records
+
+    def alike(self) -> OutgoingRecords:
+        """Make an empty batch of the same kind for the same place."""
+        alike = OutgoingRecords(self.lane, self.level)
+        alike.sealed = True
+        return alike
+
+    def encode(self) -> None:
+        """Make the content, under the next sequences. Raises LocalProtocolError."""
+        lane, rows = self.lane, self.rows
+        producer = lane.owner.stamp_of(lane) if self.numbered else (0, 0, 0)
+        self.content = content_of(rows, lane.owner.limits, producer)
+        self.bytes = len(self.content) + STAMP_BYTES
+        self._close()
+        if self.numbered:
+            self.sequence = lane.next_sequence
+            lane.next_sequence += self._records
+
+    def _number(self) -> None:
+        """Give a content that was encoded elsewhere its place in the sequence."""
+        lane = self.lane
+        wanted = lane.owner.stamp_of(lane)
+        if stamped_as(self.content) != wanted:
+            self.content = restamp(self.content, *wanted)
+        self.sequence = lane.next_sequence
+        lane.next_sequence += self._records
+
+    def say(self, out: CommandSink, tracker: int) -> None:
+        """Hand over PUBLISH."""
+        if self.sequence < 0 and self.numbered:
+            self._number()
+        out.put(Publish(self.lane.place, tracker, self.level), self.content)
+
+    def settle(self, outcome: Confirm | MalamuteError) -> None:
+        """Tell the callers that wait."""
+        if self.rows:
+            self._close()
+        self.lane.owner.tell(Published(self.tokens, self._records, self.single, outcome))
+
+    def _close(self) -> None:
+        """Keep of the rows what their callers wait with: their bodies are in the content."""
+        self.tokens = [row.token for row in self.rows]
+        self._records = len(self.rows)
+        self.rows = []
 
 
-class Publisher:
-    """All senders of a session over one producer and one window."""
+class StreamLane(LastingLane[OutgoingRecords]):
+    """The way to one stream; it stays for its sequence."""
+
+    __slots__ = ("next_sequence",)
+
+    def __init__(self, owner: Any, home: dict[Any, Any], place: Any) -> None:
+        super().__init__(owner, home, place)
+        self.next_sequence = 0
+
+
+class Publisher(Lanes[OutgoingRecords]):
+    """All streams that a session publishes to, over one producer."""
+
+    lane_type = StreamLane
 
     def __init__(
         self,
@@ -193,30 +167,23 @@ class Publisher:
         next_request: Callable[[], int],
         trackers: Trackers,
         window: Window,
+        tell: Callable[[Event], None],
         others_wait: Callable[[], bool],
     ) -> None:
         """next_request: numbers for OPEN_PRODUCER, shared with the session's other requests.
 
         others_wait: whether the session has something to say that was asked for later.
         """
-        self._settings = settings
+        super().__init__(settings, trackers, window, tell)
+        self.idempotent = settings.idempotent
+        self.streams: dict[Any, StreamLane] = {}
+        self.homes.append(self.streams)  # type: ignore[arg-type]  # a dict is invariant
         self._next_request = next_request
-        self._trackers = trackers
         self._others_wait = others_wait
-        self.window = window
-        self._senders: dict[str, Sender] = {}
-        self._active: Final[dict[Sender, None]] = {}
-        self.queues: Final = (self._active,)
-        """What take() goes by: while all of them are empty, it has nothing to do."""
-        self._sent: dict[int, Unconfirmed] = {}
-        self._taken_ms = -1
-        """When take() was called last: what was due then waits for something else by now."""
         self._left_ms = -1
-        """When batches left last that are to be confirmed."""
+        """Time at which batches that are to be confirmed left last."""
         self._left = 0
         """Turns in that millisecond with which some left."""
-        self._linked = False
-        self._fatal: MalamuteError | None = None
         self._producer_id = 0
         self._producer_epoch = 0
         self._producer_request = 0
@@ -225,92 +192,53 @@ class Publisher:
         """No OPEN_PRODUCER before this time: the broker put the last one off."""
         self._settled = False
         """The producer is open on this link and its sequences are known."""
-        self.limits = DEFAULT_LIMITS
-        self.batch_bytes = settings.batch_target(self.limits)
-        """What a batch is filled to on this link."""
         self.unpromised_refusals = 0
         """Refused batches that were published with confirm="none"."""
         self.producers_lost = 0
-        """How often the broker had forgotten the producer: retries then may repeat records."""
-        self.outcomes: list[tuple[Unconfirmed, Confirm | MalamuteError]] = []
+        """Times that the broker had forgotten the producer: retries then may repeat records."""
 
     # --- what callers do -----------------------------------------------------------
 
-    @property
-    def queued_bytes(self) -> int:
-        """Bytes of the session's window that wait for their turn."""
-        return self.window.queued_bytes
-
-    @property
-    def unconfirmed_bytes(self) -> int:
-        """Bytes of the session's window that are under way."""
-        return self.window.unconfirmed_bytes
-
-    @property
-    def idle(self) -> bool:
-        """True when nothing waits and nothing is unconfirmed."""
-        return not self._active and not self._sent
-
-    @property
-    def unanswered(self) -> int:
-        """Commands that wait to leave, or for their answers."""
-        return sum(
-            len(sender.inflight) + len(sender.returned) + len(sender.queue)
-            for sender in self._senders.values()
-        )
-
-    @property
-    def waits(self) -> bool:
-        """Something may leave with the next take()."""
-        return bool(self._active)
-
-    def add(self, stream: str, level: int, row: Row) -> None:
+    def add(self, stream: str, level: int, row: OutgoingRow) -> None:
         """Gather one record; it leaves with its neighbours of the same stream and level.
 
         Raises LocalProtocolError `too_large`, or what ended the session: nothing was taken.
         """
-        size = len(row[0])
-        limits = self.limits
-        if size > limits.record_bytes_max:
-            raise LocalProtocolError(
-                "too_large",
-                f"a record of {size} bytes; the broker takes {limits.record_bytes_max}",
-            )
-        sender = self._sender(stream)
-        queue = sender.queue
+        lane = self.streams.get(stream) if type(stream) is str else None
+        if lane is None or self.fatal is not None:
+            lane = self.lane(self.streams, stream, "stream")
+        queue = lane.queue
         last = queue[-1] if queue else None
+        size = row.size
+        # As join() does it, without its call for each record.
         if (
-            type(last) is not Gathering
+            last is None
             or last.level != level
+            or last.sealed
+            or last.packing is not row.packing
             or last.bytes + size > self.batch_bytes
-            or len(last.rows) >= limits.batch_records_max
+            or len(last.rows) >= self.records_max
+            or size > self.limits.record_bytes_max
         ):
-            last = Gathering(sender, level)
-            queue.append(last)
-        last.rows.append(row)
-        size += _ROW_BYTES
-        last.bytes += size
-        self.window.queued_bytes += size
+            self.check(row)
+            self.begin(OutgoingRecords(lane, level), row)
+        else:
+            last.rows.append(row)
+            size += ROW_BYTES
+            last.bytes += size
+            self.window.queued_bytes += size
 
     def add_content(self, stream: str, level: int, content: Any, count: int, token: Any) -> None:
         """Queue an encoded batch content.
 
         Raises LocalProtocolError `too_large`, or what ended the session: nothing was taken.
         """
-        if len(content) + STAMP_BYTES > self.limits.batch_bytes_max:
-            raise LocalProtocolError(
-                "too_large",
-                f"a batch of {len(content)} bytes; the broker takes {self.limits.batch_bytes_max}",
-            )
-        if count > self.limits.batch_records_max:
-            raise LocalProtocolError(
-                "too_large",
-                f"a batch of {count} records; the broker takes {self.limits.batch_records_max}",
-            )
-        sender = self._sender(stream)
-        batch = Unconfirmed(sender, content, count, level, token, False)
-        sender.queue.append(batch)
-        self.window.queued_bytes += batch.size
+        size = self.check_content(content, count)
+        lane = self.lane(self.streams, stream, "stream")
+        batch = OutgoingRecords(lane, level, content, count, token)
+        batch.bytes = size
+        batch.sealed = True
+        self.queue(batch)
 
     def expected(self, stream: str, level: int) -> tuple[int, int, int]:
         """(producer id, epoch, sequence) to encode the stream's next batch with.
@@ -319,57 +247,28 @@ class Publisher:
         """
         if level == NONE or not self._producer_id:
             return 0, 0, 0
-        sender = self._senders.get(stream)
-        if sender is None:
+        lane = self.streams.get(stream)
+        if lane is None:
             return self._producer_id, self._producer_epoch, 0
-        ahead = sum(_count(item) for item in sender.queue)
-        return self._producer_id, self._producer_epoch, sender.next_sequence + ahead
+        producer_id, producer_epoch, following = self.stamp_of(lane)
+        return producer_id, producer_epoch, following + sum(batch.count for batch in lane.queue)
 
-    def _sender(self, stream: str) -> Sender:
-        if self._fatal is not None:
-            raise self._fatal
-        try:
-            sender = self._senders[stream]
-        except (KeyError, TypeError):  # TypeError: it cannot be a key, so it is no name
-            name_of("stream", stream)
-            sender = self._senders[stream] = Sender(stream)
-        self._active[sender] = None
-        return sender
+    def stamp_of(self, lane: StreamLane) -> tuple[int, int, int]:
+        """(producer id, epoch, sequence) of the next batch that leaves a lane."""
+        return self._producer_id, self._producer_epoch, lane.next_sequence
 
     # --- the link --------------------------------------------------------------------
 
     def link_up(self, welcome: Welcome) -> None:
         """A link is open: everything unconfirmed is to be sent again, in order."""
-        self._linked = True
-        self._settled = False
-        self._producer_request = 0
+        super().link_up(welcome)
         self._producer_again_ms = -1
-        self.limits = Limits(
-            record_bytes_max=welcome.record_bytes_max,
-            batch_bytes_max=welcome.batch_bytes_max,
-            batch_records_max=welcome.batch_records_max,
-        )
-        self.batch_bytes = self._settings.batch_target(self.limits)
 
     def link_down(self) -> None:
-        """The link is gone: what was under way goes back to the head of its queue."""
-        self._linked = False
+        """The link is gone: what was under way goes back to the head of its lane."""
+        super().link_down()
         self._settled = False
         self._producer_request = 0
-        for sender in self._senders.values():
-            again = sorted(
-                (*sender.inflight.values(), *sender.returned), key=lambda batch: batch.sequence
-            )
-            for batch in sender.inflight.values():
-                self.window.unconfirmed_bytes -= batch.size
-                self.window.queued_bytes += batch.size
-            sender.queue.extendleft(reversed(again))
-            sender.inflight.clear()
-            sender.returned.clear()
-            sender.blocked_until_ms = -1
-            if sender.queue:
-                self._active[sender] = None
-        self._sent.clear()
 
     def disown(self, error: MalamuteError) -> None:
         """The client has another identity now, and its producer stays the former one's.
@@ -377,34 +276,8 @@ class Publisher:
         What may have been taken cannot be sent again: another producer would write it twice.
         """
         self._producer_id = self._producer_epoch = 0
-        for sender in self._senders.values():
-            items, sender.queue = sender.queue, deque()
-            for item in items:
-                if isinstance(item, Unconfirmed) and item.sequence >= 0:
-                    self.window.queued_bytes -= item.size
-                    self.outcomes.append((item, error))
-                else:
-                    sender.queue.append(item)
-
-    def fail_all(self, error: MalamuteError) -> None:
-        """The session ends: everything unconfirmed fails, and so does every later call."""
-        self._fatal = error
-        for sender in self._senders.values():
-            for batch in sender.inflight.values():
-                self.window.unconfirmed_bytes -= batch.size
-                self.outcomes.append((batch, error))
-            for batch in sender.returned:
-                self.window.queued_bytes -= batch.size
-                self.outcomes.append((batch, error))
-            for item in sender.queue:
-                self.window.queued_bytes -= _size(item)
-                batch = item if isinstance(item, Unconfirmed) else _unsent(item, item.rows)
-                self.outcomes.append((batch, error))
-            sender.queue.clear()
-            sender.inflight.clear()
-            sender.returned.clear()
-        self._sent.clear()
-        self._active.clear()
+        if self.idempotent:
+            super().disown(error)
 
     # --- the producer ----------------------------------------------------------------
 
@@ -422,9 +295,9 @@ class Publisher:
         self._producer_epoch = int(value["epoch"])
         renamed = known != (self._producer_id, self._producer_epoch)
         following = value.get("next", {})
-        for sender in self._senders.values():
-            if not sender.inflight:
-                self._settle(sender, int(following.get(sender.stream, 0)), renamed)
+        for lane in self.streams.values():
+            if not lane.sent:
+                self._settle(lane, int(following.get(lane.place, 0)), renamed)
         return True
 
     def producer_refused(self, request: int, error: BrokerRefused, now_ms: int) -> bool:
@@ -446,26 +319,18 @@ class Publisher:
         return True
 
     def _fail_queued(self, error: BrokerRefused) -> None:
-        """What waits for a producer fails, as a PUBLISH would now; later calls ask anew."""
-        for sender in self._senders.values():
-            for batch in sender.returned:
-                self.window.queued_bytes -= batch.size
-                self.outcomes.append((batch, error))
-            sender.returned.clear()
-            kept = [item for item in sender.queue if item.level == NONE]
-            for item in sender.queue:
-                if item.level != NONE:
-                    self.window.queued_bytes -= _size(item)
-                    batch = item if isinstance(item, Unconfirmed) else _unsent(item, item.rows)
-                    self.outcomes.append((batch, error))
-            sender.queue.clear()
-            sender.queue.extend(kept)
+        """Fail what waits for a producer, as a PUBLISH would now; later calls ask anew."""
+        for lane in self.streams.values():
+            failing = [batch for batch in lane.queue if batch.level != NONE]
+            self._take_out(lane, failing)
+            for batch in failing:
+                self._end(batch, error)
 
-    def _settle(self, sender: Sender, following: int, renamed: bool) -> None:
-        """Give the sender's batches the sequences from `following` on where they differ."""
-        sent = [item for item in sender.queue if isinstance(item, Unconfirmed)]
-        again = sorted(sender.returned, key=lambda batch: batch.sequence)
-        for batch in (*again, *(item for item in sent if item.sequence >= 0)):
+    def _settle(self, lane: StreamLane, following: int, renamed: bool) -> None:
+        """Give the lane's batches the sequences from `following` on where they differ."""
+        for batch in lane.queue:
+            if batch.sequence < 0:
+                continue
             if batch.sequence + batch.count <= following and not renamed:
                 continue
             if batch.sequence != following or renamed:
@@ -474,200 +339,88 @@ class Publisher:
                     batch.content, self._producer_id, self._producer_epoch, following
                 )
             following += batch.count
-        sender.next_sequence = following
-        if again:
-            sender.queue.extendleft(reversed(again))
-            sender.returned.clear()
-            self._active[sender] = None
+        lane.next_sequence = following
 
     # --- sending -----------------------------------------------------------------------
 
-    def wake(self, now_ms: int) -> None:
-        """Nothing of it is due but what take() does."""
-
-    def take(self, now_ms: int, out: Put) -> bool:
+    def take(self, now_ms: int, out: CommandSink) -> bool:
         """Hand over every batch that may leave now; False: the window holds some back."""
-        self._taken_ms = now_ms
-        if not self._linked or not self._active:
-            return True
         before = self._trackers.last
-        roomy = self._take(now_ms, out)
+        roomy = super().take(now_ms, out)
         if self._trackers.last != before:
             self._left = self._left + 1 if now_ms == self._left_ms else 1
             self._left_ms = now_ms
         return roomy
 
-    def _take(self, now_ms: int, out: Put) -> bool:
-        for sender in list(self._active):
-            if sender.held and not self._release(sender, now_ms):
-                continue
-            before = self._trackers.last
-            if not self._drain(sender, now_ms, out.put):
-                if self._trackers.last != before:
-                    # It had its turn: a stream that always has more must not starve others.
-                    self._active[sender] = self._active.pop(sender)
-                return False
-        return True
-
-    def _release(self, sender: Sender, now_ms: int) -> bool:
-        """End the hold of a sender whose refused batches may be tried again."""
-        if sender.inflight or now_ms < sender.blocked_until_ms:
+    def _release(self, lane: Lane[OutgoingRecords], now_ms: int) -> bool:
+        """End the hold of a lane whose refused batches may be tried again."""
+        if lane.sent or not super()._release(lane, now_ms):
             return False
-        if self._settings.idempotent:
+        if self.idempotent:
             # Only the broker knows what it expects after a refusal: ask again.
             self._settled = False
-        else:
-            sender.queue.extendleft(reversed(sender.returned))
-            sender.returned.clear()
-        sender.blocked_until_ms = -1
         return True
 
-    def _drain(self, sender: Sender, now_ms: int, put: Callable[[Command, Any], None]) -> bool:
-        """Send from one sender; returns False when the window holds all callers back."""
-        queue = sender.queue
-        while queue or sender.returned:
-            item = sender.returned[0] if sender.returned else queue[0]
-            promised = item.level != NONE
-            if isinstance(item, Gathering) and item.since_ms < 0:
-                item.since_ms = now_ms
-            if promised and self._settings.idempotent and not self._settled:
-                self._ask_producer(now_ms, put)
-                return True
-            if not self.window.lets_go(_size(item)):
-                return False
-            if isinstance(item, Gathering):
-                if len(queue) == 1 and self._gathers(item, promised, now_ms):
-                    return True
-                queue.popleft()
-                self.window.queued_bytes -= item.bytes
-                for batch in self._encode(item, item.rows, promised):
-                    self._send(batch, promised, put)
-            else:
-                queue.popleft()
-                self.window.queued_bytes -= item.size
-                if promised and self._settings.idempotent and item.sequence < 0:
-                    self._number(item)
-                self._send(item, promised, put)
-        del self._active[sender]
-        return True
+    def _holds(self, batch: OutgoingRecords, now_ms: int, out: CommandSink) -> bool:
+        """Whether a batch waits for the producer, or for further records."""
+        if batch.since_ms < 0:
+            batch.since_ms = now_ms
+        if not self._settled and batch.numbered:
+            if not self._producer_request and now_ms >= self._producer_again_ms:
+                self._producer_request = self._next_request()
+                out.put(
+                    OpenProducer(self._producer_request, self._producer_id, self._producer_epoch),
+                    None,
+                )
+            return True
+        return not batch.sealed and len(batch.lane.queue) == 1 and self._gathers(batch, now_ms)
 
-    def _gathers(self, item: Gathering, promised: bool, now_ms: int) -> bool:
-        """Whether these records still wait for company.
+    def _gathers(self, batch: OutgoingRecords, now_ms: int) -> bool:
+        """Whether these records still wait for further ones.
 
         A batch costs producer, broker and consumer about what a hundred records do. Where they come
         one by one and fast, batches of a few would fill queues that batches of some dozens do not.
         Nothing that was asked for later overtakes them. Records without a confirm never wait: a
         caller that awaits each of them would wait for nothing but the clock.
         """
-        if item.bytes >= self.batch_bytes:
+        if batch.bytes >= self.batch_bytes:
             return False
-        if now_ms - item.since_ms < self._settings.linger_ms:
+        if now_ms - batch.since_ms < self._settings.linger_ms:
             return True
         return (
             self._left >= AHEAD
             and self._left_ms == now_ms
-            and item.bytes < _COMPANY_BYTES
-            and promised
-            and len(self._sent) >= AHEAD
+            and batch.bytes < _COMPANY_BYTES
+            and batch.level != NONE
+            and self._sent >= AHEAD
             and not self._others_wait()
         )
 
-    def _ask_producer(self, now_ms: int, put: Callable[[Command, Any], None]) -> None:
-        if not self._producer_request and now_ms >= self._producer_again_ms:
-            self._producer_request = self._next_request()
-            put(OpenProducer(self._producer_request, self._producer_id, self._producer_epoch), None)
-
-    def _number(self, batch: Unconfirmed) -> None:
-        """Give a content that was encoded elsewhere its place in the sequence."""
-        sender = batch.sender
-        wanted = (self._producer_id, self._producer_epoch, sender.next_sequence)
-        if stamped_as(batch.content) != wanted:
-            batch.content = restamp(batch.content, *wanted)
-        batch.sequence = sender.next_sequence
-        sender.next_sequence += batch.count
-
-    def _encode(self, gathering: Gathering, rows: list[Row], promised: bool) -> list[Unconfirmed]:
-        """One batch of these rows; of halves, when one is bad or all are too much for a batch."""
-        try:
-            return [self._encode_rows(gathering, rows, promised)]
-        except Exception as error:  # noqa: BLE001 - whatever it is, it fails these records only
-            if len(rows) == 1:
-                refused = (
-                    error
-                    if isinstance(error, MalamuteError)
-                    else LocalProtocolError("bad_batch", f"the record cannot be encoded: {error}")
-                )
-                self.outcomes.append((_unsent(gathering, rows), refused))
-                return []
-        half = len(rows) // 2
-        return [
-            *self._encode(gathering, rows[:half], promised),
-            *self._encode(gathering, rows[half:], promised),
-        ]
-
-    def _encode_rows(self, gathering: Gathering, rows: list[Row], promised: bool) -> Unconfirmed:
-        sender = gathering.sender
-        numbered = promised and self._settings.idempotent
-        producer = (self._producer_id, self._producer_epoch, sender.next_sequence)
-        content = content_of(rows, self.limits, producer if numbered else (0, 0, 0))
-        batch = _unsent(gathering, rows)
-        batch.content = content
-        if numbered:
-            batch.sequence = sender.next_sequence
-            sender.next_sequence += len(rows)
-        return batch
-
-    def _send(
-        self, batch: Unconfirmed, promised: bool, put: Callable[[Command, Any], None]
-    ) -> None:
-        stream = batch.sender.stream
-        if not promised:
-            self.window.passes(batch.size)
-            put(Publish(stream, 0, batch.level), batch.content)
-            self.outcomes.append((batch, Confirm(0, batch.level, 0, -1, 0)))
-            return
-        batch.tracker = self._trackers.next()
-        self._sent[batch.tracker] = batch
-        batch.sender.inflight[batch.tracker] = batch
-        self.window.unconfirmed_bytes += batch.size
-        put(Publish(stream, batch.tracker, batch.level), batch.content)
-
     # --- answers -----------------------------------------------------------------------
 
-    def confirmed(self, confirm: Confirm) -> None:
-        """The broker has a batch; a tracker that is not ours is left alone."""
-        batch = self._forget(confirm.tracker)
-        if batch is not None:
-            self.outcomes.append((batch, confirm))
-
-    def refused(self, refused: Refused, now_ms: int) -> None:
+    def refused(self, batch: OutgoingRecords, error: BrokerRefused, now_ms: int) -> None:
         """The broker did not take a batch: try again later, or fail it, by the code."""
-        if refused.reference == 0:
-            self.unpromised_refusals += 1
+        if not self._came_back(batch):
             return
-        batch = self._forget(refused.reference)
-        if batch is None:
-            return
-        sender = batch.sender
-        error = BrokerRefused(refused.code, refused.reason, refused.retry_ms)
+        batch.doubtful = False
+        lane, code = batch.lane, error.code
         # Producer and sequence are this client's; else the caller's, who alone can mend them.
-        own = self._settings.idempotent
-        if refused.code == "fenced" and own:
-            self.outcomes.append((batch, error))
+        own = self.idempotent
+        if code == "fenced" and own:
+            self._end(batch, error)
             self.fail_all(error)
             return
         pause_ms = 0
-        if refused.code in RETRYABLE or (own and refused.code == "unknown_producer"):
-            pause_ms = refused.retry_ms or RETRY_MS
-        if self._comes_again(refused.code, sender):
-            sender.returned.append(batch)
-            self.window.queued_bytes += batch.size
+        if code in RETRYABLE or (own and code == "unknown_producer"):
+            pause_ms = error.retry_ms or RETRY_MS
+        if self._comes_again(code, batch):
+            self._put_back(batch)
         else:
-            self.outcomes.append((batch, error))
-        sender.blocked_until_ms = max(sender.blocked_until_ms, now_ms + pause_ms)
-        self._active[sender] = None
+            self._end(batch, error)
+        self._block(lane, now_ms + pause_ms)
+        self._active[lane] = None
 
-    def _comes_again(self, code: str, sender: Sender) -> bool:
+    def _comes_again(self, code: str, batch: OutgoingRecords) -> bool:
         """Whether a batch that was refused by a code is sent again.
 
         Without `idempotent` a batch keeps the producer and the sequence that its caller gave it:
@@ -675,55 +428,32 @@ class Publisher:
         """
         if code in RETRYABLE:
             return True
-        if self._settings.idempotent:
+        if self.idempotent:
             return code in _NUMBERED_ANEW
-        return code == "out_of_sequence" and bool(sender.returned)
-
-    def _forget(self, tracker: int) -> Unconfirmed | None:
-        batch = self._sent.pop(tracker, None)
-        if batch is not None:
-            batch.sender.inflight.pop(tracker, None)
-            self.window.unconfirmed_bytes -= batch.size
-        return batch
+        queue = batch.lane.queue
+        return code == "out_of_sequence" and bool(queue) and queue[0].serial < batch.serial
 
     def next_wake(self) -> int | None:
-        """When take() is to be called at the latest, for a pause or a linger; None: no need."""
-        wake: int | None = None
+        """Latest time of the next take(), for a pause or a linger; None: no need."""
+        wake = super().next_wake()
         if not self._linked:
             return None
-        if self._active and self._producer_again_ms > self._taken_ms:
-            wake = self._producer_again_ms
-        for sender in self._active:
-            head = sender.queue[0] if sender.queue else None
-            if sender.held:
-                at = None if sender.inflight else sender.blocked_until_ms
-            elif isinstance(head, Gathering) and head.since_ms >= 0:
+        taken_ms = self._taken_ms
+        if self._active and self._producer_again_ms > taken_ms:
+            wake = min(self._producer_again_ms, wake or self._producer_again_ms)
+        for lane in self._active:
+            head = lane.queue[0] if lane.queue else None
+            if head is not None and head.since_ms >= 0 and not head.sealed:
                 at = max(head.since_ms + self._settings.linger_ms, self._left_ms + 1)
-            else:
-                at = None
-            # A full window or a producer not open yet outlasts a linger: only an answer
-            # ends that, and a time gone by would have the shell turn without a pause.
-            if at is not None and at > self._taken_ms and (wake is None or at < wake):
-                wake = at
+                # A full window or a producer not open yet outlasts a linger: only an answer
+                # ends that, and a time gone by would have the shell turn without a pause.
+                if at > taken_ms and (wake is None or at < wake):
+                    wake = at
         return wake
 
 
-def _unsent(gathering: Gathering, rows: list[Row]) -> Unconfirmed:
-    """The rows as a batch without content: it carries their tokens."""
-    tokens = [row[6] for row in rows]
-    return Unconfirmed(gathering.sender, b"", len(rows), gathering.level, tokens, True)
-
-
-def _count(item: Gathering | Unconfirmed) -> int:
-    return len(item.rows) if isinstance(item, Gathering) else item.count
-
-
-def _size(item: Gathering | Unconfirmed) -> int:
-    return item.bytes if isinstance(item, Gathering) else item.size
-
-
 def confirmation(confirm: Confirm, index: int, count: int) -> Confirmation:
-    """What a CONFIRM says of `count` records from the batch's record `index` on."""
+    """Confirmation of `count` records from the batch's record `index` on, by its CONFIRM."""
     return Confirmation(
         confirm.offset + index if confirm.offset >= 0 else -1,
         confirm.epoch,
@@ -735,7 +465,7 @@ def confirmation(confirm: Confirm, index: int, count: int) -> Confirmation:
 
 
 def confirmations(confirm: Confirm, count: int) -> list[Confirmation]:
-    """What a CONFIRM says of each of the batch's first `count` records."""
+    """Confirmations of the batch's first `count` records one by one, by its CONFIRM."""
     first = confirmation(confirm, 0, 1)
     if count == 1 or first.offset < 0:
         return [first] * count

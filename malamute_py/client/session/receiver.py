@@ -1,4 +1,4 @@
-"""What a client opens under a number: subscription, inbox, offer, membership.
+"""Subscriptions, inboxes, offers and memberships: what a client opens under a number.
 
 Owns what all of them share: the number, the states, and how a refusal is taken. The rule:
 the session knows nothing of a delivery but its number; what opened it takes the command
@@ -24,7 +24,7 @@ class Opened(ABC):
     """One of them, over all its links."""
 
     consumes = False
-    """Some of what arrives needs no caller: credit may be due when a command was taken in."""
+    """Whether some of what arrives needs no caller, so that credit may be due at once."""
 
     def __init__(self, number: int) -> None:
         """number: unique among all that the session opens; the same over reconnects."""

@@ -1,4 +1,4 @@
-"""Requests to services, and whose each reply is.
+"""Requests to services, and the caller that each reply belongs to.
 
 Owns the requests that are not answered, by the key of their batch and their row in it. The
 rule: a reply is told apart from other mail by its key alone; it goes to the waiting caller, once,
@@ -19,34 +19,35 @@ from malamute_protocol.commands import CancelRequest, Confirm, Level, Request, W
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError, MalamuteError, Timeout
 from malamute_py.client.arguments import text
 from malamute_py.client.session.events import Confirmed, Event, Inner, Settled
+from malamute_py.client.session.lanes import OVER, QUEUED, SENT, Lane
 from malamute_py.client.session.letters import (
     COMPLETED,
     NO_ANSWER,
-    Delivered,
+    HandoutBatch,
     Reply,
     RequestFailed,
     chosen,
     ranges_of,
     rows_of,
 )
-from malamute_py.client.session.mailboxes import Asked, Mailbox, Mailboxes
-from malamute_py.client.session.outbox import OVER, QUEUED, SENT, Lane, Outbox, Parcel
-from malamute_py.client.session.outgoing import Put
-from malamute_py.client.session.publisher import Row
+from malamute_py.client.session.mailboxes import InboxOptions, OpenedMailbox, OpenedMailboxes
+from malamute_py.client.session.outbox import KeyedBatch, Outbox
+from malamute_py.client.session.outgoing import CommandSink
+from malamute_py.client.session.rows import OutgoingRow
 
 _ENDED_MAX: Final = 4096
 """Keys of answered requests that are remembered: a reply may come a second time."""
 
 
 _NOTICE_MS: Final = 60_000
-"""How long after the callers' time the broker's notice is awaited."""
+"""Time for which the broker's notice is awaited after the callers' time is over."""
 
 
 class _GivenUp(Inner):
     """Stands for a caller that waits no longer."""
 
     def answered(self, outcome: Any) -> None:
-        """Nobody is interested."""
+        """Drop the answer."""
 
 
 _GIVEN_UP: Final = _GivenUp()
@@ -62,40 +63,46 @@ class Replies:
         self.ended = False
         """The last has come."""
         self.error: MalamuteError | None = None
-        """Why there is no last one."""
+        """Reason why there is no last one."""
 
 
-class RequestParcel(Parcel):
+class OutgoingRequests(KeyedBatch):
     """Requests to one service, until each of them is answered."""
 
     __slots__ = (
-        "asking", "epoch", "inbox", "left", "need_workers", "reply_to", "timeout_ms", "tokens",
+        "epoch", "inbox", "left", "need_workers", "reply_to", "requests", "timeout_ms",
+        "tokens",
     )  # fmt: skip
 
     def __init__(
         self,
-        lane: Lane,
+        lane: Lane[Any],
         level: int,
-        asking: Asking,
+        requests: PendingRequests,
         reply_to: str,
         timeout_ms: int,
-        inbox: Mailbox | None,
+        inbox: OpenedMailbox | None,
         need_workers: bool,
     ) -> None:
         """inbox: where the replies come; None: no caller here waits for them."""
         super().__init__(lane, level)
-        self.asking = asking
+        self.one_by_one = False
+        self.requests = requests
         self.reply_to = reply_to
         self.timeout_ms = timeout_ms
         self.inbox = inbox
         self.need_workers = need_workers
         self.tokens: list[Any] = []
-        """Callers by row, from when the parcel leaves; None: the row was answered."""
+        """Callers by row, from when the batch leaves; None: the row was answered."""
         self.left = 0
         self.epoch = -1
         """Epoch of the journal that has the requests, as their CONFIRM says; -1: none came."""
 
-    def may_be_lost(self, confirm: Confirm) -> bool:
+    def confirmed(self, confirm: Confirm) -> None:
+        """Settle a batch that the broker took, or keep it until its replies have come."""
+        self.lane.owner.confirmed(self, confirm, keep=self._may_be_lost(confirm))
+
+    def _may_be_lost(self, confirm: Confirm) -> bool:
         """Unless it and its reply outlive everything, it is sent again over a later link.
 
         A power loss takes back what was only stored, and a temporary mailbox ends with the broker
@@ -110,26 +117,21 @@ class RequestParcel(Parcel):
     @property
     def is_fleeting(self) -> bool:
         """Whether its reply comes into a temporary mailbox."""
-        return not (self.reply_to or self.asking.has_mailbox) or self.reply_to.startswith("~")
+        return not (self.reply_to or self.requests.has_mailbox) or self.reply_to.startswith("~")
 
     @property
     def answered_otherwise(self) -> bool:
         """Settle by the replies, where no caller asked for a confirm."""
         return self.inbox is not None
 
-    @property
-    def one_by_one(self) -> bool:
-        """Several may be under way at once."""
-        return False
-
-    def part(self) -> RequestParcel:
-        """An empty one that is alike."""
-        return RequestParcel(
-            self.lane, self.level, self.asking, self.reply_to, self.timeout_ms, self.inbox,
+    def alike(self) -> OutgoingRequests:
+        """Make an empty batch of the same kind for the same place."""
+        return OutgoingRequests(
+            self.lane, self.level, self.requests, self.reply_to, self.timeout_ms, self.inbox,
             self.need_workers,
         )  # fmt: skip
 
-    def say(self, out: Put, tracker: int) -> None:
+    def say(self, out: CommandSink, tracker: int) -> None:
         """REQUEST."""
         out.put(
             Request(
@@ -144,69 +146,74 @@ class RequestParcel(Parcel):
             self.content,
         )
 
+    def encode(self) -> None:
+        """Make the content, and draw a key. Raises whatever a row raises."""
+        super().encode()
+        self.named()
+
     def named(self) -> None:
         """Replies may come from now on."""
         if self.inbox is not None and not self.tokens:
-            self.tokens = [row[6] for row in self.rows]
+            self.tokens = [row.token for row in self.rows]
             self.left = len(self.tokens)
-            self.asking.asked[self.key] = self
+            self.requests.asked[self.key] = self
 
     @property
     def forgotten(self) -> bool:
         """Nothing is to be done when its time is over."""
         return self.state == OVER and not self.left
 
-    def live_rows(self) -> list[Row]:
+    def live_rows(self) -> list[OutgoingRow]:
         """The rows that a caller waits for."""
         if not self.tokens:
             return super().live_rows()
         waiting = zip(self.rows, self.tokens, strict=True)
         return [row for row, token in waiting if token is not None and token is not _GIVEN_UP]
 
-    def replaced(self, parts: list[Parcel]) -> None:
-        """Make the callers wait for the replies of the parcel's parts."""
+    def replaced(self, parts: list[Any]) -> None:
+        """Make the callers wait for the replies of the batch's parts."""
         if self.inbox is None:
             return
         kept = 0
         for part in parts:
-            assert isinstance(part, RequestParcel)
+            assert isinstance(part, OutgoingRequests)
             kept += len(part.rows)
             for row in part.rows:
-                self.asking.parcels[row[6]] = part
-        self.asking.gone(self, self.left - kept if self.tokens else 0)
+                self.requests.batches[row.token] = part
+        self.requests.gone(self, self.left - kept if self.tokens else 0)
 
     def settle(self, outcome: Confirm | MalamuteError) -> None:
-        """Await the replies of an accepted parcel, or fail its callers."""
+        """Await the replies of an accepted batch, or fail its callers."""
         if self.inbox is None:
-            self.lane.outbox.tell(Confirmed([row[6] for row in self.rows], outcome))
+            self.lane.owner.tell(Confirmed([row.token for row in self.rows], outcome))
         elif isinstance(outcome, MalamuteError):
-            self.asking.failed(self, outcome)
+            self.requests.failed(self, outcome)
 
     def given_up(self) -> None:
-        """Its time is over: those who wait are told."""
+        """Fail the callers whose time is over."""
         if self.inbox is None:
             super().given_up()
             return
-        self.asking.timed_out(self)
+        self.requests.timed_out(self)
 
 
-class Asking:
+class PendingRequests:
     """All requests of a session that wait for replies."""
 
     def __init__(
         self,
         outbox: Outbox,
-        mailboxes: Mailboxes,
+        mailboxes: OpenedMailboxes,
         ask: Callable[[Callable[[int], Any], Any], Any],
         arrived: Callable[[Any], None],
         tell: Callable[[Event], None],
     ) -> None:
         """ask: has a command sent and its answer given to token.answered()."""
-        self.asked: dict[bytes, RequestParcel] = {}
+        self.asked: dict[bytes, OutgoingRequests] = {}
         """By key."""
-        self.parcels: dict[Any, RequestParcel] = {}
-        """By who waits."""
-        self.services: dict[Any, Lane] = {}
+        self.batches: dict[Any, OutgoingRequests] = {}
+        """By the token of the caller."""
+        self.services: dict[Any, Lane[KeyedBatch]] = {}
         self._outbox = outbox
         self._mailboxes = mailboxes
         self._ask = ask
@@ -225,7 +232,7 @@ class Asking:
     def request(
         self,
         service: str,
-        row: Row,
+        row: OutgoingRow,
         level: int,
         *,
         reply_to: str = "",
@@ -246,18 +253,22 @@ class Asking:
         outbox = self._outbox
         if reply_to != "":
             text("reply_to", reply_to, NAME_BYTES_MAX)
-        lane = outbox.lane(self.services, service, "service")
-        inbox: Mailbox | None = None
+        lane = self.services.get(service) if type(service) is str else None
+        if lane is None or outbox.fatal is not None:
+            lane = outbox.lane(self.services, service, "service")
+        inbox: OpenedMailbox | None = None
         if waits:
             if key and key in self.asked:
                 raise LocalProtocolError("conflict", "a request with this key waits already")
             inbox = (
-                self._mailboxes.get(Asked(reply_to)) if reply_to else self._mailboxes.own_inbox()
+                self._mailboxes.get(InboxOptions(reply_to))
+                if reply_to
+                else self._mailboxes.own_inbox()
             )
         queue = lane.queue
         last = queue[-1] if queue else None
         if (
-            type(last) is not RequestParcel
+            type(last) is not OutgoingRequests
             or key
             or last.level != level
             or last.timeout_ms != timeout_ms
@@ -267,12 +278,14 @@ class Asking:
             or not outbox.join(last, row, until_ms)
         ):
             outbox.check(row)
-            last = RequestParcel(lane, level, self, reply_to, timeout_ms, inbox, bool(need_workers))
-            outbox.begin(last, row, key, until_ms)
+            last = OutgoingRequests(
+                lane, level, self, reply_to, timeout_ms, inbox, bool(need_workers)
+            )
+            outbox.start(last, row, key, until_ms)
         if inbox is not None:
             inbox.waiting += 1
             inbox.for_replies = True
-            self.parcels[row[6]] = last
+            self.batches[row.token] = last
             if key:
                 last.named()
             if inbox.queue:
@@ -283,28 +296,27 @@ class Asking:
 
     def give_up(self, token: Any) -> None:
         """Take a caller's request back, or cancel it: the caller waits no longer."""
-        parcel = self.parcels.pop(token, None)
-        if parcel is None:
+        batch = self.batches.pop(token, None)
+        if batch is None:
             return
-        if parcel.tokens:
-            row = parcel.tokens.index(token)
-            parcel.tokens[row] = _GIVEN_UP
-            parcel.thin = True
-            service, key = parcel.lane.place, parcel.key
+        if batch.tokens:
+            row = batch.tokens.index(token)
+            batch.tokens[row] = _GIVEN_UP
+            batch.thin = True
+            service, key = batch.lane.place, batch.key
             self._ask(
-                lambda number: CancelRequest(number, service, key, row), _Cancel(self, parcel, row)
+                lambda number: CancelRequest(number, service, key, row), _Cancel(self, batch, row)
             )
             return
-        place = next(i for i, row in enumerate(parcel.rows) if row[6] is token)
-        parcel.rows[place] = (*parcel.rows[place][:6], None)
-        parcel.thin = True
-        self.gone(parcel, 1)
-        if not parcel.live_rows():
-            self._outbox.withdraw(parcel)
+        next(row for row in batch.rows if row.token is token).token = None
+        batch.thin = True
+        self.gone(batch, 1)
+        if not batch.live_rows():
+            self._outbox.withdraw(batch)
 
     # --- replies -------------------------------------------------------------------------------
 
-    def route(self, delivered: Delivered, left: Batch, inbox: Mailbox) -> Batch | None:
+    def route(self, delivered: HandoutBatch, left: Batch, inbox: OpenedMailbox) -> Batch | None:
         """Give replies to the callers that wait; returns the rows that are left."""
         whole = left is delivered.batch
         if whole and all(key in self.asked for key, _, _ in delivered.about):
@@ -335,7 +347,7 @@ class Asking:
         self._settle_replies(command, failures, command.about)
         return True
 
-    def _hand_over(self, delivered: Delivered, batch: Batch, about: Any) -> None:
+    def _hand_over(self, delivered: HandoutBatch, batch: Batch, about: Any) -> None:
         command = delivered.command
         replies: Iterator[Any] = map(Reply, repeat(batch), rows_of(batch), repeat(delivered))
         if command.why and command.why != COMPLETED:
@@ -346,10 +358,10 @@ class Asking:
         """Give each request that is awaited its reply, or the error in its place."""
         pairs: list[tuple[Any, Any]] = []
         last, why = command.last or command.why, command.why
-        parcels = self.parcels
+        batches = self.batches
         for key, first, count in about:
-            parcel = self.asked.get(key)
-            tokens = [] if parcel is None else parcel.tokens
+            batch = self.asked.get(key)
+            tokens = [] if batch is None else batch.tokens
             answered = 0
             for place in range(first, first + count):
                 reply = next(replies)
@@ -364,15 +376,15 @@ class Asking:
                 if type(token) is Replies:
                     self._push(token, None if why == COMPLETED else reply, last)
                     if last:
-                        del parcels[token]
+                        del batches[token]
                 else:
                     pairs.append((token, reply))
-                    del parcels[token]
+                    del batches[token]
                     if not last:
                         tokens[place] = _GIVEN_UP  # what follows is of no use to it
-            if parcel is not None and answered:
-                parcel.left -= answered
-                self._answered(parcel, answered)
+            if batch is not None and answered:
+                batch.left -= answered
+                self._answered(batch, answered)
         if pairs:
             self._tell(Settled(pairs))
 
@@ -385,16 +397,16 @@ class Asking:
             replies.ended = True
         self._arrived(replies)
 
-    def _answered(self, parcel: RequestParcel, count: int) -> None:
-        inbox = parcel.inbox
+    def _answered(self, batch: OutgoingRequests, count: int) -> None:
+        inbox = batch.inbox
         assert inbox is not None
         inbox.waiting -= count
         if not inbox.waiting and inbox.queue:
             self._mailboxes.look_at(inbox)
-        if not parcel.left:
-            del self.asked[parcel.key]
-            self._remember(parcel.key)
-            self._outbox.answered(parcel)
+        if not batch.left:
+            del self.asked[batch.key]
+            self._remember(batch.key)
+            self._outbox.answered(batch)
 
     def _remember(self, key: bytes) -> None:
         self._ended[key] = None
@@ -404,12 +416,12 @@ class Asking:
     # --- ends ----------------------------------------------------------------------------------
 
     def tell_all(self, tokens: list[Any], error: MalamuteError) -> None:
-        """Everybody of these who waits gets the error."""
+        """Give the error to each of these callers that still waits."""
         pairs = []
         for token in tokens:
             if token is None or token is _GIVEN_UP:
                 continue
-            self.parcels.pop(token, None)
+            self.batches.pop(token, None)
             if type(token) is Replies:
                 token.error, token.ended = error, True
                 self._arrived(token)
@@ -418,108 +430,108 @@ class Asking:
         if pairs:
             self._tell(Settled(pairs))
 
-    def failed(self, parcel: RequestParcel, error: MalamuteError) -> None:
+    def failed(self, batch: OutgoingRequests, error: MalamuteError) -> None:
         """The broker did not accept it, or the session is over."""
-        if parcel.tokens:
-            self.tell_all(parcel.tokens, error)
-            self.gone(parcel, parcel.left)
+        if batch.tokens:
+            self.tell_all(batch.tokens, error)
+            self.gone(batch, batch.left)
         else:
-            waiting = [row[6] for row in parcel.rows]
+            waiting = [row.token for row in batch.rows]
             self.tell_all(waiting, error)
-            self.gone(parcel, sum(token is not None for token in waiting))
+            self.gone(batch, sum(token is not None for token in waiting))
 
-    def gone(self, parcel: RequestParcel, count: int) -> None:
-        """So many of its requests are open no longer; of all that left, no reply is awaited."""
-        if parcel.tokens:
-            parcel.tokens, parcel.left = [], 0
-            if self.asked.get(parcel.key) is parcel:
-                del self.asked[parcel.key]
-                self._remember(parcel.key)
-            if parcel.state == OVER:
-                parcel.rows, parcel.content = [], b""
-        inbox = parcel.inbox
+    def gone(self, batch: OutgoingRequests, count: int) -> None:
+        """Count requests of a batch that are not open any more; none of its replies is awaited."""
+        if batch.tokens:
+            batch.tokens, batch.left = [], 0
+            if self.asked.get(batch.key) is batch:
+                del self.asked[batch.key]
+                self._remember(batch.key)
+            if batch.state == OVER:
+                batch.rows, batch.content = [], b""
+        inbox = batch.inbox
         assert inbox is not None
         inbox.waiting -= count
         if not inbox.waiting and inbox.queue and not inbox.ended:
             self._mailboxes.look_at(inbox)
 
-    def timed_out(self, parcel: RequestParcel) -> None:
-        """Its callers' time is over. The broker's notice is awaited a while longer."""
+    def timed_out(self, batch: OutgoingRequests) -> None:
+        """Fail the callers, whose time is over; the broker's notice is awaited a while longer."""
         error = Timeout(
-            f"no answer from service {parcel.lane.place!r} within {parcel.timeout_ms} ms; "
+            f"no answer from service {batch.lane.place!r} within {batch.timeout_ms} ms; "
             f"{self._outbox.standing()}"
         )
-        if not parcel.tokens:
-            if parcel.state == QUEUED:
-                self.failed(parcel, error)
+        if not batch.tokens:
+            if batch.state == QUEUED:
+                self.failed(batch, error)
             return
-        waiting, parcel.tokens = (
-            parcel.tokens,
-            [None if token is None else _GIVEN_UP for token in parcel.tokens],
+        waiting, batch.tokens = (
+            batch.tokens,
+            [None if token is None else _GIVEN_UP for token in batch.tokens],
         )
         self.tell_all(waiting, error)
-        parcel.thin = True
-        if parcel.state == QUEUED:
+        batch.thin = True
+        if batch.state == QUEUED:
             # It was under way when the link went, and will not be sent again.
-            service, key = parcel.lane.place, parcel.key
+            service, key = batch.lane.place, batch.key
             self._ask(lambda number: CancelRequest(number, service, key), _GIVEN_UP)
-            self.gone(parcel, parcel.left)
+            self.gone(batch, batch.left)
         elif any(token is not None and token is not _GIVEN_UP for token in waiting):
-            self._outbox.look_again(parcel, _NOTICE_MS)
+            self._outbox.look_again(batch, _NOTICE_MS)
         else:
-            self.gone(parcel, parcel.left)
-            if parcel.state == SENT:
-                self._outbox.answered(parcel)
+            self.gone(batch, batch.left)
+            if batch.state == SENT:
+                self._outbox.answered(batch)
 
-    def inbox_failed(self, inbox: Mailbox, error: MalamuteError) -> None:
+    def inbox_failed(self, inbox: OpenedMailbox, error: MalamuteError) -> None:
         """Replies cannot be read."""
-        for parcel in {*self.parcels.values(), *self.asked.values()}:
-            if parcel.inbox is inbox:
-                self.failed(parcel, error)
-                self._outbox.answered(parcel)
+        for batch in {*self.batches.values(), *self.asked.values()}:
+            if batch.inbox is inbox:
+                self.failed(batch, error)
+                self._outbox.answered(batch)
 
     def link_up(self, welcome: Welcome) -> None:
-        """A link is open: requests are sent again that, or whose replies, may be gone by now."""
+        """A link is open: requests that may be gone, or their replies, are sent again."""
         self.has_mailbox = bool(welcome.identity)
-        for parcel in list(self.asked.values()):
-            waits = any(token is not None and token is not _GIVEN_UP for token in parcel.tokens)
-            if not waits or parcel.state != OVER or not parcel.content:
+        for batch in list(self.asked.values()):
+            waits = any(token is not None and token is not _GIVEN_UP for token in batch.tokens)
+            if not waits or batch.state != OVER or not batch.content:
                 continue
-            if parcel.is_fleeting or parcel.epoch != welcome.epoch:
-                self._outbox.send_again(parcel)
+            if batch.is_fleeting or batch.epoch != welcome.epoch:
+                self._outbox.send_again(batch)
 
     def disown(self, error: MalamuteError) -> None:
         """The client's own mailbox is another one now: no reply comes to what was taken."""
-        for parcel in list(self.asked.values()):
-            if not parcel.reply_to and parcel.state == OVER:
-                self.failed(parcel, error)
+        for batch in list(self.asked.values()):
+            if not batch.reply_to and batch.state == OVER:
+                self.failed(batch, error)
 
-    def cancelled(self, parcel: RequestParcel, row: int, count: int) -> None:
+    def cancelled(self, batch: OutgoingRequests, row: int, count: int) -> None:
         """The broker gave the request up: no reply will come; or it was over already."""
-        if not parcel.tokens or parcel.tokens[row] is not _GIVEN_UP:
+        if not batch.tokens or batch.tokens[row] is not _GIVEN_UP:
             return
         if count:
-            parcel.tokens[row] = None
-            parcel.left -= 1
-            self._answered(parcel, 1)
-        elif not parcel.until_ms:
-            self._outbox.look_again(parcel, _NOTICE_MS)
+            batch.tokens[row] = None
+            batch.left -= 1
+            self._answered(batch, 1)
+        elif not batch.until_ms:
+            self._outbox.look_again(batch, _NOTICE_MS)
 
 
 class _Cancel(Inner):
     """Waits for the answer to CANCEL_REQUEST."""
 
-    def __init__(self, asking: Asking, parcel: RequestParcel, row: int) -> None:
-        self._asking = asking
-        self._parcel = parcel
+    def __init__(self, requests: PendingRequests, batch: OutgoingRequests, row: int) -> None:
+        self._requests = requests
+        self._parcel = batch
         self._row = row
 
     def answered(self, outcome: Any) -> None:
         """RESULT, or an error: then nothing was cancelled."""
         if not isinstance(outcome, MalamuteError):
-            self._asking.cancelled(self._parcel, self._row, outcome.get("count", 0))
+            self._requests.cancelled(self._parcel, self._row, outcome.get("count", 0))
         elif isinstance(outcome, BrokerRefused):
-            self._asking.cancelled(self._parcel, self._row, 0)
+            self._requests.cancelled(self._parcel, self._row, 0)
 
 
 def _failure(why: str) -> MalamuteError:

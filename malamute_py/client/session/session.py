@@ -62,19 +62,15 @@ from malamute_protocol.commands import Request as RequestCommand
 from malamute_protocol.errors import (
     BrokerRefused,
     ConnectionLost,
-    LocalProtocolError,
     MalamuteError,
     ProtocolError,
     RemoteProtocolError,
 )
 from malamute_protocol.framing import (
     NUMBERS,
-    check_command,
     decode_message,
-    encode_message,
     reference_of,
 )
-from malamute_protocol.limits import DEFAULT_LIMITS
 from malamute_protocol.link import Link, Side
 from malamute_protocol.version import VERSIONS
 from malamute_py.client.arguments import checked
@@ -94,16 +90,17 @@ from malamute_py.client.session.events import (
     Warned,
     Watched,
 )
-from malamute_py.client.session.mailboxes import Mailboxes, View
+from malamute_py.client.session.mailboxes import MailboxView, OpenedMailboxes
 from malamute_py.client.session.memberships import Memberships
-from malamute_py.client.session.offers import Offering, Workings
+from malamute_py.client.session.messages import OutgoingMessages
+from malamute_py.client.session.offers import Offering, Offerings
 from malamute_py.client.session.outbox import Outbox
 from malamute_py.client.session.outgoing import RETRYABLE, Outgoing, Trackers, Window
 from malamute_py.client.session.publisher import Publisher
 from malamute_py.client.session.receiver import Opened
-from malamute_py.client.session.requests import Asking, Replies
+from malamute_py.client.session.requests import PendingRequests, Replies
 from malamute_py.client.session.steps import Steps
-from malamute_py.client.session.subscription import Reading, Request
+from malamute_py.client.session.subscription import SubscribeOptions, SubscriptionState
 from malamute_py.client.settings import ClientSettings
 
 __all__ = [
@@ -114,11 +111,11 @@ __all__ = [
     "Connect",
     "Disconnect",
     "Event",
+    "LinkState",
     "Linked",
     "Published",
     "Session",
     "Settled",
-    "State",
     "Unlinked",
     "Warned",
 ]
@@ -132,10 +129,10 @@ _NOT_REPEATED: Final = (RemoveStream, Kick, PurgeMail, RemoveMailbox, RemoveServ
 _TRACKED: Final = frozenset(
     NUMBERS[command]
     for command in (
-        Send, RequestCommand, Reply, AckMail, AckWork, AckRecords, MoveCursor, Atomic,
+        Publish, Send, RequestCommand, Reply, AckMail, AckWork, AckRecords, MoveCursor, Atomic,
     )
 )  # fmt: skip
-"""Commands that CONFIRM answers and whose refusal names their tracker; PUBLISH apart."""
+"""Commands that CONFIRM answers and whose refusal names their tracker."""
 _OPENING: Final = frozenset(
     NUMBERS[command] for command in (Subscribe, OpenInbox, Offer, JoinGroup)
 )
@@ -144,18 +141,14 @@ _BLAMED: Final = frozenset({"malformed", "too_large", "internal"})
 """Codes by which a broker ends a link for what one of the client's commands was."""
 _OF_OPENED: Final = _OPENING | {NUMBERS[Credit], NUMBERS[Unsubscribe]}
 """Commands whose refusal names what was opened."""
-_MESSAGE_BYTES: Final = 1 << 20
-"""Where a message is closed and the next begun: bounds what one burst holds back."""
-_FRAME_BYTES_MAX: Final = DEFAULT_LIMITS.command_frame_bytes_max
-_FRAMES_MAX: Final = DEFAULT_LIMITS.message_frames_max
 _JITTER: Final = 0.5
 _CLEARED_MS: Final = 60_000
-"""How long a link must last on which each command leaves by itself for them to be sent together;
-and how long the broker's error for something that is open counts against it."""
+"""Time that a link must last on which each command leaves by itself, before commands share messages
+again; and the time for which the broker's error with something that is open counts against it."""
 _SHORT_LIVED: Final = 3
-"""How often the first pause is doubled at most where links open and do not last."""
+"""Most doublings of the first pause where links open and do not last."""
 _PUT_OFF_MS: Final = 2_000
-"""How long after a repeated command was due the reason of the last refusal is still told."""
+"""Time for which the reason of the last refusal is told after the repeated command was due."""
 _STEADY_MS: Final = 2_000
 """A link that lived so long was good: the pause before the next attempt begins small again."""
 
@@ -163,8 +156,8 @@ _STEADY_MS: Final = 2_000
 Kind = TypeVar("Kind", bound=Opened)
 
 
-class State(enum.Enum):
-    """Where the link is."""
+class LinkState(enum.Enum):
+    """State of the link."""
 
     WAITING = "waiting"
     """Between two attempts."""
@@ -175,7 +168,7 @@ class State(enum.Enum):
     """For good: by close(), or by what cannot be cured."""
 
 
-class _Asked(msgspec.Struct, gc=False):
+class _PendingCommand(msgspec.Struct, gc=False):
     command: Command
     token: Any
     sent: bool
@@ -189,23 +182,27 @@ class Session:
     ) -> None:
         """random: n -> n random bytes. now_ms: any clock that never goes back."""
         self.settings = settings
-        self.state = State.WAITING
+        self.state = LinkState.WAITING
         self.id = random(16)
         self.welcome: Welcome | None = None
         self.trackers = Trackers()
         self.window = Window(settings.window_bytes)
         self.publisher = Publisher(
-            settings, self._next_request, self.trackers, self.window, self._others_wait
+            settings, self._next_request, self.trackers, self.window, self.tell, self._others_wait
         )
         self.outbox = Outbox(
             settings, random, self.trackers, self.window, self.tell, self._standing_now
         )
-        self.mailboxes = Mailboxes(self.trackers, self.tell, self.open, self.end, self.arrived)
+        self.mailboxes = OpenedMailboxes(
+            self.trackers, self.tell, self.open, self.end, self.arrived
+        )
         self.identity = "" if is_template(settings.identity) else settings.identity
         """As the newest link has it; before the first, the one asked for."""
         self.mailboxes.own = self._own()
-        self.asking = Asking(self.outbox, self.mailboxes, self.request, self.arrived, self.tell)
-        self.workings = Workings(
+        self.requests = PendingRequests(
+            self.outbox, self.mailboxes, self.request, self.arrived, self.tell
+        )
+        self.offerings = Offerings(
             self.outbox,
             self.trackers,
             self.tell,
@@ -219,17 +216,17 @@ class Session:
         )
         self.steps = Steps(settings, random, self.trackers, self.window, self.tell)
         self.outgoing: list[Outgoing] = [
-            self.publisher, self.outbox, self.mailboxes, self.workings,
+            self.publisher, self.outbox, self.mailboxes, self.offerings,
             self.memberships, self.steps,
         ]  # fmt: skip
-        """All who send contents or commands that are confirmed; who is held back by the window
+        """All that send contents or commands that are confirmed; one that the window holds back
         goes first the next time."""
         self.opened: dict[int, Opened] = {}
         self.error: MalamuteError | None = None
         self.links = 0
         """Links opened so far: one more than the reconnects."""
         self._random = random
-        self._requests: dict[int, _Asked] = {}
+        self._requests: dict[int, _PendingCommand] = {}
         self._request = 0
         self._subscription = 0
         self._attempt = 0
@@ -241,9 +238,9 @@ class Session:
         self._down_reason = ""
         """While there is no link: why the last attempt failed, or the link was lost."""
         self._put_off_reason = ""
-        """Why the broker put off a command the last time."""
+        """Reason for which the broker put off a command the last time."""
         self._put_off_until_ms = now_ms
-        """When a command that was put off is answered again at the latest, as a rule."""
+        """Latest time at which a command that was put off is answered again, as a rule."""
         self._linked_ms = now_ms
         self._attempts_failed = 0
         """Since the link was lost."""
@@ -252,7 +249,7 @@ class Session:
         self._suspects: deque[tuple[int, list[Command]]] = deque()
         """Commands that left by themselves, each with the token of the PING after it."""
         self._struck: dict[Opened, int] = {}
-        """When the broker last met an error of its own with one of these, which is open still."""
+        """Time at which the broker last met an error of its own with one of these."""
         self._named = False
         """The broker said which command it met an error with: no other is suspected."""
         self._probe = 0
@@ -262,16 +259,16 @@ class Session:
         self._sent_ms = now_ms
         self._now_ms = now_ms
         self._clock_ahead_ms = 0
-        """What the broker's clock shows more than ours."""
+        """Lead of the broker's clock over the client's."""
         self._link = Link(Side.CLIENT)
         self._transport: Connect | Disconnect | None = None
         self._commands: list[Command] = []
         """To be sent before anything else, in order."""
         self._credit_due: dict[Opened, None] = {}
         self._again: dict[Opened, int] = {}
-        """What the broker put off on being opened, and when to try again."""
+        """Receivers whose opening the broker put off, and the time to try again."""
         self._events: list[Event] = []
-        self._messages = _Messages()
+        self._messages = OutgoingMessages()
         self._arrived: dict[Watched, None] = {}
         self.wake(now_ms)
 
@@ -282,10 +279,10 @@ class Session:
         self._now_ms = now_ms
         for outgoing in self.outgoing:
             outgoing.wake(now_ms)
-        if self.state is State.WAITING and now_ms >= self._retry_at_ms:
+        if self.state is LinkState.WAITING and now_ms >= self._retry_at_ms:
             endpoint = self.settings.endpoints[self._attempt % len(self.settings.endpoints)]
             self._attempt += 1
-            self.state = State.CONNECTING
+            self.state = LinkState.CONNECTING
             self._deadline_ms = now_ms + self.settings.attempt_ms
             self._transport = Connect(endpoint)
             self._link = Link(Side.CLIENT)
@@ -299,9 +296,9 @@ class Session:
                     number=self._number(),
                 )
             ]
-        elif self.state is State.CONNECTING and now_ms >= self._deadline_ms:
+        elif self.state is LinkState.CONNECTING and now_ms >= self._deadline_ms:
             self.lost("silent", "no answer to HELLO within the time of one attempt", now_ms)
-        elif self.state is State.LINKED:
+        elif self.state is LinkState.LINKED:
             assert self.welcome is not None
             if now_ms - self._heard_ms >= self.welcome.expiry_ms:
                 self.lost("silent", "the broker was not heard within the expiry time", now_ms)
@@ -335,15 +332,15 @@ class Session:
         return self.settings.heartbeat_ms or self.welcome.heartbeat_ms
 
     def _talking(self) -> bool:
-        return self.state is State.LINKED or self.state is State.CONNECTING
+        return self.state is LinkState.LINKED or self.state is LinkState.CONNECTING
 
     def next_wake(self) -> int | None:
-        """When wake() and take_outgoing() are to be called at the latest; None: no need."""
-        if self.state is State.WAITING:
+        """Latest time of the next wake() and take_outgoing(); None: no need."""
+        if self.state is LinkState.WAITING:
             at = self._retry_at_ms
-        elif self.state is State.CONNECTING:
+        elif self.state is LinkState.CONNECTING:
             at = self._deadline_ms
-        elif self.state is State.CLOSED:
+        elif self.state is LinkState.CLOSED:
             return None
         else:
             assert self.welcome is not None
@@ -363,9 +360,9 @@ class Session:
     ) -> None:
         """The transport or the link failed; final: trying again cannot cure it."""
         self._now_ms = now_ms
-        if self.state is State.CLOSED or (self.state is State.WAITING and not final):
+        if self.state is LinkState.CLOSED or (self.state is LinkState.WAITING and not final):
             return
-        was_linked = self.state is State.LINKED
+        was_linked = self.state is LinkState.LINKED
         if final:
             ended = code == "closed"
             self._close(ConnectionLost(reason) if ended else BrokerRefused(code, reason))
@@ -393,7 +390,7 @@ class Session:
             )
         elif self._attempts_failed == 1 and not self.links:
             self._tell_of_link(f"no link to a broker yet ({self._down_reason}); trying again")
-        self.state = State.WAITING
+        self.state = LinkState.WAITING
         self._named = False
         self._suspects.clear()
         self._retry_at_ms = now_ms + pause_ms
@@ -418,18 +415,18 @@ class Session:
 
     def close(self) -> None:
         """End the session in order; what is unconfirmed fails with ConnectionLost."""
-        if self.state is not State.CLOSED:
-            if self.state is State.LINKED:
+        if self.state is not LinkState.CLOSED:
+            if self.state is LinkState.LINKED:
                 self._commands.append(Bye())
             self._close(None)
 
     def abandon(self, error: Exception) -> None:
         """End at once because of a defect of our own: no caller is left waiting for ever."""
-        if self.state is not State.CLOSED:
+        if self.state is not LinkState.CLOSED:
             self._close(BrokerRefused("internal", f"the client failed: {error!r}"))
 
     def _close(self, error: MalamuteError | None) -> None:
-        self.state = State.CLOSED
+        self.state = LinkState.CLOSED
         self.error = error
         self._transport = Disconnect()
         if error is not None:
@@ -459,12 +456,12 @@ class Session:
 
     def standing(self, now_ms: int) -> str:
         """In words: whether there is a link and the broker takes what is sent, else why not."""
-        if self.state is State.LINKED:
+        if self.state is LinkState.LINKED:
             up = "the link to the broker is up"
             if now_ms > self._put_off_until_ms or not self._put_off_reason:
                 return up
             return f"{up}, and the broker puts off what it is asked for: {self._put_off_reason}"
-        if self.state is State.CLOSED:
+        if self.state is LinkState.CLOSED:
             return "the client is closed"
         since = "was lost" if self.links else "has been sought for"
         why = f" ({self._down_reason})" if self._down_reason else ""
@@ -483,19 +480,19 @@ class Session:
         self._raise_if_closed()
         number = self._next_request()
         command = checked(make(number))
-        self._requests[number] = _Asked(command, token, False)
+        self._requests[number] = _PendingCommand(command, token, False)
         return command
 
     def give_up(self, token: Any) -> None:
-        """Nobody waits for the answer any more: the command is not sent again."""
+        """Drop a command whose answer no caller waits for: it is not sent again."""
         for number, asked in self._requests.items():
             if asked.token is token:
                 del self._requests[number]
                 return
 
-    def subscribe(self, request: Request) -> Reading:
+    def subscribe(self, request: SubscribeOptions) -> SubscriptionState:
         """Begin a subscription. Raises what ended the session."""
-        return self.open(lambda number: Reading(number, request))
+        return self.open(lambda number: SubscriptionState(number, request))
 
     def open(self, make: Callable[[int], Kind]) -> Kind:
         """Open what `make(number)` gives, on this link and every later one, until it ends.
@@ -507,7 +504,7 @@ class Session:
         command = checked(opened.open())
         self._subscription += 1
         self.opened[self._subscription] = opened
-        if self.state is State.LINKED:
+        if self.state is LinkState.LINKED:
             self._commands.append(command)
         return opened
 
@@ -517,19 +514,19 @@ class Session:
         if opened.ended or opened.ending or opened.number not in self.opened:
             return
         opened.ending = True
-        if self.state is State.LINKED:
+        if self.state is LinkState.LINKED:
             self._commands.append(Unsubscribe(opened.number))
         else:
             self.end(opened)
 
     def drop(self, watched: Watched) -> None:
         """End in order what no caller holds any more."""
-        if isinstance(watched, View):
+        if isinstance(watched, MailboxView):
             self.mailboxes.close(watched)
         elif isinstance(watched, Offering):
-            self.workings.close(watched)
+            self.offerings.close(watched)
         elif isinstance(watched, Replies):
-            self.asking.give_up(watched)
+            self.requests.give_up(watched)
         elif isinstance(watched, Opened):
             self.unsubscribe(watched)
 
@@ -558,7 +555,7 @@ class Session:
         return all(outgoing.idle for outgoing in self.outgoing)
 
     def _raise_if_closed(self) -> None:
-        if self.state is State.CLOSED:
+        if self.state is LinkState.CLOSED:
             raise self.error or ConnectionLost("the client is closed")
 
     def _broker_ms(self) -> int:
@@ -581,25 +578,22 @@ class Session:
     # --- out -------------------------------------------------------------------------------
 
     def take_transport(self) -> Connect | Disconnect | None:
-        """What to do with the socket, once; send take_outgoing() before a Disconnect."""
+        """The wish about the socket, once; send take_outgoing() before a Disconnect."""
         wanted, self._transport = self._transport, None
         return wanted
 
     @property
     def batch_bytes(self) -> int:
-        """What a batch of the bulk form is filled to."""
+        """Bytes that a batch of a bulk call is filled to."""
         return self.publisher.batch_bytes
 
     @property
     def has_events(self) -> bool:
         """Whether something happened that take_events() has not told."""
-        return bool(self._events or self._arrived or self.publisher.outcomes)
+        return bool(self._events or self._arrived)
 
     def take_events(self) -> list[Event]:
-        """What happened since the last call, in order."""
-        for batch, outcome in self.publisher.outcomes:
-            self._events.append(Published(batch, outcome))
-        self.publisher.outcomes.clear()
+        """Events since the last call, in order."""
         if self._arrived:
             self._events.extend(map(Arrived, self._arrived))
             self._arrived.clear()
@@ -628,15 +622,15 @@ class Session:
             self._sent_ms = now_ms
         return messages
 
-    def _put_outgoing(self, now_ms: int, message: _Messages) -> None:
+    def _put_outgoing(self, now_ms: int, message: OutgoingMessages) -> None:
         message.suspect = None
-        if self._suspicious and self.state is State.LINKED:
+        if self._suspicious and self.state is LinkState.LINKED:
             message.suspect = self._suspect
         for command in self._commands:
             self._link.sent(command)
             message.put(command, None)
         self._commands.clear()
-        if self.state is State.LINKED:
+        if self.state is LinkState.LINKED:
             for opened in self._credit_due:
                 if opened.active and opened.credit_due:
                     message.put(opened.credit(), None)
@@ -706,10 +700,9 @@ class Session:
         if not VERSIONS[0] <= command.version <= VERSIONS[1]:
             self.lost("version", f"the broker speaks {command.version}", self._now_ms, final=True)
             return
-        self.state = State.LINKED
+        self.state = LinkState.LINKED
         self.welcome = command
-        # The commands take a frame of their own, beside at most one for each.
-        self._messages.commands_max = min(command.message_commands_max, _FRAMES_MAX - 1)
+        self._messages.bound(command.message_commands_max)
         if self.links:
             seconds = (self._now_ms - self._down_since_ms) / 1000
             self._tell_of_link(
@@ -726,7 +719,7 @@ class Session:
             self._renamed(command.identity)
         for outgoing in self.outgoing:
             outgoing.link_up(command)
-        self.asking.link_up(command)
+        self.requests.link_up(command)
         for asked in self._requests.values():
             asked.sent = False
         self._commands.extend(opened.open() for opened in self.opened.values())
@@ -747,7 +740,7 @@ class Session:
         )
         self._tell_of_link(f"{error}; {self.unanswered} commands are looked at")
         self.publisher.disown(error)
-        self.asking.disown(error)
+        self.requests.disown(error)
         self.outbox.disown(error)
         self.steps.disown(error)
 
@@ -765,10 +758,10 @@ class Session:
         """The broker ended the link for what one command was: find it, so that it is not repeated.
 
         The first command that left by itself and was not understood is the one. On a link where
-        commands shared messages nobody knows: on the next one each leaves by itself. Returns True
+        commands shared messages it is unknown: on the next one each leaves by itself. Returns True
         when HELLO is at fault, and no link can be.
         """
-        if self.state is State.CONNECTING:
+        if self.state is LinkState.CONNECTING:
             return code != "internal"
         if self._named:
             return False
@@ -799,10 +792,10 @@ class Session:
         number, reference = command.command, command.reference
         if command.code == "internal" and reference:
             self._named = True
-        if number == NUMBERS[Publish]:
-            self.publisher.refused(command, self._now_ms)
-        elif number in _TRACKED:
+        if number in _TRACKED:
             tracked = self.trackers.take(reference)
+            if not reference and number == NUMBERS[Publish]:
+                self.publisher.unpromised_refusals += 1
             if tracked is not None:
                 tracked.refused(error, self._now_ms)
         elif command.code == "internal" and number in _OF_OPENED:
@@ -867,7 +860,7 @@ class Session:
         if asked is not None:
             self._answer(asked, command.value)
 
-    def _answer(self, asked: _Asked, outcome: Any) -> None:
+    def _answer(self, asked: _PendingCommand, outcome: Any) -> None:
         if isinstance(asked.token, Inner):
             asked.token.answered(outcome)
         else:
@@ -877,8 +870,6 @@ class Session:
         tracked = self.trackers.take(command.tracker)
         if tracked is not None:
             tracked.confirmed(command)
-        else:
-            self.publisher.confirmed(command)
 
     def _on_opened(self, command: Any, frames: Sequence[Any]) -> None:
         """Any command that names what was opened."""
@@ -926,105 +917,3 @@ _HANDLERS: Final[dict[type[Command], Callable[[Session, Any, Sequence[Any]], Non
     Mail: Session._on_opened,
     Work: Session._on_opened,
 }
-
-
-class _Messages:
-    """Commands and their frames, cut into messages within the broker's limits."""
-
-    def __init__(self) -> None:
-        self.commands_max = 1
-        """Commands in a message; until a welcome has said how many, HELLO leaves alone."""
-        self.unsendable: list[tuple[list[Command], LocalProtocolError]] = []
-        """The commands that no message can carry, each with the parts of its step, and why."""
-        self.suspect: Callable[[list[Command]], Command] | None = None
-        """Unless None, each command leaves by itself, followed by the PING that this returns."""
-        self._commands: list[Command] = []
-        self._frames: list[Any] = []
-        self._bytes = 0
-        self._messages: list[list[Any]] = []
-
-    def put(self, command: Command, content: Any) -> None:
-        """Add a command, and its content frame if it has one."""
-        self._commands.append(command)
-        if content is not None:
-            self._frames.append(content)
-            self._bytes += len(content)
-        if self._bytes >= _MESSAGE_BYTES or len(self._commands) >= self.commands_max:
-            self._cut()
-
-    def put_together(self, commands: list[Command], contents: list[Any]) -> None:
-        """Add commands that must share a message, and the content frames that they own."""
-        if len(self._commands) + len(commands) > self.commands_max:
-            self._cut()
-        self._commands += commands
-        self._frames += contents
-        self._bytes += sum(map(len, contents))
-        if self._bytes >= _MESSAGE_BYTES or len(self._commands) >= self.commands_max:
-            self._cut()
-
-    def finish(self) -> list[list[Any]]:
-        """All messages, which are then no longer here."""
-        if self._commands:
-            self._cut()
-        messages, self._messages = self._messages, []
-        return messages
-
-    def _cut(self) -> None:
-        commands, frames = self._commands, self._frames
-        if not commands:
-            return
-        self._commands, self._frames, self._bytes = [], [], 0
-        if self.suspect is not None:
-            for unit, contents in _units(commands, frames):
-                if self._sent_whole(unit, contents):
-                    self._messages.append(encode_message([self.suspect(unit)]))
-                else:
-                    self._fails(unit)
-        elif not self._sent_whole(commands, frames):
-            self._send_parts(_units(commands, frames))
-
-    def _sent_whole(self, commands: list[Command], frames: list[Any]) -> bool:
-        """Make one message of these; False: it cannot be, or would be too long."""
-        try:
-            message = encode_message(commands, frames)
-        except Exception:  # noqa: BLE001 - which command it is, and why, is found one by one
-            return False
-        if len(message[0]) > _FRAME_BYTES_MAX:
-            return False
-        self._messages.append(message)
-        return True
-
-    def _send_parts(self, units: list[tuple[list[Command], list[Any]]]) -> None:
-        """In halves, down to the commands that cannot be sent at all."""
-        if len(units) == 1:
-            self._fails(units[0][0])
-            return
-        for half in (units[: len(units) // 2], units[len(units) // 2 :]):
-            commands = [command for unit, _ in half for command in unit]
-            if not self._sent_whole(commands, [frame for _, frames in half for frame in frames]):
-                self._send_parts(half)
-
-    def _fails(self, commands: list[Command]) -> None:
-        try:
-            for command in commands:
-                check_command(command)
-            fault = f"{len(commands)} commands that must share a message are too long for one"
-            error = LocalProtocolError("too_large", fault)
-        except LocalProtocolError as found:
-            error = found
-        self.unsendable.append((commands, error))
-
-
-def _units(commands: list[Command], frames: list[Any]) -> list[tuple[list[Command], list[Any]]]:
-    """The commands that may leave by themselves, a step with its parts, and their frames."""
-    found: list[tuple[list[Command], list[Any]]] = []
-    place = frame = 0
-    while place < len(commands):
-        command = commands[place]
-        count = 1 + (command.count if type(command) is Atomic else 0)
-        unit = commands[place : place + count]
-        owned = sum(part.content_frames for part in unit)
-        found.append((unit, frames[frame : frame + owned]))
-        place += count
-        frame += owned
-    return found

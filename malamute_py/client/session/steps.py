@@ -10,7 +10,6 @@ docs/design.md, Queues and the checkpoint.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
@@ -32,7 +31,7 @@ from malamute_protocol.commands import (
     WorkState,
 )
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError, MalamuteError
-from malamute_protocol.limits import DEFAULT_LIMITS, RANGES_MAX, Limits
+from malamute_protocol.limits import DEFAULT_LIMITS, RANGES_MAX
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.client.arguments import (
     NAMES,
@@ -48,11 +47,21 @@ from malamute_py.client.arguments import (
     wrong,
 )
 from malamute_py.client.position import Confirmation, Position, start_on_wire
-from malamute_py.client.session.acknowledgements import Form, merged
-from malamute_py.client.session.calls import Body, Fields, Properties, Time, make_row
+from malamute_py.client.session.acknowledgements import AckForm, merged
+from malamute_py.client.session.calls import Bodies, Body, Fields, Properties, Time, make_row
 from malamute_py.client.session.events import Event, Settled
-from malamute_py.client.session.outgoing import RETRY_MS, RETRYABLE, Put, Trackers, Window
-from malamute_py.client.session.publisher import Row, confirmation, content_of, level_number
+from malamute_py.client.session.lanes import (
+    OVER,
+    QUEUED,
+    SENT,
+    Lane,
+    Lanes,
+    LastingLane,
+    OutgoingBatch,
+)
+from malamute_py.client.session.outgoing import RETRY_MS, RETRYABLE, CommandSink, Trackers, Window
+from malamute_py.client.session.publisher import confirmation, level_number
+from malamute_py.client.session.rows import ROW_BYTES, OutgoingRow, content_of
 from malamute_py.client.settings import ClientSettings
 from malamute_py.client.words import ConfirmAt
 
@@ -61,22 +70,20 @@ PARTS_MAX: Final = 256
 """Parts of a merged step; a single one may have as many as a message takes."""
 ROWS_MAX: Final = 4096
 """Records and acknowledged numbers of a merged step: what any broker takes as one REQUEST."""
-_ROW_BYTES: Final = 24
-"""What a record is taken to cost beside its body."""
 
 _PUBLISH, _SEND, _REQUEST, _REPLY, _ACK, _MOVE = range(6)
 _OWNING: Final = (_PUBLISH, _SEND, _REQUEST, _REPLY)
 
 Place: TypeAlias = tuple[Any, ...]
-"""What parts must have in common to be one: the kind and all of the command but its rows."""
+"""Facts that parts must share to be one: the kind, and all of the command but its rows."""
 
 
 class Holder(Protocol):
-    """What was delivered to this client under a number: an inbox, an offer, a membership."""
+    """An inbox, offer or membership, which holds what was delivered under its number."""
 
     number: int
 
-    def ack_command(self, form: Form, ranges: list[tuple[int, int]], tracker: int) -> Command:
+    def ack_command(self, form: AckForm, ranges: list[tuple[int, int]], tracker: int) -> Command:
         """The command that acknowledges."""
 
     def lend(self, numbers: list[int]) -> None:
@@ -92,30 +99,30 @@ class Holder(Protocol):
         """The broker refused the step as some of what it named is not held by this client."""
 
 
-class Held(Protocol):
+class HandedOut(Protocol):
     """One message, request or record in hand."""
 
     @property
     def opened(self) -> Any:
-        """Its Holder."""
+        """The Holder."""
 
     @property
     def number(self) -> int:
-        """Its number, or its offset."""
+        """The number, or the offset."""
 
 
 class Move(NamedTuple):
-    """Where a cursor is to go."""
+    """Move of a cursor."""
 
     next: int
     since: int = -1
-    """Where it must stand until now; -1: anywhere before."""
+    """Offset at which it must stand until now; -1: anywhere before."""
     uuid: bytes = b""
     epoch: int = 0
     force: bool = False
 
 
-class Asked:
+class StepRequest:
     """A request that a step makes: how its replies name it, known once the step has left."""
 
     __slots__ = ("key", "row")
@@ -175,23 +182,27 @@ class Step:
         client_time_ms: Time | None = None,
         expires_at_ms: Time | None = None,
         properties: Properties | None = None,
+        codec: str | None = None,
     ) -> None:
         """A record for a stream. Raises LocalProtocolError: an argument is wrong."""
         if type(stream) is not str or stream not in NAMES:
             name_of("stream", stream)
-        row = make_row(body, subject, fields, client_time_ms, expires_at_ms, properties, None)
+        row = make_row(
+            body, subject, fields, client_time_ms, expires_at_ms, properties, None, codec
+        )
         self._add((_PUBLISH, stream), row)
 
     def publish_many(
         self,
         stream: str,
-        bodies: Sequence[bytes],
+        bodies: Bodies,
         *,
         subject: str | Sequence[str | Sequence[str]] = "",
         fields: Fields | Sequence[Fields | None] | None = None,
         client_time_ms: int | Sequence[int | None] | None = None,
         expires_at_ms: int | Sequence[int | None] | None = None,
         properties: Properties | Sequence[Properties | None] | None = None,
+        codec: str | None = None,
     ) -> None:
         """Records for a stream; what is given as a sequence has one value a record.
 
@@ -201,7 +212,7 @@ class Step:
         several("bodies", bodies)
         count = len(bodies)
         rows = [
-            make_row(body, keys, named, time_ms, expiry_ms, kept, None)
+            make_row(body, keys, named, time_ms, expiry_ms, kept, None, codec)
             for body, keys, named, time_ms, expiry_ms, kept in zip(
                 bodies,
                 _column("subject", subject, count),
@@ -212,11 +223,8 @@ class Step:
                 strict=False,
             )
         ]
-        if rows:
-            self._check_open()
-            self.parts.setdefault((_PUBLISH, stream), []).extend(rows)
-            self.size += sum(len(row[0]) + _ROW_BYTES for row in rows)
-            self.count += count
+        for row in rows:
+            self._add((_PUBLISH, stream), row)
 
     def send(
         self,
@@ -226,6 +234,7 @@ class Step:
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         properties: Properties | None = None,
+        codec: str | None = None,
         expires_at_ms: Time | None = None,
         deliver_at_ms: Time = 0,
         priority: int = 0,
@@ -238,7 +247,7 @@ class Step:
             deliver_at_ms = later_of("deliver_at_ms", deliver_at_ms)
         if type(priority) is not int or priority:
             priority = priority_of(priority)
-        row = make_row(body, subject, fields, None, expires_at_ms, properties, None)
+        row = make_row(body, subject, fields, None, expires_at_ms, properties, None, codec)
         self._add((_SEND, mailbox, deliver_at_ms, priority), row)
 
     def request(
@@ -249,12 +258,13 @@ class Step:
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         properties: Properties | None = None,
+        codec: str | None = None,
         expires_at_ms: Time | None = None,
         reply_to: str = "",
         timeout_ms: int = 0,
         key: bytes = b"",
         need_workers: bool = False,
-    ) -> Asked:
+    ) -> StepRequest:
         """A request for a service, whose replies come as mail to `reply_to`.
 
         reply_to: empty: the own mailbox. key: the caller's own name for it; else one is drawn.
@@ -270,8 +280,8 @@ class Step:
         if type(key) is not bytes or key:
             key = key_of(key)
             self.choosy = True
-        asked = Asked(key)
-        row = make_row(body, subject, fields, None, expires_at_ms, properties, asked)
+        asked = StepRequest(key)
+        row = make_row(body, subject, fields, None, expires_at_ms, properties, asked, codec)
         self._add((_REQUEST, service, reply_to, timeout_ms, key, bool(need_workers)), row)
         return asked
 
@@ -284,6 +294,7 @@ class Step:
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         properties: Properties | None = None,
+        codec: str | None = None,
         expires_at_ms: Time | None = None,
     ) -> None:
         """An answer to a request in hand. last: it completes the request.
@@ -292,29 +303,31 @@ class Step:
         """
         last = bool(last)
         _of_a_worker(request)
-        row = make_row(body, subject, fields, None, expires_at_ms, properties, request.number)
+        row = make_row(
+            body, subject, fields, None, expires_at_ms, properties, request.number, codec
+        )
         if last:
             self._lend(request.opened, [request.number])
         self._add((_REPLY, request.opened, last, request.reply_to), row)
 
     # --- acknowledgements -----------------------------------------------------------------------
 
-    def complete(self, request: Held) -> None:
+    def complete(self, request: HandedOut) -> None:
         """A request in hand is done, without a (further) reply. Raises BrokerRefused."""
         _of_a_worker(request)
-        self._acknowledge(request, Form(WorkState.COMPLETED, 0))
+        self._acknowledge(request, AckForm(WorkState.COMPLETED, 0))
 
-    def fail(self, request: Held, reason: str = "") -> None:
+    def fail(self, request: HandedOut, reason: str = "") -> None:
         """A request in hand becomes a dead letter. Raises BrokerRefused `not_held`."""
         _of_a_worker(request)
-        self._acknowledge(request, Form(WorkState.FAILED, 0, reason_of(reason)))
+        self._acknowledge(request, AckForm(WorkState.FAILED, 0, reason_of(reason)))
 
     def ack(self, held: Any) -> None:
         """Mail, a record of a group, or a batch of these is done.
 
         Raises BrokerRefused `not_held`, LocalProtocolError: it came from no inbox or group.
         """
-        self._acknowledge(held, Form())
+        self._acknowledge(held, AckForm())
 
     def nack(self, held: Any, delay_ms: int = 0) -> None:
         """Mail, a record of a group, a batch of these, or a request is wanted again.
@@ -322,9 +335,9 @@ class Step:
         delay_ms: milliseconds until it is delivered again. Raises as ack().
         """
         state = WorkState.RETURNED if _is_request(held) else 0
-        self._acknowledge(held, Form(state, duration("delay_ms", delay_ms)))
+        self._acknowledge(held, AckForm(state, duration("delay_ms", delay_ms)))
 
-    def _acknowledge(self, held: Any, form: Form) -> None:
+    def _acknowledge(self, held: Any, form: AckForm) -> None:
         batch = getattr(held, "batch", held)
         opened = getattr(held, "opened", None) or getattr(batch, "opened", None)
         if opened is None:
@@ -378,15 +391,17 @@ class Step:
         self.parts[moved] = [move]
         self.choosy = True
 
-    def _add(self, place: Place, row: Row) -> None:
+    def _add(self, place: Place, row: OutgoingRow) -> None:
         if self.state != OPEN:
             self._check_open()
+        if row.packing is not None:
+            place = *place, row.packing
         rows = self.parts.get(place)
         if rows is None:
             self.parts[place] = [row]
         else:
             rows.append(row)
-        self.size += len(row[0]) + _ROW_BYTES
+        self.size += row.size + ROW_BYTES
         self.count += 1
 
     def _check_open(self) -> None:
@@ -394,13 +409,13 @@ class Step:
             raise LocalProtocolError("unexpected", "the step was committed or given up already")
 
     def give_up(self) -> None:
-        """Nothing of it is to happen."""
+        """Give the step up: nothing of it happens."""
         if self.state == OPEN:
             self.state = OVER
             self.regain()
 
     def regain(self, error: MalamuteError | None = None) -> None:
-        """What it acknowledged is the caller's again, unless the broker says that it is not."""
+        """Return what the step acknowledged to the caller, unless the broker says `not_held`."""
         not_held = isinstance(error, BrokerRefused) and error.code == "not_held"
         for holder, numbers in self.lent:
             holder.regained(numbers)
@@ -426,8 +441,8 @@ def _of_a_worker(request: Any) -> None:
         raise wrong("request", request, "a request that a worker of this client was given")
 
 
-OPEN, QUEUED, SENT, OVER = range(4)
-"""States of a step: being put together, waiting to leave, under way, answered or given up."""
+OPEN: Final = -1
+"""State of a step that is being put together; the others are those of a batch."""
 
 
 def _column(name: str, value: Any, count: int) -> Iterable[Any]:
@@ -438,59 +453,43 @@ def _column(name: str, value: Any, count: int) -> Iterable[Any]:
     return value  # type: ignore[no-any-return]
 
 
-class Bundle:
+class OutgoingSteps(OutgoingBatch):
     """Steps that leave as one ATOMIC, from the first of them until it is answered."""
 
-    __slots__ = (
-        "closed", "commands", "contents", "count", "key", "level", "moves", "owner", "places",
-        "plain", "serial", "size", "steps", "unconfirmed",
-    )  # fmt: skip
+    __slots__ = ("contents", "key", "moves", "numbers", "places", "plain")
 
-    def __init__(self, owner: Steps, level: int, serial: int) -> None:
-        self.owner = owner
-        self.level = level
-        self.serial = serial
-        self.steps: list[Step] = []
+    rows: list[Step]
+
+    def __init__(self, lane: Lane[OutgoingSteps], level: int) -> None:
+        super().__init__(lane, level)
+        self.content: list[Command] = []
+        """ATOMIC and its parts, once it is encoded."""
+        self.contents: list[bytes] = []
+        self.key = b""
         self.places: set[Place] = set()
         self.moves: dict[Place, Move] = {}
-        self.size = 0
-        self.count = 0
-        self.key = b""
-        self.closed = False
-        """Nothing may join it: it was refused before, and others are not to suffer for it."""
+        self.numbers = 0
+        """Records and acknowledged numbers."""
         self.plain = False
-        """Its one part leaves as a command of its own."""
-        self.commands: list[Command] = []
-        """Its parts, once it has left for the first time."""
-        self.contents: list[bytes] = []
-        self.unconfirmed = 0
-        """Bytes that it takes of the window while it is under way."""
+        """Whether its one part leaves as a command of its own."""
 
     @property
     def may_be_plain(self) -> bool:
         """Whether this is one move or one acknowledgement, to which a step adds nothing."""
         return (
             not self.plain
-            and len(self.steps) == len(self.places) == 1
+            and len(self.rows) == len(self.places) == 1
             and all(place[0] in (_MOVE, _ACK) for place in self.places)
         )
 
-    def confirmed(self, confirm: Confirm) -> None:
-        """Settle a bundle that the broker took."""
-        self.owner.confirmed(self, confirm)
-
-    def refused(self, error: BrokerRefused, now_ms: int) -> None:
-        """Settle, repeat or split a bundle that the broker refused."""
-        self.owner.refused(self, error, now_ms)
-
     def joins(self, step: Step, parts_max: int, bytes_max: int) -> bool:
-        """A step of the same level may be taken or refused together with these."""
+        """Whether a step of the same level may be taken or refused together with these."""
         if (
-            self.closed
+            self.sealed
             or step.key
-            or self.steps[0].key
-            or self.size + step.size > bytes_max
-            or self.count + step.count > ROWS_MAX
+            or self.rows[0].key
+            or self.bytes + step.size > bytes_max
+            or self.numbers + step.count > ROWS_MAX
         ):
             return False
         if not self.places.issuperset(step.parts):
@@ -509,20 +508,54 @@ class Bundle:
 
     def take_in(self, step: Step) -> None:
         """Add a step."""
-        self.steps.append(step)
+        self.rows.append(step)
         self.places.update(step.parts)
         if step.choosy:
             for place, rows in step.parts.items():
                 if place[0] == _MOVE:
                     self.moves[place] = rows[0]
-        self.size += step.size
-        self.count += step.count
+        self.bytes += step.size
+        self.numbers += step.count
 
-    def encode(self, random: Callable[[int], bytes], limits: Limits) -> None:
+    def remove(self, step: Step) -> None:
+        """Take a step out of what has not left."""
+        self.rows.remove(step)
+        self.bytes -= step.size
+        self.numbers -= step.count
+
+    def part(self, rows: list[Step]) -> OutgoingSteps:
+        """Make a batch of some of the steps, which takes this one's turn.
+
+        Nothing joins it: others are not to suffer for what was refused.
+        """
+        part = OutgoingSteps(self.lane, self.level)
+        part.serial = self.serial
+        part.sealed = True
+        for step in rows:
+            step.state = QUEUED
+            part.take_in(step)
+        return part
+
+    def replaced(self, parts: list[Any]) -> None:
+        """Go on with the steps in other batches; those that no caller waits for are dropped."""
+        for step in self.rows:
+            if step.token is None:
+                step.state = OVER
+                step.regain()
+
+    def put_off(self) -> None:
+        """Forget how it was encoded: a caller that withdraws now is not in it any more."""
+        self.content, self.contents = [], []
+        self.bytes = sum(step.size for step in self.rows)
+        for step in self.rows:
+            step.state = QUEUED
+
+    def encode(self) -> None:
         """Make the parts. Raises what a row that cannot be encoded raises."""
+        steps = self.lane.owner
         gathered: dict[Place, list[Any]] = {}
         first: Place | None = None
-        for step in self.steps:
+        for step in self.rows:
             step.first = -1
             for place, rows in step.parts.items():
                 known = gathered.get(place)
@@ -548,13 +581,44 @@ class Bundle:
                     for at in range(0, len(ranges), RANGES_MAX)
                 ]
             else:
-                contents.append(content_of(rows, limits))
-                commands.append(_owning(place, rows, random))
-        self.closed = True
-        self.key = self.steps[0].key or random(KEY_BYTES)
-        self.commands = [Atomic(0, len(commands), self.level, self.key), *commands]
+                contents.append(content_of(rows, steps.limits))
+                commands.append(_owning(place, rows, steps.random))
+        self.key = self.rows[0].key or steps.random(KEY_BYTES)
+        self.content = [Atomic(0, len(commands), self.level, self.key), *commands]
         self.contents = contents
-        self.unconfirmed = sum(map(len, contents)) + STAMP_BYTES * len(contents)
+        self.bytes = sum(map(len, contents)) + STAMP_BYTES * len(contents)
+
+    def say(self, out: CommandSink, tracker: int) -> None:
+        """Hand over ATOMIC with its parts, or the one part that needs no step."""
+        for step in self.rows:
+            step.state = SENT
+        commands = self.content
+        if self.plain:
+            out.put(_alone(commands[1], tracker, self.level), None)
+            return
+        commands[0] = Atomic(tracker, len(commands) - 1, self.level, self.key)
+        out.put_together(commands.copy(), self.contents)
+
+    def settle(self, outcome: Confirm | MalamuteError) -> None:
+        """Tell the callers that wait, and the holders of what the steps acknowledge."""
+        told: list[tuple[Any, Any]] = []
+        if isinstance(outcome, Confirm):
+            for step in self.rows:
+                step.state = OVER
+                step.settle()
+                known = step.first >= 0 and outcome.offset >= 0
+                step.confirmation = (
+                    confirmation(outcome, step.first, 1) if known else _nowhere(outcome)
+                )
+                if step.token is not None:
+                    told.append((step.token, step.confirmation))
+        else:
+            for step in self.rows:
+                step.state = OVER
+                step.regain(outcome)
+                if step.token is not None:
+                    told.append((step.token, outcome))
+        self.lane.owner.tell(Settled(told))
 
 
 def _follows(move: Move, before: Move) -> bool:
@@ -580,26 +644,28 @@ def _alone(part: Command, tracker: int, level: int) -> Command:
     return msgspec.structs.replace(part, tracker=tracker, level=level)
 
 
-def _owning(place: Place, rows: list[Row], random: Callable[[int], bytes]) -> Command:
+def _owning(place: Place, rows: list[OutgoingRow], random: Callable[[int], bytes]) -> Command:
     kind = place[0]
     if kind == _PUBLISH:
         return Publish(place[1], 0)
     if kind == _SEND:
-        _, mailbox, deliver_at_ms, priority = place
+        _, mailbox, deliver_at_ms, priority = place[:4]
         return Send(mailbox, 0, 0, b"", deliver_at_ms, priority)
     if kind == _REQUEST:
-        _, service, reply_to, timeout_ms, key, need_workers = place
+        _, service, reply_to, timeout_ms, key, need_workers = place[:6]
         name = key or random(KEY_BYTES)
         for number, row in enumerate(rows):
-            asked = row[6]
+            asked = row.token
             asked.key, asked.row = name, number
         return Request(service, 0, reply_to, timeout_ms, 0, name, need_workers)
-    _, holder, last, _ = place
-    return Reply(holder.number, [row[6] for row in rows], 0, last)
+    _, holder, last, _ = place[:4]
+    return Reply(holder.number, [row.token for row in rows], 0, last)
 
 
-class Steps:
+class Steps(Lanes[OutgoingSteps]):
     """All steps of a session."""
+
+    unit = "step"
 
     def __init__(
         self,
@@ -609,43 +675,19 @@ class Steps:
         window: Window,
         tell: Callable[[Event], None],
     ) -> None:
-        """tell: takes the event that settles who waits."""
-        self._settings = settings
-        self._random = random
-        self._trackers = trackers
-        self._window = window
-        self._tell = tell
-        self._queue: Final[deque[Bundle]] = deque()
-        self._sent: dict[Bundle, None] = {}
-        self._put_off: Final[dict[Bundle, int]] = {}
-        """Bundles that the broker refused with `wait`, and when each is sent again."""
-        self.queues: Final = (self._queue, self._put_off)
-        """What take() goes by: while all of them are empty, it has nothing to do."""
-        self._limits = DEFAULT_LIMITS
-        self._batch_bytes = settings.batch_target(DEFAULT_LIMITS)
+        """random: n -> n random bytes, for keys."""
+        super().__init__(settings, trackers, window, tell)
+        self.random = random
+        main: dict[Any, Lane[OutgoingSteps]] = {}
+        self._main: Lane[OutgoingSteps] = LastingLane(self, main, "")
+        main[""] = self._main
+        self._put_off: dict[Any, Lane[OutgoingSteps]] = {}
+        """Lanes of steps that the broker refused for a while: the others go on meanwhile."""
+        self.homes += [main, self._put_off]
         self._parts_max = PARTS_MAX
         self._message_parts_max = DEFAULT_LIMITS.step_parts_max
-        self._serial = 0
-        self._linked = False
-        self._taken_ms = -1
-        self._fatal: MalamuteError | None = None
 
     # --- what callers do --------------------------------------------------------------------
-
-    @property
-    def idle(self) -> bool:
-        """Nothing waits and nothing is unconfirmed."""
-        return not self._queue and not self._sent and not self._put_off
-
-    @property
-    def unanswered(self) -> int:
-        """Commands that wait to leave, or for their answers."""
-        return len(self._queue) + len(self._sent) + len(self._put_off)
-
-    @property
-    def waits(self) -> bool:
-        """Something may leave with the next take()."""
-        return bool(self._queue)
 
     def add(self, step: Step, token: Any) -> None:
         """Put a step on its way; the token gets its Confirmation, or why it was not taken.
@@ -660,23 +702,24 @@ class Steps:
             raise
         step.token = token
         step.state = QUEUED
-        self._window.queued_bytes += step.size
-        queue = self._queue
+        queue = self._main.queue
         last = queue[-1] if queue else None
         if (
             last is None
             or last.level != step.level
-            or not last.joins(step, self._parts_max, self._batch_bytes)
+            or not last.joins(step, self._parts_max, self.batch_bytes)
         ):
-            last = self._bundle(step.level)
-            queue.append(last)
+            last = OutgoingSteps(self._main, step.level)
+            self.queue(last)
         last.take_in(step)
+        self.window.queued_bytes += step.size
 
     def _check(self, step: Step) -> None:
-        step._check_open()
-        if self._fatal is not None:
-            raise self._fatal
-        limits = self._limits
+        if step.state != OPEN:
+            step._check_open()
+        if self.fatal is not None:
+            raise self.fatal
+        limits = self.limits
         if len(step.parts) > self._message_parts_max:
             raise LocalProtocolError(
                 "too_large", f"a step of {len(step.parts)} parts, at most {self._message_parts_max}"
@@ -686,230 +729,65 @@ class Steps:
                 "too_large", f"a step of {step.size} bytes and {step.count} records or numbers"
             )
 
-    def _bundle(self, level: int) -> Bundle:
-        self._serial += 1
-        return Bundle(self, level, self._serial)
-
     def withdraw(self, step: Step) -> None:
-        """Nobody waits for it any more: it does not leave if it has not."""
+        """Have a step that no caller waits for not leave, if it has not."""
         step.token = None
         if step.state != QUEUED:
             return
-        for bundle in (*self._queue, *self._put_off):
-            # One that has left before may have been taken: the answer to it decides.
-            if step in bundle.steps and not bundle.commands:
-                bundle.steps.remove(step)
-                bundle.size -= step.size
-                bundle.count -= step.count
-                self._window.queued_bytes -= step.size
-                step.state = OVER
-                step.regain()
-                if not bundle.steps:
-                    self._forget(bundle)
-                return
-
-    def _forget(self, bundle: Bundle) -> None:
-        if self._put_off.pop(bundle, None) is None:
-            self._queue.remove(bundle)
+        for lane in self._lanes():
+            for batch in lane.queue:
+                # One that has left before may have been taken: the answer to it decides.
+                if step in batch.rows and not batch.content:
+                    batch.remove(step)
+                    self.window.queued_bytes -= step.size
+                    step.state = OVER
+                    step.regain()
+                    if not batch.rows:
+                        self._take_out(lane, [batch])
+                    return
 
     # --- the link ---------------------------------------------------------------------------
 
     def link_up(self, welcome: Welcome) -> None:
         """A link is open: what is unconfirmed leaves again."""
-        self._linked = True
+        super().link_up(welcome)
         self._message_parts_max = min(
             welcome.message_commands_max - 1, DEFAULT_LIMITS.step_parts_max
         )
         self._parts_max = min(PARTS_MAX, self._message_parts_max)
-        self._limits = Limits(
-            record_bytes_max=welcome.record_bytes_max,
-            batch_bytes_max=welcome.batch_bytes_max,
-            batch_records_max=welcome.batch_records_max,
-        )
-        self._batch_bytes = self._settings.batch_target(self._limits)
-
-    def link_down(self) -> None:
-        """The link is gone: what was under way goes before all that waits, as it is."""
-        self._linked = False
-        for bundle in self._sent:
-            self._window.unconfirmed_bytes -= bundle.unconfirmed
-            self._window.queued_bytes += bundle.size
-        again = sorted((*self._sent, *self._put_off), key=lambda bundle: bundle.serial)
-        self._queue.extendleft(reversed(again))
-        self._sent.clear()
-        self._put_off.clear()
-
-    def disown(self, error: MalamuteError) -> None:
-        """The client is another sender now: what may have been taken cannot be sent again."""
-        for bundle in [bundle for bundle in self._queue if bundle.commands]:
-            self._queue.remove(bundle)
-            self._window.queued_bytes -= bundle.size
-            self._fail(bundle, error)
-
-    def fail_all(self, error: MalamuteError) -> None:
-        """The session ends: everything unconfirmed fails, and so does every later call."""
-        self._fatal = error
-        for bundle in self._sent:
-            self._window.unconfirmed_bytes -= bundle.unconfirmed
-        for bundle in (*self._queue, *self._put_off):
-            self._window.queued_bytes -= bundle.size
-        for bundle in (*self._sent, *self._queue, *self._put_off):
-            self._fail(bundle, error)
-        self._sent.clear()
-        self._queue.clear()
-        self._put_off.clear()
-
-    # --- sending ----------------------------------------------------------------------------
-
-    def wake(self, now_ms: int) -> None:
-        """Nothing of it is due but what take() does."""
-
-    def take(self, now_ms: int, out: Put) -> bool:
-        """Hand over what may leave now; False: the window holds something back."""
-        self._taken_ms = now_ms
-        if not self._linked:
-            return True
-        if self._put_off:
-            due = [bundle for bundle, at_ms in self._put_off.items() if at_ms <= now_ms]
-            for bundle in due:
-                del self._put_off[bundle]
-            self._queue.extendleft(reversed(due))
-        queue = self._queue
-        while queue:
-            bundle = queue[0]
-            if not bundle.commands:
-                queue.popleft()
-                if not self._encode(bundle):
-                    continue
-                queue.appendleft(bundle)
-            if bundle.unconfirmed and not self._window.lets_go(bundle.unconfirmed):
-                return False
-            queue.popleft()
-            self._leave(bundle, out)
-        return True
-
-    def _encode(self, bundle: Bundle) -> bool:
-        """Make the parts; when one cannot be made, its step fails and the others go on."""
-        try:
-            bundle.encode(self._random, self._limits)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it fails these steps only
-            if len(bundle.steps) > 1:
-                self._halve(bundle, -1)
-                return False
-            self._window.queued_bytes -= bundle.size
-            if not isinstance(error, MalamuteError):
-                error = LocalProtocolError("bad_batch", f"the step cannot be encoded: {error}")
-            self._fail(bundle, error)
-            return False
-        return True
-
-    def _leave(self, bundle: Bundle, out: Put) -> None:
-        self._window.queued_bytes -= bundle.size
-        self._window.unconfirmed_bytes += bundle.unconfirmed
-        for step in bundle.steps:
-            step.state = SENT
-        self._sent[bundle] = None
-        if bundle.plain:
-            out.put(_alone(bundle.commands[1], self._trackers.give(bundle), bundle.level), None)
-            return
-        parts = len(bundle.commands) - 1
-        bundle.commands[0] = Atomic(self._trackers.give(bundle), parts, bundle.level, bundle.key)
-        out.put_together(bundle.commands.copy(), bundle.contents)
 
     # --- answers ----------------------------------------------------------------------------
 
-    def confirmed(self, bundle: Bundle, confirm: Confirm) -> None:
-        """The broker has it."""
-        if not self._came_back(bundle):
-            return
-        told = []
-        for step in bundle.steps:
-            step.state = OVER
-            step.settle()
-            known = step.first >= 0 and confirm.offset >= 0
-            step.confirmation = confirmation(confirm, step.first, 1) if known else _nowhere(confirm)
-            if step.token is not None:
-                told.append((step.token, step.confirmation))
-        self._tell(Settled(told))
-
-    def refused(self, bundle: Bundle, error: BrokerRefused, now_ms: int) -> None:
+    def refused(self, batch: OutgoingSteps, error: BrokerRefused, now_ms: int) -> None:
         """The broker took nothing of it: in halves, again later, or never."""
-        if not self._came_back(bundle):
+        if not self._came_back(batch):
             return
-        if error.code == "cross_ring" and bundle.may_be_plain:
+        batch.doubtful = False
+        before = batch.lane
+        again = error.code in RETRYABLE and (batch.count > 1 or batch.rows[0].token is not None)
+        if again:
+            self._serial += 1
+            batch.lane = self.lane(self._put_off, self._serial)
+            self._block(batch.lane, now_ms + (error.retry_ms or RETRY_MS))
+        if error.code == "cross_ring" and batch.may_be_plain:
             # A cursor or group of a stream in memory is in no log, and so in no step.
-            bundle.plain = True
-            self._window.queued_bytes += bundle.size
-            self._queue.appendleft(bundle)
-            return
-        again_ms = now_ms + (error.retry_ms or RETRY_MS) if error.code in RETRYABLE else -1
-        if len(bundle.steps) > 1:
-            self._window.queued_bytes += bundle.size
-            self._halve(bundle, again_ms)
-        elif again_ms >= 0 and bundle.steps[0].token is not None:
-            self._window.queued_bytes += bundle.size
-            self._wait(bundle, again_ms)
+            batch.plain = True
+            self._put_back(batch)
+        elif batch.count > 1:
+            self._divide(batch)
+        elif again:
+            batch.put_off()
+            self._put_back(batch)
         else:
-            self._fail(bundle, error)
+            self._end(batch, error)
+        for lane in {before, batch.lane}:
+            if not lane.queue:
+                self._rest(lane)
 
-    def _came_back(self, bundle: Bundle) -> bool:
-        if bundle not in self._sent:
-            return False
-        del self._sent[bundle]
-        self._window.unconfirmed_bytes -= bundle.unconfirmed
-        return True
-
-    def _halve(self, bundle: Bundle, again_ms: int) -> None:
-        """Replace a merged step that was not taken by two, under keys of their own.
-
-        Steps that no caller waits for are dropped.
-        """
-        kept = [step for step in bundle.steps if step.token is not None]
-        for step in bundle.steps:
-            if step.token is None:
-                self._window.queued_bytes -= step.size
-                step.state = OVER
-                step.regain()
-        middle = (len(kept) + 1) // 2
-        halves = []
-        for steps in (kept[:middle], kept[middle:]):
-            if steps:
-                half = self._bundle(bundle.level)
-                half.serial = bundle.serial
-                half.closed = True
-                for step in steps:
-                    step.state = QUEUED
-                    half.take_in(step)
-                halves.append(half)
-        if again_ms >= 0:
-            for half in halves:
-                self._wait(half, again_ms)
-        else:
-            self._queue.extendleft(reversed(halves))
-
-    def _wait(self, bundle: Bundle, again_ms: int) -> None:
-        for step in bundle.steps:
-            step.state = QUEUED
-        # It was not taken: who withdraws from it now is not in it.
-        bundle.commands = []
-        bundle.contents = []
-        self._put_off[bundle] = again_ms
-
-    def _fail(self, bundle: Bundle, error: MalamuteError) -> None:
-        told = []
-        for step in bundle.steps:
-            step.state = OVER
-            step.regain(error)
-            if step.token is not None:
-                told.append((step.token, error))
-        self._tell(Settled(told))
-
-    def next_wake(self) -> int | None:
-        """When take() is to be called at the latest; None: no need."""
-        if not self._linked or not self._put_off:
-            return None
-        later = [at_ms for at_ms in self._put_off.values() if at_ms > self._taken_ms]
-        return min(later, default=None)
+    def _divide(self, batch: OutgoingSteps) -> list[Any]:
+        """Replace a merged step that was not taken by two, under keys of their own."""
+        batch.thin = True
+        return super()._divide(batch)
 
 
 def _nowhere(confirm: Confirm) -> Confirmation:

@@ -100,8 +100,8 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 Item: TypeAlias = Arrival | Notice
 
 
-class Request(msgspec.Struct, frozen=True):
-    """What the caller asked for."""
+class SubscribeOptions(msgspec.Struct, frozen=True):
+    """Options of a subscription."""
 
     stream: str
     pattern: Pattern
@@ -118,10 +118,10 @@ class Request(msgspec.Struct, frozen=True):
     """Bytes that may wait in this client, unconsumed."""
 
 
-class Reading(Opened):
+class SubscriptionState(Opened):
     """State of one subscription over all its links."""
 
-    def __init__(self, number: int, request: Request) -> None:
+    def __init__(self, number: int, request: SubscribeOptions) -> None:
         """number: of the subscription, unique in the session."""
         super().__init__(number)
         self.request = request
@@ -134,7 +134,7 @@ class Reading(Opened):
         self.tail = 0
         self.end = request.end
         self.next = -1
-        """Where the next cover must begin; -1: not known yet."""
+        """Offset at which the next cover must begin; -1: not known yet."""
         self.consumed_next = -1
         self.held_records = 0
         """Received and not yet consumed."""
@@ -153,7 +153,7 @@ class Reading(Opened):
 
     @property
     def position(self) -> Position | None:
-        """Where a later reader goes on after what was consumed; None: not accepted yet."""
+        """Position after what was consumed, to go on from later; None: not accepted yet."""
         if self.consumed_next < 0:
             return None
         # An epoch beyond a rewind that was not consumed would make the old offset look like

@@ -1,4 +1,4 @@
-"""What the log is told of what no caller waits for, counted.
+"""Counted warnings for the log, of what no caller waits for.
 
 Owns what happened since the last line. The rule: one broker's restart may make every answer
 under way come too late, most of which it had taken before; such things are gathered for a
@@ -13,7 +13,7 @@ from typing import Final
 from malamute_py.client.session.events import Event, Warned
 
 GATHER_MS: Final = 1_000
-"""How long after the first of a kind a line is written."""
+"""Time after the first of a kind at which a line is written."""
 _QUIET_MS: Final = 10_000
 """Between two lines."""
 
@@ -51,7 +51,7 @@ class Warnings:
         self._due_ms = None
 
     def next_wake(self, other_ms: int | None) -> int | None:
-        """When wake() is to be called at the latest, or before, at `other_ms`; None: no need."""
+        """Latest time of the next wake(), or `other_ms` where that is sooner; None: no need."""
         due_ms = self._due_ms
         if due_ms is None or other_ms is None:
             return other_ms if due_ms is None else due_ms

@@ -39,6 +39,7 @@ from malamute_py.client.facts import (
 )
 from malamute_py.client.position import Confirmation, StartPoint, start_on_wire
 from malamute_py.client.session.calls import (
+    Bodies,
     Body,
     Bulk,
     BulkOptions,
@@ -49,12 +50,12 @@ from malamute_py.client.session.calls import (
     content_count,
     make_page,
     make_plan,
-    make_request,
     make_row,
+    subscribe_options,
 )
 from malamute_py.client.session.events import LinkEvent
 from malamute_py.client.session.publisher import LEVEL_NAMES, confirmation, level_number
-from malamute_py.client.session.session import State, Unlinked
+from malamute_py.client.session.session import LinkState, Unlinked
 from malamute_py.client.session.subscription import Notice
 from malamute_py.client.settings import ClientOptions, ClientSettings, Wait, make_settings, no_link
 from malamute_py.client.sync.link import Pending, ThreadLink
@@ -126,7 +127,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
 
         def ready() -> bool:
             failed = not wait and isinstance(link.last, Unlinked)
-            return failed or session.state in (State.LINKED, State.CLOSED)
+            return failed or session.state in (LinkState.LINKED, LinkState.CLOSED)
 
         with link.lock:
             try:
@@ -134,9 +135,9 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
             except Timeout:
                 why = link.last.reason if isinstance(link.last, Unlinked) else "no answer"
                 raise no_link(self.settings.endpoints, timeout_ms, why) from None
-            if session.state is State.CLOSED:
+            if session.state is LinkState.CLOSED:
                 raise session.error or ConnectionLost("the client is closed")
-            if session.state is not State.LINKED and isinstance(link.last, Unlinked):
+            if session.state is not LinkState.LINKED and isinstance(link.last, Unlinked):
                 raise ConnectionLost(link.last.reason)
 
     def flush(self, timeout_ms: Wait = "default") -> None:
@@ -145,7 +146,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         with link.lock:
             link.wake_up()
             link.until(
-                lambda: session.idle or session.state is State.CLOSED,
+                lambda: session.idle or session.state is LinkState.CLOSED,
                 timeout_ms,
                 ACKED,
                 "everything that was sent",
@@ -163,18 +164,18 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         close() waits first until they have finished what they have begun, drain_ms at most (None:
         as long as it takes).
         """
-        workings = self._session.workings
-        if drain and self._session.state is not State.CLOSED:
+        offerings = self._session.offerings
+        if drain and self._session.state is not LinkState.CLOSED:
             with self._link.lock:
-                workings.drain_all()
+                offerings.drain_all()
                 self._link.tell()
             with contextlib.suppress(MalamuteError):
                 self.flush(drain_ms)
         with self._link.lock:
             if flush_ms:
-                workings.close_all()
+                offerings.close_all()
                 self._link.tell()
-        if self._session.state is not State.CLOSED and flush_ms and not self._session.idle:
+        if self._session.state is not LinkState.CLOSED and flush_ms and not self._session.idle:
             # Each publish that is affected raises by itself.
             with contextlib.suppress(MalamuteError):
                 self.flush(flush_ms)
@@ -199,11 +200,11 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
     @property
     def linked(self) -> bool:
         """A link is open now."""
-        return self._session.state is State.LINKED
+        return self._session.state is LinkState.LINKED
 
     @property
     def welcome(self) -> c.Welcome | None:
-        """What the broker stated on the newest link; None before the first."""
+        """Facts that the broker stated on the newest link; None before the first."""
         return self._session.welcome
 
     @property
@@ -237,15 +238,17 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         client_time_ms: Time | None = None,
         expires_at_ms: Time | None = None,
         properties: Properties | None = None,
+        codec: str | None = None,
         confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
     ) -> Confirmation:
         """Publish one record and wait for its confirm; waits before that while the window is full.
 
-        body: bytes, or a str, which is sent as UTF-8. subject: also a sequence, of the subject and
-        further keys. confirm: "synced", "stored",
-        "none", or "default": the stream's own, which is "synced" unless it was set. timeout_ms:
-        None waits for ever; by default the client's settings say how long.
+        body: bytes, or a str, which is sent as UTF-8; a list of these is one body of several blobs,
+        which readers get as `parts`. codec: "gzip", "snappy", "lz4" or "zstd". subject: also a
+        sequence, of the subject and further keys. confirm: "synced", "stored", "none", or
+        "default": the stream's own, which is "synced" unless it was set. timeout_ms: None waits
+        for ever; by default the client's settings say how long.
         Raises BrokerRefused (not in the log), LocalProtocolError (never sent), Timeout (whether
         it is in the log is unknown; the client goes on sending it, and it is there once) or
         ConnectionLost (the client was closed; it may be in the log).
@@ -253,7 +256,9 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         # As publish_nowait() does it, without its call for each record.
         link = self._link
         pending: Pending[Confirmation] = Pending(link)
-        row = make_row(body, subject, fields, client_time_ms, expires_at_ms, properties, pending)
+        row = make_row(
+            body, subject, fields, client_time_ms, expires_at_ms, properties, pending, codec
+        )
         level = level_number(confirm)
         with link.lock:
             if not link.has_room():
@@ -272,6 +277,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         client_time_ms: Time | None = None,
         expires_at_ms: Time | None = None,
         properties: Properties | None = None,
+        codec: str | None = None,
         confirm: ConfirmAt = "default",
         timeout_ms: Wait = 0,
     ) -> Pending[Confirmation]:
@@ -284,7 +290,9 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         """
         link = self._link
         pending: Pending[Confirmation] = Pending(link)
-        row = make_row(body, subject, fields, client_time_ms, expires_at_ms, properties, pending)
+        row = make_row(
+            body, subject, fields, client_time_ms, expires_at_ms, properties, pending, codec
+        )
         level = level_number(confirm)
         with link.lock:
             if not self._session.window.has_room():
@@ -296,7 +304,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
     def publish_many(
         self,
         stream: str,
-        bodies: Sequence[bytes],
+        bodies: Bodies,
         *,
         subject: str = "",
         subjects: Sequence[str | Sequence[str]] | None = None,
@@ -310,10 +318,10 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
     ) -> list[Confirmation]:
         """Publish many records in as few batches as their sizes allow; wait for all confirms.
 
-        bodies: to be left as they are until this returns. subjects, and any of the others given
-        as a sequence: one a record. Times are in milliseconds. Returns one Confirmation a batch,
-        in order, each with its `count`. timeout_ms: how long nothing may be confirmed, or the
-        window be full.
+        bodies: bytes, or a list of bytes each; to be left as they are until this returns.
+        subjects, and any of the others given as a sequence: one a record. Times are in
+        milliseconds. Returns one Confirmation a batch, in order, each with its `count`.
+        timeout_ms: how long nothing may be confirmed, or the window be full.
         Raises as publish(); batches before the one that failed may be in the log.
         """
         with self.publisher(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
@@ -417,7 +425,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         for so long; it can then be gone on with.
         Raises PatternError or LocalProtocolError; a refusal is raised by the iteration.
         """
-        request = make_request(
+        request = subscribe_options(
             stream,
             pattern,
             start=start,
@@ -557,13 +565,13 @@ class SyncBulkPublisher:
         self.confirmed = 0
         """Records confirmed."""
         self.level = ""
-        """What was promised of all of these: the least of their levels; empty: none yet."""
+        """Least level that was promised of any of these; empty: none yet."""
         self.error: MalamuteError | None = None
         """The first failure."""
 
     def publish_many(
         self,
-        bodies: Sequence[bytes],
+        bodies: Bodies,
         *,
         subject: str = "",
         subjects: Sequence[str | Sequence[str]] | None = None,

@@ -17,8 +17,8 @@ from malamute_protocol.errors import MalamuteError
 from malamute_py.client.engine.log import LOG
 from malamute_py.client.engine.waits import NOTHING
 from malamute_py.client.session.calls import make_row
-from malamute_py.client.session.offers import COMPLETED, FAILED, RETURNED, Job
-from malamute_py.client.session.session import State
+from malamute_py.client.session.offers import COMPLETED, FAILED, RETURNED, ReplyToken, RequestBase
+from malamute_py.client.session.session import LinkState
 from malamute_py.client.sync.link import ThreadLink
 from malamute_py.client.words import OnError
 
@@ -39,7 +39,7 @@ class HandlerRun:
     ) -> None:
         """following: waits for the worker's next request."""
         self.error: MalamuteError | None = None
-        """Why there are no more requests."""
+        """Reason why there are no more requests."""
         self._link = link
         self._next = following
         self._handler = handler
@@ -117,12 +117,12 @@ class HandlerRun:
         if result is None:
             self._finish(request, COMPLETED)
         elif isinstance(result, _BODIES):
-            row = make_row(result, "", None, None, None, None, (request, None))
+            row = make_row(result, "", None, None, None, None, ReplyToken(request))
             link = self._link
             with link.lock:
                 if not link.has_room():
                     link.room(None, "a reply")
-                request.offering.workings.reply(request, row, True)
+                request.offering.offerings.reply(request, row, True)
                 link.wake_up()
         else:
             raise TypeError(f"a handler returns bytes, str or None, not {type(result).__name__}")
@@ -131,7 +131,7 @@ class HandlerRun:
         link = self._link
         with link.lock:
             if not request.offering.ended:
-                request.offering.workings.end(request, state, **more)
+                request.offering.offerings.end(request, state, **more)
                 link.wake_up()
 
     def raise_error(self) -> None:
@@ -147,7 +147,7 @@ def drain_on_signals(link: ThreadLink) -> Iterator[None]:
 
     def drain() -> None:
         with link.lock:
-            link.session.workings.drain_all()
+            link.session.offerings.drain_all()
             link.wake_up()
             link.tell()
 
@@ -171,7 +171,7 @@ def drain_on_signals(link: ThreadLink) -> Iterator[None]:
 
 def next_job(link: ThreadLink, offering: Any, timeout_ms: int | None) -> Any:
     """The next request of a worker; None when it was closed. See SyncWorker.next()."""
-    found: list[Job] = []
+    found: list[RequestBase] = []
 
     def ready() -> bool:
         request = offering.take()
@@ -192,7 +192,7 @@ def until_one_is_over(link: ThreadLink, runs: Sequence[HandlerRun]) -> None:
     """Wait until the threads of a handler have ended, or the client is closed."""
     with link.lock:
         link.wait_for(
-            lambda: any(run.over for run in runs) or link.session.state is State.CLOSED,
+            lambda: any(run.over for run in runs) or link.session.state is LinkState.CLOSED,
             None,
             NOTHING,
         )

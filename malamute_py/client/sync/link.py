@@ -1,6 +1,6 @@
 """The engine inside a thread of its own, for callers in any thread.
 
-Owns the thread, the lock over the session, and who waits for what. The rule: only this
+Owns the thread, the lock over the session, and the callers that wait. The rule: only this
 thread touches the socket; callers change the session under the lock and wake the thread;
 a caller that waits can be interrupted, by a timeout or by the client's end. A forked child has
 neither thread nor socket: there every call says so instead of waiting for ever.
@@ -37,7 +37,7 @@ from malamute_py.client.session.events import (
     Watched,
 )
 from malamute_py.client.session.publisher import confirmations
-from malamute_py.client.session.session import Session, State
+from malamute_py.client.session.session import LinkState, Session
 from malamute_py.client.settings import ClientSettings, Wait
 
 Value = TypeVar("Value")
@@ -145,7 +145,7 @@ class ThreadLink:
         self._dropped.append(opened)
 
     def let_go(self, opened: Watched) -> None:
-        """Nobody wants it any more; may be called amid anything, as dropped()."""
+        """End what no caller wants any more; may be called amid anything, as dropped()."""
         if self.lock.acquire(blocking=False):
             try:
                 self.session.drop(opened)
@@ -175,7 +175,7 @@ class ThreadLink:
         session = self.session
         try:
             left_ms = self.until(
-                lambda: self.has_room() or session.state is State.CLOSED, wait, ROOM, name
+                lambda: self.has_room() or session.state is LinkState.CLOSED, wait, ROOM, name
             )
         except Timeout:
             if wait:
@@ -305,9 +305,12 @@ class ThreadLink:
                 self.engine.transport.signalled(descriptor)
 
     def _handle(self, event: Event) -> bool:
-        """Settle who waits; True for what on_link is told."""
+        """Settle the callers; True for an event that on_link gets."""
         if isinstance(event, Published):
-            self._published(event)
+            if event.single:
+                _confirm(event.tokens, event.outcome)
+            elif event.tokens is not None:
+                event.tokens.settled(event.count, event.outcome)
         elif isinstance(event, Answered):
             event.token.settle(event.outcome)
         elif isinstance(event, Confirmed):
@@ -323,14 +326,6 @@ class ThreadLink:
             self.last = event
             return True
         return False
-
-    def _published(self, event: Published) -> None:
-        batch, outcome = event.batch, event.outcome
-        if not batch.single:
-            if batch.tokens is not None:
-                batch.tokens.settled(batch.count, outcome)
-        else:
-            _confirm(batch.tokens, outcome)
 
 
 def _confirm(tokens: Sequence[Pending[Any] | None], outcome: Any) -> None:

@@ -19,8 +19,9 @@ from malamute_py.client.arguments import duration, key_of, later_of
 from malamute_py.client.engine.engine import clock_ms
 from malamute_py.client.engine.waits import ACKED, ANSWER, NOTHING, OPENED
 from malamute_py.client.position import Confirmation
-from malamute_py.client.readers.mail import MailBatchOf, MailReader, make_asked
+from malamute_py.client.readers.mail import InboxBase, MailBatchBase, inbox_options
 from malamute_py.client.session.calls import (
+    Bodies,
     Body,
     Bulk,
     Fields,
@@ -29,7 +30,7 @@ from malamute_py.client.session.calls import (
     make_row,
 )
 from malamute_py.client.session.letters import Letter, Reply, ranges_of
-from malamute_py.client.session.mailboxes import CREDIT_BYTES, CREDIT_RECORDS, Asked
+from malamute_py.client.session.mailboxes import CREDIT_BYTES, CREDIT_RECORDS, InboxOptions
 from malamute_py.client.session.outbox import Tally
 from malamute_py.client.session.publisher import level_number
 from malamute_py.client.session.requests import Replies
@@ -39,7 +40,7 @@ from malamute_py.client.words import AckWhen, ConfirmAt
 
 
 class SyncMailVerbs(SyncVerbs):
-    """Verbs for mailboxes, and for who asks a service."""
+    """Verbs for mailboxes, and for those that ask a service."""
 
     # --- sending -------------------------------------------------------------------------------
 
@@ -51,6 +52,7 @@ class SyncMailVerbs(SyncVerbs):
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         properties: Properties | None = None,
+        codec: str | None = None,
         expires_at_ms: Time | None = None,
         deliver_at_ms: Time | None = None,
         priority: int = 0,
@@ -60,7 +62,8 @@ class SyncMailVerbs(SyncVerbs):
     ) -> Confirmation:
         """Put one message into a mailbox and wait for the broker's confirm.
 
-        expires_at_ms, deliver_at_ms: milliseconds since 1970, or a datetime. priority: -128 to
+        body, codec: as of publish(). expires_at_ms, deliver_at_ms: milliseconds since 1970, or a
+        datetime. priority: -128 to
         127, higher goes first. key: at most 128 bytes that name the message, so that it is
         taken once even if another process sends it again, whatever its body is then (the
         Confirmation says duplicate=True); without it, retries of this client
@@ -73,7 +76,7 @@ class SyncMailVerbs(SyncVerbs):
         """
         link, settings = self._link, self._session.settings
         pending: Pending[Confirmation] = Pending(link)
-        row = make_row(body, subject, fields, None, expires_at_ms, properties, pending)
+        row = make_row(body, subject, fields, None, expires_at_ms, properties, pending, codec)
         with link.lock:
             if not link.has_room():
                 timeout_ms = link.room(timeout_ms, mailbox)
@@ -105,6 +108,7 @@ class SyncMailVerbs(SyncVerbs):
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         properties: Properties | None = None,
+        codec: str | None = None,
         expires_at_ms: Time | None = None,
         deliver_at_ms: Time | None = None,
         priority: int = 0,
@@ -120,7 +124,7 @@ class SyncMailVerbs(SyncVerbs):
         """
         link, wait_ms = self._link, self._session.settings.wait_ms(timeout_ms)
         pending: Pending[Confirmation] = Pending(link)
-        row = make_row(body, subject, fields, None, expires_at_ms, properties, pending)
+        row = make_row(body, subject, fields, None, expires_at_ms, properties, pending, codec)
         with link.lock:
             if not self._session.window.has_room():
                 raise BrokerRefused("window", "too much is unconfirmed: wait for some of it")
@@ -142,7 +146,7 @@ class SyncMailVerbs(SyncVerbs):
     def send_many(
         self,
         mailbox: str,
-        bodies: Sequence[bytes],
+        bodies: Bodies,
         *,
         subject: str = "",
         subjects: Sequence[str | Sequence[str]] | None = None,
@@ -225,7 +229,7 @@ class SyncMailVerbs(SyncVerbs):
         those of an earlier process with the same identity do: see mail.about.
         Raises LocalProtocolError; a refusal is raised by the iteration.
         """
-        asked = make_asked(mailbox, credit_records, credit_bytes, settings, ack)
+        asked = inbox_options(mailbox, credit_records, credit_bytes, settings, ack)
         return SyncInbox(
             self._link,
             asked,
@@ -243,6 +247,7 @@ class SyncMailVerbs(SyncVerbs):
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         properties: Properties | None = None,
+        codec: str | None = None,
         timeout_ms: Wait = "default",
         key: bytes | None = None,
         reply_to: str = "",
@@ -251,7 +256,8 @@ class SyncMailVerbs(SyncVerbs):
     ) -> Reply:
         """Ask a service and wait for the (first) reply of a worker.
 
-        subject: what workers' patterns are matched with. timeout_ms: after it the broker
+        body, codec: as of publish(). subject: what workers' patterns are matched with. timeout_ms:
+        after it the broker
         takes the request from its holder; None: never; by default the client's settings say
         when. key: at most 128 bytes that name
         the request, so that it is taken once even if another process sends it again. reply_to:
@@ -269,12 +275,12 @@ class SyncMailVerbs(SyncVerbs):
         link, session = self._link, self._session
         wait_ms = session.settings.wait_ms(timeout_ms)
         pending: Pending[Reply] = Pending(link)
-        row = make_row(body, subject, fields, None, None, properties, pending)
+        row = make_row(body, subject, fields, None, None, properties, pending, codec)
         with link.lock:
             if not link.has_room():
                 left = link.room(timeout_ms, service)
                 wait_ms = session.settings.wait_ms(left)
-            session.asking.request(
+            session.requests.request(
                 service,
                 row,
                 level_number(confirm),
@@ -289,7 +295,7 @@ class SyncMailVerbs(SyncVerbs):
             return pending.result(None)
         except BaseException:
             with link.lock:
-                session.asking.give_up(pending)
+                session.requests.give_up(pending)
                 link.wake_up()
             raise
 
@@ -301,6 +307,7 @@ class SyncMailVerbs(SyncVerbs):
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         properties: Properties | None = None,
+        codec: str | None = None,
         timeout_ms: Wait = "default",
         key: bytes | None = None,
         reply_to: str = "",
@@ -317,12 +324,12 @@ class SyncMailVerbs(SyncVerbs):
         link, session = self._link, self._session
         wait_ms = session.settings.wait_ms(timeout_ms)
         replies = Replies()
-        row = make_row(body, subject, fields, None, None, properties, replies)
+        row = make_row(body, subject, fields, None, None, properties, replies, codec)
         with link.lock:
             if not link.has_room():
                 left = link.room(timeout_ms, service)
                 wait_ms = session.settings.wait_ms(left)
-            session.asking.request(
+            session.requests.request(
                 service,
                 row,
                 level_number(confirm),
@@ -359,6 +366,7 @@ class SyncMailVerbs(SyncVerbs):
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         properties: Properties | None = None,
+        codec: str | None = None,
         request_timeout_ms: int | None = None,
         key: bytes | None = None,
         reply_to: str = "",
@@ -377,12 +385,12 @@ class SyncMailVerbs(SyncVerbs):
         link, session = self._link, self._session
         wait_ms = session.settings.wait_ms(timeout_ms)
         pending: Pending[Confirmation] = Pending(link)
-        row = make_row(body, subject, fields, None, None, properties, pending)
+        row = make_row(body, subject, fields, None, None, properties, pending, codec)
         with link.lock:
             if not link.has_room():
                 left = link.room(timeout_ms, service)
                 wait_ms = session.settings.wait_ms(left)
-            session.asking.request(
+            session.requests.request(
                 service,
                 row,
                 level_number(confirm),
@@ -419,7 +427,7 @@ class SyncMail(Letter, frozen=True, eq=False, gc=False):
 
     @property
     def opened(self) -> Any:
-        """What an atomic step acknowledges it with."""
+        """Mailbox by which an atomic step acknowledges the message."""
         return self._inbox.opened
 
     def ack(self, timeout_ms: Wait = "default") -> bool:
@@ -440,7 +448,7 @@ class SyncMail(Letter, frozen=True, eq=False, gc=False):
         return self._inbox.acknowledge([(number, number + 1)], again_ms, timeout_ms)
 
 
-class SyncMailBatch(MailBatchOf[SyncMail]):
+class SyncMailBatch(MailBatchBase[SyncMail]):
     """Messages that were sent together."""
 
     def ack(self, timeout_ms: Wait = "default") -> bool:
@@ -456,13 +464,13 @@ class SyncMailBatch(MailBatchOf[SyncMail]):
         return acked
 
 
-class SyncInbox(MailReader[SyncMail]):
+class SyncInbox(InboxBase[SyncMail]):
     """A mailbox as an iterator of SyncMail; for one thread at a time."""
 
     _letter = SyncMail
 
     def __init__(
-        self, link: ThreadLink, asked: Asked, ack: AckWhen, timeout_ms: int | None = None
+        self, link: ThreadLink, asked: InboxOptions, ack: AckWhen, timeout_ms: int | None = None
     ) -> None:
         """See SyncClient.inbox(). Raises what ended the session."""
         self._link = link

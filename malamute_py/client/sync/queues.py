@@ -38,13 +38,13 @@ from malamute_py.client.facts import (
 )
 from malamute_py.client.position import Confirmation, Position, StartPoint, start_on_wire
 from malamute_py.client.readers.cursor_name import CursorName
-from malamute_py.client.readers.group import Handed, numbers_of
+from malamute_py.client.readers.group import MemberBase, numbers_of
 from malamute_py.client.session.calls import make_pattern
 from malamute_py.client.session.memberships import (
     CREDIT_BYTES,
     CREDIT_RECORDS,
+    GroupOptions,
     HeldBatch,
-    Joining,
     group_visibility,
 )
 from malamute_py.client.session.steps import Step
@@ -134,7 +134,7 @@ class SyncStreamCursor(CursorName):
         self._link = link
 
     def info(self) -> CursorFacts:
-        """Where it stands. Raises BrokerRefused `unknown_cursor`."""
+        """Ask where the cursor stands. Raises BrokerRefused `unknown_cursor`."""
         value = self._link.ask(lambda number: c.CursorInfo(number, self.stream, self.name))
         return facts(CursorFacts, value)
 
@@ -178,13 +178,13 @@ class SyncStreamCursor(CursorName):
         self._link.ask(lambda number: c.RemoveCursor(number, self.stream, self.name))
 
 
-class SyncMember(Handed):
+class SyncMember(MemberBase):
     """A member of a group, with records that no other member gets; for one thread at a time."""
 
     def __init__(
         self,
         link: ThreadLink,
-        asked: Joining,
+        asked: GroupOptions,
         *,
         ack: AckWhen,
         strict: bool,
@@ -416,7 +416,7 @@ class SyncQueueVerbs(SyncVerbs):
         as a subscription tells it: on_notice, or GapError when strict.
         Raises PatternError or LocalProtocolError; a refusal is raised by the iteration.
         """
-        asked = Joining(
+        asked = GroupOptions(
             stream, group, make_pattern(pattern), kind, start_on_wire(start),
             credit_records, credit_bytes, hold_ms, group_visibility(visibility), create,
         ).check()  # fmt: skip

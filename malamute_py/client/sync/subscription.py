@@ -16,19 +16,19 @@ from malamute_protocol.batch import Batch, Record
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.client.engine.waits import NOTHING, OPENED
 from malamute_py.client.position import Position
-from malamute_py.client.readers.records import Cursor
-from malamute_py.client.session.subscription import Arrival, Notice, Request, cut
+from malamute_py.client.readers.records import SubscriptionBase
+from malamute_py.client.session.subscription import Arrival, Notice, SubscribeOptions, cut
 from malamute_py.client.settings import Wait
 from malamute_py.client.sync.link import ThreadLink
 
 
-class SyncSubscription(Cursor):
+class SyncSubscription(SubscriptionBase):
     """Records of one stream, as an iterator; for one thread at a time."""
 
     def __init__(
         self,
         link: ThreadLink,
-        request: Request,
+        request: SubscribeOptions,
         *,
         strict: bool,
         on_notice: Callable[[Notice], None] | None,
@@ -49,7 +49,7 @@ class SyncSubscription(Cursor):
 
     @property
     def position(self) -> Position | None:
-        """Where a later reader goes on after the last record handed over; None: not known yet."""
+        """Position after the last record handed over, to go on from later; None: not known yet."""
         return self._place(self._reading.position)
 
     @property

@@ -33,10 +33,11 @@ from malamute_py.client.session.offers import (
     RELEASED,
     RENEWED,
     RETURNED,
-    Job,
-    Offered,
-    make_offered,
+    OfferOptions,
+    ReplyToken,
+    RequestBase,
     make_on_error,
+    offer_options,
 )
 from malamute_py.client.settings import Wait
 from malamute_py.client.sync.handlers import (
@@ -56,14 +57,14 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 class SyncServed(NamedTuple):
     """A handler and the offer that it was registered for."""
 
-    offered: Offered
+    offered: OfferOptions
     handler: Callable[[SyncRequest], Any]
     on_error: OnError
     delay_ms: int
 
 
 class SyncWorkVerbs(SyncVerbs):
-    """Verbs for who works for a service."""
+    """Verbs for workers of a service."""
 
     _served: list[SyncServed]
 
@@ -90,7 +91,7 @@ class SyncWorkVerbs(SyncVerbs):
         finished; a worker that is not closed ends within a heartbeat after it was collected. Raises
         PatternError or LocalProtocolError; a refusal is raised by the iteration.
         """
-        offered = make_offered(
+        offered = offer_options(
             service, pattern, concurrency, lease_ms, confirm, credit_bytes, settings
         )
         return SyncWorker(
@@ -122,7 +123,7 @@ class SyncWorkVerbs(SyncVerbs):
         attempt (0: the service's back-off); after the last attempt the exception is in the dead
         letter, too. The rest as worker(). Raises as worker().
         """
-        offered = make_offered(
+        offered = offer_options(
             service, pattern, concurrency, lease_ms, confirm, credit_bytes, settings
         )
         make_on_error(on_error)
@@ -160,7 +161,7 @@ class SyncWorkVerbs(SyncVerbs):
             run.raise_error()
 
 
-class SyncRequest(Job):
+class SyncRequest(RequestBase):
     """A request in hand."""
 
     __slots__ = ()
@@ -173,10 +174,11 @@ class SyncRequest(Job):
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         properties: Properties | None = None,
+        codec: str | None = None,
         wait: bool = False,
         timeout_ms: Wait = "default",
     ) -> Confirmation | None:
-        """Answer it, and, with the last reply, complete it in the same step.
+        """Answer the request and, with the last reply, complete it in the same step.
 
         Returns once it is on its way, or, with wait=True, when the broker has confirmed it;
         None then: it came too late, the request is not in our hands any more (counted in
@@ -184,13 +186,15 @@ class SyncRequest(Job):
         Raises LocalProtocolError `conflict` when it was finished already; BrokerRefused or
         ConnectionLost: then it is still in hand; Timeout: it may still be confirmed.
         """
-        link: ThreadLink = self.offering.workings.link
+        link: ThreadLink = self.offering.offerings.link
         pending: Pending[Confirmation | None] | None = Pending(link) if wait else None
-        row = make_row(body, subject, fields, None, None, properties, (self, pending))
+        row = make_row(
+            body, subject, fields, None, None, properties, ReplyToken(self, pending), codec
+        )
         with link.lock:
             if not link.has_room():
                 timeout_ms = link.room(timeout_ms, "a reply")
-            if not self.offering.workings.reply(self, row, last):
+            if not self.offering.offerings.reply(self, row, last):
                 raise _over(self)
             link.wake_up()
         if pending is None:
@@ -234,7 +238,7 @@ class SyncRequest(Job):
         return self._end(RELEASED, wait, timeout_ms)
 
     def received(self, timeout_ms: Wait = "default") -> bool:
-        """Tell the broker that it has arrived; who asks for the service's facts sees it."""
+        """Tell the broker that it has arrived, which the service's facts show."""
         return self._say(RECEIVED, timeout_ms)
 
     def renew(self, timeout_ms: Wait = "default") -> bool:
@@ -254,10 +258,10 @@ class SyncRequest(Job):
         again_ms: int = 0,
         reason: str = "",
     ) -> bool:
-        link: ThreadLink = self.offering.workings.link
+        link: ThreadLink = self.offering.offerings.link
         pending: Pending[bool] | None = Pending(link) if wait else None
         with link.lock:
-            if not self.offering.workings.end(
+            if not self.offering.offerings.end(
                 self, state, again_ms=again_ms, reason=reason, token=pending
             ):
                 raise _over(self)
@@ -267,10 +271,10 @@ class SyncRequest(Job):
         return pending.result(timeout_ms, ACKED, "the end of a request")
 
     def _say(self, state: int, timeout_ms: Wait) -> bool:
-        link: ThreadLink = self.offering.workings.link
+        link: ThreadLink = self.offering.offerings.link
         pending: Pending[bool] = Pending(link)
         with link.lock:
-            if not self.offering.workings.say(self, state, pending):
+            if not self.offering.offerings.say(self, state, pending):
                 return False
             link.wake_up()
         return pending.result(timeout_ms, ACKED, "what was said of a request")
@@ -279,13 +283,15 @@ class SyncRequest(Job):
 class SyncWorker:
     """Requests of one service, as an iterator; several threads may iterate it."""
 
-    def __init__(self, link: ThreadLink, offered: Offered, timeout_ms: int | None = None) -> None:
+    def __init__(
+        self, link: ThreadLink, offered: OfferOptions, timeout_ms: int | None = None
+    ) -> None:
         """See SyncWorkVerbs.worker(). Raises what ended the session."""
         self._link = link
         self._timeout_ms = timeout_ms
         with link.lock:
-            link.session.workings.link = link
-            self._offering = link.session.workings.offer(offered, SyncRequest)
+            link.session.offerings.link = link
+            self._offering = link.session.offerings.offer(offered, SyncRequest)
             link.wake_up()
         self._finalizer = weakref.finalize(self, link.dropped, self._offering)
         self._finalizer.atexit = False
@@ -364,7 +370,7 @@ class SyncWorker:
         offering, link = self._offering, self._link
         with link.lock:
             if drain and not offering.ended:
-                link.session.workings.drain(offering)
+                link.session.offerings.drain(offering)
                 link.wake_up()
                 link.tell()
                 with suppress(Timeout):
@@ -375,7 +381,7 @@ class SyncWorker:
                         "the end",
                     )
             if not offering.ended:
-                link.session.workings.close(offering)
+                link.session.offerings.close(offering)
                 link.wake_up()
                 link.tell()
                 try:
@@ -396,7 +402,7 @@ class SyncWorker:
         self.close()
 
 
-def _over(request: Job) -> MalamuteError:
+def _over(request: RequestBase) -> MalamuteError:
     if request.offering.ended:
         return request.offering.error or ConnectionLost("the worker is closed")
     return LocalProtocolError("conflict", f"{request!r} was finished already")

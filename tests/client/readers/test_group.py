@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from malamute_protocol.errors import LocalProtocolError
-from malamute_py.client.readers.group import Handed, numbers_of
+from malamute_py.client.readers.group import MemberBase, numbers_of
 from tests.client.session.test_memberships import Grouped, rewound_after
 
 
 def test_what_was_handed_over_last_is_looked_at_when_it_is_done() -> None:
     script = Grouped()
     old = rewound_after(script, 2)
-    handed = Handed("next", False, None)
+    handed = MemberBase("next", False, None)
     handed._handing(old, [1, 2])
     assert handed._take_handed() == [1, -3]
     assert handed._take_handed() == []

@@ -10,8 +10,16 @@ from malamute_protocol import commands as c
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError
 from malamute_protocol.framing import decode_message, encode_message
 from malamute_protocol.limits import DEFAULT_LIMITS
-from malamute_py.client.session.offers import Offered
-from malamute_py.client.session.session import Answered, Closed, Connect, State, Warned, _Asked
+from malamute_py.client.session.offers import OfferOptions
+from malamute_py.client.session.rows import OutgoingRow
+from malamute_py.client.session.session import (
+    Answered,
+    Closed,
+    Connect,
+    LinkState,
+    Warned,
+    _PendingCommand,
+)
 from tests.client.script import Script, welcome
 from tests.client.session.test_mail import opened
 
@@ -37,7 +45,7 @@ def sneak_in(script: Script, token: str, command: Any) -> None:
     """A command that got past all checks."""
     script.session._request += 1
     made = command(script.session._request)
-    script.session._requests[script.session._request] = _Asked(made, token, False)
+    script.session._requests[script.session._request] = _PendingCommand(made, token, False)
 
 
 def kinds(commands: list[c.Command]) -> list[str]:
@@ -48,7 +56,7 @@ def test_a_command_that_cannot_be_encoded_fails_alone() -> None:
     script = opened()
     ask(script, "one")
     sneak_in(script, "bad", lambda number: c.StreamInfo(number, object()))  # type: ignore[arg-type]
-    script.session.outbox.send("m", (b"x", "", None, None, None, None, "mail"), 0)
+    script.session.outbox.send("m", OutgoingRow(b"x", 1, "", "mail"), 0)
     ask(script, "two")
     sent = script.step()
     assert sorted(kinds(sent)) == ["Send", "StreamInfo", "StreamInfo"]
@@ -57,7 +65,7 @@ def test_a_command_that_cannot_be_encoded_fails_alone() -> None:
     assert isinstance(error, BrokerRefused)
     assert error.code == "malformed"
     assert "stream=<object" in error.reason
-    assert script.state() is State.LINKED
+    assert script.state() is LinkState.LINKED
     ask(script, "three")
     assert kinds(script.step()) == ["StreamInfo"]
 
@@ -170,7 +178,7 @@ def test_an_offer_that_ends_the_link_ends_its_worker_by_name() -> None:
     script = Script()
     script.open()
     # Another version's broker might not read what this one's commands have.
-    offering = script.session.workings.offer(Offered("bad", ["all"]), object)  # type: ignore[arg-type]
+    offering = script.session.offerings.offer(OfferOptions("bad", ["all"]), object)  # type: ignore[arg-type]
     ask(script, "good")
     script.step()
     end_as_malformed(script)
@@ -189,7 +197,7 @@ def test_an_offer_that_ends_the_link_ends_its_worker_by_name() -> None:
 def test_a_hello_that_no_broker_reads_ends_the_client_by_name() -> None:
     script = Script()
     end_as_malformed(script)
-    assert script.state() is State.CLOSED
+    assert script.state() is LinkState.CLOSED
     closed = script.happened[-1]
     assert isinstance(closed, Closed)
     assert isinstance(closed.error, BrokerRefused)
@@ -200,7 +208,7 @@ def test_links_that_do_not_last_are_tried_more_and_more_seldom() -> None:
     script = Script()
     end_ms = script.now_ms + 60_000
     while script.now_ms < end_ms:
-        if script.state() is State.CONNECTING:
+        if script.state() is LinkState.CONNECTING:
             script.open()
             script.say(c.Bye("internal", "as the test wants"))
         wake = script.session.next_wake()
@@ -263,6 +271,6 @@ def test_a_wrong_argument_of_a_question_is_raised_in_the_call() -> None:
     with pytest.raises(LocalProtocolError, match="stream"):
         ask(script, None)  # type: ignore[arg-type]
     with pytest.raises(LocalProtocolError, match="credit_records"):
-        script.session.workings.offer(Offered("v", ["all"], 2**80), object)  # type: ignore[arg-type]
+        script.session.offerings.offer(OfferOptions("v", ["all"], 2**80), object)  # type: ignore[arg-type]
     assert script.step() == []
     assert not script.session.opened

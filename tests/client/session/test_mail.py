@@ -11,8 +11,8 @@ from malamute_protocol.batch import Content, encode
 from malamute_protocol.errors import BrokerRefused, MalamuteError, Timeout
 from malamute_py.client.session.calls import make_row
 from malamute_py.client.session.events import Confirmed, Settled, Warned
-from malamute_py.client.session.mailboxes import Asked
-from malamute_py.client.session.offers import Job, Offered
+from malamute_py.client.session.mailboxes import InboxOptions
+from malamute_py.client.session.offers import OfferOptions, ReplyToken, RequestBase
 from malamute_py.client.session.outbox import Tally
 from malamute_py.client.session.publisher import level_number
 from malamute_py.client.session.requests import Replies
@@ -36,7 +36,7 @@ def send(script: Script, body: bytes, mailbox: str = "box", level: int = 0, **mo
 
 
 def ask(script: Script, body: bytes, **more: Any) -> None:
-    script.session.asking.request("svc", row(body, more.pop("token", None)), 0, **more)
+    script.session.requests.request("svc", row(body, more.pop("token", None)), 0, **more)
 
 
 def of(commands: list[c.Command], kind: type[Any]) -> list[Any]:
@@ -191,8 +191,8 @@ def test_a_message_without_confirm_waits_for_nothing() -> None:
 
 def test_a_mailbox_is_opened_once_and_acknowledged_in_ranges() -> None:
     script = opened()
-    view = script.session.mailboxes.read(Asked("box"))
-    other = script.session.mailboxes.read(Asked("box"))
+    view = script.session.mailboxes.read(InboxOptions("box"))
+    other = script.session.mailboxes.read(InboxOptions("box"))
     assert len(of(script.step(), c.OpenInbox)) == 1
     accept(script)
     deliver(script, [b"a", b"b", b"c"], 10)
@@ -206,7 +206,7 @@ def test_a_mailbox_is_opened_once_and_acknowledged_in_ranges() -> None:
 
 def test_what_is_not_held_costs_the_others_nothing() -> None:
     script = opened()
-    view = script.session.mailboxes.read(Asked("box"))
+    view = script.session.mailboxes.read(InboxOptions("box"))
     script.step()
     accept(script)
     deliver(script, [b"a", b"b", b"c", b"d"], 0)
@@ -232,7 +232,7 @@ def test_what_is_not_held_costs_the_others_nothing() -> None:
 
 def test_what_is_acknowledged_after_the_end_of_the_inbox_leaves_nothing_unconfirmed() -> None:
     script = opened()
-    view = script.session.mailboxes.read(Asked("box"))
+    view = script.session.mailboxes.read(InboxOptions("box"))
     script.step()
     accept(script)
     deliver(script, [b"a", b"b"], 0)
@@ -249,7 +249,7 @@ def test_what_is_acknowledged_after_the_end_of_the_inbox_leaves_nothing_unconfir
 
 def test_mail_that_was_handed_over_is_not_handed_over_again_after_a_reconnect() -> None:
     script = opened()
-    view = script.session.mailboxes.read(Asked("box"))
+    view = script.session.mailboxes.read(InboxOptions("box"))
     script.step()
     accept(script)
     deliver(script, [b"a", b"b"], 0)
@@ -290,12 +290,12 @@ def test_requests_of_one_turn_leave_as_one_and_replies_find_their_callers() -> N
     assert {token: reply.body for token, reply in found.items()} == {b"z": b"3", b"x": b"1"}
     deliver(script, [b"2"], 7, [(request.key, 1, 1)], last=True)
     assert outcomes(script)[b"y"].body == b"2"
-    assert not script.session.asking.asked
+    assert not script.session.requests.asked
 
 
 def test_a_reply_with_an_unknown_key_is_mail() -> None:
     script = opened(identity="ann")
-    view = script.session.mailboxes.read(Asked("ann"))
+    view = script.session.mailboxes.read(InboxOptions("ann"))
     ask(script, b"x")
     script.step()
     assert len(of([command for command, _ in script.heard], c.OpenInbox)) == 1, "one for both"
@@ -312,7 +312,7 @@ def test_a_reply_with_an_unknown_key_is_mail() -> None:
 
 def test_unread_mail_does_not_keep_replies_away() -> None:
     script = opened(identity="ann")
-    script.session.mailboxes.read(Asked("", credit_records=4))
+    script.session.mailboxes.read(InboxOptions("", credit_records=4))
     ask(script, b"x")
     script.step()
     accept(script)
@@ -320,7 +320,7 @@ def test_unread_mail_does_not_keep_replies_away() -> None:
     for number in range(40):
         more = of(deliver(script, [b"mail"], number), c.Credit)
         credit = max([credit, *(one.credit_records for one in more)])
-        assert credit > number + 1, "a reply behind it may still come"
+        assert credit > number + 1, "a reply after it may still come"
 
 
 def test_a_request_in_vain_says_why() -> None:
@@ -339,7 +339,7 @@ def test_a_request_in_vain_says_why() -> None:
 def test_callers_that_give_up_leave_nothing_behind() -> None:
     script = opened()
     ask(script, b"unsent")
-    script.session.asking.give_up(b"unsent")
+    script.session.requests.give_up(b"unsent")
     script.step()
     assert of([command for command, _ in script.heard], c.Request) == []
     ask(script, b"sent")
@@ -347,14 +347,14 @@ def test_callers_that_give_up_leave_nothing_behind() -> None:
     script.step()
     request = script.last(c.Request)
     accept(script)
-    script.session.asking.give_up(b"sent")
+    script.session.requests.give_up(b"sent")
     [cancel] = of(script.step(), c.CancelRequest)
     assert (cancel.key, cancel.row) == (request.key, 0)
     script.say(c.Result(cancel.request, {"count": 1}))
     deliver(script, [b"yes"], 0, [(request.key, 1, 1)], last=True)
     assert outcomes(script)[b"kept"].body == b"yes"
-    assert not script.session.asking.asked
-    assert not script.session.asking.parcels
+    assert not script.session.requests.asked
+    assert not script.session.requests.batches
 
 
 def test_the_end_of_the_session_fails_who_waits_for_replies() -> None:
@@ -376,8 +376,8 @@ def test_the_end_of_the_session_fails_who_waits_for_replies() -> None:
 
 def working(script: Script, count: int = 2, **asked: Any) -> Any:
     """An offer, and so many requests of one sender in hand."""
-    offered = Offered("svc", ["all"], **{"concurrency": 4, **asked})
-    offering = script.session.workings.offer(offered, Job)
+    offered = OfferOptions("svc", ["all"], **{"concurrency": 4, **asked})
+    offering = script.session.offerings.offer(offered, RequestBase)
     script.step()
     accept(script, c.Offer)
     work(script, offering, count)
@@ -390,12 +390,14 @@ def work(script: Script, offering: Any, count: int, base: int = 0, attempts: int
     script.say(command, frames=frames)
 
 
-def reply(script: Script, job: Job, body: bytes = b"r", last: bool = True, who: Any = None) -> bool:
-    answer = make_row(body, "", None, None, None, None, (job, who))
-    return script.session.workings.reply(job, answer, last)
+def reply(
+    script: Script, job: RequestBase, body: bytes = b"r", last: bool = True, who: Any = None
+) -> bool:
+    answer = make_row(body, "", None, None, None, None, ReplyToken(job, who))
+    return script.session.offerings.reply(job, answer, last)
 
 
-def take_all(offering: Any) -> list[Job]:
+def take_all(offering: Any) -> list[RequestBase]:
     found = []
     while (job := offering.take()) is not None:
         found.append(job)
@@ -486,7 +488,7 @@ def test_an_end_does_not_overtake_the_replies_before_it(state: int) -> None:
         reply(script, job, body, last=False)
         sent = script.step()
     reply(script, job, b"three", last=False)
-    script.session.workings.end(job, state, token="ended")
+    script.session.offerings.end(job, state, token="ended")
     assert not of([*sent, *script.step()], c.AckWork)
     second = confirm(script, script.last(c.Atomic))
     assert not of(second, c.AckWork), "two replies are on their way"
@@ -506,7 +508,7 @@ def test_an_end_behind_a_reply_that_came_too_late_is_not_said() -> None:
     reply(script, job, b"one", last=False)
     [step] = of(script.step(), c.Atomic)
     reply(script, job, b"two", last=False)
-    script.session.workings.end(job, 3, token="ended")
+    script.session.offerings.end(job, 3, token="ended")
     script.say(c.Refused(66, step.tracker, "not_held"))
     assert not of(script.step(), c.AckWork)
     assert outcomes(script) == {"ended": False}
@@ -544,7 +546,7 @@ def test_a_request_does_not_complete_with_a_hole_among_its_replies() -> None:
     assert job is not None
     reply(script, job, b"one", last=False)
     [step] = of(script.step(), c.Atomic)
-    script.session.workings.end(job, 3, token="ended")
+    script.session.offerings.end(job, 3, token="ended")
     sent = script.say(c.Refused(66, step.tracker, "forbidden", "no such mailbox"))
     [end] = of([*sent, *script.step()], c.AckWork)
     assert (end.state, end.ranges) == (4, [(job.number, job.number + 1)])
@@ -607,8 +609,8 @@ def test_replies_of_which_one_cannot_be_encoded_do_not_look_whole(confirmed: Con
     job = offering.take()
     assert job is not None
     reply(script, job, b"one", last=False)
-    bad = make_row(b"two", "", None, None, None, {"a": "x" * 70_000}, (job, None))
-    assert script.session.workings.reply(job, bad, False)
+    bad = make_row(b"two", "", None, None, None, {"a": "x" * 70_000}, ReplyToken(job))
+    assert script.session.offerings.reply(job, bad, False)
     reply(script, job, b"three", last=False)
     reply(script, job, b"four")
     sent = script.step()
@@ -643,7 +645,7 @@ def test_who_waits_for_an_end_behind_replies_is_told_when_the_client_is_closed()
     job = offering.take()
     assert job is not None
     reply(script, job, b"one", last=False)
-    script.session.workings.end(job, 3, token="ended")
+    script.session.offerings.end(job, 3, token="ended")
     script.session.abandon(RuntimeError("a defect"))
     script.step()
     [told] = outcomes(script).values()
@@ -665,7 +667,7 @@ def test_closing_releases_what_was_begun_as_no_attempt() -> None:
     offering = working(script)
     begun = offering.take()
     assert begun is not None
-    script.session.workings.close(offering)
+    script.session.offerings.close(offering)
     released, end = (one for one in script.step() if isinstance(one, c.AckWork | c.Unsubscribe))
     assert isinstance(released, c.AckWork)
     assert released.state == c.WorkState.RELEASED
@@ -680,7 +682,7 @@ def test_closing_gives_back_what_is_not_finished_and_then_ends_the_offer(begun: 
     if begun:
         reply(script, offering.take())
         script.step()
-    script.session.workings.close(offering)
+    script.session.offerings.close(offering)
     if begun:
         assert script.step() == [], "its answer is awaited"
         [end] = of(confirm(script, script.last(c.Reply)), c.Unsubscribe)

@@ -12,8 +12,8 @@ from malamute_protocol.commands import Command
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError
 from malamute_py.client.readers.group import numbers_of
 from malamute_py.client.session.events import Settled
-from malamute_py.client.session.memberships import HeldBatch, Joining, Membership
-from malamute_py.client.session.session import State
+from malamute_py.client.session.memberships import GroupOptions, HeldBatch, Membership
+from malamute_py.client.session.session import LinkState
 from malamute_py.client.session.steps import Step
 from malamute_py.client.session.subscription import GapNotice, RewoundNotice
 from tests.client.script import STREAM_UUID, Script, stamped
@@ -30,7 +30,7 @@ class Grouped(Script):
         self.member = self.join(**asked)
 
     def join(self, **asked: Any) -> Membership:
-        joining = Joining(**{"stream": "s", "group": "g", "pattern": ["all"], **asked}).check()
+        joining = GroupOptions(**{"stream": "s", "group": "g", "pattern": ["all"], **asked}).check()
         member = self.session.memberships.join(joining)
         self.step()
         self.accept_member(member)
@@ -211,7 +211,7 @@ def rewound_after(script: Grouped, until: int, uuid: bytes = STREAM_UUID) -> Hel
 
 
 def test_a_rewind_is_a_notice_and_other_records_at_the_same_offsets_are_handed_over() -> None:
-    """They used to be taken for those of before: acknowledged, and seen by no reader."""
+    """Such records were taken for those of before: acknowledged, and seen by no reader."""
     script = Grouped()
     old = rewound_after(script, 2)
     acks = [ack for ack in script.hand(4, 0, epoch=2) if isinstance(ack, c.AckRecords)]
@@ -299,7 +299,7 @@ def test_records_outside_of_what_a_delivery_names_cost_the_broker_the_link() -> 
     script = Grouped()
     frames = stamped(encode([b"x", b"y"]), 5)
     script.say(c.Deliver(script.member.number, 5, 6, 2), frames=frames)
-    assert script.state() is State.WAITING
+    assert script.state() is LinkState.WAITING
     assert script.member.ended
 
 
@@ -403,4 +403,4 @@ def test_a_record_that_a_step_could_not_acknowledge_is_shown_again() -> None:
 @pytest.mark.parametrize("wrong", [{"kind": "several"}, {"credit_records": 0}, {"hold_ms": -1}])
 def test_what_the_broker_would_refuse_is_refused_before(wrong: dict[str, Any]) -> None:
     with pytest.raises(LocalProtocolError, match="bad_setting"):
-        Joining("s", "g", ["all"], **wrong).check()
+        GroupOptions("s", "g", ["all"], **wrong).check()

@@ -17,8 +17,8 @@ from malamute_protocol import commands as c
 from malamute_protocol.batch import bitmap_of_rows, encode
 from malamute_protocol.framing import decode_message, encode_message
 from malamute_py.client.session.events import Settled
-from malamute_py.client.session.memberships import HeldBatch, Joining
-from malamute_py.client.session.session import Session, State
+from malamute_py.client.session.memberships import GroupOptions, HeldBatch
+from malamute_py.client.session.session import LinkState, Session
 from malamute_py.client.settings import ClientSettings
 from tests.client.script import STREAM_UUID, stamped, welcome
 from tests.seeds import seeds
@@ -37,7 +37,7 @@ class World:
         settings = ClientSettings(endpoints=("tcp://one:1",))
         self.session = Session(settings, self.dice.randbytes, 0)
         credit = self.dice.choice((7, 40, 1000))
-        joining = Joining("s", "g", ["all"], credit_records=credit)
+        joining = GroupOptions("s", "g", ["all"], credit_records=credit)
         self.member = self.session.memberships.join(joining)
         self.said: list[tuple[c.Command, list[bytes]]] = []
         # the broker's side
@@ -58,7 +58,9 @@ class World:
         self.now_ms += self.dice.choice((0, 5, 150))
         self.session.wake(self.now_ms)
         self.read()
-        while self.said and self.session.state is not State.WAITING and self.dice.random() < 0.9:
+        while (
+            self.said and self.session.state is not LinkState.WAITING and self.dice.random() < 0.9
+        ):
             command, frames = self.said.pop(0)
             self.session.receive(encode_message([command], frames), self.now_ms)
         for message in self.session.take_outgoing(self.now_ms):

@@ -14,6 +14,7 @@ from malamute_protocol.framing import NUMBERS, encode_message
 from malamute_py.client.session.calls import make_row
 from malamute_py.client.session.outgoing import RETRY_MS
 from malamute_py.client.session.publisher import level_number
+from malamute_py.client.session.rows import OutgoingRow
 from tests.client.script import Script, bodies_of
 
 
@@ -120,7 +121,7 @@ def test_records_that_gather_are_not_overtaken_by_what_is_asked_for_later() -> N
     session = script.session
     asks: list[Callable[[], Any]] = [
         lambda: session.request(lambda request: c.StreamInfo(request, "s"), None),
-        lambda: session.outbox.send("box", (b"m", "", None, None, None, None, b"m"), 3),
+        lambda: session.outbox.send("box", OutgoingRow(b"m", 1, "", b"m"), 3),
     ]
     for ask in asks:
         for body in (b"a", b"b", b"held"):
@@ -178,7 +179,7 @@ def test_nothing_is_published_beyond_the_window_and_a_confirm_opens_it() -> None
     assert script.step() == []
     [second] = publishes(script.confirm(first, 0))
     assert second.tracker > first.tracker
-    assert script.session.publisher.unconfirmed_bytes <= 1000
+    assert script.session.publisher.window.unconfirmed_bytes <= 1000
 
 
 def test_a_stream_that_always_has_more_does_not_starve_another() -> None:
@@ -488,7 +489,7 @@ def test_a_producer_refused_for_now_fails_what_waits_and_is_asked_for_again() ->
     [(tokens, outcome)] = script.outcomes()
     assert tokens == [b"a"]
     assert isinstance(outcome, BrokerRefused)
-    assert script.session.publisher.queued_bytes == 0
+    assert script.session.publisher.window.queued_bytes == 0
     script.publish(b"b")
     assert [type(command) for command in script.step()] == [c.OpenProducer]
     script.open_producer()
@@ -524,7 +525,7 @@ def test_a_content_larger_than_the_window_that_nobody_confirms_leaves_alone() ->
         script.publish(bytes(size), stream=f"s{number}", confirm="none")
     for _ in range(3):
         sent = script.step()
-        # What follows is held back: a PING comes behind the little that left, too.
+        # What follows is held back: a PING comes after the little that left, too.
         assert [type(command) for command in sent[:2]] == [c.Publish, c.Ping][: len(sent)]
         script.session.receive(encode_message([c.Pong(script.session._probe)]), script.now_ms)
     assert not script.session.window.queued_bytes

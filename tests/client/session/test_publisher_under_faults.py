@@ -1,7 +1,7 @@
 """The session against a broker that loses links, refuses and confirms late, by seed.
 
 The model keeps what a real log would: a batch is taken when its first sequence is the
-next one, known ones are confirmed as duplicates, everything behind a refused one is out of
+next one, known ones are confirmed as duplicates, everything after a refused one is out of
 sequence. Replay a failure with the seed in the test's name.
 """
 
@@ -22,7 +22,7 @@ STREAMS = ("s", "t")
 
 
 class ModelLog:
-    """What the broker has: bodies a stream, and the next sequence of the producer."""
+    """State of the broker: bodies a stream, and the next sequence of the producer."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
@@ -144,8 +144,8 @@ def test_every_confirmed_record_is_in_the_log_once_in_order_and_where_it_was_sai
         run.tell(100)
         run.settle()
     assert run.script.session.publisher.idle, "something waits for ever"
-    assert run.script.session.publisher.unconfirmed_bytes == 0
-    assert run.script.session.publisher.queued_bytes == 0
+    assert run.script.session.publisher.window.unconfirmed_bytes == 0
+    assert run.script.session.publisher.window.queued_bytes == 0
     for stream in STREAMS:
         log = run.log.bodies[stream]
         kept = [body for body in run.published[stream] if body not in run.failed]

@@ -19,8 +19,8 @@ from malamute_protocol.framing import NUMBERS
 from malamute_py.client.session.calls import make_row
 from malamute_py.client.session.events import Confirmed, Settled
 from malamute_py.client.session.letters import Letter
-from malamute_py.client.session.mailboxes import Asked
-from malamute_py.client.session.offers import Job, Offered
+from malamute_py.client.session.mailboxes import InboxOptions
+from malamute_py.client.session.offers import OfferOptions, ReplyToken, RequestBase
 from malamute_py.client.session.requests import Replies
 from tests.client.queue_model import QueueModel
 from tests.client.script import Script
@@ -30,7 +30,7 @@ BOXES = ("one", "two")
 
 
 class Token:
-    """Who waits for something."""
+    """Stands for a caller that waits."""
 
     def __init__(self, body: bytes) -> None:
         self.body = body
@@ -56,11 +56,11 @@ class Run:
         self.asked: list[Token] = []
         self.streams: list[tuple[Replies, bytes]] = []
         self.serial = 0
-        self.views = [self.session.mailboxes.read(Asked(box)) for box in BOXES]
+        self.views = [self.session.mailboxes.read(InboxOptions(box)) for box in BOXES]
         self.read: list[bytes] = []
         self.at_hand: list[tuple[Any, int]] = []
-        self.offering = self.session.workings.offer(Offered("svc", ["all"], 4), Job)
-        self.working: list[Job] = []
+        self.offering = self.session.offerings.offer(OfferOptions("svc", ["all"], 4), RequestBase)
+        self.working: list[RequestBase] = []
         self.worked: list[bytes] = []
 
     # --- what callers do ---
@@ -88,7 +88,7 @@ class Run:
             token = self.token("ask")
             self.asked.append(token)
             row = make_row(token.body, "a", None, None, None, None, token)
-        self.session.asking.request("svc", row, self.chance.choice([0, 1]))
+        self.session.requests.request("svc", row, self.chance.choice([0, 1]))
 
     def take_mail(self) -> None:
         for view in self.views:
@@ -118,15 +118,15 @@ class Run:
         self.chance.shuffle(self.working)
         for _ in range(min(len(self.working), 2)):
             job = self.working.pop()
-            workings = self.session.workings
+            offerings = self.session.offerings
             if job.body.startswith(b"many"):
                 for part in range(2):
                     row = make_row(
-                        b"%s/%d" % (job.body, part), "", None, None, None, None, (job, None)
+                        b"%s/%d" % (job.body, part), "", None, None, None, None, ReplyToken(job)
                     )
-                    workings.reply(job, row, False)
-            row = make_row(b"re:" + job.body, "", None, None, None, None, (job, None))
-            workings.reply(job, row, True)
+                    offerings.reply(job, row, False)
+            row = make_row(b"re:" + job.body, "", None, None, None, None, ReplyToken(job))
+            offerings.reply(job, row, True)
 
     # --- the broker ---
 
@@ -271,8 +271,8 @@ def test_nothing_is_lost_and_nothing_comes_twice(seed: int) -> None:
     assert sorted(run.model.completed) == sorted(asked), "each completed once"
     window = run.session.window
     assert (window.queued_bytes, window.unconfirmed_bytes) == (0, 0)
-    assert not run.session.asking.asked
-    assert not run.session.asking.parcels
+    assert not run.session.requests.asked
+    assert not run.session.requests.batches
 
 
 def test_a_failed_request_says_why() -> None:
@@ -287,7 +287,7 @@ def test_a_failed_request_says_why() -> None:
         run.tell(100)
         run.begin()
         for job in run.working:
-            run.session.workings.end(job, 4, reason="no such airport")
+            run.session.offerings.end(job, 4, reason="no such airport")
         run.working.clear()
         run.settle()
     assert isinstance(token.outcomes[0], MalamuteError)

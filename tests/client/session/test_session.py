@@ -11,7 +11,7 @@ from malamute_py.client.session.session import (
     Connect,
     Disconnect,
     Linked,
-    State,
+    LinkState,
     Unlinked,
 )
 from tests.client.script import Script, welcome
@@ -28,7 +28,7 @@ def test_hello_goes_first_and_alone_on_a_new_socket() -> None:
 def test_welcome_opens_the_link() -> None:
     script = Script()
     script.open()
-    assert script.state() is State.LINKED
+    assert script.state() is LinkState.LINKED
     assert isinstance(script.happened[-1], Linked)
 
 
@@ -89,16 +89,16 @@ def test_endpoints_are_tried_in_turn() -> None:
 def test_an_attempt_without_an_answer_ends_after_its_time() -> None:
     script = Script(attempt_ms=700)
     script.wait(699)
-    assert script.state() is State.CONNECTING
+    assert script.state() is LinkState.CONNECTING
     script.wait(1)
-    assert script.state() is State.WAITING
+    assert script.state() is LinkState.WAITING
 
 
 def test_a_refused_version_is_final_and_fails_everything() -> None:
     script = Script()
     script.publish(b"x")
     script.say(c.Refused(1, 0, "version", "this broker speaks 2"))
-    assert script.state() is State.CLOSED
+    assert script.state() is LinkState.CLOSED
     [(tokens, error)] = script.outcomes()
     assert tokens == [b"x"]
     assert isinstance(error, BrokerRefused)
@@ -119,14 +119,14 @@ def test_a_link_that_a_late_hello_of_the_same_session_replaced_is_made_anew() ->
     script = Script()
     script.open()
     script.say(c.Bye("replaced", "another link of this session took over"))
-    assert script.state() is State.WAITING
+    assert script.state() is LinkState.WAITING
 
 
 def test_a_draining_broker_is_tried_again_after_its_bye() -> None:
     script = Script()
     script.open()
     script.say(c.Bye("draining"))
-    assert script.state() is State.WAITING
+    assert script.state() is LinkState.WAITING
 
 
 def test_a_full_broker_says_when_to_come_again() -> None:
@@ -144,17 +144,17 @@ def test_a_broken_message_costs_the_broker_the_link_and_is_told() -> None:
     assert [command.code for command in script.step() if isinstance(command, c.Bye)] == [
         "malformed"
     ]
-    assert script.state() is State.WAITING
+    assert script.state() is LinkState.WAITING
 
 
 def test_a_command_out_of_state_costs_the_broker_the_link() -> None:
     script = Script()
     script.say(c.Confirm(1, 3, 1, 0, 0))
-    assert script.state() is State.WAITING
+    assert script.state() is LinkState.WAITING
     script.wait(10_000)
     script.open()
     script.say(welcome())
-    assert script.state() is State.WAITING
+    assert script.state() is LinkState.WAITING
 
 
 def test_requests_are_answered_refused_or_sent_again() -> None:

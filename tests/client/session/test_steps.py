@@ -17,7 +17,7 @@ from malamute_protocol.errors import (
 )
 from malamute_protocol.limits import RANGES_MAX
 from malamute_py.client.position import Confirmation, Position
-from malamute_py.client.session.acknowledgements import Form
+from malamute_py.client.session.acknowledgements import AckForm
 from malamute_py.client.session.events import Settled
 from malamute_py.client.session.steps import Step
 from tests.client.script import STREAM_UUID, Script, bodies_of
@@ -33,7 +33,7 @@ class Bag:
         self.held = held
         self.gone: set[int] = set()
 
-    def ack_command(self, form: Form, ranges: list[tuple[int, int]], tracker: int) -> Command:
+    def ack_command(self, form: AckForm, ranges: list[tuple[int, int]], tracker: int) -> Command:
         if form.state:
             again_ms = max(0, form.again_ms)
             return c.AckWork(self.number, ranges, form.state, tracker, 0, again_ms, form.reason)

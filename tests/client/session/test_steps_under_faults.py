@@ -19,7 +19,7 @@ from malamute_protocol.errors import BrokerRefused, MalamuteError
 from malamute_protocol.framing import decode_message, encode_message
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.events import Settled
-from malamute_py.client.session.session import Session, State
+from malamute_py.client.session.session import LinkState, Session
 from malamute_py.client.session.steps import Step
 from malamute_py.client.settings import ClientSettings
 from tests.client.script import bodies_of, welcome
@@ -67,7 +67,11 @@ class World:
         """Both sides have their turn; messages and answers may be lost with the link."""
         self.now_ms += self.dice.choice((0, 1, 20, 200))
         self.session.wake(self.now_ms)
-        if self.answers and self.session.state is not State.WAITING and self.dice.random() < 0.8:
+        if (
+            self.answers
+            and self.session.state is not LinkState.WAITING
+            and self.dice.random() < 0.8
+        ):
             count = self.dice.randrange(1, len(self.answers) + 1)
             said, self.answers = self.answers[:count], self.answers[count:]
             self.session.receive(encode_message(said, []), self.now_ms)

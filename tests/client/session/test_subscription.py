@@ -6,20 +6,20 @@ from malamute_protocol import commands as c
 from malamute_protocol.batch import bitmap_of_rows
 from malamute_protocol.errors import BatchError, BrokerRefused, RemoteProtocolError
 from malamute_py.client.position import Position
-from malamute_py.client.session.session import State
+from malamute_py.client.session.session import LinkState
 from malamute_py.client.session.subscription import (
     Arrival,
     BegunNotice,
     GapNotice,
     Item,
     ModeNotice,
-    Reading,
     RewoundNotice,
+    SubscriptionState,
 )
 from tests.client.script import STREAM_UUID, Script
 
 
-def reading_script(**changes: object) -> tuple[Script, Reading]:
+def reading_script(**changes: object) -> tuple[Script, SubscriptionState]:
     script = Script()
     script.open()
     reading = script.subscribe(**changes)
@@ -27,14 +27,14 @@ def reading_script(**changes: object) -> tuple[Script, Reading]:
     return script, reading
 
 
-def taken(reading: Reading) -> list[Item]:
+def taken(reading: SubscriptionState) -> list[Item]:
     items = []
     while (item := reading.take()) is not None:
         items.append(item)
     return items
 
 
-def offsets(reading: Reading) -> list[int]:
+def offsets(reading: SubscriptionState) -> list[int]:
     return [
         int(offset)
         for item in taken(reading)
@@ -66,7 +66,7 @@ def test_a_cover_that_does_not_begin_where_the_last_ended_ends_reader_and_link()
     script, reading = reading_script()
     script.deliver(reading, [b"a"], 0)
     script.deliver(reading, [b"c"], 2)
-    assert script.state() is State.WAITING
+    assert script.state() is LinkState.WAITING
     assert [item.next for item in taken(reading) if isinstance(item, Arrival)] == [1]
     assert isinstance(reading.error, RemoteProtocolError)
     assert reading.ended
@@ -290,7 +290,7 @@ def test_a_refused_subscription_fails_its_reader_only() -> None:
     script.say(c.Refused(12, reading.number, "forbidden", "not yours"))
     assert isinstance(reading.error, BrokerRefused)
     assert reading.ended
-    assert script.state() is State.LINKED
+    assert script.state() is LinkState.LINKED
 
 
 def test_a_resume_that_must_wait_is_tried_again() -> None:
@@ -325,7 +325,7 @@ def test_what_crosses_an_unsubscribe_is_left_alone() -> None:
     assert not reading.inbox
     script.say(c.Ended(reading.number, 0, "cancelled"))
     script.deliver(reading, [b"later"], 1)
-    assert script.state() is State.LINKED
+    assert script.state() is LinkState.LINKED
     assert reading.number not in script.session.opened
 
 

@@ -15,8 +15,8 @@ from malamute_protocol.batch import encode, row_bitmap
 from malamute_protocol.errors import BatchError
 from malamute_protocol.stamp import DERIVED, Stamp
 from malamute_py.client.session.letters import RequestFailed
-from malamute_py.client.session.mailboxes import Asked
-from malamute_py.client.session.offers import Job, Offered
+from malamute_py.client.session.mailboxes import InboxOptions
+from malamute_py.client.session.offers import OfferOptions, RequestBase
 from malamute_py.client.session.subscription import Arrival, GapNotice
 from tests.client.script import Script, stamped
 from tests.client.session.test_mail import accept, ask, opened, outcomes, warnings
@@ -136,7 +136,7 @@ def test_a_member_names_records_that_nobody_can_read_and_is_done_with_them(bad: 
 @UNREADABLE
 def test_mail_that_no_reader_can_read_is_named_and_keeps_nothing_else_back(bad: bytes) -> None:
     script = opened()
-    view = script.session.mailboxes.read(Asked("box", 10, 1 << 20, {}))
+    view = script.session.mailboxes.read(InboxOptions("box", 10, 1 << 20, {}))
     script.step()
     accept(script)
     number = script.last(c.OpenInbox).subscription
@@ -159,7 +159,7 @@ def test_mail_that_no_reader_can_read_is_named_and_keeps_nothing_else_back(bad: 
 @UNREADABLE
 def test_requests_that_no_worker_can_read_are_failed_by_name(bad: bytes) -> None:
     script = opened()
-    offering = script.session.workings.offer(Offered("svc", ["all"], 4), Job)
+    offering = script.session.offerings.offer(OfferOptions("svc", ["all"], 4), RequestBase)
     script.step()
     accept(script, c.Offer)
     work = c.Work(offering.number, "bob", "", 0, 1, 30_000, 2, b"\x05", b"k")
@@ -194,7 +194,7 @@ def test_a_reply_that_cannot_be_read_fails_its_request_by_name(bad: bytes) -> No
     assert all(isinstance(error, RequestFailed) for error in found.values())
     assert all(error.why.startswith("unreadable: ") for error in found.values())
     assert [ack.ranges for ack in out if isinstance(ack, c.AckMail)] == [[(0, 4)]]
-    assert not script.session.asking.asked
+    assert not script.session.requests.asked
 
 
 def test_a_codec_without_its_package_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,514 @@
+"""Batches that leave for one place after the other, and that the broker confirms or refuses.
+
+Owns what the senders of records, of mail, requests and replies, and of steps have in common: rows
+that gather into batches, the window's count of their bytes, what is under way, and what becomes of
+both when the link goes. The rules: to one place batches leave in the order of the calls; one that
+was not answered is sent again with the same bytes; one that was refused was not taken at all, so it
+may be divided and encoded anew. Source: SPEC.md, section 8.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, ClassVar, Final, Generic, TypeVar
+
+from malamute_protocol.commands import Confirm, Level, Welcome
+from malamute_protocol.errors import BrokerRefused, LocalProtocolError, MalamuteError
+from malamute_protocol.limits import DEFAULT_LIMITS, Limits
+from malamute_protocol.stamp import STAMP_BYTES
+from malamute_py.client.arguments import name_of
+from malamute_py.client.session.events import Event
+from malamute_py.client.session.outgoing import CommandSink, Trackers, Window
+from malamute_py.client.session.receiver import Opened
+from malamute_py.client.session.rows import ROW_BYTES, OutgoingRow, Packing, content_of, size_of
+from malamute_py.client.settings import ClientSettings
+
+QUEUED, SENT, OVER = range(3)
+"""States of a batch: waiting to leave, under way, answered or given up."""
+NONE: Final = int(Level.NONE)
+
+
+class OutgoingBatch:
+    """Rows that leave as one content, from the first of them until all is settled."""
+
+    __slots__ = (
+        "bytes", "content", "counted", "doubtful", "lane", "level", "one_by_one", "packing", "rows",
+        "sealed", "serial", "state", "thin", "until_ms",
+    )  # fmt: skip
+
+    def __init__(self, lane: Lane[Any], level: int) -> None:
+        self.lane = lane
+        self.level = level
+        self.rows: list[Any] = []
+        self.bytes = 0
+        """Bytes of the window that the batch takes; an estimate until it is encoded."""
+        self.content: Any = b""
+        """Empty until the batch leaves for the first time."""
+        self.counted = False
+        """Whether its bytes are unconfirmed ones of the window."""
+        self.doubtful = False
+        """Whether the batch was under way when a link was lost: the broker may have taken it."""
+        self.one_by_one = False
+        """Whether nothing may leave for the same place before this is answered."""
+        self.packing: Packing | None = None
+        """Form of the bodies of all rows."""
+        self.sealed = False
+        """Whether no row may join: the batch has a key, a content, or a tally of its rows."""
+        self.serial = 0
+        self.state = QUEUED
+        self.thin = False
+        """Whether callers have given up some of its rows."""
+        self.until_ms = 0
+        """Time at which its callers give it up; 0: never."""
+
+    @property
+    def answered_otherwise(self) -> bool:
+        """Whether something else than a CONFIRM will show that the broker has it."""
+        return False
+
+    @property
+    def count(self) -> int:
+        """Rows."""
+        return len(self.rows)
+
+    def live_rows(self) -> list[Any]:
+        """The rows that a caller waits for."""
+        return [row for row in self.rows if row.token is not None]
+
+    def alike(self) -> OutgoingBatch:
+        """Make an empty batch of the same kind for the same place."""
+        raise NotImplementedError
+
+    def part(self, rows: list[Any]) -> OutgoingBatch:
+        """Make a batch of some of the rows, which takes this one's turn."""
+        part = self.alike()
+        part.rows = rows
+        part.bytes = size_of(rows)
+        part.packing = self.packing
+        part.until_ms, part.serial = self.until_ms, self.serial
+        return part
+
+    def encode(self) -> None:
+        """Make the content. Raises whatever a row raises that cannot be encoded."""
+        self.content = content_of(self.rows, self.lane.owner.limits)
+        self.bytes = len(self.content) + STAMP_BYTES
+
+    def say(self, out: CommandSink, tracker: int) -> None:
+        """Hand over the command, with its content."""
+        raise NotImplementedError
+
+    def confirmed(self, confirm: Confirm) -> None:
+        """Settle a batch that the broker took."""
+        self.lane.owner.confirmed(self, confirm)
+
+    def refused(self, error: BrokerRefused, now_ms: int) -> None:
+        """Settle, repeat or divide a batch that the broker refused."""
+        self.lane.owner.refused(self, error, now_ms)
+
+    def replaced(self, parts: list[Any]) -> None:
+        """Go on with the rows in other batches: this one was not taken and is not sent again."""
+
+    def settle(self, outcome: Confirm | MalamuteError) -> None:
+        """Tell the callers that wait."""
+        raise NotImplementedError
+
+
+Kind = TypeVar("Kind", bound=OutgoingBatch)
+
+
+class Lane(Generic[Kind]):
+    """The way to one place: what waits for its turn there, and what is under way."""
+
+    lasting: ClassVar[bool] = False
+    """Whether the lane stays when nothing is in it."""
+
+    __slots__ = ("blocked_until_ms", "gate", "home", "owner", "place", "queue", "sent", "stopped")
+
+    def __init__(self, owner: Any, home: dict[Any, Any], place: Any) -> None:
+        """home: where the owner keeps the lane, under `place`."""
+        self.owner = owner
+        self.home = home
+        self.place = place
+        self.queue: deque[Kind] = deque()
+        self.sent: dict[Kind, None] = {}
+        """In the order of their leaving."""
+        self.stopped = False
+        """Whether a batch is under way that must be answered before another leaves."""
+        self.blocked_until_ms = -1
+        """>= 0: a batch was refused, and nothing is sent before this time."""
+        self.gate: Opened | None = None
+        """Offer that must be active on the link for the lane's commands to be understood."""
+
+
+class LastingLane(Lane[Kind]):
+    """A lane that stays when nothing is in it."""
+
+    lasting: ClassVar[bool] = True
+
+    __slots__ = ()
+
+
+class Lanes(Generic[Kind]):
+    """All lanes of one sender over the session's window and trackers."""
+
+    lane_type: ClassVar[type[Lane[Any]]] = Lane
+    unit: ClassVar[str] = "record"
+    """Word for a row in errors."""
+
+    def __init__(
+        self,
+        settings: ClientSettings,
+        trackers: Trackers,
+        window: Window,
+        tell: Callable[[Event], None],
+    ) -> None:
+        """tell: takes the events that settle callers."""
+        self.tell = tell
+        self.window = window
+        self.homes: list[dict[Any, Lane[Kind]]] = []
+        """Tables in which lanes are kept, one a kind of place."""
+        self.limits = DEFAULT_LIMITS
+        self.batch_bytes = settings.batch_target(DEFAULT_LIMITS)
+        """Bytes that a batch is filled to on this link."""
+        self.records_max = DEFAULT_LIMITS.batch_records_max
+        self._settings = settings
+        self._trackers = trackers
+        self._active: Final[dict[Lane[Kind], None]] = {}
+        """Lanes in which something waits."""
+        self._blocked: Final[dict[Lane[Kind], None]] = {}
+        """Active lanes that wait for their time."""
+        self.queues: Final = (self._active,)
+        """While all of them are empty, take() has nothing to do."""
+        self._sent = 0
+        """Batches under way whose confirm is awaited."""
+        self._serial = 0
+        self._linked = False
+        self.fatal: MalamuteError | None = None
+        """Error that ended the session: every call raises it."""
+        self._taken_ms = -1
+        """Time of the last take(): what was due then waits for something else by now."""
+
+    # --- what callers do -----------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits and nothing is unconfirmed."""
+        return not self._active and not self._sent
+
+    @property
+    def unanswered(self) -> int:
+        """Commands that wait to leave, or for their answers."""
+        return sum(len(lane.sent) + len(lane.queue) for lane in self._lanes())
+
+    @property
+    def waits(self) -> bool:
+        """Something may leave with the next take()."""
+        return bool(self._active)
+
+    def _lanes(self) -> Iterator[Lane[Kind]]:
+        for home in self.homes:
+            yield from list(home.values())
+
+    def lane(self, home: dict[Any, Any], place: Hashable, name: str = "") -> Any:
+        """The lane to a place, made when there is none. Raises what ended the session.
+
+        name: of the argument that names the place. Raises LocalProtocolError: it cannot be a name.
+        """
+        if self.fatal is not None:
+            raise self.fatal
+        try:
+            lane = home.get(place)
+        except TypeError:  # it cannot be a key, so it is no name
+            lane = None
+        if lane is None:
+            if name:
+                name_of(name, place)
+            lane = home[place] = self.lane_type(self, home, place)
+        return lane
+
+    def check(self, row: OutgoingRow) -> None:
+        """Raises LocalProtocolError `too_large`."""
+        size = row.size
+        if size > self.limits.record_bytes_max:
+            raise LocalProtocolError(
+                "too_large",
+                f"a record of {size} bytes; the broker takes {self.limits.record_bytes_max}",
+            )
+
+    def check_content(self, content: Any, count: int) -> int:
+        """Bytes that an encoded content takes of the window. Raises LocalProtocolError."""
+        size = len(content) + STAMP_BYTES
+        if size > self.limits.batch_bytes_max:
+            raise LocalProtocolError(
+                "too_large",
+                f"a batch of {len(content)} bytes; the broker takes {self.limits.batch_bytes_max}",
+            )
+        if count > self.limits.batch_records_max:
+            raise LocalProtocolError(
+                "too_large",
+                f"a batch of {count} records; the broker takes {self.limits.batch_records_max}",
+            )
+        return size
+
+    def begin(self, batch: Kind, row: OutgoingRow) -> None:
+        """Put an empty batch at the end of its lane, with its first row."""
+        batch.rows.append(row)
+        batch.packing = row.packing
+        batch.bytes = row.size + ROW_BYTES
+        self.queue(batch)
+
+    def queue(self, batch: Kind) -> None:
+        """Put a batch at the end of its lane."""
+        self._serial += 1
+        batch.serial = self._serial
+        batch.lane.queue.append(batch)
+        self._active[batch.lane] = None
+        self.window.queued_bytes += batch.bytes
+
+    # --- the link --------------------------------------------------------------------------
+
+    def link_up(self, welcome: Welcome) -> None:
+        """A link is open: what is unconfirmed leaves again, in order."""
+        self._linked = True
+        self.limits = Limits(
+            record_bytes_max=welcome.record_bytes_max,
+            batch_bytes_max=welcome.batch_bytes_max,
+            batch_records_max=welcome.batch_records_max,
+        )
+        self.batch_bytes = self._settings.batch_target(self.limits)
+        self.records_max = welcome.batch_records_max
+
+    def link_down(self) -> None:
+        """The link is gone: what was under way goes back to the head of its lane."""
+        self._linked = False
+        for lane in self._lanes():
+            under_way = list(lane.sent)
+            lane.sent.clear()
+            for batch in reversed(under_way):
+                batch.doubtful = True
+                if batch.counted:
+                    self._uncount(batch)
+                if batch.thin and not batch.live_rows():
+                    batch.state = OVER
+                    continue
+                self._put_back(batch)
+            lane.stopped = False
+            lane.blocked_until_ms = -1
+        self._blocked.clear()
+
+    def disown(self, error: MalamuteError) -> None:
+        """The client is another sender now: what may have been taken cannot be sent again."""
+        for lane in self._lanes():
+            failing = [batch for batch in lane.queue if batch.doubtful]
+            self._take_out(lane, failing)
+            for batch in failing:
+                self._end(batch, error)
+
+    def _take_out(self, lane: Lane[Kind], batches: list[Kind]) -> None:
+        """Remove some of what waits in a lane."""
+        left = set(lane.queue).difference(batches)
+        kept = [batch for batch in lane.queue if batch in left]
+        lane.queue.clear()
+        lane.queue.extend(kept)
+        self.window.queued_bytes -= sum(batch.bytes for batch in batches)
+        if not kept:
+            self._rest(lane)
+
+    def fail_all(self, error: MalamuteError) -> None:
+        """The session ends: everything unconfirmed fails, and so does every later call."""
+        self.fatal = error
+        for lane in self._lanes():
+            self.fail_lane(lane, error)
+
+    def fail_lane(self, lane: Lane[Kind], error: MalamuteError) -> None:
+        """Fail all that is in a lane; answers to what is under way are not awaited any more."""
+        for batch in list(lane.sent):
+            if batch.counted:
+                self._uncount(batch)
+            self._end(batch, error)
+        for batch in lane.queue:
+            self.window.queued_bytes -= batch.bytes
+            self._end(batch, error)
+        lane.sent.clear()
+        lane.queue.clear()
+        self._rest(lane)
+
+    # --- sending ---------------------------------------------------------------------------
+
+    def wake(self, now_ms: int) -> None:
+        """Do what is due by time: nothing here but what take() does."""
+
+    def take(self, now_ms: int, out: CommandSink) -> bool:
+        """Hand over what may leave now; False: the window holds something back."""
+        self._taken_ms = now_ms
+        if not self._linked:
+            return True
+        for lane in list(self._active):
+            if lane.gate is not None and not lane.gate.active:
+                continue
+            if lane.blocked_until_ms >= 0 and not self._release(lane, now_ms):
+                continue
+            before = self._trackers.last
+            if not self._drain(lane, now_ms, out):
+                if self._trackers.last != before:
+                    # It had its turn: one that always has more must not starve the others.
+                    self._active[lane] = self._active.pop(lane)
+                return False
+        return True
+
+    def _release(self, lane: Lane[Kind], now_ms: int) -> bool:
+        """End the hold of a lane in which a batch was refused, once its time has come."""
+        if lane.blocked_until_ms > now_ms:
+            self._blocked[lane] = None
+            return False
+        lane.blocked_until_ms = -1
+        self._blocked.pop(lane, None)
+        return True
+
+    def _drain(self, lane: Lane[Kind], now_ms: int, out: CommandSink) -> bool:
+        """Send from one lane; returns False when the window holds all callers back."""
+        queue = lane.queue
+        while queue:
+            batch = queue[0]
+            if self._holds(batch, now_ms, out):
+                return True
+            if batch.bytes and not self.window.lets_go(batch.bytes):
+                return False
+            queue.popleft()
+            self.window.queued_bytes -= batch.bytes
+            if batch.content or self._encode(batch):
+                self._leave(batch, out)
+        self._rest(lane)
+        return True
+
+    def _holds(self, batch: Kind, now_ms: int, out: CommandSink) -> bool:
+        """Whether the batch at the head of its lane must wait for something else than room."""
+        lane = batch.lane
+        return lane.stopped or bool(lane.sent and batch.one_by_one)
+
+    def _rest(self, lane: Lane[Kind]) -> None:
+        """Nothing waits in a lane: it is kept only for what is under way."""
+        self._active.pop(lane, None)
+        self._blocked.pop(lane, None)
+        if not lane.sent and not lane.lasting:
+            lane.home.pop(lane.place, None)
+
+    def _encode(self, batch: Kind) -> bool:
+        """Make the content; of halves, when a row cannot be encoded or all are too much for one."""
+        if batch.thin:
+            batch.rows = batch.live_rows()
+            batch.thin = False
+            if not batch.rows:
+                batch.state = OVER
+                return False
+        try:
+            batch.encode()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it fails these rows only
+            if batch.count > 1:
+                self._divide(batch)
+                return False
+            if not isinstance(error, MalamuteError):
+                reason = f"the {self.unit} cannot be encoded: {error}"
+                error = LocalProtocolError("bad_batch", reason)
+            self._end(batch, error)
+            return False
+        batch.sealed = True
+        return True
+
+    def _leave(self, batch: Kind, out: CommandSink) -> None:
+        level = batch.level
+        if level == NONE:
+            self.window.passes(batch.bytes)
+            if not batch.answered_otherwise:
+                batch.say(out, 0)
+                self._end(batch, Confirm(0, level, 0, -1, 0))
+                return
+        else:
+            batch.counted = True
+            self.window.unconfirmed_bytes += batch.bytes
+            self._sent += 1
+        batch.state = SENT
+        lane = batch.lane
+        lane.sent[batch] = None
+        lane.stopped = batch.one_by_one
+        batch.say(out, self._trackers.give(batch))
+
+    # --- answers ---------------------------------------------------------------------------
+
+    def confirmed(self, batch: Kind, confirm: Confirm, *, keep: bool = False) -> None:
+        """The broker has it. keep: it may have to be sent again all the same."""
+        if not self._came_back(batch):
+            return
+        if keep:
+            batch.state = OVER
+        else:
+            self._end(batch, confirm)
+        lane = batch.lane
+        if not lane.queue and not lane.lasting:
+            self._rest(lane)
+
+    def refused(self, batch: Kind, error: BrokerRefused, now_ms: int) -> None:
+        """The broker did not take it: again later, in parts, or never, by the code."""
+        raise NotImplementedError
+
+    def _came_back(self, batch: Kind) -> bool:
+        if batch.state != SENT:
+            return False
+        lane = batch.lane
+        lane.sent.pop(batch, None)
+        lane.stopped = False
+        if batch.counted:
+            self._uncount(batch)
+        return True
+
+    def _uncount(self, batch: Kind) -> None:
+        batch.counted = False
+        self._sent -= 1
+        self.window.unconfirmed_bytes -= batch.bytes
+
+    def _put_back(self, batch: Kind) -> None:
+        """Into its lane again, before what was asked for later."""
+        batch.state = QUEUED
+        self.window.queued_bytes += batch.bytes
+        lane = batch.lane
+        queue = lane.queue
+        place = 0
+        while place < len(queue) and queue[place].serial < batch.serial:
+            place += 1
+        queue.insert(place, batch)
+        self._active[lane] = None
+
+    def _block(self, lane: Lane[Kind], until_ms: int) -> None:
+        """Send nothing from a lane before a time."""
+        lane.blocked_until_ms = max(lane.blocked_until_ms, until_ms)
+
+    def _divide(self, batch: Kind) -> list[Any]:
+        """Replace a batch that was not taken by its halves."""
+        rows = batch.live_rows() if batch.thin else batch.rows
+        half = max(1, (len(rows) + 1) // 2)
+        parts: list[Any] = [
+            batch.part(rows[first : first + half]) for first in range(0, len(rows), half)
+        ]
+        batch.replaced(parts)
+        batch.state = OVER
+        for part in reversed(parts):
+            self._put_back(part)
+        return parts
+
+    def _end(self, batch: Kind, outcome: Confirm | MalamuteError) -> None:
+        batch.state = OVER
+        batch.settle(outcome)
+        # A deadline may keep the batch for long: not its bodies.
+        batch.rows = []
+        batch.content = b""
+
+    def next_wake(self) -> int | None:
+        """Latest time of the next wake() and take(); None: no need."""
+        at: int | None = None
+        if self._linked:
+            for lane in self._blocked:
+                wake = lane.blocked_until_ms
+                if wake > self._taken_ms and (at is None or wake < at):
+                    at = wake
+        return at

@@ -1,0 +1,127 @@
+"""Commands and their frames, cut into messages within the broker's limits.
+
+Owns the messages of one turn. The rules: commands leave in the order in which they were put; those
+of a step share a message; a command that no message can carry fails by itself. Source: SPEC.md,
+section 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from malamute_protocol.commands import Atomic, Command
+from malamute_protocol.errors import LocalProtocolError
+from malamute_protocol.framing import check_command, encode_message
+from malamute_protocol.limits import DEFAULT_LIMITS
+
+_MESSAGE_BYTES: Final = 1 << 20
+"""Size at which a message is closed and the next begun: it bounds what a burst holds back."""
+_FRAME_BYTES_MAX: Final = DEFAULT_LIMITS.command_frame_bytes_max
+_FRAMES_MAX: Final = DEFAULT_LIMITS.message_frames_max
+
+
+class OutgoingMessages:
+    """Commands and their frames, cut into messages within the broker's limits."""
+
+    def __init__(self) -> None:
+        self.commands_max = 1
+        """Commands in a message; until a welcome has said how many, HELLO leaves alone."""
+        self.unsendable: list[tuple[list[Command], LocalProtocolError]] = []
+        """The commands that no message can carry, each with the parts of its step, and why."""
+        self.suspect: Callable[[list[Command]], Command] | None = None
+        """Unless None, each command leaves by itself, followed by the PING that this returns."""
+        self._commands: list[Command] = []
+        self._frames: list[Any] = []
+        self._bytes = 0
+        self._messages: list[list[Any]] = []
+
+    def bound(self, commands_max: int) -> None:
+        """Take the broker's bound; the commands take a frame of their own, beside one for each."""
+        self.commands_max = min(commands_max, _FRAMES_MAX - 1)
+
+    def put(self, command: Command, content: Any) -> None:
+        """Add a command, and its content frame if it has one."""
+        self._commands.append(command)
+        if content is not None:
+            self._frames.append(content)
+            self._bytes += len(content)
+        if self._bytes >= _MESSAGE_BYTES or len(self._commands) >= self.commands_max:
+            self._cut()
+
+    def put_together(self, commands: list[Command], contents: list[Any]) -> None:
+        """Add commands that must share a message, and the content frames that they own."""
+        if len(self._commands) + len(commands) > self.commands_max:
+            self._cut()
+        self._commands += commands
+        self._frames += contents
+        self._bytes += sum(map(len, contents))
+        if self._bytes >= _MESSAGE_BYTES or len(self._commands) >= self.commands_max:
+            self._cut()
+
+    def finish(self) -> list[list[Any]]:
+        """All messages, which are then no longer here."""
+        if self._commands:
+            self._cut()
+        messages, self._messages = self._messages, []
+        return messages
+
+    def _cut(self) -> None:
+        commands, frames = self._commands, self._frames
+        if not commands:
+            return
+        self._commands, self._frames, self._bytes = [], [], 0
+        if self.suspect is not None:
+            for unit, contents in _units(commands, frames):
+                if self._sent_whole(unit, contents):
+                    self._messages.append(encode_message([self.suspect(unit)]))
+                else:
+                    self._fails(unit)
+        elif not self._sent_whole(commands, frames):
+            self._send_parts(_units(commands, frames))
+
+    def _sent_whole(self, commands: list[Command], frames: list[Any]) -> bool:
+        """Make one message of these; False: it cannot be, or would be too long."""
+        try:
+            message = encode_message(commands, frames)
+        except Exception:  # noqa: BLE001 - which command it is, and why, is found one by one
+            return False
+        if len(message[0]) > _FRAME_BYTES_MAX:
+            return False
+        self._messages.append(message)
+        return True
+
+    def _send_parts(self, units: list[tuple[list[Command], list[Any]]]) -> None:
+        """In halves, down to the commands that cannot be sent at all."""
+        if len(units) == 1:
+            self._fails(units[0][0])
+            return
+        for half in (units[: len(units) // 2], units[len(units) // 2 :]):
+            commands = [command for unit, _ in half for command in unit]
+            if not self._sent_whole(commands, [frame for _, frames in half for frame in frames]):
+                self._send_parts(half)
+
+    def _fails(self, commands: list[Command]) -> None:
+        try:
+            for command in commands:
+                check_command(command)
+            fault = f"{len(commands)} commands that must share a message are too long for one"
+            error = LocalProtocolError("too_large", fault)
+        except LocalProtocolError as found:
+            error = found
+        self.unsendable.append((commands, error))
+
+
+def _units(commands: list[Command], frames: list[Any]) -> list[tuple[list[Command], list[Any]]]:
+    """The commands that may leave by themselves, a step with its parts, and their frames."""
+    found: list[tuple[list[Command], list[Any]]] = []
+    place = frame = 0
+    while place < len(commands):
+        command = commands[place]
+        count = 1 + (command.count if type(command) is Atomic else 0)
+        unit = commands[place : place + count]
+        owned = sum(part.content_frames for part in unit)
+        found.append((unit, frames[frame : frame + owned]))
+        place += count
+        frame += owned
+    return found
