@@ -102,8 +102,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of a batch from `begin`; None: nothing is to be read yet."""
         known, empty_to = self._empty
         start = max(begin.offset, empty_to) if known == begin.offset else begin.offset
-        if self._target is not None and start >= self._target:
-            return None
+        # Asked even when the target is reached: the stream may have been recreated or rewound.
         records_max, bytes_max = self._caps(limit)
         plan = self._ask(begin, start, records_max, bytes_max)
         if plan.rewound:

@@ -21,6 +21,8 @@ class ScriptedClient:
         self.first = 0
         self.uuid = b"\x11" * 16
         self.epoch = 1
+        self.epoch_ends: dict[int, int] = {}
+        """Where an epoch ended that a loss of power has cut short."""
         self.plans: list[tuple[int, int | None, int, int]] = []
         """(start, end, records_max, bytes_max) of each plan that was asked for."""
         self.aborted = False
@@ -31,6 +33,12 @@ class ScriptedClient:
 
     def append(self, *matches: bool) -> None:
         self.matches.extend(matches)
+
+    def rewind(self, tail: int) -> None:
+        """Lose what lies beyond an offset, as a power loss does."""
+        del self.matches[tail:]
+        self.epoch_ends[self.epoch] = tail
+        self.epoch += 1
 
     def plan_read(
         self,
@@ -49,8 +57,10 @@ class ScriptedClient:
             raise ConnectionLost("the client is closed")
         assert visibility == "durable"
         wanted = self._offset(start)
-        rewound = wanted > self.tail
-        begin = self.tail if rewound else wanted
+        epoch = start.epoch if isinstance(start, Position) else self.epoch
+        ended = min(self.tail, self.epoch_ends.get(epoch, self.tail))
+        rewound = wanted > ended
+        begin = ended if rewound else wanted
         stop = self.tail if end is None else min(end, self.tail)
         self.plans.append((wanted, end, records_max, bytes_max))
         splits: list[Split] = []

@@ -220,6 +220,50 @@ def test_available_now_ends_at_what_was_there_when_it_began() -> None:
     assert step(reader, end, ReadMaxRows(30)) == end
 
 
+@pytest.mark.parametrize("left", [0, 5])
+def test_available_now_notices_a_recreated_stream_that_is_shorter(left: int) -> None:
+    client = ScriptedClient([True] * 20)
+    reader = reader_of(client)
+    end = step(reader, reader.initialOffset())
+    recreated = ScriptedClient([True] * left)
+    recreated.uuid = b"\x22" * 16
+    restarted = reader_of(recreated)
+    restarted.prepareForTriggerAvailableNow()
+    with pytest.raises(CheckpointMismatch, match="was recreated"):
+        step(restarted, end)
+
+
+def test_available_now_notices_a_stream_that_ends_before_the_position(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client = ScriptedClient([True] * 20)
+    reader = reader_of(client)
+    end = step(reader, reader.initialOffset())
+    del client.matches[15:]
+    client.epoch = 2
+    restarted = reader_of(client)
+    restarted.prepareForTriggerAvailableNow()
+    with pytest.raises(DataLoss, match="now ends at offset 15, before 20"):
+        step(restarted, end)
+    follower = reader_of(client, failOnDataLoss="false")
+    follower.prepareForTriggerAvailableNow()
+    with caplog.at_level(logging.WARNING):
+        assert step(follower, end)["offset"] == 15
+
+
+def test_available_now_notices_a_rewound_stream_that_has_grown_to_the_position() -> None:
+    """The epoch tells: offsets 15 to 19 are other records than those that were read."""
+    client = ScriptedClient([True] * 20)
+    reader = reader_of(client)
+    end = step(reader, reader.initialOffset())
+    client.rewind(15)
+    client.append(*[True] * 5)
+    restarted = reader_of(client)
+    restarted.prepareForTriggerAvailableNow()
+    with pytest.raises(DataLoss, match="now ends at offset 15, before 20"):
+        step(restarted, end)
+
+
 # --- what no longer fits ----------------------------------------------------------------------
 
 
