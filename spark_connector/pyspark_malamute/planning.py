@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 from pyspark.sql.datasource import InputPartition
 
-from malamute_py.client.facts import ReadPlan
+from malamute_py.client.facts import ReadPlan, Split
 from malamute_py.client.position import AtTime, Position, StartPoint
 from malamute_py.client.sync.client import SyncClient
 from pyspark_malamute.errors import OptionError
@@ -105,6 +105,27 @@ def ask_plan(
             split_bytes=split_bytes or options.split_bytes,
             client_time=options.client_time,
         )
+
+
+def joined(plan: ReadPlan, more: ReadPlan, split_bytes: int) -> ReadPlan:
+    """One plan of two, the second of which begins where the first ends.
+
+    split_bytes: where the two meet, splits that come to no more become one; one without bytes
+    stays apart, since it needs no task.
+    """
+    before, after = list(plan.splits), list(more.splits)
+    if before and after:
+        last, first = before[-1], after[0]
+        if last.bytes and first.bytes and last.bytes + first.bytes <= split_bytes:
+            before.pop()
+            after[0] = Split(last.from_offset, first.to_offset, last.bytes + first.bytes)
+    return msgspec.structs.replace(
+        more,
+        from_offset=plan.from_offset,
+        splits=before + after,
+        records=plan.records + more.records,
+        bytes=plan.bytes + more.bytes,
+    )
 
 
 def check_plan(

@@ -31,7 +31,15 @@ from pyspark_malamute import links
 from pyspark_malamute.fetch import fetch
 from pyspark_malamute.offsets import StreamOffset, check_stream, read_offset, selection_of
 from pyspark_malamute.options import Place, SourceOptions
-from pyspark_malamute.planning import Range, ask_plan, check_plan, locate, locate_start, ranges
+from pyspark_malamute.planning import (
+    Range,
+    ask_plan,
+    check_plan,
+    joined,
+    locate,
+    locate_start,
+    ranges,
+)
 
 LOG = logging.getLogger("pyspark_malamute")
 
@@ -104,19 +112,36 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         start = max(begin.offset, empty_to) if known == begin.offset else begin.offset
         # Asked even when the target is reached: the stream may have been recreated or rewound.
         records_max, bytes_max = self._caps(limit)
-        plan = self._ask(begin, start, records_max, bytes_max)
+        plan = self._plan_batch(begin, start, records_max, bytes_max)
         if plan.rewound:
             self._empty = (-1, -1)
             return begin._replace(epoch=plan.epoch, offset=plan.from_offset)
-        limit_offset = plan.tail if self._target is None else min(self._target, plan.tail)
-        if not plan.bytes and plan.to_offset < limit_offset:
-            # The cap was met before anything matched: go on up to the first that may match.
-            plan = self._ask(begin, plan.to_offset, 0, 1)
-        if plan.bytes or self._is_far(begin.offset, plan):
+        # The broker counts records only under a cap of records.
+        matches = plan.records and plan.bytes
+        if matches or self._is_far(begin.offset, plan):
             self._planned = (begin.offset, plan.to_offset, plan)
             return begin._replace(epoch=plan.epoch, offset=plan.to_offset)
         self._empty = (begin.offset, plan.to_offset)
         return None
+
+    def _plan_batch(
+        self, begin: StreamOffset, start: int, records_max: int, bytes_max: int
+    ) -> ReadPlan:
+        """A plan from `start` up to what the caps admit, which may take several questions."""
+        plan = self._ask(begin, start, records_max, bytes_max)
+        while (
+            plan.records < records_max
+            and not plan.rewound
+            and plan.to_offset < (plan.tail if self._target is None else self._target)
+            and (not bytes_max or plan.bytes < bytes_max)
+        ):
+            left = bytes_max and bytes_max - plan.bytes
+            more = self._ask(begin, plan.to_offset, records_max - plan.records, left)
+            if more.rewound or more.to_offset <= plan.to_offset:
+                break
+            plan = joined(plan, more, self._options.split_bytes)
+        self._plan = plan
+        return plan
 
     def _ask(self, begin: StreamOffset, start: int, records_max: int, bytes_max: int) -> ReadPlan:
         """A plan from `start` on for the batch after `begin`, checked."""
@@ -132,7 +157,6 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         check_stream(begin, plan.stream.hex(), self._options)
         check_plan(client, self._options, plan, start, begin.epoch)
-        self._plan = plan
         return plan
 
     def _caps(self, limit: ReadLimit) -> tuple[int, int]:

@@ -23,6 +23,8 @@ class ScriptedClient:
         self.epoch = 1
         self.epoch_ends: dict[int, int] = {}
         """Where an epoch ended that a loss of power has cut short."""
+        self.looked_max = 1 << 62
+        """Where a plan that counts ends early, in offsets."""
         self.plans: list[tuple[int, int | None, int, int]] = []
         """(start, end, records_max, bytes_max) of each plan that was asked for."""
         self.aborted = False
@@ -65,12 +67,14 @@ class ScriptedClient:
         self.plans.append((wanted, end, records_max, bytes_max))
         splits: list[Split] = []
         position = cut = max(begin, self.first)
-        size = total = 0
+        size = total = records = 0
         everything = pattern == ["all"]
         while position < stop:
-            if records_max and position - max(begin, self.first) >= records_max:
+            if records_max and (records >= records_max or position - cut >= self.looked_max):
                 break
-            size += RECORD_BYTES * (everything or self.matches[position])
+            matched = everything or self.matches[position]
+            records += matched
+            size += RECORD_BYTES * matched
             position += 1
             if split_bytes and size >= split_bytes:
                 splits.append(Split(cut, position, size))
@@ -87,7 +91,7 @@ class ScriptedClient:
             from_offset=begin,
             to_offset=max(position, begin),
             splits=splits,
-            records=position - cut,
+            records=records if records_max else max(0, position - max(begin, self.first)),
             bytes=total + size,
             rewound=rewound,
         )

@@ -197,14 +197,35 @@ def test_both_caps_hold_when_both_are_given() -> None:
     assert step(reader, reader.initialOffset(), reader.getDefaultReadLimit())["offset"] == 11
 
 
-def test_a_cap_does_not_hide_a_match_that_lies_beyond_it() -> None:
-    client = ScriptedClient([False] * 500 + [True] + [False] * 500)
+def test_a_cap_counts_the_records_that_match() -> None:
+    client = ScriptedClient(([False] * 99 + [True]) * 50)
     reader = reader_of(client, maxRecordsPerTrigger="10")
     begin = reader.initialOffset()
-    end = step(reader, begin, ReadMaxRows(10))
+    end = step(reader, begin, reader.getDefaultReadLimit())
+    assert end["offset"] == 1000
+    assert tasks(reader, begin, end) == [(0, 1000)]
+
+
+def test_a_plan_that_ends_early_is_asked_on_until_the_cap_is_met() -> None:
+    client = ScriptedClient(([False] * 99 + [True]) * 50)
+    client.looked_max = 250
+    reader = reader_of(client, maxRecordsPerTrigger="10", maxBytesPerTrigger="0")
+    begin = reader.initialOffset()
+    end = step(reader, begin, reader.getDefaultReadLimit())
+    assert end["offset"] == 1000
+    assert [plan[0] for plan in client.plans[1:]] == [0, 250, 500, 750]
+    assert [plan[2] for plan in client.plans[1:]] == [10, 8, 5, 3]
+    assert tasks(reader, begin, end) == [(0, 1000)]
+
+
+def test_a_cap_does_not_hide_a_match_that_lies_beyond_what_one_plan_looks_through() -> None:
+    client = ScriptedClient([False] * 500 + [True] + [False] * 500)
+    client.looked_max = 100
+    reader = reader_of(client, maxRecordsPerTrigger="1")
+    begin = reader.initialOffset()
+    end = step(reader, begin, ReadMaxRows(1))
     assert end["offset"] == 501
-    assert len(client.plans) == 3
-    assert tasks(reader, begin, end) == [(10, 501)]
+    assert tasks(reader, begin, end) == [(500, 501)]
 
 
 def test_available_now_ends_at_what_was_there_when_it_began() -> None:

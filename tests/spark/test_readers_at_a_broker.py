@@ -8,6 +8,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from malamute_py.client.sync.client import SyncClient
 from pyspark_malamute.errors import CheckpointMismatch, SourceUnavailable
 from pyspark_malamute.options import parse_options
+from pyspark_malamute.planning import Range
 from pyspark_malamute.stream_reader import MalamuteStreamReader
 
 ALL = ReadAllAvailable()
@@ -41,3 +42,20 @@ def test_available_now_refuses_an_expression_that_the_broker_cannot_read_on_an_e
     begin = reader.initialOffset()
     with pytest.raises(SourceUnavailable, match="Correct option 'pattern'"):
         reader.latestOffset(begin, ALL)
+
+
+def test_a_cap_of_records_counts_those_that_match(
+    endpoint: str, client: SyncClient, stream: str
+) -> None:
+    for _ in range(10):
+        client.publish_many(
+            stream, [b"x" * 100] * 1000,
+            subjects=["hit" if row % 100 == 0 else "miss" for row in range(1000)],
+        )  # fmt: skip
+    reader = reader_of(endpoint, stream, pattern="hit", maxOffsetsPerTrigger="40")
+    begin = reader.initialOffset()
+    end = reader.latestOffset(begin, reader.getDefaultReadLimit())
+    assert end["offset"] == 3901
+    tasks = [task for task in reader.partitions(begin, end) if isinstance(task, Range)]
+    rows = sum(batch.num_rows for task in tasks for batch in reader.read(task))
+    assert rows == 40
