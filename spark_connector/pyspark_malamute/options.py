@@ -248,7 +248,8 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("requestTimeoutMs", _positive, "30000", "how long to wait for a plan"),
     Option("fetchTimeoutMs", _positive, "60000", "silence after which a fetch is asked again"),
     Option("fetchRetries", _number, "3", "how often a fetch is asked again without progress"),
-    Option("idleWaitMs", _number, "200", "how long the driver waits at the broker for new records",
+    Option("idleWaitMs", _number, "200",
+           "how long the driver waits for new records, where the query has one source",
            "readStream"),
 )  # fmt: skip
 

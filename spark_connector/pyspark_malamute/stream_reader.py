@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
@@ -29,6 +28,7 @@ from malamute_py.client.facts import ReadPlan
 from malamute_py.client.sync.client import SyncClient
 from pyspark_malamute import links
 from pyspark_malamute.fetch import fetch
+from pyspark_malamute.idle import IdleWait
 from pyspark_malamute.offsets import StreamOffset, check_stream, read_offset, selection_of
 from pyspark_malamute.options import Place, SourceOptions
 from pyspark_malamute.planning import (
@@ -45,8 +45,6 @@ LOG = logging.getLogger("pyspark_malamute")
 
 FAR: Final = 1 << 20
 """Offsets that did not match, after which a query advances past them with an empty batch."""
-_PAUSE_S: Final = (0.005, 0.05)
-"""Least and greatest pause between two questions while a query waits for records."""
 
 
 class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -61,6 +59,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The newest plan; what reportLatestOffset() tells of."""
         self._planned: tuple[int, int, ReadPlan] | None = None
         """Start and end of the newest batch, and its plan, for partitions()."""
+        self._idle = IdleWait(options.idle_wait_ms)
         self._empty: tuple[int, int] = (-1, -1)
         """Nothing matches from the first of these offsets up to the second."""
 
@@ -95,16 +94,16 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Where the next batch ends; `start` itself when there is nothing for it."""
         begin = read_offset(start, self._options)
-        until = time.monotonic() + self._options.idle_wait_ms / 1000
-        pause_s = _PAUSE_S[0]
-        while True:
+        self._idle.begin(begin)
+        end = self._next_end(begin, limit)
+        while end is None and self._target is None and self._idle.pause():
             end = self._next_end(begin, limit)
-            if end is not None:
-                return end.to_json()
-            if self._target is not None or time.monotonic() + pause_s > until:
-                return start
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _PAUSE_S[1])
+        self._idle.end(None if end else begin)
+        return start if end is None else end.to_json()
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Spark has begun the batch after the one that ended here; that one is in its sink."""
+        self._idle.batch_began()
 
     def _next_end(self, begin: StreamOffset, limit: ReadLimit) -> StreamOffset | None:
         """The end of a batch from `begin`; None: nothing is to be read yet."""

@@ -1,4 +1,4 @@
-"""A client whose broker is a list: plans as a broker would, without one."""
+"""A client whose broker is a list, and a clock that a test moves: plans without a broker."""
 
 from __future__ import annotations
 
@@ -112,3 +112,16 @@ class ScriptedClient:
 
     def close(self) -> None:
         self.aborted = True
+
+
+class Clock:
+    """A clock that goes on by what is slept."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def read(self) -> float:
+        return self.now_s
+
+    def sleep(self, duration_s: float) -> None:
+        self.now_s += duration_s

@@ -17,10 +17,11 @@ from pyspark.sql.streaming.datasource import (
 
 from malamute_py.client.sync.client import SyncClient
 from pyspark_malamute.errors import CheckpointMismatch, DataLoss, OptionError
+from pyspark_malamute.idle import IdleWait
 from pyspark_malamute.options import parse_options
 from pyspark_malamute.planning import Range
 from pyspark_malamute.stream_reader import FAR, MalamuteStreamReader
-from tests.spark.scripted import APPENDED_MS, RECORD_BYTES, ScriptedClient
+from tests.spark.scripted import APPENDED_MS, RECORD_BYTES, Clock, ScriptedClient
 
 LEAST = {
     "endpoint": "tcp://127.0.0.1:9797", "stream": "s", "pattern": "a.#",
@@ -283,6 +284,39 @@ def test_available_now_notices_a_rewound_stream_that_has_grown_to_the_position()
     restarted.prepareForTriggerAvailableNow()
     with pytest.raises(DataLoss, match="now ends at offset 15, before 20"):
         step(restarted, end)
+
+
+def test_idle_wait_says_whether_a_source_asks_again_before_it_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(
+        "pyspark_malamute.stream_reader.IdleWait",
+        lambda wait_ms: IdleWait(wait_ms, clock.read, clock.sleep),
+    )
+    asked = {}
+    for wait_ms in ("0", "100"):
+        client = ScriptedClient([True] * 5)
+        reader = reader_of(client, idleWaitMs=wait_ms)
+        end = step(reader, reader.initialOffset())
+        client.plans.clear()
+        for _ in range(3):
+            assert step(reader, end) == end
+        asked[wait_ms] = len(client.plans)
+    assert asked["0"] == 3
+    assert asked["100"] > 3
+
+
+def test_sources_of_one_query_do_not_wait_for_each_other() -> None:
+    quiet = ScriptedClient([True] * 5)
+    reader = reader_of(quiet, idleWaitMs="60000")
+    end = step(reader, reader.initialOffset())
+    assert step(reader, end) == end
+    # Spark begins a batch for which this source had nothing.
+    reader.commit(end)
+    quiet.plans.clear()
+    assert step(reader, end) == end
+    assert len(quiet.plans) == 1
 
 
 # --- what no longer fits ----------------------------------------------------------------------
