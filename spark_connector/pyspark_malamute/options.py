@@ -18,7 +18,7 @@ import msgspec
 
 from malamute_protocol.errors import BrokerRefused, ProtocolError
 from malamute_protocol.pattern import Pattern, from_text, to_text
-from pyspark_malamute.errors import OptionError
+from pyspark_malamute.errors import MalamuteSourceError, OptionError
 
 MIB: Final = 1 << 20
 EVER: Final = 1 << 62
@@ -338,6 +338,21 @@ def parse_options(raw: Mapping[str, str]) -> SourceOptions:
         fetch_retries=values["fetchRetries"],
         idle_wait_ms=values["idleWaitMs"],
     )
+
+
+def refuse_a_table(raw: Mapping[str, str]) -> None:
+    """Raise MalamuteSourceError: Spark makes or reads a table of its catalog.
+
+    Spark 4.3 adds `provider` and more to the options when CREATE TABLE asks for the schema, and
+    hands over no option at all when the table is read.
+    """
+    if not raw or "provider" in {key.lower() for key in raw}:
+        raise MalamuteSourceError(
+            "malamute source: Spark hands a table's options to no Python source when the table is "
+            "read, so that a table cannot be used. Use a view: CREATE TEMPORARY VIEW name USING "
+            "malamute OPTIONS (endpoint 'tcp://host:port', stream 'name of the stream'), or "
+            'spark.read.format("malamute") with these options'
+        )
 
 
 def refuse_options_of(other: str, raw: Mapping[str, str]) -> None:

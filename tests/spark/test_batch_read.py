@@ -189,3 +189,26 @@ def test_a_schema_of_the_users_own_is_refused(
     frame = spark.read.format("malamute").schema("body string")
     with pytest.raises(PySparkException, match="the schema is fixed"):
         frame.options(endpoint=endpoint, stream=stream).load().collect()
+
+
+def test_a_view_works_in_sql_and_a_table_says_that_it_would(
+    spark: SparkSession, endpoint: str, client: SyncClient, stream: str
+) -> None:
+    from pyspark.errors import PySparkException
+
+    client.publish_many(stream, [b"x"] * 5, subject="a")
+    using = f"USING malamute OPTIONS (endpoint '{endpoint}', stream '{stream}')"
+    spark.sql(f"CREATE TEMPORARY VIEW five {using}")
+    assert spark.sql("SELECT count(*) AS n FROM five").collect()[0].n == 5
+    with pytest.raises(PySparkException, match="CREATE TEMPORARY VIEW"):
+        spark.sql(f"CREATE TABLE five_again {using}")
+    spark.sql("CREATE TABLE declared (offset BIGINT) USING malamute OPTIONS (stream 's')")
+    with pytest.raises(PySparkException, match="CREATE TEMPORARY VIEW"):
+        spark.sql("SELECT * FROM declared").collect()
+
+
+def test_pandas_on_spark_reads_the_source(
+    read: Callable[..., DataFrame], departures: Departures
+) -> None:
+    frame = read(pattern="flights.JFK.*").select("offset", "subject").pandas_api()
+    assert frame["offset"].sum() == sum(range(0, 3000, 3))
