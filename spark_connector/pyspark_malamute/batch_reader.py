@@ -11,8 +11,8 @@ from typing import Any
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from pyspark_malamute import links
 from pyspark_malamute.fetch import fetch
+from pyspark_malamute.links import Broker
 from pyspark_malamute.options import Place, SourceOptions
 from pyspark_malamute.planning import Range, ask_plan, check_plan, locate, locate_start, ranges
 
@@ -26,20 +26,21 @@ class MalamuteReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """The tasks; see option endingOffsets for where the last one ends."""
         options = self._options
+        broker = Broker(options)
         try:
-            client = links.link(options)
-            start = locate_start(client, options, "earliest")
+            start = locate_start(broker, options, "earliest")
             place = options.ending or Place("latest")
             name = "endingTimestamp" if place.kind == "time" else "endingOffsets"
-            end = locate(client, options, place, name)
+            end = locate(broker, options, place, name)
+            # Asked for an empty range, too: the broker refuses an expression that it cannot read.
+            plan = ask_plan(broker, options, start.offset, start.epoch, end=end.offset)
             if start.offset >= end.offset:
                 return []
-            plan = ask_plan(client, options, start.offset, start.epoch, end=end.offset)
-            check_plan(client, options, plan, start.offset, start.epoch)
-            return list(ranges(client, options, plan, max(start.offset, plan.first), end.offset))
+            check_plan(broker, options, plan, start.offset, start.epoch)
+            return list(ranges(broker, options, plan, max(start.offset, plan.first), end.offset))
         finally:
             # The process that plans belongs to Spark's pool and may idle for long.
-            links.drop(options)
+            broker.close()
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The records of one task."""

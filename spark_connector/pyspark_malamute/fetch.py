@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import time
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -44,6 +45,7 @@ def fetch(options: SourceOptions, part: Range) -> Iterator[Any]:
     gather = Gather(options)
     position = part.start
     failures = 0
+    progress_s = time.monotonic()
     while position < part.end:
         before = position
         taken_in = True
@@ -66,19 +68,25 @@ def fetch(options: SourceOptions, part: Range) -> Iterator[Any]:
                     f"{position} without a word; the broker's log may tell why. Run the query again"
                 )
         except SourceUnavailable as error:
-            # Only what may pass by itself is tried again, and only without progress counted.
-            failures = 1 if position > before else failures + 1
+            if position > before:
+                failures, progress_s = 0, time.monotonic()
+            # The absence of a broker that was reached counts by its length, all else by times.
+            if links.is_away(options, proven=part.proven):
+                tired = time.monotonic() - progress_s >= options.broker_outage_ms / 1000
+            else:
+                failures += 1
+                tired = failures > options.fetch_retries
             links.drop(options)
             # Half of a batch is in the columns when taking it in fails: nothing may follow it.
             may_pass = taken_in and isinstance(error.__cause__, Timeout | ConnectionLost)
-            if not may_pass or failures > options.fetch_retries:
+            if tired or not may_pass:
                 raise
             LOG.warning("malamute source: asking again from offset %d: %s", position, error)
     yield from gather.take()
 
 
 def _subscribe(options: SourceOptions, part: Range, position: int) -> SyncSubscription:
-    return links.link(options).subscribe(
+    return links.link(options, proven=part.proven).subscribe(
         options.stream,
         options.pattern,
         start=Position(bytes.fromhex(part.stream), part.epoch, position),

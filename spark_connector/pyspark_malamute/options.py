@@ -66,6 +66,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     identity: str
     connect_timeout_ms: int
     request_timeout_ms: int
+    broker_outage_ms: int
     fetch_timeout_ms: int
     fetch_retries: int
     idle_wait_ms: int
@@ -244,8 +245,12 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("curvePublicKey", _curve_key, None, "our public key"),
     Option("curveSecretKey", _curve_key, None, "our secret key"),
     Option("identity", _text, "", "the identity to ask for; the credential must allow it"),
-    Option("connectTimeoutMs", _positive, "15000", "how long to try to reach the broker"),
-    Option("requestTimeoutMs", _positive, "30000", "how long to wait for a plan"),
+    Option("connectTimeoutMs", _positive, "15000",
+           "how long a new query tries to reach the broker"),
+    Option("requestTimeoutMs", _positive, "30000",
+           "how long a broker that is there may take to answer"),
+    Option("brokerOutageMs", _number, "300000",
+           "how long a query that has reached the broker waits for it while it is away"),
     Option("fetchTimeoutMs", _positive, "60000", "silence after which a fetch is asked again"),
     Option("fetchRetries", _number, "3", "how often a fetch is asked again without progress"),
     Option("idleWaitMs", _number, "200",
@@ -334,6 +339,7 @@ def parse_options(raw: Mapping[str, str]) -> SourceOptions:
         identity=values["identity"],
         connect_timeout_ms=values["connectTimeoutMs"],
         request_timeout_ms=values["requestTimeoutMs"],
+        broker_outage_ms=values["brokerOutageMs"],
         fetch_timeout_ms=values["fetchTimeoutMs"],
         fetch_retries=values["fetchRetries"],
         idle_wait_ms=values["idleWaitMs"],

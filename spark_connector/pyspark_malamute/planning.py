@@ -12,9 +12,8 @@ from pyspark.sql.datasource import InputPartition
 
 from malamute_py.client.facts import ReadPlan, Split
 from malamute_py.client.position import AtTime, Position, StartPoint
-from malamute_py.client.sync.client import SyncClient
 from pyspark_malamute.errors import OptionError
-from pyspark_malamute.links import deadline, explained
+from pyspark_malamute.links import Broker
 from pyspark_malamute.loss import lost, rewound
 from pyspark_malamute.options import Place, SourceOptions
 
@@ -22,12 +21,18 @@ from pyspark_malamute.options import Place, SourceOptions
 class Range(InputPartition):
     """Offsets [start, end) of one stream: what one task reads."""
 
-    def __init__(self, stream: str, epoch: int, start: int, end: int) -> None:
-        """stream: its UUID, hexadecimal. epoch: in which the plan was made."""
+    def __init__(
+        self, stream: str, epoch: int, start: int, end: int, *, proven: bool = False
+    ) -> None:
+        """stream: its UUID, hexadecimal. epoch: in which the plan was made.
+
+        proven: tasks of this query have reached the broker before.
+        """
         self.stream = stream
         self.epoch = epoch
         self.start = start
         self.end = end
+        self.proven = proven
 
 
 class Spot(msgspec.Struct, frozen=True):
@@ -40,7 +45,7 @@ class Spot(msgspec.Struct, frozen=True):
     offset: int
 
 
-def locate(client: SyncClient, options: SourceOptions, place: Place, option: str) -> Spot:
+def locate(broker: Broker, options: SourceOptions, place: Place, option: str) -> Spot:
     """Where a place named by an option is.
 
     Raises OptionError: there is no such place. Raises DataLoss: there was.
@@ -54,8 +59,10 @@ def locate(client: SyncClient, options: SourceOptions, place: Place, option: str
         case _:
             start = "latest"
     # One record of everything: only where it begins is of interest.
-    with explained(options, "find an offset"), deadline(client, options.request_timeout_ms):
-        found = client.plan_read(options.stream, ["all"], start=start, records_max=1)
+    found = broker.ask(
+        "find an offset",
+        lambda client: client.plan_read(options.stream, ["all"], start=start, records_max=1),
+    )
     offset = found.from_offset
     if place.kind == "offset":
         offset = place.value
@@ -67,11 +74,11 @@ def locate(client: SyncClient, options: SourceOptions, place: Place, option: str
     return Spot(found.stream.hex(), found.epoch, found.first, found.tail, offset)
 
 
-def locate_start(client: SyncClient, options: SourceOptions, default: str) -> Spot:
+def locate_start(broker: Broker, options: SourceOptions, default: str) -> Spot:
     """Where a new query begins; default: when no option says so. Raises as locate()."""
     place = options.starting or Place(default)
     by_time = place.kind == "time"
-    spot = locate(client, options, place, "startingTimestamp" if by_time else "startingOffsets")
+    spot = locate(broker, options, place, "startingTimestamp" if by_time else "startingOffsets")
     if by_time and spot.offset >= spot.tail and options.starting_strategy == "error":
         raise OptionError(
             "startingTimestamp",
@@ -82,7 +89,7 @@ def locate_start(client: SyncClient, options: SourceOptions, default: str) -> Sp
 
 
 def ask_plan(
-    client: SyncClient,
+    broker: Broker,
     options: SourceOptions,
     start: int,
     epoch: int,
@@ -93,8 +100,9 @@ def ask_plan(
     split_bytes: int = 0,
 ) -> ReadPlan:
     """A plan from an offset on, under caps (0: none). Raises SourceUnavailable."""
-    with explained(options, "plan a read"), deadline(client, options.request_timeout_ms):
-        return client.plan_read(
+    return broker.ask(
+        "plan a read",
+        lambda client: client.plan_read(
             options.stream,
             options.pattern,
             # Without the uuid: a recreated stream is refused in our own words.
@@ -104,7 +112,8 @@ def ask_plan(
             bytes_max=bytes_max,
             split_bytes=split_bytes or options.split_bytes,
             client_time=options.client_time,
-        )
+        ),
+    )
 
 
 def joined(plan: ReadPlan, more: ReadPlan, split_bytes: int) -> ReadPlan:
@@ -129,7 +138,7 @@ def joined(plan: ReadPlan, more: ReadPlan, split_bytes: int) -> ReadPlan:
 
 
 def check_plan(
-    client: SyncClient, options: SourceOptions, plan: ReadPlan, start: int, epoch: int
+    broker: Broker, options: SourceOptions, plan: ReadPlan, start: int, epoch: int
 ) -> None:
     """Decide about what the plan from a position could not include. Raises DataLoss."""
     if plan.rewound:
@@ -137,23 +146,39 @@ def check_plan(
     elif plan.first > start:
         code = "retention"
         if plan.epoch != epoch:
-            with explained(options, "ask about the stream"):
-                in_memory = client.stream_info(options.stream).settings.get("memory")
-            code = "lost" if in_memory else code
+            facts = broker.ask(
+                "ask about the stream", lambda client: client.stream_info(options.stream)
+            )
+            code = "lost" if facts.settings.get("memory") else code
         lost(options, start, min(plan.first, plan.to_offset), code)
 
 
 def ranges(
-    client: SyncClient, options: SourceOptions, plan: ReadPlan, start: int, end: int
+    broker: Broker,
+    options: SourceOptions,
+    plan: ReadPlan,
+    start: int,
+    end: int,
+    *,
+    proven: bool = False,
 ) -> list[Range]:
-    """The tasks of a plan, within [start, end): more than planned where minPartitions asks."""
+    """The tasks of a plan, within [start, end): more than planned where minPartitions asks.
+
+    proven: see Range.
+    """
     if len(plan.splits) < options.min_partitions and plan.bytes:
         finer = -(-plan.bytes // options.min_partitions)
-        plan = ask_plan(client, options, start, plan.epoch, end=end, split_bytes=finer)
+        plan = ask_plan(broker, options, start, plan.epoch, end=end, split_bytes=finer)
     stream = plan.stream.hex()
     # A split without bytes holds nothing that may match: no task for it.
     return [
-        Range(stream, plan.epoch, max(split.from_offset, start), min(split.to_offset, end))
+        Range(
+            stream,
+            plan.epoch,
+            max(split.from_offset, start),
+            min(split.to_offset, end),
+            proven=proven,
+        )
         for split in plan.splits
         if split.bytes and split.to_offset > start and split.from_offset < end
     ]

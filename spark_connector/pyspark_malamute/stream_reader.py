@@ -25,10 +25,9 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from malamute_py.client.facts import ReadPlan
-from malamute_py.client.sync.client import SyncClient
-from pyspark_malamute import links
 from pyspark_malamute.fetch import fetch
 from pyspark_malamute.idle import IdleWait
+from pyspark_malamute.links import Broker
 from pyspark_malamute.offsets import StreamOffset, check_stream, read_offset, selection_of
 from pyspark_malamute.options import Place, SourceOptions
 from pyspark_malamute.planning import (
@@ -52,7 +51,9 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._client: SyncClient | None = None
+        self._broker = Broker(options)
+        self._proven = False
+        """Tasks of this query have reached the broker."""
         self._target: int | None = None
         """Where a query with availableNow ends."""
         self._plan: ReadPlan | None = None
@@ -73,7 +74,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a query without a checkpoint begins."""
-        spot = locate_start(self._link(), self._options, "latest")
+        spot = locate_start(self._asked(), self._options, "latest")
         offset = StreamOffset(spot.stream, spot.epoch, spot.offset, selection_of(self._options))
         return offset.to_json()
 
@@ -88,7 +89,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """From now on nothing is read that was not in the stream at this moment."""
-        spot = locate(self._link(), self._options, Place("latest"), "")
+        spot = locate(self._asked(), self._options, Place("latest"), "")
         self._target = spot.offset
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
@@ -104,6 +105,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         """Spark has begun the batch after the one that ended here; that one is in its sink."""
         self._idle.batch_began()
+        self._proven = True
 
     def _next_end(self, begin: StreamOffset, limit: ReadLimit) -> StreamOffset | None:
         """The end of a batch from `begin`; None: nothing is to be read yet."""
@@ -144,9 +146,9 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _ask(self, begin: StreamOffset, start: int, records_max: int, bytes_max: int) -> ReadPlan:
         """A plan from `start` on for the batch after `begin`, checked."""
-        client = self._link()
+        broker = self._asked()
         plan = ask_plan(
-            client,
+            broker,
             self._options,
             start,
             begin.epoch,
@@ -155,7 +157,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             bytes_max=bytes_max,
         )
         check_stream(begin, plan.stream.hex(), self._options)
-        check_plan(client, self._options, plan, start, begin.epoch)
+        check_plan(broker, self._options, plan, start, begin.epoch)
         return plan
 
     def _caps(self, limit: ReadLimit) -> tuple[int, int]:
@@ -205,16 +207,17 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin, stop = read_offset(start, options), read_offset(end, options)
         if begin.offset >= stop.offset:
             return []
-        client = self._link()
+        broker = self._asked()
         planned, self._planned = self._planned, None
         if planned is not None and planned[:2] == (begin.offset, stop.offset):
             plan = planned[2]
         else:
-            plan = ask_plan(client, options, begin.offset, begin.epoch, end=stop.offset)
+            plan = ask_plan(broker, options, begin.offset, begin.epoch, end=stop.offset)
             check_stream(begin, plan.stream.hex(), options)
-            check_plan(client, options, plan, begin.offset, begin.epoch)
+            check_plan(broker, options, plan, begin.offset, begin.epoch)
             self._plan = plan
-        return list(ranges(client, options, plan, max(plan.from_offset, plan.first), stop.offset))
+        first = max(plan.from_offset, plan.first)
+        return list(ranges(broker, options, plan, first, stop.offset, proven=self._proven))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The records of one task."""
@@ -225,15 +228,12 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Say goodbye to the broker."""
-        if self._client is not None:
-            self._client = None
-            links.drop(self._options)
+        self._broker.close()
 
-    def _link(self) -> SyncClient:
-        if self._client is None:
-            self._client = links.link(self._options)
+    def _asked(self) -> Broker:
+        if not self._broker.asked:
             _unwind_when_terminated()
-        return self._client
+        return self._broker
 
 
 def _unwind_when_terminated() -> None:

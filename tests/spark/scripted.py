@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from malamute_protocol.errors import ConnectionLost
 from malamute_py.client.facts import ReadPlan, Split
 from malamute_py.client.position import AtTime, Position
 
@@ -27,7 +26,11 @@ class ScriptedClient:
         """Where a plan that counts ends early, in offsets."""
         self.plans: list[tuple[int, int | None, int, int]] = []
         """(start, end, records_max, bytes_max) of each plan that was asked for."""
-        self.aborted = False
+        self.linked = True
+        self.opens: list[int | None] = []
+        """timeout_ms of each wait for a link."""
+        self.failures: list[Exception] = []
+        """What the next questions raise."""
 
     @property
     def tail(self) -> int:
@@ -55,8 +58,8 @@ class ScriptedClient:
         visibility: str = "durable",
         client_time: Any = None,
     ) -> ReadPlan:
-        if self.aborted:
-            raise ConnectionLost("the client is closed")
+        if self.failures:
+            raise self.failures.pop(0)
         assert visibility == "durable"
         wanted = self._offset(start)
         epoch = start.epoch if isinstance(start, Position) else self.epoch
@@ -107,11 +110,12 @@ class ScriptedClient:
         assert isinstance(start, Position)
         return start.next
 
-    def abort(self) -> None:
-        self.aborted = True
+    def opened(self, *, wait: bool = True, timeout_ms: int | None = None) -> None:
+        self.opens.append(timeout_ms)
+        self.linked = True
 
     def close(self) -> None:
-        self.aborted = True
+        self.linked = False
 
 
 class Clock:

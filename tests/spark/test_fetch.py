@@ -107,8 +107,12 @@ class ScriptedLinks:
         self.starts: list[int] = []
         self.readings: list[ScriptedReading] = []
         self.dropped = 0
+        self.away = False
 
-    def link(self, _: SourceOptions) -> ScriptedLinks:
+    def is_away(self, _: SourceOptions, *, proven: bool = False) -> bool:
+        return self.away
+
+    def link(self, _: SourceOptions, *, proven: bool = False) -> ScriptedLinks:
         return self
 
     def drop(self, _: SourceOptions) -> None:
@@ -129,6 +133,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[ScriptedLinks], ScriptedLi
     def replace(scripted: ScriptedLinks) -> ScriptedLinks:
         monkeypatch.setattr(links, "link", scripted.link)
         monkeypatch.setattr(links, "drop", scripted.drop)
+        monkeypatch.setattr(links, "is_away", scripted.is_away)
         return scripted
 
     return replace
@@ -168,6 +173,17 @@ def test_silence_without_progress_ends_the_task_after_the_retries(use: Use) -> N
     with pytest.raises(SourceUnavailable, match="correct option 'endpoint'"):
         offsets_of(fetch(options(fetchRetries="2"), part(0, 30)))
     assert link.starts == [0, 0, 0]
+
+
+def test_a_broker_that_is_away_is_waited_for_however_often_that_takes(use: Use) -> None:
+    silence = Timeout("no record")
+    link = use(ScriptedLinks([silence], [silence], [silence], [(0, 30)]))
+    link.away = True
+    assert offsets_of(fetch(options(fetchRetries="0"), part(0, 30))) == list(range(30))
+    link = use(ScriptedLinks([silence], [(0, 30)]))
+    link.away = True
+    with pytest.raises(SourceUnavailable, match="no record"):
+        offsets_of(fetch(options(brokerOutageMs="0"), part(0, 30)))
 
 
 def test_what_fails_amid_a_batch_is_not_taken_for_a_fault_of_the_link(

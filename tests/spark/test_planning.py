@@ -15,8 +15,9 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
 )
 
+from malamute_protocol.errors import Timeout
 from malamute_py.client.sync.client import SyncClient
-from pyspark_malamute.errors import CheckpointMismatch, DataLoss, OptionError
+from pyspark_malamute.errors import CheckpointMismatch, DataLoss, OptionError, SourceUnavailable
 from pyspark_malamute.idle import IdleWait
 from pyspark_malamute.options import parse_options
 from pyspark_malamute.planning import Range
@@ -35,7 +36,7 @@ def reader_of(client: ScriptedClient, **more: str) -> MalamuteStreamReader:
     if "startingTimestamp" in more:
         del given["startingOffsets"]
     reader = MalamuteStreamReader(parse_options(given))
-    reader._client = cast("SyncClient", client)
+    reader._broker._client = cast("SyncClient", client)
     return reader
 
 
@@ -89,7 +90,7 @@ def test_a_query_begins_where_its_option_says(more: dict[str, str], offset: int)
 def test_a_query_that_does_not_say_where_begins_at_the_latest_record_as_kafkas_do() -> None:
     given = {name: value for name, value in LEAST.items() if name != "startingOffsets"}
     reader = MalamuteStreamReader(parse_options(given))
-    reader._client = cast("SyncClient", ScriptedClient([True] * 5))
+    reader._broker._client = cast("SyncClient", ScriptedClient([True] * 5))
     assert reader.initialOffset()["offset"] == 5
 
 
@@ -380,6 +381,56 @@ def test_records_gone_by_retention_fail_the_query_or_are_logged_and_skipped(
     assert tasks(follower, begin, end) == [(8, 20)]
 
 
+# --- a broker that is away ----------------------------------------------------------------------
+
+
+def test_a_query_waits_for_a_broker_that_is_away_and_goes_on() -> None:
+    client = ScriptedClient([True] * 20)
+    reader = reader_of(client, brokerOutageMs="120000")
+    begin = reader.initialOffset()
+    client.failures = [Timeout("no answer")]
+    client.linked = False
+    end = step(reader, begin)
+    assert end["offset"] == 20
+    (waited_ms,) = client.opens
+    assert waited_ms is not None
+    assert 60_000 < waited_ms <= 120_000
+
+
+def test_a_broker_that_is_away_ends_the_query_where_no_outage_is_allowed() -> None:
+    client = ScriptedClient([True] * 20)
+    reader = reader_of(client, brokerOutageMs="0")
+    begin = reader.initialOffset()
+    client.failures = [Timeout("no answer")]
+    client.linked = False
+    with pytest.raises(SourceUnavailable, match="Is the broker running there"):
+        step(reader, begin)
+
+
+def test_a_broker_that_is_there_and_does_not_answer_is_not_waited_for() -> None:
+    client = ScriptedClient([True] * 20)
+    reader = reader_of(client)
+    begin = reader.initialOffset()
+    client.failures = [Timeout("no answer within 30000 ms")]
+    with pytest.raises(SourceUnavailable, match="no answer within 30000 ms"):
+        step(reader, begin)
+    assert client.opens == []
+
+
+def test_tasks_know_whether_the_query_has_read_from_the_broker_before() -> None:
+    client = ScriptedClient([True] * 20)
+    reader = reader_of(client)
+    begin = reader.initialOffset()
+    end = step(reader, begin)
+    (task,) = reader.partitions(begin, end)
+    assert isinstance(task, Range)
+    assert not task.proven
+    reader.commit(end)
+    (task,) = reader.partitions(begin, end)
+    assert isinstance(task, Range)
+    assert task.proven
+
+
 # --- tasks -----------------------------------------------------------------------------------
 
 
@@ -438,7 +489,7 @@ def test_progress_shows_lag_and_what_retention_leaves() -> None:
 def test_no_link_travels_to_the_executors() -> None:
     reader = reader_of(ScriptedClient([True]))
     copy = pickle.loads(pickle.dumps(reader))
-    assert copy._client is None
+    assert not copy._broker.asked
     assert copy._options == reader._options
 
 
@@ -446,4 +497,4 @@ def test_stopping_lets_go_of_the_link_and_may_be_repeated() -> None:
     reader = reader_of(ScriptedClient([True]))
     reader.stop()
     reader.stop()
-    assert reader._client is None
+    assert not reader._broker.asked
