@@ -25,7 +25,8 @@ def option_table() -> str:
 def _row(option: Option) -> str:
     default = f"`{option.default}`" if option.default else ""
     only = f" (`spark.{option.only}` only)" if option.only else ""
-    return f"| `{option.name}` | {default} | {option.meaning}{only} |\n"
+    names = ", ".join(f"`{name}`" for name in (option.name, *option.aliases))
+    return f"| {names} | {default} | {option.meaning}{only} |\n"
 
 
 def with_table(text: str) -> str:

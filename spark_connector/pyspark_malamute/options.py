@@ -26,6 +26,8 @@ EVER: Final = 1 << 62
 _SCHEMES: Final = ("tcp://", "ipc://")
 _CURVE_KEY_CHARACTERS: Final = 40
 _SUFFIXES: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_DURATION: Final = re.compile(r"(\d+)\s*(ms|s|m|h)")
+_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 _BYTES: Final = re.compile(r"(\d+)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
 
@@ -52,12 +54,17 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     client_time: tuple[int, int] | None
     fail_on_data_loss: bool
     rows_per_trigger: int
+    min_rows_per_trigger: int
+    max_delay_ms: int
+    """How long fewer records than min_rows_per_trigger may make no batch."""
     bytes_per_trigger: int
     min_partitions: int
+    rows_per_partition: int
     split_bytes: int
-    include_fields: bool
-    include_keys: bool
-    include_properties: bool
+    columns: tuple[str, ...]
+    """Names of the columns, in order; each is one of COLUMNS or of field_columns."""
+    field_columns: tuple[str, ...]
+    """Fields that have a column of their own."""
     body_type: str
     user: str
     password: str
@@ -86,6 +93,8 @@ class Option(NamedTuple):
     meaning: str
     only: str = ""
     """"read" or "readStream" when it means nothing to the other."""
+    aliases: tuple[str, ...] = ()
+    """Other names of the same: Kafka's, where ours differs."""
 
 
 # --- reading one value -----------------------------------------------------------------
@@ -127,6 +136,24 @@ def _bytes(value: str) -> int:
     if found is None:
         raise ValueError(f"{value!r} is not a size; write bytes, or 32m, 1g")
     return int(found[1]) * _SUFFIXES[found[2].lower()]
+
+
+def _duration(value: str) -> int:
+    """Milliseconds, from 500ms, 5s, 15m or 1h."""
+    found = _DURATION.fullmatch(value.strip().lower())
+    if found is None:
+        raise ValueError(f"{value!r} is not a duration; write 500ms, 5s, 15m or 1h")
+    return int(found[1]) * _UNITS_MS[found[2]]
+
+
+def _names(value: str) -> tuple[str, ...]:
+    names = tuple(map(str.strip, value.split(",")))
+    if not all(names):
+        raise ValueError(f"{value!r} has an empty name; separate names by single commas")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice!r} is named twice")
+    return names
 
 
 def _time(value: str) -> int:
@@ -207,15 +234,15 @@ def _one_of(*known: str) -> Callable[[str], str]:
 
 # --- the table ---------------------------------------------------------------------------
 
-_ROWS = Option(
-    "maxRecordsPerTrigger", _positive, None, "most matching records in one micro-batch",
-    "readStream",
+COLUMNS: Final = (
+    "offset", "append_time", "client_time", "subject", "keys", "fields", "properties", "body",
 )  # fmt: skip
+"""Columns that every stream has, in the order in which they stand unless `columns` says another."""
 
 OPTIONS: Final[tuple[Option, ...]] = (
-    Option("endpoint", _endpoints, None, "the broker's address; several, with commas, are tried"),
-    Option("endpoints", _endpoints, None, "the same as endpoint"),
-    Option("stream", _text, None, "the stream to read"),
+    Option("endpoint", _endpoints, None, "the broker's address; several, with commas, are tried",
+           aliases=("endpoints",)),
+    Option("stream", _text, None, "the stream to read", aliases=("subscribe",)),
     Option("pattern", _pattern, "#", "which records; the broker does the matching"),
     Option("startingOffsets", _starting, None, "earliest, latest or an offset, of a new query"),
     Option("startingTimestamp", _place_in_time, None, "first record appended at or after this"),
@@ -228,16 +255,27 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("clientTimeFrom", _time, None, "only records whose client time is at or after this"),
     Option("clientTimeTo", _time, None, "only records whose client time is before this"),
     Option("failOnDataLoss", _flag, "true", "fail, or log and go on, when records are gone"),
-    Option("maxOffsetsPerTrigger", _positive, None, "Kafka's name of maxRecordsPerTrigger",
-           "readStream"),
-    _ROWS,
+    Option("maxRecordsPerTrigger", _positive, None, "most selected records in one micro-batch",
+           "readStream", ("maxOffsetsPerTrigger",)),
+    Option("minRecordsPerTrigger", _positive, None,
+           "a micro-batch waits for so many selected records, maxTriggerDelay at most",
+           "readStream", ("minOffsetsPerTrigger",)),
+    Option("maxTriggerDelay", _duration, "15m",
+           "how long fewer records than minRecordsPerTrigger make no micro-batch", "readStream"),
     Option("maxBytesPerTrigger", _bytes, "1g", "most bytes in one micro-batch; 0: no bound",
            "readStream"),
     Option("minPartitions", _number, "0", "at least so many tasks, where the data allow it"),
+    Option("maxRecordsPerPartition", _positive, None, "most selected records of one task"),
     Option("splitBytes", _bytes, "32m", "about how many bytes one task reads"),
-    Option("includeFields", _flag, "true", "a column with each record's fields"),
-    Option("includeKeys", _flag, "false", "a column with all keys of each record"),
-    Option("includeProperties", _flag, "false", "a column with each record's properties"),
+    Option("columns", _names, None,
+           "names of the columns, in order; what is not named is not made"),
+    Option("fieldColumns", _names, None,
+           "fields that get a string column each, in place of the map of all"),
+    Option("includeFields", _flag, None,
+           "a column with the map of each record's fields; `true` without fieldColumns",
+           aliases=("includeHeaders",)),
+    Option("includeKeys", _flag, None, "a column with all keys of each record"),
+    Option("includeProperties", _flag, None, "a column with each record's properties"),
     Option("bodyType", _one_of("binary", "list"), "binary", "list: for bodies of several blobs"),
     Option("user", _text, "", "user name, with password"),
     Option("password", str, "", "its password"),
@@ -258,7 +296,13 @@ OPTIONS: Final[tuple[Option, ...]] = (
            "readStream"),
 )  # fmt: skip
 
-_BY_KEY: Final = {option.name.lower(): option for option in OPTIONS}
+_BY_KEY: Final = {
+    name.lower(): option for option in OPTIONS for name in (option.name, *option.aliases)
+}
+_OPPOSITES: Final = (
+    ("min", "max"), ("starting", "ending"), ("from", "to"), ("connect", "request"),
+)  # fmt: skip
+"""Words that are never a misspelling of each other."""
 
 _ELSEWHERE: Final[dict[str, str]] = {
     "kafka.bootstrap.servers": "endpoint",
@@ -267,19 +311,19 @@ _ELSEWHERE: Final[dict[str, str]] = {
     "uri": "endpoint",
     "broker": "endpoint",
     "server": "endpoint",
-    "subscribe": "stream",
     "topic": "stream",
+    "topics": "stream",
     "assign": "stream",
     "path": "stream",
-    "subscribepattern": "pattern",
     "subject": "pattern",
     "filter": "pattern",
-    "includeheaders": "includeFields",
+    "headers": "includeFields",
     "username": "user",
     "startingoffset": "startingOffsets",
     "starttime": "startingTimestamp",
     "endtime": "endingTimestamp",
     "maxrowspertrigger": "maxRecordsPerTrigger",
+    "minrowspertrigger": "minRecordsPerTrigger",
     "fetchoffset.numretries": "fetchRetries",
     "kafkaconsumer.polltimeoutms": "fetchTimeoutMs",
 }
@@ -295,20 +339,23 @@ def parse_options(raw: Mapping[str, str]) -> SourceOptions:
     raw: as Spark gives them, keys in any case. Raises OptionError.
     """
     given: dict[str, str] = {}
+    keys: dict[str, str] = {}
     for key in raw:
         option = _BY_KEY.get(key.lower())
         if option is None:
             raise OptionError(key, _unknown(key))
+        if option.name in given:
+            raise OptionError(key, f"says the same as '{keys[option.name]}'; give only one of them")
         given[option.name] = raw[key]
+        keys[option.name] = key
     values: dict[str, Any] = {}
     for option in OPTIONS:
         text = given.get(option.name, option.default)
         try:
             values[option.name] = None if text is None else option.parse(text)
         except ValueError as error:
-            raise OptionError(option.name, str(error)) from None
-    endpoints = _either(given, values, "endpoint", "endpoints")
-    if endpoints is None:
+            raise OptionError(keys.get(option.name, option.name), str(error)) from None
+    if values["endpoint"] is None:
         raise OptionError(
             "endpoint", 'is missing; add .option("endpoint", "tcp://host:port") for the broker'
         )
@@ -316,7 +363,7 @@ def parse_options(raw: Mapping[str, str]) -> SourceOptions:
         raise OptionError("stream", 'is missing; add .option("stream", "name of the stream")')
     pattern = values["pattern"]
     return SourceOptions(
-        endpoints=endpoints,
+        endpoints=values["endpoint"],
         stream=values["stream"],
         pattern=pattern,
         pattern_text="#" if pattern == ["all"] else to_text(pattern),
@@ -325,13 +372,15 @@ def parse_options(raw: Mapping[str, str]) -> SourceOptions:
         ending=_either(given, values, "endingTimestamp", "endingOffsets"),
         client_time=_window(values["clientTimeFrom"], values["clientTimeTo"]),
         fail_on_data_loss=values["failOnDataLoss"],
-        rows_per_trigger=_either(given, values, _ROWS.name, "maxOffsetsPerTrigger") or 0,
+        rows_per_trigger=values["maxRecordsPerTrigger"] or 0,
+        min_rows_per_trigger=_least(values),
+        max_delay_ms=values["maxTriggerDelay"],
         bytes_per_trigger=values["maxBytesPerTrigger"],
         min_partitions=values["minPartitions"],
+        rows_per_partition=values["maxRecordsPerPartition"] or 0,
         split_bytes=_at_least_a_mib(values["splitBytes"]),
-        include_fields=values["includeFields"],
-        include_keys=values["includeKeys"],
-        include_properties=values["includeProperties"],
+        columns=_columns(given, values),
+        field_columns=values["fieldColumns"] or (),
         body_type=values["bodyType"],
         user=values["user"],
         password=values["password"],
@@ -373,13 +422,23 @@ def refuse_options_of(other: str, raw: Mapping[str, str]) -> None:
 
 
 def _unknown(key: str) -> str:
-    elsewhere = _ELSEWHERE.get(key.lower())
-    if elsewhere is None:
-        close = difflib.get_close_matches(key.lower(), _BY_KEY, 1, 0.6)
-        elsewhere = _BY_KEY[close[0]].name if close else None
-    if elsewhere is not None:
-        return f"there is no such option; did you mean '{elsewhere}'?"
+    typed = key.lower()
+    meant = _ELSEWHERE.get(typed)
+    if meant is None:
+        close = difflib.get_close_matches(typed, _BY_KEY, 5, 0.6)
+        meant = next((_BY_KEY[name].name for name in close if not _opposite(typed, name)), None)
+    if meant is not None:
+        return f"there is no such option; did you mean '{meant}'?"
     return f"there is no such option; known are {', '.join(option.name for option in OPTIONS)}"
+
+
+def _opposite(typed: str, name: str) -> bool:
+    """Whether one says the contrary of the other."""
+    return any(
+        (one in typed and other in name and other not in typed)
+        or (other in typed and one in name and one not in typed)
+        for one, other in _OPPOSITES
+    )
 
 
 def _either(given: Mapping[str, str], values: Mapping[str, Any], one: str, other: str) -> Any:
@@ -387,6 +446,51 @@ def _either(given: Mapping[str, str], values: Mapping[str, Any], one: str, other
     if one in given and other in given:
         raise OptionError(one, f"says the same as '{other}'; give only one of them")
     return values[one] if one in given else values[other]
+
+
+def _least(values: Mapping[str, Any]) -> int:
+    least, most = values["minRecordsPerTrigger"] or 0, values["maxRecordsPerTrigger"]
+    if most and least > most:
+        raise OptionError(
+            "minRecordsPerTrigger", f"{least} is more than maxRecordsPerTrigger, {most}"
+        )
+    return least
+
+
+def _columns(given: Mapping[str, str], values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the columns, in order. Raises OptionError."""
+    fields: tuple[str, ...] = values["fieldColumns"] or ()
+    taken = next((name for name in fields if name in COLUMNS), None)
+    if taken is not None:
+        raise OptionError(
+            "fieldColumns", f"a column '{taken}' is there already; take that field out of the map"
+        )
+    if values["columns"] is None:
+        wanted = dict.fromkeys(COLUMNS, True)
+        for name in ("keys", "properties"):
+            wanted[name] = bool(values[f"include{name.capitalize()}"])
+        maps = values["includeFields"]
+        wanted["fields"] = not fields if maps is None else maps
+        place = COLUMNS.index("fields")
+        ordered = (*COLUMNS[:place], *fields, *COLUMNS[place:])
+        return tuple(name for name in ordered if wanted.get(name, True))
+    columns: tuple[str, ...] = values["columns"]
+    for name in ("includeFields", "includeKeys", "includeProperties"):
+        if name in given:
+            raise OptionError(name, "and 'columns' say the same; give only one of them")
+    for name in columns:
+        if name not in COLUMNS and name not in fields:
+            close = difflib.get_close_matches(name, (*COLUMNS, *fields), 1, 0.6)
+            meant = f"did you mean '{close[0]}'? " if close else ""
+            raise OptionError(
+                "columns",
+                f"there is no column '{name}'; {meant}Known are {', '.join(COLUMNS)}, and the "
+                "fields that fieldColumns names",
+            )
+    unused = next((name for name in fields if name not in columns), None)
+    if unused is not None:
+        raise OptionError("fieldColumns", f"'{unused}' is not among 'columns'; name it there too")
+    return columns
 
 
 def _window(begin: int | None, end: int | None) -> tuple[int, int] | None:

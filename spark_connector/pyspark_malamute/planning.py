@@ -7,6 +7,8 @@ matching records, not offsets, are counted. Source: SPEC.md, PLAN_READ.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 from pyspark.sql.datasource import InputPartition
 
@@ -169,16 +171,31 @@ def ranges(
     if len(plan.splits) < options.min_partitions and plan.bytes:
         finer = -(-plan.bytes // options.min_partitions)
         plan = ask_plan(broker, options, start, plan.epoch, end=end, split_bytes=finer)
-    stream = plan.stream.hex()
     # A split without bytes holds nothing that may match: no task for it.
-    return [
-        Range(
-            stream,
-            plan.epoch,
-            max(split.from_offset, start),
-            min(split.to_offset, end),
-            proven=proven,
-        )
+    pieces = [
+        (max(split.from_offset, start), min(split.to_offset, end))
         for split in plan.splits
         if split.bytes and split.to_offset > start and split.from_offset < end
     ]
+    if options.rows_per_partition:
+        pieces = [
+            cut for piece in pieces for cut in _cut_by_records(broker, options, plan.epoch, *piece)
+        ]
+    stream = plan.stream.hex()
+    return [Range(stream, plan.epoch, *piece, proven=proven) for piece in pieces]
+
+
+def _cut_by_records(
+    broker: Broker, options: SourceOptions, epoch: int, start: int, end: int
+) -> Iterator[tuple[int, int]]:
+    """[start, end) in pieces of at most rows_per_partition selected records, as the broker counts.
+
+    Pieces without any are left out.
+    """
+    most = options.rows_per_partition
+    while start < end:
+        plan = ask_plan(broker, options, start, epoch, end=end, records_max=most)
+        stop = plan.to_offset if start < plan.to_offset else end
+        if plan.records:
+            yield start, min(stop, end)
+        start = stop

@@ -13,6 +13,7 @@ import logging
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from time import monotonic
 from typing import Any, Final, NoReturn
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -21,6 +22,7 @@ from pyspark.sql.streaming.datasource import (
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 
@@ -60,6 +62,8 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The newest plan; what reportLatestOffset() tells of."""
         self._planned: tuple[int, int, ReadPlan] | None = None
         """Start and end of the newest batch, and its plan, for partitions()."""
+        self._batch_s: float | None = None
+        """When this process last ended a batch."""
         self._idle = IdleWait(options.idle_wait_ms)
         self._empty: tuple[int, int] = (-1, -1)
         """Nothing matches from the first of these offsets up to the second."""
@@ -85,6 +89,8 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxRows(options.rows_per_trigger)
         if options.bytes_per_trigger:
             return ReadMaxBytes(options.bytes_per_trigger)
+        if options.min_rows_per_trigger:
+            return ReadMinRows(options.min_rows_per_trigger)
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
@@ -112,6 +118,8 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         known, empty_to = self._empty
         start = max(begin.offset, empty_to) if known == begin.offset else begin.offset
         # Asked even when the target is reached: the stream may have been recreated or rewound.
+        if self._holds_back(begin, start, limit):
+            return None
         records_max, bytes_max = self._caps(limit)
         plan = self._plan_batch(begin, start, records_max, bytes_max)
         if plan.rewound:
@@ -121,9 +129,21 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         matches = plan.records and plan.bytes
         if matches or self._is_far(begin.offset, plan):
             self._planned = (begin.offset, plan.to_offset, plan)
+            self._batch_s = monotonic()
             return begin._replace(epoch=plan.epoch, offset=plan.to_offset)
         self._empty = (begin.offset, plan.to_offset)
         return None
+
+    def _holds_back(self, begin: StreamOffset, start: int, limit: ReadLimit) -> bool:
+        """Whether there are too few records yet; the first batch of a run is made at once."""
+        least = self._options.min_rows_per_trigger
+        lifted = isinstance(limit, ReadAllAvailable) and self.getDefaultReadLimit() != limit
+        if not least or lifted or self._target is not None or self._batch_s is None:
+            return False
+        if monotonic() - self._batch_s >= self._options.max_delay_ms / 1000:
+            return False
+        plan = self._plan_batch(begin, start, least, 0)
+        return not plan.rewound and plan.records < least
 
     def _plan_batch(
         self, begin: StreamOffset, start: int, records_max: int, bytes_max: int

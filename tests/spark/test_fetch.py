@@ -52,6 +52,7 @@ class ScriptedReading:
         self._events = events
         self._notices: list[Notice] = []
         self.closed = False
+        self.waits: list[int | None] = []
 
     def accepted(self, timeout_ms: int | None = None) -> Position:
         if self._events and isinstance(self._events[0], BrokerRefused):
@@ -63,6 +64,7 @@ class ScriptedReading:
         return self._at
 
     def next_batch(self, timeout_ms: int | None = None) -> Batch | None:
+        self.waits.append(timeout_ms)
         while self._events:
             event = self._events.pop(0)
             if isinstance(event, Exception):
@@ -151,6 +153,12 @@ def test_a_range_is_read_whole_and_in_order(use: Use) -> None:
     assert offsets_of(fetch(options(), part(0, 30))) == list(range(30))
     assert all(reading.closed for reading in link.readings)
     assert link.dropped == 0
+
+
+def test_a_silence_is_as_long_as_its_option_says(use: Use) -> None:
+    link = use(ScriptedLinks([(0, 30)]))
+    offsets_of(fetch(options(fetchTimeoutMs="4321"), part(0, 30)))
+    assert set(link.readings[0].waits) == {4321}
 
 
 def test_after_a_silence_the_question_is_asked_again_behind_what_came(use: Use) -> None:

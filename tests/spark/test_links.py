@@ -11,6 +11,7 @@ import zmq
 
 from malamute_protocol.errors import ConnectionLost
 from malamute_py.client.session.events import Unlinked
+from malamute_py.client.settings import Curve, Plain
 from malamute_py.config import Authentication
 from malamute_py.server import Server
 from pyspark_malamute import links
@@ -48,9 +49,11 @@ class Attempts:
     def __init__(self, *codes: str) -> None:
         self._codes = list(codes)
         self.endpoints: list[str] = []
+        self.asked: dict[str, Any] = {}
 
     def connect(self, endpoints: tuple[str, ...], **asked: Any) -> Any:
         assert asked["wait"] is False
+        self.asked = asked
         self.endpoints.append(endpoints[0])
         code = self._codes.pop(0) if len(self._codes) > 1 else self._codes[0]
         if code == "linked":
@@ -83,6 +86,19 @@ def test_a_broker_that_is_not_there_yet_is_tried_until_the_time_is_over(
     with pytest.raises(SourceUnavailable, match="Is the broker running there"):
         links.link(options("tcp://b:1", connectTimeoutMs="20000"))
     assert 18 < clock.now_s - began_s <= 20
+
+
+def test_what_the_options_say_of_a_link_is_asked_for(attempts: Any) -> None:
+    made = attempts("linked")
+    more = {"identity": "spark-1", "requestTimeoutMs": "1234"}
+    links.link(options("tcp://a:1", **more, user="ann", password="of ann"))
+    assert (made.asked["identity"], made.asked["call_timeout_ms"]) == ("spark-1", 1234)
+    assert made.asked["credential"] == Plain("ann", "of ann")
+    key = "k" * 39
+    curve = {"curveServerKey": f"{key}1", "curvePublicKey": f"{key}2", "curveSecretKey": f"{key}3"}
+    links.link(options("tcp://a:1", **curve))
+    assert made.asked["credential"] == Curve(f"{key}1", f"{key}2", f"{key}3")
+    links._LINKS.clear()
 
 
 def test_several_endpoints_are_tried_in_turn(attempts: Any) -> None:

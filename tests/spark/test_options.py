@@ -33,10 +33,69 @@ def test_every_default_in_the_table_is_one_that_a_user_could_write() -> None:
             option.parse(option.default)
 
 
+SAMPLES = {
+    "endpoint": "tcp://b:2", "stream": "weather", "pattern": "a.#", "startingOffsets": "5",
+    "startingTimestamp": "5", "startingOffsetsByTimestampStrategy": "latest",
+    "endingOffsets": "7", "endingTimestamp": "7", "clientTimeFrom": "5", "clientTimeTo": "7",
+    "failOnDataLoss": "false", "maxRecordsPerTrigger": "5", "minRecordsPerTrigger": "5",
+    "maxTriggerDelay": "5s", "maxBytesPerTrigger": "5k", "minPartitions": "5",
+    "maxRecordsPerPartition": "5", "splitBytes": "5m", "columns": "offset",
+    "fieldColumns": "carrier", "includeFields": "false", "includeKeys": "true",
+    "includeProperties": "true", "bodyType": "list", "user": "ann", "password": "of ann",
+    "curveServerKey": KEY, "curvePublicKey": KEY, "curveSecretKey": KEY, "identity": "spark-1",
+    "connectTimeoutMs": "5", "requestTimeoutMs": "5", "brokerOutageMs": "5",
+    "fetchTimeoutMs": "5", "fetchRetries": "5", "idleWaitMs": "5",
+}  # fmt: skip
+"""A value of each option that is not its default."""
+TOGETHER = (
+    {"user", "password"}, {"curveServerKey", "curvePublicKey", "curveSecretKey"},
+)  # fmt: skip
+"""Options that mean nothing without each other."""
+
+
+@pytest.mark.parametrize("option", [option.name for option in OPTIONS])
+def test_no_option_is_read_and_then_forgotten(option: str) -> None:
+    names = next((names for names in TOGETHER if option in names), {option})
+    given = {**LEAST, **{name: SAMPLES[name] for name in names}}
+    other = {**given, option: "y" * 40} if len(names) > 1 else LEAST
+    assert parse_options(given) != parse_options(other)
+
+
 def test_keys_are_understood_in_any_case_as_spark_hands_them_over() -> None:
     options = parse_options({**LEAST, "startingoffsets": "Earliest", "SPLITBYTES": "64M"})
     assert options.starting == Place("earliest")
     assert options.split_bytes == 64 << 20
+
+
+@pytest.mark.parametrize(
+    ("kafkas", "ours", "value"),
+    [
+        ("subscribe", "stream", "flights"),
+        ("endpoints", "endpoint", "tcp://127.0.0.1:9797"),
+        ("maxOffsetsPerTrigger", "maxRecordsPerTrigger", "7"),
+        ("minOffsetsPerTrigger", "minRecordsPerTrigger", "7"),
+        ("includeHeaders", "includeFields", "false"),
+    ],
+)
+def test_kafkas_name_of_an_option_means_ours(kafkas: str, ours: str, value: str) -> None:
+    least = {name: text for name, text in LEAST.items() if name != ours}
+    assert parse_options({**least, kafkas: value}) == parse_options({**least, ours: value})
+    assert parse_options({**least, kafkas.upper(): value}) == parse_options({**least, ours: value})
+
+
+def test_field_columns_take_the_place_of_the_map_unless_it_is_asked_for() -> None:
+    plain = parse_options(LEAST).columns
+    assert plain == ("offset", "append_time", "client_time", "subject", "fields", "body")
+    some = parse_options({**LEAST, "fieldColumns": "carrier, origin"}).columns
+    assert some == (
+        "offset", "append_time", "client_time", "subject", "carrier", "origin", "body",
+    )  # fmt: skip
+    both = parse_options({**LEAST, "fieldColumns": "carrier", "includeFields": "true"}).columns
+    assert both[4:] == ("carrier", "fields", "body")
+    none = parse_options({**LEAST, "includeFields": "false"}).columns
+    assert none[4:] == ("body",)
+    chosen = parse_options({**LEAST, "columns": "body,keys,origin", "fieldColumns": "origin"})
+    assert chosen.columns == ("body", "keys", "origin")
 
 
 def test_several_endpoints_are_tried_in_turn() -> None:
@@ -50,12 +109,18 @@ def test_several_endpoints_are_tried_in_turn() -> None:
         ("startingOffset", "startingOffsets"),
         ("patern", "pattern"),
         ("kafka.bootstrap.servers", "endpoint"),
-        ("subscribe", "stream"),
-        ("subscribePattern", "pattern"),
         ("topic", "stream"),
+        ("topics", "stream"),
         ("path", "stream"),
         ("maxrowspertrigger", "maxRecordsPerTrigger"),
         ("failOnDataLos", "failOnDataLoss"),
+        ("minOffsetPerTrigger", "minRecordsPerTrigger"),
+        ("maxOffsetPerTrigger", "maxRecordsPerTrigger"),
+        ("minRecordsTrigger", "minRecordsPerTrigger"),
+        ("endingOffset", "endingOffsets"),
+        ("endTimestamp", "endingTimestamp"),
+        ("clientTimeT", "clientTimeTo"),
+        ("headers", "includeFields"),
     ],
 )
 def test_an_unknown_option_is_named_with_what_was_probably_meant(typed: str, meant: str) -> None:
@@ -77,6 +142,7 @@ def test_an_option_like_no_other_is_answered_with_the_list_of_all() -> None:
         ({"endpoint": "inproc://x"}, "its tasks are other processes"),
         ({"endpoint": " "}, "give the broker's address"),
         ({"endpoints": "tcp://b:1"}, "give only one of them"),
+        ({"subscribe": "other"}, "give only one of them"),
         ({"stream": " "}, "add .option"),
         ({"startingOffsets": "newest"}, "none of earliest, latest or an offset"),
         ({"startingOffsets": "-2"}, "none of earliest, latest or an offset"),
@@ -94,6 +160,16 @@ def test_an_option_like_no_other_is_answered_with_the_list_of_all() -> None:
         ({"pattern": "a.b*"}, "mixes a wildcard with text"),
         ({"pattern": '["glob", "x"]'}, "no pattern kind 'glob'"),
         ({"bodyType": "json"}, "none of binary, list"),
+        ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "more than maxRecords"),
+        ({"maxTriggerDelay": "15 minutes"}, "write 500ms, 5s, 15m or 1h"),
+        ({"maxRecordsPerPartition": "0"}, "give 1 or more"),
+        ({"columns": "offset,,body"}, "an empty name"),
+        ({"columns": "offset,offset"}, "named twice"),
+        ({"columns": "ofset"}, "did you mean 'offset'?"),
+        ({"columns": "carrier"}, "the fields that fieldColumns names"),
+        ({"includeKeys": "true", "columns": "keys"}, "give only one of them"),
+        ({"fieldColumns": "body"}, "a column 'body' is there already"),
+        ({"fieldColumns": "carrier", "columns": "offset"}, "is not among 'columns'"),
         ({"password": "x"}, "is missing beside password"),
         ({"curveServerKey": "x"}, "a CURVE key has 40 characters"),
         ({"curveServerKey": KEY}, "CURVE needs all of"),

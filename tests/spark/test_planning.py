@@ -13,6 +13,7 @@ from pyspark.sql.streaming.datasource import (
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
 )
 
 from malamute_protocol.errors import Timeout
@@ -228,6 +229,45 @@ def test_a_cap_does_not_hide_a_match_that_lies_beyond_what_one_plan_looks_throug
     end = step(reader, begin, ReadMaxRows(1))
     assert end["offset"] == 501
     assert tasks(reader, begin, end) == [(500, 501)]
+
+
+def test_few_records_wait_for_more_until_the_delay_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("pyspark_malamute.stream_reader.monotonic", clock.read)
+    client = ScriptedClient([True])
+    reader = reader_of(client, minRecordsPerTrigger="10", maxTriggerDelay="5m")
+    limit = reader.getDefaultReadLimit()
+    first = step(reader, reader.initialOffset(), limit)
+    assert first["offset"] == 1
+    client.append(*[False, True] * 9)
+    assert step(reader, first, limit) == first
+    clock.now_s += 299
+    assert step(reader, first, limit) == first
+    # trigger(once=True) lifts the bounds.
+    assert step(reader, first, ALL)["offset"] == 19
+    clock.now_s += 299
+    client.append(True)
+    assert step(reader, first, limit)["offset"] == 20
+    client.append(True)
+    second = step(reader, first, limit)
+    assert step(reader, second, limit) == second
+    client.append(True)
+    clock.now_s += 301
+    assert step(reader, second, limit)["offset"] == 22
+
+
+def test_the_least_number_of_records_holds_nothing_back_from_available_now() -> None:
+    client = ScriptedClient([True] * 20)
+    reader = reader_of(client, minRecordsPerTrigger="15", maxBytesPerTrigger="0")
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMinRows(15)
+    begin = reader.initialOffset()
+    assert step(reader, begin, limit)["offset"] == 20
+    client.append(True)
+    reader.prepareForTriggerAvailableNow()
+    assert step(reader, step(reader, begin, limit), limit)["offset"] == 21
 
 
 def test_available_now_ends_at_what_was_there_when_it_began() -> None:
@@ -460,6 +500,24 @@ def test_more_tasks_are_made_where_min_partitions_asks_for_them() -> None:
     begin = reader.initialOffset()
     cut = tasks(reader, begin, step(reader, begin))
     assert cut == [(0, 10), (10, 20), (20, 30), (30, 40)]
+
+
+def test_a_task_reads_about_as_many_bytes_as_its_option_says() -> None:
+    client = ScriptedClient([True] * 30_000)
+    for size, count in (("1m", 3), ("2m", 2), ("3m", 1)):
+        reader = reader_of(client, splitBytes=size)
+        begin = reader.initialOffset()
+        assert len(tasks(reader, begin, step(reader, begin))) == count
+
+
+def test_no_task_has_more_selected_records_than_an_option_says() -> None:
+    client = ScriptedClient([False, True] * 20 + [False] * 100)
+    reader = reader_of(client, maxRecordsPerPartition="8")
+    begin = reader.initialOffset()
+    cut = tasks(reader, begin, step(reader, begin))
+    assert cut == [(0, 16), (16, 32), (32, 140)]
+    client.looked_max = 4
+    assert tasks(reader, begin, step(reader, begin))[:3] == [(0, 4), (4, 8), (8, 12)]
 
 
 def test_an_empty_range_has_no_tasks() -> None:
