@@ -11,10 +11,19 @@ from typing import Any
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from pyspark_malamute.fetch import fetch
+from pyspark_malamute.fetch import fetch_all
 from pyspark_malamute.links import Broker
 from pyspark_malamute.options import Place, SourceOptions
-from pyspark_malamute.planning import Range, ask_plan, check_plan, locate, locate_start, ranges
+from pyspark_malamute.planning import (
+    Range,
+    ask_plan,
+    check_plan,
+    grouped,
+    locate,
+    locate_start,
+    ranges,
+)
+from pyspark_malamute.streams import find_streams, together
 
 
 class MalamuteReader(DataSourceReader):
@@ -28,22 +37,27 @@ class MalamuteReader(DataSourceReader):
         options = self._options
         broker = Broker(options)
         try:
-            start = locate_start(broker, options, "earliest")
-            place = options.ending or Place("latest")
-            name = "endingTimestamp" if place.kind == "time" else "endingOffsets"
-            end = locate(broker, options, place, name)
-            # Asked for an empty range, too: the broker refuses an expression that it cannot read.
-            plan = ask_plan(broker, options, start.offset, start.epoch, end=end.offset)
-            if start.offset >= end.offset:
-                return []
-            check_plan(broker, options, plan, start.offset, start.epoch)
-            return list(ranges(broker, options, plan, max(start.offset, plan.first), end.offset))
+            names = [options.stream] if options.stream else find_streams(broker, options)
+            found = together(lambda name: _ranges(broker, options.of(name)), names)
+            return grouped([part for parts in found.values() for part in parts], options)
         finally:
             # The process that plans belongs to Spark's pool and may idle for long.
             broker.close()
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The records of one task."""
-        if not isinstance(partition, Range):
-            return iter(())  # what Spark makes of an empty list of partitions
-        return fetch(self._options, partition)
+        return fetch_all(self._options, partition)
+
+
+def _ranges(broker: Broker, options: SourceOptions) -> list[Range]:
+    """The ranges of one stream, each for a task."""
+    start = locate_start(broker, options, "earliest")
+    place = options.ending.of(options.stream) or Place("latest")
+    name = "endingTimestamp" if place.kind == "time" else "endingOffsets"
+    end = locate(broker, options, place, name)
+    # Asked for an empty range, too: the broker refuses an expression that it cannot read.
+    plan = ask_plan(broker, options, start.offset, start.epoch, end=end.offset)
+    if start.offset >= end.offset:
+        return []
+    check_plan(broker, options, plan, start.offset, start.epoch)
+    return ranges(broker, options, plan, max(start.offset, plan.first), end.offset)

@@ -267,6 +267,9 @@ class Gather:
             name: coded.finish() for name, coded in self._by_header.items() if coded is not None
         }
         columns["offset"] = _arrow.array(np.concatenate(self._offsets))
+        if "stream" in self.schema.names:
+            count = len(columns["offset"])
+            columns["stream"] = _arrow.repeat(_arrow.scalar(self._options.stream), count)
         if self._has_append_time:
             columns["append_time"] = _times(self._append_times.finish(np.int64))
         if self._has_client_time:

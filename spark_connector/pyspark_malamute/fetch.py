@@ -15,6 +15,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
+from pyspark.sql.datasource import InputPartition
+
 from malamute_protocol.batch import Batch
 from malamute_protocol.errors import ConnectionLost, Timeout
 from malamute_py.client.position import Position
@@ -26,7 +28,7 @@ from pyspark_malamute.errors import SourceUnavailable
 from pyspark_malamute.loss import lost, rewound
 from pyspark_malamute.offsets import StreamOffset, check_stream
 from pyspark_malamute.options import SourceOptions
-from pyspark_malamute.planning import Range
+from pyspark_malamute.planning import Range, Ranges
 
 LOG = logging.getLogger("pyspark_malamute")
 
@@ -36,12 +38,22 @@ _CREDIT_RECORDS: Final = 1 << 20
 _frozen_in = 0
 
 
+def fetch_all(options: SourceOptions, part: InputPartition) -> Iterator[Any]:
+    """The selected records of a task, as pyarrow.RecordBatch. Raises as fetch() does."""
+    ranges = part.ranges if isinstance(part, Ranges) else [part]
+    for each in ranges:
+        # Spark makes a partition of its own of an empty list of partitions.
+        if isinstance(each, Range):
+            yield from fetch(options, each)
+
+
 def fetch(options: SourceOptions, part: Range) -> Iterator[Any]:
     """The selected records of a range, in order, as pyarrow.RecordBatch.
 
     Raises DataLoss, SourceUnavailable, CheckpointMismatch (the stream was recreated).
     """
     _spare_the_collector()
+    options = options.of(part.name)
     gather = Gather(options)
     position = part.start
     failures = 0
@@ -109,7 +121,7 @@ def _check_begin(
     options: SourceOptions, reading: SyncSubscription, part: Range, position: int
 ) -> None:
     place = reading.accepted(options.request_timeout_ms)
-    check_stream(StreamOffset(part.stream, part.epoch, position, ""), place.stream.hex(), options)
+    check_stream(StreamOffset(part.stream, part.epoch, position), place.stream.hex(), options)
 
 
 def _next(

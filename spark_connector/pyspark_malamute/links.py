@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator
 from time import monotonic, sleep
 from typing import Any, Final, TypeAlias, TypeVar
@@ -27,7 +28,7 @@ from malamute_protocol.errors import (
 from malamute_py.client.session.events import LinkEvent, Unlinked
 from malamute_py.client.settings import Curve, Plain
 from malamute_py.client.sync.client import SyncClient, connect_sync
-from pyspark_malamute.errors import SourceUnavailable
+from pyspark_malamute.errors import SourceUnavailable, StreamMissing
 from pyspark_malamute.options import SourceOptions
 
 LOG = logging.getLogger("pyspark_malamute")
@@ -138,27 +139,34 @@ class Broker:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._client: SyncClient | None = None
+        self._opening = threading.Lock()
+        """Several threads ask at once."""
+        self._closed = False
 
-    def ask(self, doing: str, question: Callable[[SyncClient], Answer]) -> Answer:
+    def ask(
+        self,
+        doing: str,
+        question: Callable[[SyncClient], Answer],
+        asker: SourceOptions | None = None,
+    ) -> Answer:
         """The answer to one question; doing: what is being tried, in words.
 
+        asker: the options for the stream that the question is about.
         Raises SourceUnavailable: it was refused, the broker was away for more than
         brokerOutageMs, or it was there and did not answer within requestTimeoutMs.
         """
         options = self._options
         until_s = monotonic() + options.broker_outage_ms / 1000
         while True:
-            if self._client is None:
-                self._client = link(options)
-            client = self._client
-            with explained(options, doing):
+            client = self._opened()
+            with explained(asker or options, doing):
                 try:
                     return question(client)
                 except (Timeout, ConnectionLost) as error:
                     if isinstance(error, Timeout) and client.linked:
                         raise
                     left_ms = int((until_s - monotonic()) * 1000)
-                    if left_ms <= 0:
+                    if left_ms <= 0 or self._closed:
                         raise
                     LOG.warning(
                         "malamute source: the broker at %s is away (%s); waiting for it, "
@@ -169,7 +177,19 @@ class Broker:
                         client.opened(timeout_ms=left_ms)
                         continue
             # The client is over, as opposed to its link.
-            self.close()
+            self._forget(client)
+
+    def _opened(self) -> SyncClient:
+        with self._opening:
+            if self._client is None:
+                self._client = link(self._options)
+            return self._client
+
+    def _forget(self, client: SyncClient) -> None:
+        with self._opening:
+            if self._client is client:
+                self._client = None
+                drop(self._options)
 
     @property
     def asked(self) -> bool:
@@ -177,10 +197,12 @@ class Broker:
         return self._client is not None
 
     def close(self) -> None:
-        """Say goodbye, if there is a link."""
-        if self._client is not None:
-            self._client = None
-            drop(self._options)
+        """Say goodbye, if there is a link; questions under way end."""
+        self._closed = True
+        with self._opening:
+            if self._client is not None:
+                self._client = None
+                drop(self._options)
 
 
 @contextlib.contextmanager
@@ -189,7 +211,9 @@ def explained(options: SourceOptions, doing: str) -> Iterator[None]:
     try:
         yield
     except BrokerRefused as error:
-        raise SourceUnavailable(_refusal(error, options, doing)) from error
+        missing = error.code in ("unknown_stream", "stream_removed")
+        kind = StreamMissing if missing else SourceUnavailable
+        raise kind(_refusal(error, options, doing)) from error
     except (Timeout, ConnectionLost) as error:
         raise SourceUnavailable(
             f"malamute source: could not {doing} at {_place(options)}: {error}. Is the broker "

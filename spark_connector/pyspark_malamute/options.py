@@ -12,6 +12,7 @@ import difflib
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -40,17 +41,33 @@ class Place(NamedTuple):
     """Offset, or milliseconds since 1970."""
 
 
+class Places(NamedTuple):
+    """Where reading begins or ends in each stream."""
+
+    everywhere: Place | None = None
+    """None: not said; a batch read then begins at the earliest record, a stream at the latest."""
+    by_stream: Mapping[str, Place] = {}
+
+    def of(self, stream: str) -> Place | None:
+        """The place in one stream."""
+        return self.by_stream.get(stream, self.everywhere)
+
+
 class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """All options of one source, checked. Passwords and keys are left out of its repr."""
 
     endpoints: tuple[str, ...]
     stream: str
+    """The stream that is read; of a query that may read several: empty, or as of() has set it."""
+    streams: tuple[str, ...]
+    """The streams that are read, by name; empty: those that match streams_pattern."""
+    streams_pattern: str
+    """A regular expression over whole names; empty: they are named."""
     pattern: Pattern
     pattern_text: str
-    starting: Place | None
-    """None: not said; a batch read then begins at the earliest record, a stream at the latest."""
+    starting: Places
     starting_strategy: str
-    ending: Place | None
+    ending: Places
     client_time: tuple[int, int] | None
     fail_on_data_loss: bool
     rows_per_trigger: int
@@ -80,7 +97,18 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         """Without credentials: this text may end up in a log or a plan."""
-        return f"SourceOptions({', '.join(self.endpoints)}, {self.stream}, {self.pattern_text})"
+        return f"SourceOptions({', '.join(self.endpoints)}, {self.reads}, {self.pattern_text})"
+
+    @property
+    def reads(self) -> str:
+        """What is read, in words."""
+        if self.stream:
+            return f"stream '{self.stream}'"
+        return f"streams '{self.streams_pattern or ', '.join(self.streams)}'"
+
+    def of(self, name: str) -> SourceOptions:
+        """The same for one of the streams."""
+        return msgspec.structs.replace(self, stream=name)
 
 
 class Option(NamedTuple):
@@ -173,24 +201,59 @@ def _time(value: str) -> int:
     return (since.days * 86_400 + since.seconds) * 1000 + since.microseconds // 1000
 
 
-def _starting(value: str) -> Place:
-    text = value.strip().lower()
+_KAFKAS_PLACES: Final = {-2: "earliest", -1: "latest"}
+
+
+def _offset(value: Any) -> Place:
+    """A place from earliest, latest, an offset, or Kafka's -2 and -1."""
+    text = str(value).strip().lower()
     if text in ("earliest", "latest"):
         return Place(text)
-    if not text.isascii() or not text.isdigit():
-        raise ValueError(f"{value!r} is none of earliest, latest or an offset such as 1200")
-    return Place("offset", int(text))
+    if text.isascii() and text.isdigit():
+        return Place("offset", int(text))
+    raise ValueError(f"{value!r} is none of earliest, latest or an offset such as 1200")
 
 
-def _ending(value: str) -> Place:
-    place = _starting(value)
+def _place_in_time(value: Any) -> Place:
+    return Place("time", _time(str(value)))
+
+
+def _places(place: Callable[[Any], Place], value: str) -> Places:
+    """One place for all streams, or a JSON object of places by stream."""
+    if not value.strip().startswith("{"):
+        return Places(place(value))
+    try:
+        given = msgspec.json.decode(value.encode(), type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"is no JSON object by stream: {error}") from None
+    return Places(None, {name: _in_stream(place, name, found) for name, found in given.items()})
+
+
+def _in_stream(place: Callable[[Any], Place], name: str, value: Any) -> Place:
+    if isinstance(value, dict):
+        # Kafka's form, by partition: a stream is one.
+        if set(value) != {"0"}:
+            raise ValueError(f"stream {name!r} has the one partition '0', not {', '.join(value)}")
+        value = value["0"]
+    if place is not _place_in_time and type(value) is int:
+        value = _KAFKAS_PLACES.get(value, value)
+    return place(value)
+
+
+def _ending_offset(value: Any) -> Place:
+    place = _offset(value)
     if place.kind == "earliest":
         raise ValueError("'earliest' would read nothing; give latest or an offset (exclusive)")
     return place
 
 
-def _place_in_time(value: str) -> Place:
-    return Place("time", _time(value))
+def _expression(value: str) -> str:
+    text = value.strip()
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"{text!r} is no regular expression: {error}") from None
+    return text
 
 
 def _endpoints(value: str) -> tuple[str, ...]:
@@ -235,23 +298,34 @@ def _one_of(*known: str) -> Callable[[str], str]:
 # --- the table ---------------------------------------------------------------------------
 
 COLUMNS: Final = (
-    "offset", "append_time", "client_time", "subject", "keys", "fields", "properties", "body",
+    "stream", "offset", "append_time", "client_time", "subject", "keys", "fields", "properties",
+    "body",
 )  # fmt: skip
-"""Columns that every stream has, in the order in which they stand unless `columns` says another."""
+"""Columns that there can be, in the order in which they stand unless `columns` says another."""
 
 OPTIONS: Final[tuple[Option, ...]] = (
     Option("endpoint", _endpoints, None, "the broker's address; several, with commas, are tried",
            aliases=("endpoints",)),
-    Option("stream", _text, None, "the stream to read", aliases=("subscribe",)),
+    Option("stream", _text, None, "the stream to read"),
+    Option("streams", _names, None, "the streams to read, with commas", aliases=("subscribe",)),
+    Option("streamsPattern", _expression, None,
+           "a regular expression over whole names of streams; new streams are found",
+           aliases=("subscribePattern",)),
     Option("pattern", _pattern, "#", "which records; the broker does the matching"),
-    Option("startingOffsets", _starting, None, "earliest, latest or an offset, of a new query"),
-    Option("startingTimestamp", _place_in_time, None, "first record appended at or after this"),
+    Option("startingOffsets", partial(_places, _offset), None,
+           "earliest, latest or an offset, of a new query; or JSON by stream"),
+    Option("startingTimestamp", partial(_places, _place_in_time), None,
+           "first record appended at or after this; or JSON by stream",
+           aliases=("startingOffsetsByTimestamp",)),
     Option(
         "startingOffsetsByTimestampStrategy", _one_of("error", "latest"), "error",
         "what to do when no record is as young as startingTimestamp",
     ),
-    Option("endingOffsets", _ending, None, "latest or an offset (exclusive)", "read"),
-    Option("endingTimestamp", _place_in_time, None, "only records appended before this", "read"),
+    Option("endingOffsets", partial(_places, _ending_offset), None,
+           "latest or an offset (exclusive); or JSON by stream", "read"),
+    Option("endingTimestamp", partial(_places, _place_in_time), None,
+           "only records appended before this; or JSON by stream", "read",
+           ("endingOffsetsByTimestamp",)),
     Option("clientTimeFrom", _time, None, "only records whose client time is at or after this"),
     Option("clientTimeTo", _time, None, "only records whose client time is before this"),
     Option("failOnDataLoss", _flag, "true", "fail, or log and go on, when records are gone"),
@@ -312,7 +386,8 @@ _ELSEWHERE: Final[dict[str, str]] = {
     "broker": "endpoint",
     "server": "endpoint",
     "topic": "stream",
-    "topics": "stream",
+    "topics": "streams",
+    "streampattern": "streamsPattern",
     "assign": "stream",
     "path": "stream",
     "subject": "pattern",
@@ -359,17 +434,18 @@ def parse_options(raw: Mapping[str, str]) -> SourceOptions:
         raise OptionError(
             "endpoint", 'is missing; add .option("endpoint", "tcp://host:port") for the broker'
         )
-    if not values["stream"]:
-        raise OptionError("stream", 'is missing; add .option("stream", "name of the stream")')
+    stream, streams = _streams(keys, values)
     pattern = values["pattern"]
     return SourceOptions(
         endpoints=values["endpoint"],
-        stream=values["stream"],
+        stream=stream,
+        streams=streams,
+        streams_pattern=values["streamsPattern"] or "",
         pattern=pattern,
         pattern_text="#" if pattern == ["all"] else to_text(pattern),
-        starting=_either(given, values, "startingTimestamp", "startingOffsets"),
+        starting=_places_of(given, values, streams, "startingTimestamp", "startingOffsets"),
         starting_strategy=values["startingOffsetsByTimestampStrategy"],
-        ending=_either(given, values, "endingTimestamp", "endingOffsets"),
+        ending=_places_of(given, values, streams, "endingTimestamp", "endingOffsets"),
         client_time=_window(values["clientTimeFrom"], values["clientTimeTo"]),
         fail_on_data_loss=values["failOnDataLoss"],
         rows_per_trigger=values["maxRecordsPerTrigger"] or 0,
@@ -441,11 +517,36 @@ def _opposite(typed: str, name: str) -> bool:
     )
 
 
-def _either(given: Mapping[str, str], values: Mapping[str, Any], one: str, other: str) -> Any:
-    """The value of whichever of two options was given."""
+def _streams(keys: Mapping[str, str], values: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """(the stream that is named alone, all that are named). Raises OptionError."""
+    given = [name for name in ("stream", "streams", "streamsPattern") if values[name]]
+    if not given:
+        raise OptionError(
+            "stream",
+            'is missing; add .option("stream", "name of the stream"), or streams or streamsPattern',
+        )
+    if len(given) > 1:
+        raise OptionError(
+            keys[given[1]], f"and '{keys[given[0]]}' both name streams; give only one of them"
+        )
+    if values["streams"]:
+        return "", values["streams"]
+    return (values["stream"], (values["stream"],)) if values["stream"] else ("", ())
+
+
+def _places_of(
+    given: Mapping[str, str], values: Mapping[str, Any], streams: tuple[str, ...],
+    one: str, other: str,
+) -> Places:  # fmt: skip
+    """The places of whichever of two options was given. Raises OptionError."""
     if one in given and other in given:
         raise OptionError(one, f"says the same as '{other}'; give only one of them")
-    return values[one] if one in given else values[other]
+    name = one if one in given else other
+    places: Places = values[name] or Places()
+    stranger = next((each for each in places.by_stream if streams and each not in streams), None)
+    if stranger is not None:
+        raise OptionError(name, f"names stream '{stranger}', which is not read")
+    return places
 
 
 def _least(values: Mapping[str, Any]) -> int:
@@ -467,6 +568,7 @@ def _columns(given: Mapping[str, str], values: Mapping[str, Any]) -> tuple[str, 
         )
     if values["columns"] is None:
         wanted = dict.fromkeys(COLUMNS, True)
+        wanted["stream"] = not values["stream"]
         for name in ("keys", "properties"):
             wanted[name] = bool(values[f"include{name.capitalize()}"])
         maps = values["includeFields"]

@@ -30,6 +30,7 @@ def spark_schema(options: SourceOptions) -> StructType:
     if options.body_type == "list":
         body = ArrayType(body, containsNull=False)
     kinds: dict[str, DataType] = {
+        "stream": text,
         "offset": LongType(),
         "append_time": TimestampType(),
         "client_time": TimestampType(),

@@ -142,7 +142,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[ScriptedLinks], ScriptedLi
 
 
 def part(start: int, end: int) -> Range:
-    return Range(STREAM.hex(), 1, start, end)
+    return Range("s", STREAM.hex(), 1, start, end)
 
 
 Use = Callable[[ScriptedLinks], ScriptedLinks]
@@ -273,7 +273,7 @@ def address() -> Iterator[str]:
 def published(client: SyncClient, count: int) -> Range:
     client.publish_many("s", [b"x" * 1000] * count, subject="a.b")
     plan = client.plan_read("s")
-    return Range(plan.stream.hex(), plan.epoch, plan.from_offset, plan.to_offset)
+    return Range("s", plan.stream.hex(), plan.epoch, plan.from_offset, plan.to_offset)
 
 
 def test_tasks_of_a_process_share_a_link_that_is_made_anew_after_it_was_dropped(

@@ -20,9 +20,10 @@ from malamute_protocol.errors import Timeout
 from malamute_py.client.sync.client import SyncClient
 from pyspark_malamute.errors import CheckpointMismatch, DataLoss, OptionError, SourceUnavailable
 from pyspark_malamute.idle import IdleWait
+from pyspark_malamute.one_stream import FAR
 from pyspark_malamute.options import parse_options
 from pyspark_malamute.planning import Range
-from pyspark_malamute.stream_reader import FAR, MalamuteStreamReader
+from pyspark_malamute.stream_reader import MalamuteStreamReader
 from tests.spark.scripted import APPENDED_MS, RECORD_BYTES, Clock, ScriptedClient
 
 LEAST = {
@@ -44,6 +45,11 @@ def reader_of(client: ScriptedClient, **more: str) -> MalamuteStreamReader:
 def through_json(offset: dict[str, Any]) -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads(json.dumps(offset))
     return loaded
+
+
+def offset_of(offsets: dict[str, Any], name: str = "s") -> int:
+    offset: int = offsets["streams"][name]["offset"]
+    return offset
 
 
 def step(
@@ -84,15 +90,15 @@ def test_a_query_begins_where_its_option_says(more: dict[str, str], offset: int)
     client = ScriptedClient([True] * 20)
     client.first = 3
     begin = reader_of(client, **more).initialOffset()
-    assert begin["offset"] == offset
-    assert begin["stream"] == client.uuid.hex()
+    assert offset_of(begin) == offset
+    assert begin["streams"]["s"]["stream"] == client.uuid.hex()
 
 
 def test_a_query_that_does_not_say_where_begins_at_the_latest_record_as_kafkas_do() -> None:
     given = {name: value for name, value in LEAST.items() if name != "startingOffsets"}
     reader = MalamuteStreamReader(parse_options(given))
     reader._broker._client = cast("SyncClient", ScriptedClient([True] * 5))
-    assert reader.initialOffset()["offset"] == 5
+    assert offset_of(reader.initialOffset()) == 5
 
 
 def test_a_start_that_is_not_there_is_refused_by_the_options_name() -> None:
@@ -104,9 +110,8 @@ def test_a_start_that_is_not_there_is_refused_by_the_options_name() -> None:
     client.first = 5
     with pytest.raises(DataLoss, match="offsets 2 to 4"):
         reader_of(client, startingOffsets="2").initialOffset()
-    assert reader_of(client, startingOffsets="2", failOnDataLoss="false").initialOffset()[
-        "offset"
-    ] == 5  # fmt: skip
+    follower = reader_of(client, startingOffsets="2", failOnDataLoss="false")
+    assert offset_of(follower.initialOffset()) == 5
 
 
 # --- how far a batch reaches ----------------------------------------------------------------
@@ -117,7 +122,7 @@ def test_a_batch_reaches_to_the_tail_and_then_nothing_is_new() -> None:
     reader = reader_of(client)
     begin = reader.initialOffset()
     end = step(reader, begin)
-    assert end["offset"] == 20
+    assert offset_of(end) == 20
     assert json.dumps(step(reader, end)) == json.dumps(end)
 
 
@@ -129,7 +134,7 @@ def test_an_idle_query_keeps_its_offset_over_a_restart_of_the_broker() -> None:
     client.epoch = 2
     assert step(reader, end) == end
     client.append(True)
-    assert step(reader, end)["epoch"] == 2
+    assert step(reader, end)["streams"]["s"]["epoch"] == 2
 
 
 def test_records_that_do_not_match_do_not_make_a_batch() -> None:
@@ -139,7 +144,7 @@ def test_records_that_do_not_match_do_not_make_a_batch() -> None:
     assert step(reader, begin) == begin
     client.append(*[False] * 5, True)
     end = step(reader, begin)
-    assert end["offset"] == 56
+    assert offset_of(end) == 56
     assert tasks(reader, begin, end) == [(50, 56)]
 
 
@@ -157,7 +162,7 @@ def test_a_position_advances_past_very_many_records_that_do_not_match() -> None:
     reader = reader_of(client)
     begin = reader.initialOffset()
     end = step(reader, begin)
-    assert end["offset"] == FAR + 10
+    assert offset_of(end) == FAR + 10
     assert tasks(reader, begin, end) == []
 
 
@@ -166,7 +171,7 @@ def test_a_position_advances_when_retention_comes_near_it() -> None:
     client.first = 10
     reader = reader_of(client)
     begin = reader.initialOffset()
-    assert step(reader, begin)["offset"] == 1000
+    assert offset_of(step(reader, begin)) == 1000
 
 
 def test_records_trimmed_after_they_were_seen_not_to_match_are_no_loss() -> None:
@@ -177,7 +182,7 @@ def test_records_trimmed_after_they_were_seen_not_to_match_are_no_loss() -> None
     client.first = 90
     client.append(True)
     end = step(reader, begin)
-    assert end["offset"] == 101
+    assert offset_of(end) == 101
     assert tasks(reader, begin, end) == [(100, 101)]
 
 
@@ -187,9 +192,9 @@ def test_the_caps_of_the_options_bound_a_batch_and_all_available_lifts_them() ->
     limit = reader.getDefaultReadLimit()
     assert limit == ReadMaxRows(30)
     begin = reader.initialOffset()
-    assert step(reader, begin, limit)["offset"] == 30
-    assert step(reader, begin, ReadMaxBytes(20 * RECORD_BYTES))["offset"] == 20
-    assert step(reader, begin, ALL)["offset"] == 100
+    assert offset_of(step(reader, begin, limit)) == 30
+    assert offset_of(step(reader, begin, ReadMaxBytes(20 * RECORD_BYTES))) == 20
+    assert offset_of(step(reader, begin, ALL)) == 100
     assert reader_of(client).getDefaultReadLimit() == ReadMaxBytes(1 << 30)
     assert reader_of(client, maxBytesPerTrigger="0").getDefaultReadLimit() == ALL
 
@@ -197,7 +202,7 @@ def test_the_caps_of_the_options_bound_a_batch_and_all_available_lifts_them() ->
 def test_both_caps_hold_when_both_are_given() -> None:
     client = ScriptedClient([True] * 100)
     reader = reader_of(client, maxRecordsPerTrigger="30", maxBytesPerTrigger="1k")
-    assert step(reader, reader.initialOffset(), reader.getDefaultReadLimit())["offset"] == 11
+    assert offset_of(step(reader, reader.initialOffset(), reader.getDefaultReadLimit())) == 11
 
 
 def test_a_cap_counts_the_records_that_match() -> None:
@@ -205,7 +210,7 @@ def test_a_cap_counts_the_records_that_match() -> None:
     reader = reader_of(client, maxRecordsPerTrigger="10")
     begin = reader.initialOffset()
     end = step(reader, begin, reader.getDefaultReadLimit())
-    assert end["offset"] == 1000
+    assert offset_of(end) == 1000
     assert tasks(reader, begin, end) == [(0, 1000)]
 
 
@@ -215,7 +220,7 @@ def test_a_plan_that_ends_early_is_asked_on_until_the_cap_is_met() -> None:
     reader = reader_of(client, maxRecordsPerTrigger="10", maxBytesPerTrigger="0")
     begin = reader.initialOffset()
     end = step(reader, begin, reader.getDefaultReadLimit())
-    assert end["offset"] == 1000
+    assert offset_of(end) == 1000
     assert [plan[0] for plan in client.plans[1:]] == [0, 250, 500, 750]
     assert [plan[2] for plan in client.plans[1:]] == [10, 8, 5, 3]
     assert tasks(reader, begin, end) == [(0, 1000)]
@@ -227,7 +232,7 @@ def test_a_cap_does_not_hide_a_match_that_lies_beyond_what_one_plan_looks_throug
     reader = reader_of(client, maxRecordsPerTrigger="1")
     begin = reader.initialOffset()
     end = step(reader, begin, ReadMaxRows(1))
-    assert end["offset"] == 501
+    assert offset_of(end) == 501
     assert tasks(reader, begin, end) == [(500, 501)]
 
 
@@ -240,22 +245,22 @@ def test_few_records_wait_for_more_until_the_delay_is_over(
     reader = reader_of(client, minRecordsPerTrigger="10", maxTriggerDelay="5m")
     limit = reader.getDefaultReadLimit()
     first = step(reader, reader.initialOffset(), limit)
-    assert first["offset"] == 1
+    assert offset_of(first) == 1
     client.append(*[False, True] * 9)
     assert step(reader, first, limit) == first
     clock.now_s += 299
     assert step(reader, first, limit) == first
     # trigger(once=True) lifts the bounds.
-    assert step(reader, first, ALL)["offset"] == 19
+    assert offset_of(step(reader, first, ALL)) == 19
     clock.now_s += 299
     client.append(True)
-    assert step(reader, first, limit)["offset"] == 20
+    assert offset_of(step(reader, first, limit)) == 20
     client.append(True)
     second = step(reader, first, limit)
     assert step(reader, second, limit) == second
     client.append(True)
     clock.now_s += 301
-    assert step(reader, second, limit)["offset"] == 22
+    assert offset_of(step(reader, second, limit)) == 22
 
 
 def test_the_least_number_of_records_holds_nothing_back_from_available_now() -> None:
@@ -264,10 +269,10 @@ def test_the_least_number_of_records_holds_nothing_back_from_available_now() -> 
     limit = reader.getDefaultReadLimit()
     assert limit == ReadMinRows(15)
     begin = reader.initialOffset()
-    assert step(reader, begin, limit)["offset"] == 20
+    assert offset_of(step(reader, begin, limit)) == 20
     client.append(True)
     reader.prepareForTriggerAvailableNow()
-    assert step(reader, step(reader, begin, limit), limit)["offset"] == 21
+    assert offset_of(step(reader, step(reader, begin, limit), limit)) == 21
 
 
 def test_available_now_ends_at_what_was_there_when_it_began() -> None:
@@ -277,9 +282,9 @@ def test_available_now_ends_at_what_was_there_when_it_began() -> None:
     begin = reader.initialOffset()
     client.append(*[True] * 50)
     middle = step(reader, begin, ReadMaxRows(30))
-    assert middle["offset"] == 30
+    assert offset_of(middle) == 30
     end = step(reader, middle, ReadMaxRows(30))
-    assert end["offset"] == 50
+    assert offset_of(end) == 50
     assert step(reader, end, ReadMaxRows(30)) == end
 
 
@@ -311,7 +316,7 @@ def test_available_now_notices_a_stream_that_ends_before_the_position(
     follower = reader_of(client, failOnDataLoss="false")
     follower.prepareForTriggerAvailableNow()
     with caplog.at_level(logging.WARNING):
-        assert step(follower, end)["offset"] == 15
+        assert offset_of(step(follower, end)) == 15
 
 
 def test_available_now_notices_a_rewound_stream_that_has_grown_to_the_position() -> None:
@@ -398,11 +403,11 @@ def test_a_rewound_stream_is_refused_or_followed_as_fail_on_data_loss_says(
     follower = reader_of(client, failOnDataLoss="false")
     with caplog.at_level(logging.WARNING):
         followed = step(follower, end)
-    assert (followed["offset"], followed["epoch"]) == (15, 2)
+    assert (offset_of(followed), followed["streams"]["s"]["epoch"]) == (15, 2)
     assert "now ends at offset 15" in caplog.text
     assert tasks(follower, end, followed) == []
     client.append(True)
-    assert step(follower, followed)["offset"] == 16
+    assert offset_of(step(follower, followed)) == 16
 
 
 def test_records_gone_by_retention_fail_the_query_or_are_logged_and_skipped(
@@ -431,7 +436,7 @@ def test_a_query_waits_for_a_broker_that_is_away_and_goes_on() -> None:
     client.failures = [Timeout("no answer")]
     client.linked = False
     end = step(reader, begin)
-    assert end["offset"] == 20
+    assert offset_of(end) == 20
     (waited_ms,) = client.opens
     assert waited_ms is not None
     assert 60_000 < waited_ms <= 120_000
@@ -538,7 +543,7 @@ def test_progress_shows_lag_and_what_retention_leaves() -> None:
     step(reader, reader.initialOffset(), ReadMaxRows(30))
     told = reader.reportLatestOffset()
     assert told is not None
-    assert told["offset"] == 100
+    assert offset_of(told) == 100
     assert told["recordsBehindLatest"] == 60
     assert told["recordsUntilTrimmed"] == 30
     assert list(told) == sorted(told)

@@ -55,7 +55,7 @@ def test_a_cap_of_records_counts_those_that_match(
     reader = reader_of(endpoint, stream, pattern="hit", maxOffsetsPerTrigger="40")
     begin = reader.initialOffset()
     end = reader.latestOffset(begin, reader.getDefaultReadLimit())
-    assert end["offset"] == 3901
+    assert end["streams"][stream]["offset"] == 3901
     tasks = [task for task in reader.partitions(begin, end) if isinstance(task, Range)]
     rows = sum(batch.num_rows for task in tasks for batch in reader.read(task))
     assert rows == 40

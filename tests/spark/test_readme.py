@@ -21,7 +21,7 @@ def test_each_column_is_there_with_its_type() -> None:
     columns = spark_schema(
         parse_options(
             {
-                "endpoint": "tcp://a:1", "stream": "s", "includeKeys": "true",
+                "endpoint": "tcp://a:1", "streams": "s", "includeKeys": "true",
                 "includeProperties": "true",
             }
         )

@@ -221,6 +221,42 @@ def test_a_query_starts_at_a_time_when_it_is_new(
     assert sink.offsets() == [100]
 
 
+def test_many_streams_are_one_query_and_new_ones_are_found(
+    spark: SparkSession, endpoint: str, client: SyncClient, stream: str, sink: Sink
+) -> None:
+    names = [f"{stream}.{number}" for number in range(20)]
+
+    def frame() -> DataFrame:
+        options = {"subscribePattern": rf"{stream}\..*", "startingOffsets": "earliest"}
+        return spark.readStream.format("malamute").options(endpoint=endpoint, **options).load()
+
+    def rows() -> list[tuple[str, int]]:
+        found = spark.read.parquet(sink.path).select("stream", "offset").collect()
+        return sorted(tuple(row) for row in found)
+
+    def run() -> None:
+        query = (
+            frame()
+            .writeStream.format("parquet")
+            .option("checkpointLocation", sink.checkpoint)
+            .trigger(availableNow=True)
+            .start(sink.path)
+        )
+        assert query.awaitTermination(WAIT_S)
+
+    for name in names[:15]:
+        publish(client, name, 30)
+    run()
+    for name in names[10:]:
+        publish(client, name, 30)
+    run()
+    assert rows() == [
+        (name, offset)
+        for number, name in sorted(enumerate(names), key=lambda pair: pair[1])
+        for offset in range(60 if 10 <= number < 15 else 30)
+    ]
+
+
 def test_the_recipe_for_foreach_batch_publishes_a_batch_that_is_run_again_once(
     read_stream: Callable[..., DataFrame],
     endpoint: str,
