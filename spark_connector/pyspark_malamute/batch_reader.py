@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from pyspark_malamute.fetch import fetch_all
 from pyspark_malamute.links import Broker
-from pyspark_malamute.options import Place, SourceOptions
+from pyspark_malamute.options import EVER, Place, SourceOptions
 from pyspark_malamute.planning import (
     Range,
     ask_plan,
@@ -37,7 +37,9 @@ class MalamuteReader(DataSourceReader):
         options = self._options
         broker = Broker(options)
         try:
-            names = [options.stream] if options.stream else find_streams(broker, options)
+            names = [options.stream] if options.stream else list(find_streams(broker, options))
+            chosen = options.bounds.streams
+            names = [name for name in names if chosen is None or name in chosen]
             found = together(lambda name: _ranges(broker, options.of(name)), names)
             return grouped([part for parts in found.values() for part in parts], options)
         finally:
@@ -55,9 +57,22 @@ def _ranges(broker: Broker, options: SourceOptions) -> list[Range]:
     place = options.ending.of(options.stream) or Place("latest")
     name = "endingTimestamp" if place.kind == "time" else "endingOffsets"
     end = locate(broker, options, place, name)
+    first, stop = _within(broker, options, start.offset, end.offset)
     # Asked for an empty range, too: the broker refuses an expression that it cannot read.
-    plan = ask_plan(broker, options, start.offset, start.epoch, end=end.offset)
-    if start.offset >= end.offset:
+    plan = ask_plan(broker, options, first, start.epoch, end=stop)
+    if first >= stop:
         return []
-    check_plan(broker, options, plan, start.offset, start.epoch)
-    return ranges(broker, options, plan, max(start.offset, plan.first), end.offset)
+    check_plan(broker, options, plan, first, start.epoch)
+    return ranges(broker, options, plan, max(first, plan.first), stop)
+
+
+def _within(broker: Broker, options: SourceOptions, first: int, stop: int) -> tuple[int, int]:
+    """[first, stop) as far as the bounds of the query's filters leave it."""
+    low, high = options.bounds.offsets
+    first, stop = max(first, low), min(stop, high)
+    since_ms, until_ms = options.bounds.append_ms
+    if since_ms > -EVER:
+        first = max(first, locate(broker, options, Place("time", since_ms), "").offset)
+    if until_ms < EVER:
+        stop = min(stop, locate(broker, options, Place("time", until_ms), "").offset)
+    return first, max(first, stop)

@@ -53,6 +53,34 @@ class Places(NamedTuple):
         return self.by_stream.get(stream, self.everywhere)
 
 
+class Bounds(NamedTuple):
+    """What filters of a query leave of a batch read; each pair is [low, high)."""
+
+    offsets: tuple[int, int] = (-EVER, EVER)
+    append_ms: tuple[int, int] = (-EVER, EVER)
+    streams: frozenset[str] | None = None
+    """None: all of them."""
+
+    def within(
+        self,
+        *,
+        offsets: tuple[int, int] = (-EVER, EVER),
+        append_ms: tuple[int, int] = (-EVER, EVER),
+        streams: frozenset[str] | None = None,
+    ) -> Bounds:
+        """Both these bounds and those."""
+        both = streams if self.streams is None or streams is None else self.streams & streams
+        return Bounds(
+            _common(self.offsets, offsets),
+            _common(self.append_ms, append_ms),
+            self.streams if both is None else both,
+        )
+
+
+def _common(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    return max(one[0], other[0]), min(one[1], other[1])
+
+
 class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """All options of one source, checked. Passwords and keys are left out of its repr."""
 
@@ -94,6 +122,8 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     fetch_timeout_ms: int
     fetch_retries: int
     idle_wait_ms: int
+    push_filters: bool
+    bounds: Bounds = Bounds()
 
     def __repr__(self) -> str:
         """Without credentials: this text may end up in a log or a plan."""
@@ -328,6 +358,9 @@ OPTIONS: Final[tuple[Option, ...]] = (
            ("endingOffsetsByTimestamp",)),
     Option("clientTimeFrom", _time, None, "only records whose client time is at or after this"),
     Option("clientTimeTo", _time, None, "only records whose client time is before this"),
+    Option("pushFilters", _flag, "false",
+           "the broker applies filters on stream, subject, times, offset and fieldColumns; needs "
+           "`spark.sql.python.filterPushdown.enabled`", "read"),
     Option("failOnDataLoss", _flag, "true", "fail, or log and go on, when records are gone"),
     Option("maxRecordsPerTrigger", _positive, None, "most selected records in one micro-batch",
            "readStream", ("maxOffsetsPerTrigger",)),
@@ -468,6 +501,7 @@ def parse_options(raw: Mapping[str, str]) -> SourceOptions:
         fetch_timeout_ms=values["fetchTimeoutMs"],
         fetch_retries=values["fetchRetries"],
         idle_wait_ms=values["idleWaitMs"],
+        push_filters=values["pushFilters"],
     )
 
 

@@ -37,6 +37,10 @@ class DefaultSource(DataSource):
         options = parse_options(self.options)
         refuse_options_of("readStream", self.options)
         check_schema(schema, options)
+        if options.push_filters:
+            from pyspark_malamute.pushed import FilteredReader
+
+            return FilteredReader(options)
         return MalamuteReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802

@@ -207,6 +207,28 @@ def test_a_view_works_in_sql_and_a_table_says_that_it_would(
         spark.sql("SELECT * FROM declared").collect()
 
 
+def test_filters_that_the_broker_applies_give_the_same_answer(
+    spark: SparkSession, read: Callable[..., DataFrame], departures: Departures
+) -> None:
+    from pyspark.sql import functions as f
+
+    def selected(frame: DataFrame) -> list[int]:
+        named = frame.where(f.col("subject").startswith("flights.JFK"))
+        return offsets(named.where((f.col("carrier") == "UA") & (f.col("offset") >= 1500)))
+
+    expected = [
+        row
+        for row in range(1500, 3000)
+        if departures.origins[row] == "JFK" and departures.carriers[row] == "UA"
+    ]
+    assert selected(read(fieldColumns="carrier")) == expected
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        assert selected(read(fieldColumns="carrier", pushFilters="true")) == expected
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
 def test_pandas_on_spark_reads_the_source(
     read: Callable[..., DataFrame], departures: Departures
 ) -> None:
