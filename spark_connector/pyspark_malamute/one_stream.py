@@ -36,6 +36,8 @@ class OneStream:
         self._options = options
         self.plan: ReadPlan | None = None
         """The newest plan."""
+        self.lost = 0
+        """Records that could not be read any more when this process planned for them."""
         self._planned: tuple[int, int, ReadPlan] | None = None
         """Start and end of the newest batch, and its plan, for tasks()."""
         self._empty: tuple[int, int] = (-1, -1)
@@ -47,13 +49,17 @@ class OneStream:
         target: nothing at or beyond it is read. The broker is asked even when the target is
         reached: the stream may have been recreated or rewound.
         """
-        plan = self._plan_batch(begin, self._start(begin), caps, target)
+        start = self._start(begin)
+        plan = self._plan_batch(begin, start, caps, target)
         if plan.rewound:
             self._empty = (-1, -1)
+            self.lost += begin.offset - plan.from_offset
             return begin._replace(epoch=plan.epoch, offset=plan.from_offset)
         # The broker counts records only under a cap of records.
         matches = plan.records and plan.bytes
         if matches or _is_far(begin.offset, plan):
+            if begin.epoch:
+                self.lost += max(0, min(plan.first, plan.to_offset) - start)
             self._planned = (begin.offset, plan.to_offset, plan)
             return begin._replace(epoch=plan.epoch, offset=plan.to_offset)
         self._empty = (begin.offset, plan.to_offset)

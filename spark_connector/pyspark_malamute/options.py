@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from malamute_protocol.address import name_fault
 from malamute_protocol.errors import BrokerRefused, ProtocolError
 from malamute_protocol.pattern import Pattern, from_text, to_text
 from pyspark_malamute.errors import MalamuteSourceError, OptionError
@@ -103,6 +104,9 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_delay_ms: int
     """How long fewer records than min_rows_per_trigger may make no batch."""
     bytes_per_trigger: int
+    cursor: str
+    """Name of the cursor that the query moves; empty: none."""
+    cursor_pin_bytes: int
     min_partitions: int
     rows_per_partition: int
     split_bytes: int
@@ -371,6 +375,10 @@ OPTIONS: Final[tuple[Option, ...]] = (
            "how long fewer records than minRecordsPerTrigger make no micro-batch", "readStream"),
     Option("maxBytesPerTrigger", _bytes, "1g", "most bytes in one micro-batch; 0: no bound",
            "readStream"),
+    Option("cursor", _text, "", "a cursor at the broker that follows the query", "readStream"),
+    Option("cursorPinBytes", _bytes, None,
+           "the cursor keeps what the query has not read, up to so many bytes of each stream",
+           "readStream"),
     Option("minPartitions", _number, "0", "at least so many tasks, where the data allow it"),
     Option("maxRecordsPerPartition", _positive, None, "most selected records of one task"),
     Option("splitBytes", _bytes, "32m", "about how many bytes one task reads"),
@@ -485,6 +493,8 @@ def parse_options(raw: Mapping[str, str]) -> SourceOptions:
         min_rows_per_trigger=_least(values),
         max_delay_ms=values["maxTriggerDelay"],
         bytes_per_trigger=values["maxBytesPerTrigger"],
+        cursor=_cursor(values),
+        cursor_pin_bytes=values["cursorPinBytes"] or 0,
         min_partitions=values["minPartitions"],
         rows_per_partition=values["maxRecordsPerPartition"] or 0,
         split_bytes=_at_least_a_mib(values["splitBytes"]),
@@ -590,6 +600,16 @@ def _least(values: Mapping[str, Any]) -> int:
             "minRecordsPerTrigger", f"{least} is more than maxRecordsPerTrigger, {most}"
         )
     return least
+
+
+def _cursor(values: Mapping[str, Any]) -> str:
+    name: str = values["cursor"]
+    fault = name_fault(name) if name else ""
+    if fault:
+        raise OptionError("cursor", fault)
+    if values["cursorPinBytes"] and not name:
+        raise OptionError("cursor", "is missing beside cursorPinBytes")
+    return name
 
 
 def _columns(given: Mapping[str, str], values: Mapping[str, Any]) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from pyspark_malamute.cursor import QueryCursor
 from pyspark_malamute.errors import StreamMissing
 from pyspark_malamute.fetch import fetch_all
 from pyspark_malamute.idle import IdleWait
@@ -44,6 +45,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._broker = Broker(options)
+        self._cursor = QueryCursor(self._broker, options)
         self._streams: dict[str, OneStream] = {}
         self._gone: set[str] = set()
         """Streams of the checkpoint whose removal was told."""
@@ -107,6 +109,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Spark has begun the batch after the one that ended here; that one is in its sink."""
         self._idle.batch_began()
         self._proven = True
+        self._cursor.move(read_offsets(end, self._options))
 
     def _next_end(
         self, begin: Mapping[str, StreamOffset], limit: ReadLimit
@@ -118,6 +121,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             lag = dict.fromkeys(begin, 1)
         else:
             begin, lag = self._with_news(begin)
+        self._cursor.open(begin)
         if not lag or self._holds_back(begin, lag, limit):
             return None
         caps = self._caps(limit, lag)
@@ -206,6 +210,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
         facts = {
             **to_json(tails, self._options),
+            "recordsLost": sum(one.lost for one in self._streams.values()),
             "recordsBehindLatest": sum(plan.tail - plan.to_offset for plan in plans.values()),
             "recordsUntilTrimmed": min(plan.to_offset - plan.first for plan in plans.values()),
         }

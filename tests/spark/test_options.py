@@ -39,7 +39,7 @@ SAMPLES = {
     "startingTimestamp": "5", "startingOffsetsByTimestampStrategy": "latest",
     "endingOffsets": "7", "endingTimestamp": "7", "clientTimeFrom": "5", "clientTimeTo": "7",
     "pushFilters": "true", "failOnDataLoss": "false", "maxRecordsPerTrigger": "5",
-    "minRecordsPerTrigger": "5",
+    "minRecordsPerTrigger": "5", "cursor": "spark-1", "cursorPinBytes": "5m",
     "maxTriggerDelay": "5s", "maxBytesPerTrigger": "5k", "minPartitions": "5",
     "maxRecordsPerPartition": "5", "splitBytes": "5m", "columns": "offset",
     "fieldColumns": "carrier", "includeFields": "false", "includeKeys": "true",
@@ -50,7 +50,8 @@ SAMPLES = {
 }  # fmt: skip
 """A value of each option that is not its default."""
 TOGETHER = (
-    {"user", "password"}, {"curveServerKey", "curvePublicKey", "curveSecretKey"},
+    {"cursor", "cursorPinBytes"}, {"user", "password"},
+    {"curveServerKey", "curvePublicKey", "curveSecretKey"},
 )  # fmt: skip
 """Options that mean nothing without each other."""
 
@@ -59,7 +60,7 @@ TOGETHER = (
 def test_no_option_is_read_and_then_forgotten(option: str) -> None:
     names = next((names for names in TOGETHER if option in names), {option})
     given = {**LEAST, **{name: SAMPLES[name] for name in names}}
-    other = {**given, option: "y" * 40} if len(names) > 1 else LEAST
+    other = {**given, option: "6" * 40} if len(names) > 1 else LEAST
     if option.startswith("streams"):
         del given["stream"]
     assert parse_options(given) != parse_options(other)
@@ -206,6 +207,8 @@ def test_an_option_like_no_other_is_answered_with_the_list_of_all() -> None:
         ({"includeKeys": "true", "columns": "keys"}, "give only one of them"),
         ({"fieldColumns": "body"}, "a column 'body' is there already"),
         ({"fieldColumns": "carrier", "columns": "offset"}, "is not among 'columns'"),
+        ({"cursor": "~x"}, "is reserved"),
+        ({"cursorPinBytes": "1g"}, "is missing beside cursorPinBytes"),
         ({"password": "x"}, "is missing beside password"),
         ({"curveServerKey": "x"}, "a CURVE key has 40 characters"),
         ({"curveServerKey": KEY}, "CURVE needs all of"),

@@ -406,6 +406,9 @@ def test_a_rewound_stream_is_refused_or_followed_as_fail_on_data_loss_says(
     assert (offset_of(followed), followed["streams"]["s"]["epoch"]) == (15, 2)
     assert "now ends at offset 15" in caplog.text
     assert tasks(follower, end, followed) == []
+    told = follower.reportLatestOffset()
+    assert told is not None
+    assert told["recordsLost"] == 5
     client.append(True)
     assert offset_of(step(follower, followed)) == 16
 
@@ -424,6 +427,13 @@ def test_records_gone_by_retention_fail_the_query_or_are_logged_and_skipped(
         end = step(follower, begin)
     assert "offsets 0 to 7" in caplog.text
     assert tasks(follower, begin, end) == [(8, 20)]
+    told = follower.reportLatestOffset()
+    assert told is not None
+    assert told["recordsLost"] == 8
+    step(follower, end)
+    told = follower.reportLatestOffset()
+    assert told is not None
+    assert told["recordsLost"] == 8
 
 
 # --- a broker that is away ----------------------------------------------------------------------
