@@ -140,6 +140,11 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
             return f"stream '{self.stream}'"
         return f"streams '{self.streams_pattern or ', '.join(self.streams)}'"
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether the one stream is all that the query can ever read."""
+        return self.streams == (self.stream,)
+
     def of(self, name: str) -> SourceOptions:
         """The same for one of the streams."""
         return msgspec.structs.replace(self, stream=name)

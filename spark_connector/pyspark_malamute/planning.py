@@ -193,7 +193,7 @@ def ranges(
 
     proven: see Range.
     """
-    if len(plan.splits) < options.min_partitions and plan.bytes:
+    if options.is_alone and len(plan.splits) < options.min_partitions and plan.bytes:
         finer = -(-plan.bytes // options.min_partitions)
         plan = ask_plan(broker, options, start, plan.epoch, end=end, split_bytes=finer)
     # A split without bytes holds nothing that may match: no task for it.

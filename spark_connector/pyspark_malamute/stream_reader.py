@@ -13,7 +13,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from time import monotonic
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -25,6 +25,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from malamute_py.client.facts import StreamFacts
 from pyspark_malamute.cursor import QueryCursor
 from pyspark_malamute.errors import StreamMissing
 from pyspark_malamute.fetch import fetch_all
@@ -37,6 +38,14 @@ from pyspark_malamute.options import Place, SourceOptions
 from pyspark_malamute.planning import Range, Spot, grouped, locate, locate_start
 from pyspark_malamute.shares import shares
 from pyspark_malamute.streams import find_streams, gone, together
+
+
+class Lag(NamedTuple):
+    """What a stream may have for a batch, at least 1 each."""
+
+    records: int
+    bytes: int
+    """By the average of its records."""
 
 
 class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -56,6 +65,10 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._batch_s: float | None = None
         """When this process last ended a batch."""
         self._batches = 0
+        self._at: Mapping[str, StreamOffset] = {}
+        """Where the newest batch ended in each stream."""
+        self._tails: dict[str, int] = {}
+        """Where each stream ended, as it was listed the last time."""
         self._idle = IdleWait(options.idle_wait_ms)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -115,31 +128,43 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, begin: Mapping[str, StreamOffset], limit: ReadLimit
     ) -> dict[str, StreamOffset] | None:
         """The end of a batch from `begin`; None: nothing is to be read yet."""
-        lag: dict[str, int] = {}
+        lag: dict[str, Lag] = {}
         if self._options.stream:
             begin = {self._options.stream: begin[self._options.stream]}
-            lag = dict.fromkeys(begin, 1)
+            lag = dict.fromkeys(begin, Lag(1, 1))
         else:
             begin, lag = self._with_news(begin)
         self._cursor.open(begin)
+        self._at = begin
         if not lag or self._holds_back(begin, lag, limit):
             return None
-        caps = self._caps(limit, lag)
+        moved: dict[str, StreamOffset] = {}
+        # Caps may leave streams out: those are asked about when the others have nothing.
+        while lag and not moved:
+            caps = self._caps(limit, lag)
+            moved = self._ends(begin, caps)
+            lag = {name: behind for name, behind in lag.items() if name not in caps}
+        if not moved:
+            return None
+        self._batch_s = monotonic()
+        self._batches += 1
+        self._at = {**begin, **moved}
+        return self._at
+
+    def _ends(
+        self, begin: Mapping[str, StreamOffset], caps: Mapping[str, Caps]
+    ) -> dict[str, StreamOffset]:
+        """Where a batch ends in the streams that have something for it."""
 
         def next_end(name: str) -> StreamOffset | None:
             target = None if self._targets is None else self._targets.get(name, 0)
             return self._stream(name).next_end(begin[name], caps[name], target)
 
-        moved = {name: end for name, end in together(next_end, caps).items() if end is not None}
-        if not moved:
-            return None
-        self._batch_s = monotonic()
-        self._batches += 1
-        return {**begin, **moved}
+        return {name: end for name, end in together(next_end, caps).items() if end is not None}
 
     def _with_news(
         self, begin: Mapping[str, StreamOffset]
-    ) -> tuple[dict[str, StreamOffset], dict[str, int]]:
+    ) -> tuple[dict[str, StreamOffset], dict[str, Lag]]:
         """(positions in the streams that there are, lag of those to be asked about).
 
         A stream that was not there when the query began is read from its first record on. A query
@@ -149,18 +174,19 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for name in gone(begin, found, self._options) - self._gone:
             removed(self._options.of(name))
             self._gone.add(name)
+        self._tails = {name: facts.tail for name, facts in found.items()}
         offsets, lag = {}, {}
         for name, facts in found.items():
             at = offsets[name] = begin.get(name, StreamOffset(facts.uuid.hex(), *NEVER_READ))
             if self._targets is not None:
                 if name in self._targets:
-                    lag[name] = max(1, self._targets[name] - at.offset)
+                    lag[name] = _lag(facts, self._targets[name] - at.offset)
             elif not self._stream(name).is_still_at(at, facts.uuid.hex(), facts.tail):
-                lag[name] = max(1, facts.tail - at.offset)
+                lag[name] = _lag(facts, facts.tail - at.offset)
         return offsets, lag
 
     def _holds_back(
-        self, begin: Mapping[str, StreamOffset], lag: Mapping[str, int], limit: ReadLimit
+        self, begin: Mapping[str, StreamOffset], lag: Mapping[str, Lag], limit: ReadLimit
     ) -> bool:
         """Whether there are too few records yet; the first batch of a run is made at once."""
         least = self._options.min_rows_per_trigger
@@ -175,7 +201,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return False
         return True
 
-    def _caps(self, limit: ReadLimit, lag: Mapping[str, int]) -> dict[str, Caps]:
+    def _caps(self, limit: ReadLimit, lag: Mapping[str, Lag]) -> dict[str, Caps]:
         """What the batch may have of each stream; those that get nothing are left out."""
         records_max = 0
         bytes_max = self._options.bytes_per_trigger
@@ -188,8 +214,8 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         names = list(lag)
         turn = self._batches % len(names)
         order = names[turn:] + names[:turn]
-        records = shares(records_max, {name: lag[name] for name in order})
-        sizes = shares(bytes_max, dict.fromkeys(order, bytes_max or 1))
+        records = shares(records_max, {name: lag[name].records for name in order})
+        sizes = shares(bytes_max, {name: lag[name].bytes for name in order})
         return {
             name: Caps(records[name], sizes[name])
             for name in order
@@ -204,15 +230,20 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         plans = {name: one.plan for name, one in self._streams.items() if one.plan is not None}
         if not plans:
             return None
-        tails = {
-            name: StreamOffset(plan.stream.hex(), plan.epoch, plan.tail)
-            for name, plan in plans.items()
-        }
+        tails: dict[str, StreamOffset] = {}
+        behind, spare = 0, []
+        for name, at in self._at.items():
+            plan = plans.get(name)
+            tail = max(self._tails.get(name, 0), plan.tail if plan else 0, at.offset)
+            done = max(at.offset, plan.to_offset if plan else 0)
+            tails[name] = StreamOffset(at.stream, plan.epoch if plan else at.epoch, tail)
+            behind += max(0, tail - done)
+            spare += [done - plan.first] if plan else []
         facts = {
             **to_json(tails, self._options),
             "recordsLost": sum(one.lost for one in self._streams.values()),
-            "recordsBehindLatest": sum(plan.tail - plan.to_offset for plan in plans.values()),
-            "recordsUntilTrimmed": min(plan.to_offset - plan.first for plan in plans.values()),
+            "recordsBehindLatest": behind,
+            "recordsUntilTrimmed": min(spare, default=0),
         }
         return dict(sorted(facts.items()))
 
@@ -268,6 +299,11 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             made = OneStream(self._asked(), self._options.of(name))
             found = self._streams.setdefault(name, made)
         return found
+
+
+def _lag(facts: StreamFacts, records: int) -> Lag:
+    average = facts.bytes // max(1, facts.records)
+    return Lag(max(1, records), max(1, records * average))
 
 
 def _offset_of(spot: Spot) -> StreamOffset:

@@ -227,6 +227,37 @@ def test_a_cap_below_the_number_of_streams_reaches_all_of_them_in_turn(
     assert sorted(taken) == expected(**dict.fromkeys(names, (0, 3)))
 
 
+def test_available_now_reads_every_stream_whatever_the_cap_leaves_out(
+    reader: Callable[..., MalamuteStreamReader], client: SyncClient, prefix: str
+) -> None:
+    names = [f"{prefix}.{number}" for number in range(5)]
+    for name in names:
+        publish(client, name, 3)
+    query = reader(maxRecordsPerTrigger="2")
+    query.prepareForTriggerAvailableNow()
+    end = query.initialOffset()
+    # Later than the query began: not for this run.
+    publish(client, names[0], 1)
+    publish(client, f"{prefix}.9", 1)
+    taken: Rows = []
+    while (after := batch(query, end, query.getDefaultReadLimit()))[0] != end:
+        end, rows = after
+        taken += rows
+    assert sorted(taken) == expected(**dict.fromkeys(names, (0, 3)))
+
+
+def test_progress_counts_what_a_capped_batch_leaves_in_every_stream(
+    reader: Callable[..., MalamuteStreamReader], client: SyncClient, prefix: str
+) -> None:
+    for number in range(5):
+        publish(client, f"{prefix}.{number}", 30)
+    query = reader(maxRecordsPerTrigger="2")
+    query.latestOffset(query.initialOffset(), query.getDefaultReadLimit())
+    told = query.reportLatestOffset()
+    assert told is not None
+    assert told["recordsBehindLatest"] == 148
+
+
 def test_few_records_of_several_streams_count_together(
     reader: Callable[..., MalamuteStreamReader], client: SyncClient, prefix: str
 ) -> None:
@@ -288,7 +319,8 @@ def test_options_about_tasks_hold_for_many_streams(
     options: dict[str, str],
 ) -> None:
     for name in "abc":
-        publish(client, f"{prefix}.{name}", 10)
+        for _ in range(3):
+            client.publish_many(f"{prefix}.{name}", [b"x" * 20_000] * 3)
     query = reader(**options)
     begin = query.initialOffset()
     tasks = query.partitions(begin, query.latestOffset(begin, ALL))

@@ -499,6 +499,21 @@ def test_a_batch_that_the_checkpoint_knows_of_is_planned_again_after_a_restart()
     assert tasks(reader_of(client), begin, end) == tasks(reader, begin, end) == [(0, 20)]
 
 
+def test_a_checkpoint_of_the_first_version_is_gone_on_with() -> None:
+    client = ScriptedClient([True] * 40)
+    selection = reader_of(client).initialOffset()["selection"]
+    begin, end = (
+        {
+            "epoch": 1, "offset": offset, "selection": selection, "stream": client.uuid.hex(),
+            "version": 1,
+        }
+        for offset in (10, 20)
+    )  # fmt: skip
+    reader = reader_of(client)
+    assert tasks(reader, begin, end) == [(10, 20)]
+    assert offset_of(step(reader, end)) == 40
+
+
 def test_a_batch_is_planned_once_and_not_again_for_its_tasks() -> None:
     client = ScriptedClient([True] * 40)
     reader = reader_of(client)
