@@ -36,10 +36,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup run compile sync-client check test test-compiled test-floors test-needs demo simulate fuzz perf micro clean
+.PHONY: help setup run compile sync-client spark-options check test test-compiled test-floors test-needs demo simulate fuzz perf micro clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 setup: $(DEV_STAMP) ## make .venv with everything for development
 
@@ -51,6 +51,9 @@ compile: $(DEV_STAMP) ## compile the hot modules into build/compiled (pyproject.
 
 sync-client: $(DEV_STAMP) ## write malamute_py/client/sync from client/aio; make check compares them
 	$(PY) -m tools.sync_client
+
+spark-options: $(DEV_STAMP) ## write the options into spark_connector/README.md; make check compares them
+	$(PY) -m tools.spark_options
 
 check: $(DEV_STAMP) ## lint, types, import contracts and the fast tests, in under a minute
 	$(BIN)/ruff check

@@ -153,7 +153,8 @@ class IndexQuery(msgspec.Struct, frozen=True, gc=False):
     `last_per_subject` {pattern, candidates, from, end, limit}: ascending offsets of the
       latest record of each subject among those that match, in [from, end); at most limit+1.
     `plan` {from, end, pattern, candidates, records_max, bytes_max, split_bytes, client_time,
-      splits_max}: {"to", "splits": [[from, to, bytes], ...], "records", "bytes"}.
+      splits_max}: {"to", "splits": [[from, to, bytes], ...], "records", "bytes"}. records_max
+      counts records that match; `to` may lie before that cap is met, and is asked from again.
     An answer whose value is an IndexFailure refuses the command that asked.
     """
 

@@ -11,10 +11,19 @@ from typing import Any
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from pyspark_malamute import links
-from pyspark_malamute.fetch import fetch
-from pyspark_malamute.options import Place, SourceOptions
-from pyspark_malamute.planning import Range, ask_plan, check_plan, locate, locate_start, ranges
+from pyspark_malamute.fetch import fetch_all
+from pyspark_malamute.links import Broker
+from pyspark_malamute.options import EVER, Place, SourceOptions
+from pyspark_malamute.planning import (
+    Range,
+    ask_plan,
+    check_plan,
+    grouped,
+    locate,
+    locate_start,
+    ranges,
+)
+from pyspark_malamute.streams import find_streams, together
 
 
 class MalamuteReader(DataSourceReader):
@@ -26,23 +35,44 @@ class MalamuteReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """The tasks; see option endingOffsets for where the last one ends."""
         options = self._options
+        broker = Broker(options)
         try:
-            client = links.link(options)
-            start = locate_start(client, options, "earliest")
-            place = options.ending or Place("latest")
-            name = "endingTimestamp" if place.kind == "time" else "endingOffsets"
-            end = locate(client, options, place, name)
-            if start.offset >= end.offset:
-                return []
-            plan = ask_plan(client, options, start.offset, start.epoch, end=end.offset)
-            check_plan(client, options, plan, start.offset, start.epoch)
-            return list(ranges(client, options, plan, max(start.offset, plan.first), end.offset))
+            names = [options.stream] if options.stream else list(find_streams(broker, options))
+            chosen = options.bounds.streams
+            names = [name for name in names if chosen is None or name in chosen]
+            found = together(lambda name: _ranges(broker, options.of(name)), names)
+            return grouped([part for parts in found.values() for part in parts], options)
         finally:
             # The process that plans belongs to Spark's pool and may idle for long.
-            links.drop(options)
+            broker.close()
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The records of one task."""
-        if not isinstance(partition, Range):
-            return iter(())  # what Spark makes of an empty list of partitions
-        return fetch(self._options, partition)
+        return fetch_all(self._options, partition)
+
+
+def _ranges(broker: Broker, options: SourceOptions) -> list[Range]:
+    """The ranges of one stream, each for a task."""
+    start = locate_start(broker, options, "earliest")
+    place = options.ending.of(options.stream) or Place("latest")
+    name = "endingTimestamp" if place.kind == "time" else "endingOffsets"
+    end = locate(broker, options, place, name)
+    first, stop = _within(broker, options, start.offset, end.offset)
+    # Asked for an empty range, too: the broker refuses an expression that it cannot read.
+    plan = ask_plan(broker, options, first, start.epoch, end=stop)
+    if first >= stop:
+        return []
+    check_plan(broker, options, plan, first, start.epoch)
+    return ranges(broker, options, plan, max(first, plan.first), stop)
+
+
+def _within(broker: Broker, options: SourceOptions, first: int, stop: int) -> tuple[int, int]:
+    """[first, stop) as far as the bounds of the query's filters leave it."""
+    low, high = options.bounds.offsets
+    first, stop = max(first, low), min(stop, high)
+    since_ms, until_ms = options.bounds.append_ms
+    if since_ms > -EVER:
+        first = max(first, locate(broker, options, Place("time", since_ms), "").offset)
+    if until_ms < EVER:
+        stop = min(stop, locate(broker, options, Place("time", until_ms), "").offset)
+    return first, max(first, stop)

@@ -12,7 +12,7 @@ import base64
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -40,6 +40,8 @@ PIECE_BYTES_MAX: Final = 64 << 20
 largest field map for each of 65,536 records would be 5 GiB."""
 _PARSED: Final = 30
 """What a map of properties takes as Python objects, in its MessagePack's bytes, at most."""
+_LEAN_ROW_BYTES: Final = 32
+"""About what a row takes in columns without bodies."""
 _TABLES_KEPT: Final = 256
 _STALE: Final = 10_000
 """Batches gathered at most, so that a record batch of empty bodies ends, too."""
@@ -137,14 +139,24 @@ class Gather:
         self._options = options
         self.schema: Any = to_arrow_schema(spark_schema(options), timezone="UTC")
         kinds = {field.name: field.type for field in self.schema}
-        self._body_kind = kinds["body"]
-        self._subjects = _Coded(kinds["subject"], lambda table: (keys[0] for keys in table.keys))
+        self._body_kind = kinds.get("body")
+        self._subjects: _Coded | None = None
         self._keys: _Coded | None = None
-        self._fields: _Coded | None = None
-        if options.include_keys:
+        self._fields: dict[str, _Coded] = {}
+        """Columns coded by a record's map of fields: the map, and single fields of it."""
+        if "subject" in kinds:
+            self._subjects = _Coded(
+                kinds["subject"], lambda table: (keys[0] for keys in table.keys)
+            )
+        if "keys" in kinds:
             self._keys = _Coded(kinds["keys"], lambda table: map(list, table.keys))
-        if options.include_fields:
-            self._fields = _Coded(kinds["fields"], _field_entries)
+        if "fields" in kinds:
+            self._fields["fields"] = _Coded(kinds["fields"], _field_entries)
+        for name in options.field_columns:
+            self._fields[name] = _Coded(kinds[name], partial(_values_of, name))
+        self._by_header = {"subject": self._subjects, "keys": self._keys, **self._fields}
+        self._has_client_time = "client_time" in kinds
+        self._has_append_time = "append_time" in kinds
         self._properties_kind = kinds.get("properties")
         self._maps_of: tuple[Any, list[bytes], Array | None] | None = None
         self._clear()
@@ -156,7 +168,7 @@ class Gather:
         self._client_times = _Column()
         self._bodies: list[Any] = []
         self._properties: list[Any] = []
-        for coded in (self._subjects, self._keys, self._fields):
+        for coded in self._by_header.values():
             if coded is not None:
                 coded.clear()
 
@@ -188,8 +200,9 @@ class Gather:
         widest = 1 + table.subject_bytes
         if self._keys is not None:
             widest += table.keys_most * table.subject_bytes
-        if self._fields is not None:
+        if "fields" in self._fields:
             widest += table.fields_most * (table.field_name_bytes + table.field_value_bytes)
+        widest += len(self._options.field_columns) * table.field_value_bytes
         if self._properties_kind is not None:
             maps, _ = self._maps(content)
             largest = max(map(len, maps), default=0)
@@ -213,28 +226,37 @@ class Gather:
         if not count:
             return
         content = aligned(batch.content)
-        body = self._body(content)
-        self._bodies.append(body if rows is None else body.take(_arrow.array(rows)))
+        if self._body_kind is not None:
+            body = self._body(content)
+            self._bodies.append(body if rows is None else body.take(_arrow.array(rows)))
         self._offsets.append(batch.offsets)
-        times = content.append_times
-        if times is None:
-            self._append_times.add(batch.stamp.append_time_ms, count)
-        else:
-            self._append_times.add(times if rows is None else times[rows], count)
-        self._client_times.add(_rows(content.client_times, NO_TIME, rows), count)
+        if self._has_append_time:
+            times = content.append_times
+            if times is None:
+                self._append_times.add(batch.stamp.append_time_ms, count)
+            else:
+                self._append_times.add(times if rows is None else times[rows], count)
+        if self._has_client_time:
+            self._client_times.add(_rows(content.client_times, NO_TIME, rows), count)
         content.check_codes()
         table = content.table
         codes = _rows(content.subject_codes, 0, rows)
-        self._subjects.add(table, codes, count)
+        if self._subjects is not None:
+            self._subjects.add(table, codes, count)
         if self._keys is not None:
             self._keys.add(table, codes, count)
-        if self._fields is not None:
+        if self._fields:
             # Entry 0 is the empty map: a record without fields has code -1 in the batch.
             default = 0 if table.fieldmaps else -1
-            self._fields.add(table, _rows(content.field_codes, default, rows) + 1, count)
+            codes = _rows(content.field_codes, default, rows) + 1
+            for coded in self._fields.values():
+                coded.add(table, codes, count)
         if self._properties_kind is not None:
             self._properties.append(self._property_column(content, rows, count))
-        self._bytes += batch.stamp.size * count // content.head.count
+        if self._body_kind is not None:
+            self._bytes += batch.stamp.size * count // content.head.count
+        else:
+            self._bytes += _LEAN_ROW_BYTES * count
         self._spread += self._widest(content) * count
 
     def take(self) -> Iterator[Any]:
@@ -242,16 +264,18 @@ class Gather:
         if not self._offsets:
             return
         columns: dict[str, Any] = {
-            "offset": _arrow.array(np.concatenate(self._offsets)),
-            "append_time": _times(self._append_times.finish(np.int64)),
-            "client_time": _times(self._client_times.finish(np.int64)),
-            "subject": self._subjects.finish(),
-            "body": _concatenated(self._bodies),
+            name: coded.finish() for name, coded in self._by_header.items() if coded is not None
         }
-        if self._keys is not None:
-            columns["keys"] = self._keys.finish()
-        if self._fields is not None:
-            columns["fields"] = self._fields.finish()
+        columns["offset"] = _arrow.array(np.concatenate(self._offsets))
+        if "stream" in self.schema.names:
+            count = len(columns["offset"])
+            columns["stream"] = _arrow.repeat(_arrow.scalar(self._options.stream), count)
+        if self._has_append_time:
+            columns["append_time"] = _times(self._append_times.finish(np.int64))
+        if self._has_client_time:
+            columns["client_time"] = _times(self._client_times.finish(np.int64))
+        if self._body_kind is not None:
+            columns["body"] = _concatenated(self._bodies)
         if self._properties_kind is not None:
             columns["properties"] = _concatenated(self._properties)
         whole = _arrow.RecordBatch.from_arrays(
@@ -307,6 +331,12 @@ def _field_entries(table: HeaderTable) -> Iterator[Sequence[tuple[str, str]]]:
     yield ()
     for fields in table.fieldmaps:
         yield tuple(fields.items())
+
+
+def _values_of(name: str, table: HeaderTable) -> Iterator[str | None]:
+    yield None
+    for fields in table.fieldmaps:
+        yield fields.get(name)
 
 
 def _rows(values: Array | None, default: int, rows: Array | None) -> Array | int:

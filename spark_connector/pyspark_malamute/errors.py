@@ -30,3 +30,7 @@ class DataLoss(MalamuteSourceError):
 
 class SourceUnavailable(MalamuteSourceError):
     """The broker could not be reached, refused, or did not answer in time."""
+
+
+class StreamMissing(SourceUnavailable):
+    """The broker has no stream of this name, or none any more."""

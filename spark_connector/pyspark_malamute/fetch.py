@@ -11,8 +11,11 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import time
 from collections.abc import Iterator
 from typing import Any, Final
+
+from pyspark.sql.datasource import InputPartition
 
 from malamute_protocol.batch import Batch
 from malamute_protocol.errors import ConnectionLost, Timeout
@@ -25,7 +28,7 @@ from pyspark_malamute.errors import SourceUnavailable
 from pyspark_malamute.loss import lost, rewound
 from pyspark_malamute.offsets import StreamOffset, check_stream
 from pyspark_malamute.options import SourceOptions
-from pyspark_malamute.planning import Range
+from pyspark_malamute.planning import Range, Ranges
 
 LOG = logging.getLogger("pyspark_malamute")
 
@@ -35,15 +38,26 @@ _CREDIT_RECORDS: Final = 1 << 20
 _frozen_in = 0
 
 
+def fetch_all(options: SourceOptions, part: InputPartition) -> Iterator[Any]:
+    """The selected records of a task, as pyarrow.RecordBatch. Raises as fetch() does."""
+    ranges = part.ranges if isinstance(part, Ranges) else [part]
+    for each in ranges:
+        # Spark makes a partition of its own of an empty list of partitions.
+        if isinstance(each, Range):
+            yield from fetch(options, each)
+
+
 def fetch(options: SourceOptions, part: Range) -> Iterator[Any]:
     """The selected records of a range, in order, as pyarrow.RecordBatch.
 
     Raises DataLoss, SourceUnavailable, CheckpointMismatch (the stream was recreated).
     """
     _spare_the_collector()
+    options = options.of(part.name)
     gather = Gather(options)
     position = part.start
     failures = 0
+    progress_s = time.monotonic()
     while position < part.end:
         before = position
         taken_in = True
@@ -66,19 +80,25 @@ def fetch(options: SourceOptions, part: Range) -> Iterator[Any]:
                     f"{position} without a word; the broker's log may tell why. Run the query again"
                 )
         except SourceUnavailable as error:
-            # Only what may pass by itself is tried again, and only without progress counted.
-            failures = 1 if position > before else failures + 1
+            if position > before:
+                failures, progress_s = 0, time.monotonic()
+            # The absence of a broker that was reached counts by its length, all else by times.
+            if links.is_away(options, proven=part.proven):
+                tired = time.monotonic() - progress_s >= options.broker_outage_ms / 1000
+            else:
+                failures += 1
+                tired = failures > options.fetch_retries
             links.drop(options)
             # Half of a batch is in the columns when taking it in fails: nothing may follow it.
             may_pass = taken_in and isinstance(error.__cause__, Timeout | ConnectionLost)
-            if not may_pass or failures > options.fetch_retries:
+            if tired or not may_pass:
                 raise
             LOG.warning("malamute source: asking again from offset %d: %s", position, error)
     yield from gather.take()
 
 
 def _subscribe(options: SourceOptions, part: Range, position: int) -> SyncSubscription:
-    return links.link(options).subscribe(
+    return links.link(options, proven=part.proven).subscribe(
         options.stream,
         options.pattern,
         start=Position(bytes.fromhex(part.stream), part.epoch, position),
@@ -101,7 +121,7 @@ def _check_begin(
     options: SourceOptions, reading: SyncSubscription, part: Range, position: int
 ) -> None:
     place = reading.accepted(options.request_timeout_ms)
-    check_stream(StreamOffset(part.stream, part.epoch, position, ""), place.stream.hex(), options)
+    check_stream(StreamOffset(part.stream, part.epoch, position), place.stream.hex(), options)
 
 
 def _next(

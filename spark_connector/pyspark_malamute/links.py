@@ -1,17 +1,22 @@
 """Links to the broker, one a process and credential, and what a refusal means in words.
 
-Owns the process's links. The rules: a link is made when it is first needed, never before a
-fork, and serves the tasks that follow in the same process; one that failed is dropped and
-never used again; the client's errors become sentences that name the option to look at.
+Owns the process's links, and how long a broker is waited for. The rules: a link is made when it is
+first needed, never before a fork, and serves the tasks that follow in the same process; one that
+failed is dropped and never used again; a broker that this query has reached may be away for
+brokerOutageMs, and one that it never reached for connectTimeoutMs; a host name without address and
+a broken handshake end the first attempt early; the client's errors become sentences that name the
+option to look at.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
-from collections.abc import Iterator
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Iterator
+from time import monotonic, sleep
+from typing import Any, Final, TypeAlias, TypeVar
 
 from malamute_protocol.errors import (
     BrokerRefused,
@@ -20,14 +25,27 @@ from malamute_protocol.errors import (
     ProtocolError,
     Timeout,
 )
+from malamute_py.client.session.events import LinkEvent, Unlinked
 from malamute_py.client.settings import Curve, Plain
 from malamute_py.client.sync.client import SyncClient, connect_sync
-from pyspark_malamute.errors import SourceUnavailable
+from pyspark_malamute.errors import SourceUnavailable, StreamMissing
 from pyspark_malamute.options import SourceOptions
+
+LOG = logging.getLogger("pyspark_malamute")
 
 _Key: TypeAlias = tuple[Any, ...]
 _LINKS: Final[dict[_Key, SyncClient]] = {}
 """Pid, endpoints and credential -> link. The pid: a fork must not use its parent's sockets."""
+_REACHED: Final[set[_Key]] = set()
+"""Keys of which a link was open in this process: such a broker is away, not misspelt."""
+_PAUSES_S: Final = (0.1, 1.0)
+"""Pause after the first attempt to connect, doubled with each further one, and the longest."""
+_HOPELESS_ATTEMPTS: Final = 4
+"""Attempts at each endpoint that may fail in a way that seldom passes, before that is told: a
+broker that dies amid a handshake looks once like one of another key."""
+_HOPELESS: Final = frozenset({"unknown_host", "handshake"})
+
+Answer = TypeVar("Answer")
 
 
 def _key(options: SourceOptions) -> _Key:
@@ -41,31 +59,70 @@ def _key(options: SourceOptions) -> _Key:
     )
 
 
-def link(options: SourceOptions) -> SyncClient:
-    """This process's link to the broker. Raises SourceUnavailable."""
+def link(options: SourceOptions, *, proven: bool = False) -> SyncClient:
+    """This process's link to the broker; proven: the query has reached it from elsewhere.
+
+    Raises SourceUnavailable.
+    """
     key = _key(options)
     found = _LINKS.get(key)
     if found is None:
+        reached = proven or key in _REACHED
+        patience_ms = options.broker_outage_ms if reached else 0
         with explained(options, "connect"):
-            found = _LINKS[key] = open_link(options)
+            found = open_link(
+                options, max(patience_ms, options.connect_timeout_ms), reached=reached
+            )
+        _LINKS[key] = found
+        _REACHED.add(key)
     return found
 
 
-def open_link(options: SourceOptions) -> SyncClient:
-    """A link of the caller's own. Raises MalamuteError."""
+def open_link(options: SourceOptions, timeout_ms: int, *, reached: bool = False) -> SyncClient:
+    """A link of the caller's own. Raises MalamuteError, or SourceUnavailable.
+
+    reached: wait for the broker whatever its absence looks like.
+    """
     credential: Plain | Curve | None = None
     if options.user:
         credential = Plain(options.user, options.password)
     elif options.curve_keys[0]:
         credential = Curve(*options.curve_keys)
-    return connect_sync(
-        options.endpoints,
-        timeout_ms=options.connect_timeout_ms,
-        credential=credential,
-        identity=options.identity,
-        software="pyspark-malamute",
-        retry_max_ms=1_000,
-    )
+    until_s = monotonic() + timeout_ms / 1000
+    pause_s, attempts, hopeless = _PAUSES_S[0], 0, 0
+    endpoints = options.endpoints
+    while True:
+        told: list[LinkEvent] = []
+        first = attempts % len(endpoints)
+        try:
+            return connect_sync(
+                endpoints[first:] + endpoints[:first],
+                wait=False,
+                timeout_ms=max(1, int((until_s - monotonic()) * 1000)),
+                on_link=told.append,
+                credential=credential,
+                identity=options.identity,
+                software="pyspark-malamute",
+                retry_max_ms=1_000,
+                call_timeout_ms=options.request_timeout_ms,
+            )
+        except ConnectionLost:
+            code = next((event.code for event in told if isinstance(event, Unlinked)), "")
+            attempts += 1
+            hopeless = hopeless + 1 if code in _HOPELESS else 0
+            if hopeless >= _HOPELESS_ATTEMPTS * len(endpoints) and not reached:
+                raise SourceUnavailable(_hopeless(code, options)) from None
+            if monotonic() + pause_s > until_s:
+                raise
+        sleep(pause_s)
+        pause_s = min(2 * pause_s, _PAUSES_S[1])
+
+
+def is_away(options: SourceOptions, *, proven: bool = False) -> bool:
+    """Whether a broker that was reached has no link to this process now."""
+    key = _key(options)
+    found = _LINKS.get(key)
+    return (proven or key in _REACHED) and (found is None or not found.linked)
 
 
 def drop(options: SourceOptions) -> None:
@@ -76,26 +133,76 @@ def drop(options: SourceOptions) -> None:
             found.close()
 
 
-@contextlib.contextmanager
-def deadline(client: SyncClient, timeout_ms: int) -> Iterator[None]:
-    """End the client when the block takes longer, so that its call raises; raises Timeout."""
-    late = threading.Event()
+class Broker:
+    """The broker as the driver asks it: a question waits while the broker is away."""
 
-    def give_up() -> None:
-        late.set()
-        client.abort()
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._client: SyncClient | None = None
+        self._opening = threading.Lock()
+        """Several threads ask at once."""
+        self._closed = False
 
-    timer = threading.Timer(timeout_ms / 1000, give_up)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    except ConnectionLost as error:
-        if late.is_set():
-            raise Timeout(f"no answer within {timeout_ms} ms") from error
-        raise
-    finally:
-        timer.cancel()
+    def ask(
+        self,
+        doing: str,
+        question: Callable[[SyncClient], Answer],
+        asker: SourceOptions | None = None,
+    ) -> Answer:
+        """The answer to one question; doing: what is being tried, in words.
+
+        asker: the options for the stream that the question is about.
+        Raises SourceUnavailable: it was refused, the broker was away for more than
+        brokerOutageMs, or it was there and did not answer within requestTimeoutMs.
+        """
+        options = self._options
+        until_s = monotonic() + options.broker_outage_ms / 1000
+        while True:
+            client = self._opened()
+            with explained(asker or options, doing):
+                try:
+                    return question(client)
+                except (Timeout, ConnectionLost) as error:
+                    if isinstance(error, Timeout) and client.linked:
+                        raise
+                    left_ms = int((until_s - monotonic()) * 1000)
+                    if left_ms <= 0 or self._closed:
+                        raise
+                    LOG.warning(
+                        "malamute source: the broker at %s is away (%s); waiting for it, "
+                        "%d s at most (option brokerOutageMs)",
+                        _place(options), error, left_ms // 1000,
+                    )  # fmt: skip
+                    if isinstance(error, Timeout):
+                        client.opened(timeout_ms=left_ms)
+                        continue
+            # The client is over, as opposed to its link.
+            self._forget(client)
+
+    def _opened(self) -> SyncClient:
+        with self._opening:
+            if self._client is None:
+                self._client = link(self._options)
+            return self._client
+
+    def _forget(self, client: SyncClient) -> None:
+        with self._opening:
+            if self._client is client:
+                self._client = None
+                drop(self._options)
+
+    @property
+    def asked(self) -> bool:
+        """Whether there was a question before."""
+        return self._client is not None
+
+    def close(self) -> None:
+        """Say goodbye, if there is a link; questions under way end."""
+        self._closed = True
+        with self._opening:
+            if self._client is not None:
+                self._client = None
+                drop(self._options)
 
 
 @contextlib.contextmanager
@@ -104,7 +211,9 @@ def explained(options: SourceOptions, doing: str) -> Iterator[None]:
     try:
         yield
     except BrokerRefused as error:
-        raise SourceUnavailable(_refusal(error, options, doing)) from error
+        missing = error.code in ("unknown_stream", "stream_removed")
+        kind = StreamMissing if missing else SourceUnavailable
+        raise kind(_refusal(error, options, doing)) from error
     except (Timeout, ConnectionLost) as error:
         raise SourceUnavailable(
             f"malamute source: could not {doing} at {_place(options)}: {error}. Is the broker "
@@ -116,6 +225,28 @@ def explained(options: SourceOptions, doing: str) -> Iterator[None]:
             f"malamute source: could not {doing} at {_place(options)}, for the protocol was "
             f"broken: {error}. Do broker and connector have versions that fit each other?"
         ) from error
+
+
+def _hopeless(code: str, options: SourceOptions) -> str:
+    where = _place(options)
+    if code == "unknown_host":
+        what = (
+            f"the host name in {where} has no address on this machine; is it spelt right? "
+            "Correct option 'endpoint'"
+        )
+    elif options.curve_keys[0]:
+        what = (
+            f"the handshake with {where} failed. Is curveServerKey the public key of that broker, "
+            "and does it ask for CURVE?"
+        )
+    else:
+        given = "user and password" if options.user else "no credential"
+        what = (
+            f"the handshake with {where} failed: it asks for another kind of credential than "
+            f"{given}. Give the options curveServerKey, curvePublicKey and curveSecretKey, or "
+            "user and password"
+        )
+    return f"malamute source: {what}"
 
 
 def _place(options: SourceOptions) -> str:

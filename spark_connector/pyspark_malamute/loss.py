@@ -43,6 +43,12 @@ def rewound(options: SourceOptions, position: int, tail: int) -> None:
     _decide(options, what)
 
 
+def removed(options: SourceOptions) -> None:
+    """A stream that was read is there no more. Raises DataLoss, or logs."""
+    what = f"stream '{options.stream}' was removed, with what this query had not read of it"
+    _decide(options, what)
+
+
 def _decide(options: SourceOptions, what: str) -> None:
     if options.fail_on_data_loss:
         raise DataLoss(f"malamute source: {what}. {_GO_ON}")

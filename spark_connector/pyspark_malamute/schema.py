@@ -29,20 +29,21 @@ def spark_schema(options: SourceOptions) -> StructType:
     body: DataType = BinaryType()
     if options.body_type == "list":
         body = ArrayType(body, containsNull=False)
-    columns = [
-        StructField("offset", LongType(), nullable=False),
-        StructField("append_time", TimestampType(), nullable=False),
-        StructField("client_time", TimestampType(), nullable=True),
-        StructField("subject", text, nullable=False),
-    ]
-    if options.include_keys:
-        columns.append(StructField("keys", ArrayType(text, containsNull=False), nullable=False))
-    if options.include_fields:
-        columns.append(StructField("fields", texts, nullable=False))
-    if options.include_properties:
-        columns.append(StructField("properties", texts, nullable=False))
-    columns.append(StructField("body", body, nullable=False))
-    return StructType(columns)
+    kinds: dict[str, DataType] = {
+        "stream": text,
+        "offset": LongType(),
+        "append_time": TimestampType(),
+        "client_time": TimestampType(),
+        "subject": text,
+        "keys": ArrayType(text, containsNull=False),
+        "fields": texts,
+        "properties": texts,
+        "body": body,
+    }
+    nullable = {"client_time", *options.field_columns}
+    return StructType(
+        [StructField(name, kinds.get(name, text), name in nullable) for name in options.columns]
+    )
 
 
 def check_schema(given: StructType, options: SourceOptions) -> None:

@@ -20,20 +20,27 @@ class DefaultSource(DataSource):
 
     def schema(self) -> StructType:
         """Columns; wrong options are refused here, at load(). Raises OptionError."""
-        from pyspark_malamute.options import parse_options
+        from pyspark_malamute.options import parse_options, refuse_a_table
         from pyspark_malamute.schema import spark_schema
 
+        if self.options:
+            refuse_a_table(self.options)
         return spark_schema(parse_options(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For spark.read."""
         from pyspark_malamute.batch_reader import MalamuteReader
-        from pyspark_malamute.options import parse_options, refuse_options_of
+        from pyspark_malamute.options import parse_options, refuse_a_table, refuse_options_of
         from pyspark_malamute.schema import check_schema
 
+        refuse_a_table(self.options)
         options = parse_options(self.options)
         refuse_options_of("readStream", self.options)
         check_schema(schema, options)
+        if options.push_filters:
+            from pyspark_malamute.pushed import FilteredReader
+
+            return FilteredReader(options)
         return MalamuteReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802

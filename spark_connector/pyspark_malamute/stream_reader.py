@@ -1,20 +1,19 @@
 """spark.readStream: offsets, admission control and tasks of a micro-batch query.
 
 Owns what the driver's long-lived process knows of one query. The rules: offsets are those
-of a checkpoint until the broker was asked about them; a batch ends where the caps say, and
-nothing advances for records that do not match, unless they are many; nothing here connects
-before Spark asks for offsets, since the same object is pickled to the executors.
+of a checkpoint until the broker was asked about them; the caps of a batch are shared between the
+streams that have something new; nothing here connects before Spark asks for offsets, since the same
+object is pickled to the executors.
 Source: PySpark's DataSourceStreamReader; spark_connector/README.md.
 """
 
 from __future__ import annotations
 
-import logging
 import signal
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NoReturn
+from time import monotonic
+from typing import Any, NamedTuple, NoReturn
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -22,23 +21,31 @@ from pyspark.sql.streaming.datasource import (
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 
-from malamute_py.client.facts import ReadPlan
-from malamute_py.client.sync.client import SyncClient
-from pyspark_malamute import links
-from pyspark_malamute.fetch import fetch
-from pyspark_malamute.offsets import StreamOffset, check_stream, read_offset, selection_of
+from malamute_py.client.facts import StreamFacts
+from pyspark_malamute.cursor import QueryCursor
+from pyspark_malamute.errors import StreamMissing
+from pyspark_malamute.fetch import fetch_all
+from pyspark_malamute.idle import IdleWait
+from pyspark_malamute.links import Broker
+from pyspark_malamute.loss import removed
+from pyspark_malamute.offsets import NEVER_READ, StreamOffset, read_offsets, to_json
+from pyspark_malamute.one_stream import Caps, OneStream
 from pyspark_malamute.options import Place, SourceOptions
-from pyspark_malamute.planning import Range, ask_plan, check_plan, locate, locate_start, ranges
+from pyspark_malamute.planning import Range, Spot, grouped, locate, locate_start
+from pyspark_malamute.shares import shares
+from pyspark_malamute.streams import find_streams, gone, together
 
-LOG = logging.getLogger("pyspark_malamute")
 
-FAR: Final = 1 << 20
-"""Offsets that did not match, after which a query advances past them with an empty batch."""
-_PAUSE_S: Final = (0.005, 0.05)
-"""Least and greatest pause between two questions while a query waits for records."""
+class Lag(NamedTuple):
+    """What a stream may have for a batch, at least 1 each."""
+
+    records: int
+    bytes: int
+    """By the average of its records."""
 
 
 class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -46,15 +53,23 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._client: SyncClient | None = None
-        self._target: int | None = None
-        """Where a query with availableNow ends."""
-        self._plan: ReadPlan | None = None
-        """The newest plan; what reportLatestOffset() tells of."""
-        self._planned: tuple[int, int, ReadPlan] | None = None
-        """Start and end of the newest batch, and its plan, for partitions()."""
-        self._empty: tuple[int, int] = (-1, -1)
-        """Nothing matches from the first of these offsets up to the second."""
+        self._broker = Broker(options)
+        self._cursor = QueryCursor(self._broker, options)
+        self._streams: dict[str, OneStream] = {}
+        self._gone: set[str] = set()
+        """Streams of the checkpoint whose removal was told."""
+        self._proven = False
+        """Tasks of this query have reached the broker."""
+        self._targets: dict[str, int] | None = None
+        """Where a query with availableNow ends, by stream."""
+        self._batch_s: float | None = None
+        """When this process last ended a batch."""
+        self._batches = 0
+        self._at: Mapping[str, StreamOffset] = {}
+        """Where the newest batch ended in each stream."""
+        self._tails: dict[str, int] = {}
+        """Where each stream ended, as it was listed the last time."""
+        self._idle = IdleWait(options.idle_wait_ms)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"options": self._options}
@@ -66,9 +81,12 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a query without a checkpoint begins."""
-        spot = locate_start(self._link(), self._options, "latest")
-        offset = StreamOffset(spot.stream, spot.epoch, spot.offset, selection_of(self._options))
-        return offset.to_json()
+        broker, options = self._asked(), self._options
+
+        def begin(name: str) -> StreamOffset:
+            return _offset_of(locate_start(broker, options.of(name), "latest"))
+
+        return to_json(together(begin, self._names()), options)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """The caps of the options; Spark knows only one of them at a time."""
@@ -77,99 +95,155 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxRows(options.rows_per_trigger)
         if options.bytes_per_trigger:
             return ReadMaxBytes(options.bytes_per_trigger)
+        if options.min_rows_per_trigger:
+            return ReadMinRows(options.min_rows_per_trigger)
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """From now on nothing is read that was not in the stream at this moment."""
-        spot = locate(self._link(), self._options, Place("latest"), "")
-        self._target = spot.offset
+        """From now on nothing is read that was not in the streams at this moment."""
+        broker, options = self._asked(), self._options
+
+        def end(name: str) -> int:
+            return locate(broker, options.of(name), Place("latest"), "").offset
+
+        self._targets = together(end, self._names())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Where the next batch ends; `start` itself when there is nothing for it."""
-        begin = read_offset(start, self._options)
-        until = time.monotonic() + self._options.idle_wait_ms / 1000
-        pause_s = _PAUSE_S[0]
-        while True:
+        begin = read_offsets(start, self._options)
+        self._idle.begin(begin)
+        end = self._next_end(begin, limit)
+        while end is None and self._targets is None and self._idle.pause():
             end = self._next_end(begin, limit)
-            if end is not None:
-                return end.to_json()
-            if self._target is not None or time.monotonic() + pause_s > until:
-                return start
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _PAUSE_S[1])
+        self._idle.end(None if end else begin)
+        return start if end is None else to_json(end, self._options)
 
-    def _next_end(self, begin: StreamOffset, limit: ReadLimit) -> StreamOffset | None:
+    def commit(self, end: dict[str, Any]) -> None:
+        """Spark has begun the batch after the one that ended here; that one is in its sink."""
+        self._idle.batch_began()
+        self._proven = True
+        self._cursor.move(read_offsets(end, self._options))
+
+    def _next_end(
+        self, begin: Mapping[str, StreamOffset], limit: ReadLimit
+    ) -> dict[str, StreamOffset] | None:
         """The end of a batch from `begin`; None: nothing is to be read yet."""
-        known, empty_to = self._empty
-        start = max(begin.offset, empty_to) if known == begin.offset else begin.offset
-        if self._target is not None and start >= self._target:
+        lag: dict[str, Lag] = {}
+        if self._options.stream:
+            begin = {self._options.stream: begin[self._options.stream]}
+            lag = dict.fromkeys(begin, Lag(1, 1))
+        else:
+            begin, lag = self._with_news(begin)
+        self._cursor.open(begin)
+        self._at = begin
+        if not lag or self._holds_back(begin, lag, limit):
             return None
-        records_max, bytes_max = self._caps(limit)
-        plan = self._ask(begin, start, records_max, bytes_max)
-        if plan.rewound:
-            self._empty = (-1, -1)
-            return begin._replace(epoch=plan.epoch, offset=plan.from_offset)
-        limit_offset = plan.tail if self._target is None else min(self._target, plan.tail)
-        if not plan.bytes and plan.to_offset < limit_offset:
-            # The cap was met before anything matched: go on up to the first that may match.
-            plan = self._ask(begin, plan.to_offset, 0, 1)
-        if plan.bytes or self._is_far(begin.offset, plan):
-            self._planned = (begin.offset, plan.to_offset, plan)
-            return begin._replace(epoch=plan.epoch, offset=plan.to_offset)
-        self._empty = (begin.offset, plan.to_offset)
-        return None
+        moved: dict[str, StreamOffset] = {}
+        # Caps may leave streams out: those are asked about when the others have nothing.
+        while lag and not moved:
+            caps = self._caps(limit, lag)
+            moved = self._ends(begin, caps)
+            lag = {name: behind for name, behind in lag.items() if name not in caps}
+        if not moved:
+            return None
+        self._batch_s = monotonic()
+        self._batches += 1
+        self._at = {**begin, **moved}
+        return self._at
 
-    def _ask(self, begin: StreamOffset, start: int, records_max: int, bytes_max: int) -> ReadPlan:
-        """A plan from `start` on for the batch after `begin`, checked."""
-        client = self._link()
-        plan = ask_plan(
-            client,
-            self._options,
-            start,
-            begin.epoch,
-            end=self._target,
-            records_max=records_max,
-            bytes_max=bytes_max,
-        )
-        check_stream(begin, plan.stream.hex(), self._options)
-        check_plan(client, self._options, plan, start, begin.epoch)
-        self._plan = plan
-        return plan
+    def _ends(
+        self, begin: Mapping[str, StreamOffset], caps: Mapping[str, Caps]
+    ) -> dict[str, StreamOffset]:
+        """Where a batch ends in the streams that have something for it."""
 
-    def _caps(self, limit: ReadLimit) -> tuple[int, int]:
-        """(records, bytes) that a batch may have, 0: any number."""
+        def next_end(name: str) -> StreamOffset | None:
+            target = None if self._targets is None else self._targets.get(name, 0)
+            return self._stream(name).next_end(begin[name], caps[name], target)
+
+        return {name: end for name, end in together(next_end, caps).items() if end is not None}
+
+    def _with_news(
+        self, begin: Mapping[str, StreamOffset]
+    ) -> tuple[dict[str, StreamOffset], dict[str, Lag]]:
+        """(positions in the streams that there are, lag of those to be asked about).
+
+        A stream that was not there when the query began is read from its first record on. A query
+        with availableNow asks about all, to find those that were recreated or rewound.
+        """
+        found = find_streams(self._asked(), self._options)
+        for name in gone(begin, found, self._options) - self._gone:
+            removed(self._options.of(name))
+            self._gone.add(name)
+        self._tails = {name: facts.tail for name, facts in found.items()}
+        offsets, lag = {}, {}
+        for name, facts in found.items():
+            at = offsets[name] = begin.get(name, StreamOffset(facts.uuid.hex(), *NEVER_READ))
+            if self._targets is not None:
+                if name in self._targets:
+                    lag[name] = _lag(facts, self._targets[name] - at.offset)
+            elif not self._stream(name).is_still_at(at, facts.uuid.hex(), facts.tail):
+                lag[name] = _lag(facts, facts.tail - at.offset)
+        return offsets, lag
+
+    def _holds_back(
+        self, begin: Mapping[str, StreamOffset], lag: Mapping[str, Lag], limit: ReadLimit
+    ) -> bool:
+        """Whether there are too few records yet; the first batch of a run is made at once."""
+        least = self._options.min_rows_per_trigger
+        lifted = isinstance(limit, ReadAllAvailable) and self.getDefaultReadLimit() != limit
+        if not least or lifted or self._targets is not None or self._batch_s is None:
+            return False
+        if monotonic() - self._batch_s >= self._options.max_delay_ms / 1000:
+            return False
+        for name in lag:
+            least -= self._stream(name).records_after(begin[name], least)
+            if least <= 0:
+                return False
+        return True
+
+    def _caps(self, limit: ReadLimit, lag: Mapping[str, Lag]) -> dict[str, Caps]:
+        """What the batch may have of each stream; those that get nothing are left out."""
+        records_max = 0
         bytes_max = self._options.bytes_per_trigger
         if isinstance(limit, ReadMaxRows):
-            return limit.max_rows, bytes_max
-        if isinstance(limit, ReadMaxBytes):
-            return 0, limit.max_bytes
-        return 0, 0
-
-    @staticmethod
-    def _is_far(offset: int, plan: ReadPlan) -> bool:
-        """Whether to advance past records that do not match.
-
-        Either they are many, or retention has begun and comes near: a position that the log
-        no longer has looks like lost records after a restart.
-        """
-        skipped = plan.to_offset - offset
-        held = plan.tail - plan.first
-        near = plan.first > 0 and offset - plan.first < held // 2 and skipped > held // 8
-        return skipped >= FAR or (near and skipped > 0)
+            records_max = limit.max_rows
+        elif isinstance(limit, ReadMaxBytes):
+            bytes_max = limit.max_bytes
+        else:
+            bytes_max = 0
+        names = list(lag)
+        turn = self._batches % len(names)
+        order = names[turn:] + names[:turn]
+        records = shares(records_max, {name: lag[name].records for name in order})
+        sizes = shares(bytes_max, {name: lag[name].bytes for name in order})
+        return {
+            name: Caps(records[name], sizes[name])
+            for name in order
+            if name in records and name in sizes
+        }
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """The stream's end, how far this query is behind it, and what retention leaves it.
+        """The streams' ends, how far this query is behind, and what retention leaves it.
 
-        As of the newest plan, so that it costs nothing; Spark shows it as latestOffset.
+        As of the newest plans, so that it costs nothing; Spark shows it as latestOffset.
         """
-        plan = self._plan
-        if plan is None:
+        plans = {name: one.plan for name, one in self._streams.items() if one.plan is not None}
+        if not plans:
             return None
-        told = StreamOffset(plan.stream.hex(), plan.epoch, plan.tail, selection_of(self._options))
+        tails: dict[str, StreamOffset] = {}
+        behind, spare = 0, []
+        for name, at in self._at.items():
+            plan = plans.get(name)
+            tail = max(self._tails.get(name, 0), plan.tail if plan else 0, at.offset)
+            done = max(at.offset, plan.to_offset if plan else 0)
+            tails[name] = StreamOffset(at.stream, plan.epoch if plan else at.epoch, tail)
+            behind += max(0, tail - done)
+            spare += [done - plan.first] if plan else []
         facts = {
-            **told.to_json(),
-            "recordsBehindLatest": plan.tail - plan.to_offset,
-            "recordsUntilTrimmed": plan.to_offset - plan.first,
+            **to_json(tails, self._options),
+            "recordsLost": sum(one.lost for one in self._streams.values()),
+            "recordsBehindLatest": behind,
+            "recordsUntilTrimmed": min(spare, default=0),
         }
         return dict(sorted(facts.items()))
 
@@ -179,39 +253,61 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, start: Mapping[str, Any], end: Mapping[str, Any]
     ) -> Sequence[InputPartition]:
         """The tasks of a batch; after a restart of one that the checkpoint knows of."""
-        options = self._options
-        begin, stop = read_offset(start, options), read_offset(end, options)
-        if begin.offset >= stop.offset:
-            return []
-        client = self._link()
-        planned, self._planned = self._planned, None
-        if planned is not None and planned[:2] == (begin.offset, stop.offset):
-            plan = planned[2]
-        else:
-            plan = ask_plan(client, options, begin.offset, begin.epoch, end=stop.offset)
-            check_stream(begin, plan.stream.hex(), options)
-            check_plan(client, options, plan, begin.offset, begin.epoch)
-            self._plan = plan
-        return list(ranges(client, options, plan, max(plan.from_offset, plan.first), stop.offset))
+        begin = read_offsets(start, self._options)
+        stop = read_offsets(end, self._options)
+        changed = [name for name, at in stop.items() if at != begin.get(name)]
+
+        def tasks(name: str) -> list[Range]:
+            fresh = StreamOffset(stop[name].stream, *NEVER_READ)
+            try:
+                return self._stream(name).tasks(
+                    begin.get(name, fresh), stop[name], proven=self._proven
+                )
+            except StreamMissing:
+                if self._options.stream:
+                    raise
+                removed(self._options.of(name))
+                return []
+
+        found = together(tasks, changed).values()
+        return grouped([part for parts in found for part in parts], self._options)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The records of one task."""
-        assert isinstance(partition, Range)
-        return fetch(self._options, partition)
+        return fetch_all(self._options, partition)
 
     # --- life ----------------------------------------------------------------------------
 
     def stop(self) -> None:
         """Say goodbye to the broker."""
-        if self._client is not None:
-            self._client = None
-            links.drop(self._options)
+        self._broker.close()
 
-    def _link(self) -> SyncClient:
-        if self._client is None:
-            self._client = links.link(self._options)
+    def _asked(self) -> Broker:
+        if not self._broker.asked:
             _unwind_when_terminated()
-        return self._client
+        return self._broker
+
+    def _names(self) -> list[str]:
+        """Names of the streams that there are now."""
+        if self._options.stream:
+            return [self._options.stream]
+        return list(find_streams(self._asked(), self._options))
+
+    def _stream(self, name: str) -> OneStream:
+        found = self._streams.get(name)
+        if found is None:
+            made = OneStream(self._asked(), self._options.of(name))
+            found = self._streams.setdefault(name, made)
+        return found
+
+
+def _lag(facts: StreamFacts, records: int) -> Lag:
+    average = facts.bytes // max(1, facts.records)
+    return Lag(max(1, records), max(1, records * average))
+
+
+def _offset_of(spot: Spot) -> StreamOffset:
+    return StreamOffset(spot.stream, spot.epoch, spot.offset)
 
 
 def _unwind_when_terminated() -> None:

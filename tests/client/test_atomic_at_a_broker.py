@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from malamute_protocol.errors import BrokerRefused
+from malamute_protocol.errors import BrokerRefused, LocalProtocolError
 from malamute_py.client.position import FromCursor
 from malamute_py.embedded import EmbeddedBroker
 from tests.client.shells import SHELLS, AsyncShell, SyncShell
@@ -101,14 +101,24 @@ async def test_an_empty_step_is_nothing(shell: Any) -> None:
     assert await committed(shell, shell.client.atomic()) is None
 
 
-async def test_a_step_of_a_name_is_taken_once_by_whom_ever(shell: Any) -> None:
+async def test_a_step_with_a_key_is_taken_once_by_whichever_client_of_its_identity(
+    shell: Any, broker: EmbeddedBroker
+) -> None:
     outcomes = []
     for _ in range(2):
-        step = shell.client.atomic(key=b"order 17")
+        other = type(shell)()
+        await other.connect(broker.endpoint, context=broker.context, identity="desk", **FAST)
+        step = other.client.atomic(key=b"order 17")
         step.publish("out", b"order")
-        outcomes.append((await committed(shell, step)).duplicate)
+        outcomes.append((await committed(other, step)).duplicate)
+        await other.do("close")
     assert outcomes == [False, True]
     assert await bodies(shell, "out") == [b"order"]
+
+
+async def test_a_step_with_a_key_is_refused_to_a_client_without_identity(shell: Any) -> None:
+    with pytest.raises(LocalProtocolError, match=r"connect\(identity="):
+        shell.client.atomic(key=b"order 17")
 
 
 async def test_a_step_over_several_rings_is_refused_by_name(shell: Any) -> None:

@@ -1,10 +1,9 @@
-"""A client whose broker is a list: plans as a broker would, without one."""
+"""A client whose broker is a list, and a clock that a test moves: plans without a broker."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from malamute_protocol.errors import ConnectionLost
 from malamute_py.client.facts import ReadPlan, Split
 from malamute_py.client.position import AtTime, Position
 
@@ -21,9 +20,17 @@ class ScriptedClient:
         self.first = 0
         self.uuid = b"\x11" * 16
         self.epoch = 1
+        self.epoch_ends: dict[int, int] = {}
+        """Where an epoch ended that a loss of power has cut short."""
+        self.looked_max = 1 << 62
+        """Where a plan that counts ends early, in offsets."""
         self.plans: list[tuple[int, int | None, int, int]] = []
         """(start, end, records_max, bytes_max) of each plan that was asked for."""
-        self.aborted = False
+        self.linked = True
+        self.opens: list[int | None] = []
+        """timeout_ms of each wait for a link."""
+        self.failures: list[Exception] = []
+        """What the next questions raise."""
 
     @property
     def tail(self) -> int:
@@ -31,6 +38,12 @@ class ScriptedClient:
 
     def append(self, *matches: bool) -> None:
         self.matches.extend(matches)
+
+    def rewind(self, tail: int) -> None:
+        """Lose what lies beyond an offset, as a power loss does."""
+        del self.matches[tail:]
+        self.epoch_ends[self.epoch] = tail
+        self.epoch += 1
 
     def plan_read(
         self,
@@ -45,22 +58,26 @@ class ScriptedClient:
         visibility: str = "durable",
         client_time: Any = None,
     ) -> ReadPlan:
-        if self.aborted:
-            raise ConnectionLost("the client is closed")
+        if self.failures:
+            raise self.failures.pop(0)
         assert visibility == "durable"
         wanted = self._offset(start)
-        rewound = wanted > self.tail
-        begin = self.tail if rewound else wanted
+        epoch = start.epoch if isinstance(start, Position) else self.epoch
+        ended = min(self.tail, self.epoch_ends.get(epoch, self.tail))
+        rewound = wanted > ended
+        begin = ended if rewound else wanted
         stop = self.tail if end is None else min(end, self.tail)
         self.plans.append((wanted, end, records_max, bytes_max))
         splits: list[Split] = []
         position = cut = max(begin, self.first)
-        size = total = 0
+        size = total = records = 0
         everything = pattern == ["all"]
         while position < stop:
-            if records_max and position - max(begin, self.first) >= records_max:
+            if records_max and (records >= records_max or position - cut >= self.looked_max):
                 break
-            size += RECORD_BYTES * (everything or self.matches[position])
+            matched = everything or self.matches[position]
+            records += matched
+            size += RECORD_BYTES * matched
             position += 1
             if split_bytes and size >= split_bytes:
                 splits.append(Split(cut, position, size))
@@ -77,7 +94,7 @@ class ScriptedClient:
             from_offset=begin,
             to_offset=max(position, begin),
             splits=splits,
-            records=position - cut,
+            records=records if records_max else max(0, position - max(begin, self.first)),
             bytes=total + size,
             rewound=rewound,
         )
@@ -93,8 +110,22 @@ class ScriptedClient:
         assert isinstance(start, Position)
         return start.next
 
-    def abort(self) -> None:
-        self.aborted = True
+    def opened(self, *, wait: bool = True, timeout_ms: int | None = None) -> None:
+        self.opens.append(timeout_ms)
+        self.linked = True
 
     def close(self) -> None:
-        self.aborted = True
+        self.linked = False
+
+
+class Clock:
+    """A clock that goes on by what is slept."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def read(self) -> float:
+        return self.now_s
+
+    def sleep(self, duration_s: float) -> None:
+        self.now_s += duration_s

@@ -189,3 +189,48 @@ def test_a_schema_of_the_users_own_is_refused(
     frame = spark.read.format("malamute").schema("body string")
     with pytest.raises(PySparkException, match="the schema is fixed"):
         frame.options(endpoint=endpoint, stream=stream).load().collect()
+
+
+def test_a_view_works_in_sql_and_a_table_says_that_it_would(
+    spark: SparkSession, endpoint: str, client: SyncClient, stream: str
+) -> None:
+    from pyspark.errors import PySparkException
+
+    client.publish_many(stream, [b"x"] * 5, subject="a")
+    using = f"USING malamute OPTIONS (endpoint '{endpoint}', stream '{stream}')"
+    spark.sql(f"CREATE TEMPORARY VIEW five {using}")
+    assert spark.sql("SELECT count(*) AS n FROM five").collect()[0].n == 5
+    with pytest.raises(PySparkException, match="CREATE TEMPORARY VIEW"):
+        spark.sql(f"CREATE TABLE five_again {using}")
+    spark.sql("CREATE TABLE declared (offset BIGINT) USING malamute OPTIONS (stream 's')")
+    with pytest.raises(PySparkException, match="CREATE TEMPORARY VIEW"):
+        spark.sql("SELECT * FROM declared").collect()
+
+
+def test_filters_that_the_broker_applies_give_the_same_answer(
+    spark: SparkSession, read: Callable[..., DataFrame], departures: Departures
+) -> None:
+    from pyspark.sql import functions as f
+
+    def selected(frame: DataFrame) -> list[int]:
+        named = frame.where(f.col("subject").startswith("flights.JFK"))
+        return offsets(named.where((f.col("carrier") == "UA") & (f.col("offset") >= 1500)))
+
+    expected = [
+        row
+        for row in range(1500, 3000)
+        if departures.origins[row] == "JFK" and departures.carriers[row] == "UA"
+    ]
+    assert selected(read(fieldColumns="carrier")) == expected
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        assert selected(read(fieldColumns="carrier", pushFilters="true")) == expected
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def test_pandas_on_spark_reads_the_source(
+    read: Callable[..., DataFrame], departures: Departures
+) -> None:
+    frame = read(pattern="flights.JFK.*").select("offset", "subject").pandas_api()
+    assert frame["offset"].sum() == sum(range(0, 3000, 3))

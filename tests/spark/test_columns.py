@@ -128,6 +128,41 @@ def test_columns_that_were_not_asked_for_are_not_there() -> None:
     assert list(rows[0]) == ["offset", "append_time", "client_time", "subject", "body"]
 
 
+def test_named_columns_are_made_in_their_order_and_say_the_same() -> None:
+    whole = gathered(options(**ALL), *mixed())
+    names = ["body", "keys", "offset", "client_time"]
+    assert gathered(options(columns=",".join(names)), *mixed()) == [
+        {name: row[name] for name in names} for row in whole
+    ]
+    for name in ("offset", "append_time", "subject", "fields", "properties"):
+        rows = gathered(options(columns=name), *mixed())
+        assert rows == [{name: row[name]} for row in whole]
+
+
+def test_a_field_with_a_column_of_its_own_is_a_string_or_null() -> None:
+    whole = gathered(options(), *mixed())
+    rows = gathered(options(fieldColumns="carrier,x,nowhere"), *mixed())
+    assert "fields" not in rows[0]
+    for name in ("carrier", "x", "nowhere"):
+        assert [row[name] for row in rows] == [dict(row["fields"]).get(name) for row in whole]
+    assert {row["x"] for row in rows} == {"1", None}
+
+
+def test_bodies_that_nobody_asked_for_may_be_of_any_kind() -> None:
+    content = encode_arrow(b"\0" * 64, 2, schema_id=1, subject="s")
+    rows = gathered(options(columns="offset,subject"), stamped(content, 5))
+    assert rows == [{"offset": 5, "subject": "s"}, {"offset": 6, "subject": "s"}]
+
+
+def test_rows_without_bodies_come_in_large_record_batches() -> None:
+    gather = Gather(options(columns="offset"))
+    batch = stamped(encode([b"x" * 1000] * 8000, subject="s"), 0)
+    gather.add(batch)
+    assert not gather.full
+    (piece,) = gather.take()
+    assert piece.num_rows == 8000
+
+
 def test_properties_are_text_and_what_is_not_text_is_json() -> None:
     content = encode(
         [b"a", b"b"],

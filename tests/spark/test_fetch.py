@@ -52,6 +52,7 @@ class ScriptedReading:
         self._events = events
         self._notices: list[Notice] = []
         self.closed = False
+        self.waits: list[int | None] = []
 
     def accepted(self, timeout_ms: int | None = None) -> Position:
         if self._events and isinstance(self._events[0], BrokerRefused):
@@ -63,6 +64,7 @@ class ScriptedReading:
         return self._at
 
     def next_batch(self, timeout_ms: int | None = None) -> Batch | None:
+        self.waits.append(timeout_ms)
         while self._events:
             event = self._events.pop(0)
             if isinstance(event, Exception):
@@ -107,8 +109,12 @@ class ScriptedLinks:
         self.starts: list[int] = []
         self.readings: list[ScriptedReading] = []
         self.dropped = 0
+        self.away = False
 
-    def link(self, _: SourceOptions) -> ScriptedLinks:
+    def is_away(self, _: SourceOptions, *, proven: bool = False) -> bool:
+        return self.away
+
+    def link(self, _: SourceOptions, *, proven: bool = False) -> ScriptedLinks:
         return self
 
     def drop(self, _: SourceOptions) -> None:
@@ -129,13 +135,14 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[ScriptedLinks], ScriptedLi
     def replace(scripted: ScriptedLinks) -> ScriptedLinks:
         monkeypatch.setattr(links, "link", scripted.link)
         monkeypatch.setattr(links, "drop", scripted.drop)
+        monkeypatch.setattr(links, "is_away", scripted.is_away)
         return scripted
 
     return replace
 
 
 def part(start: int, end: int) -> Range:
-    return Range(STREAM.hex(), 1, start, end)
+    return Range("s", STREAM.hex(), 1, start, end)
 
 
 Use = Callable[[ScriptedLinks], ScriptedLinks]
@@ -146,6 +153,12 @@ def test_a_range_is_read_whole_and_in_order(use: Use) -> None:
     assert offsets_of(fetch(options(), part(0, 30))) == list(range(30))
     assert all(reading.closed for reading in link.readings)
     assert link.dropped == 0
+
+
+def test_a_silence_is_as_long_as_its_option_says(use: Use) -> None:
+    link = use(ScriptedLinks([(0, 30)]))
+    offsets_of(fetch(options(fetchTimeoutMs="4321"), part(0, 30)))
+    assert set(link.readings[0].waits) == {4321}
 
 
 def test_after_a_silence_the_question_is_asked_again_behind_what_came(use: Use) -> None:
@@ -168,6 +181,17 @@ def test_silence_without_progress_ends_the_task_after_the_retries(use: Use) -> N
     with pytest.raises(SourceUnavailable, match="correct option 'endpoint'"):
         offsets_of(fetch(options(fetchRetries="2"), part(0, 30)))
     assert link.starts == [0, 0, 0]
+
+
+def test_a_broker_that_is_away_is_waited_for_however_often_that_takes(use: Use) -> None:
+    silence = Timeout("no record")
+    link = use(ScriptedLinks([silence], [silence], [silence], [(0, 30)]))
+    link.away = True
+    assert offsets_of(fetch(options(fetchRetries="0"), part(0, 30))) == list(range(30))
+    link = use(ScriptedLinks([silence], [(0, 30)]))
+    link.away = True
+    with pytest.raises(SourceUnavailable, match="no record"):
+        offsets_of(fetch(options(brokerOutageMs="0"), part(0, 30)))
 
 
 def test_what_fails_amid_a_batch_is_not_taken_for_a_fault_of_the_link(
@@ -249,7 +273,7 @@ def address() -> Iterator[str]:
 def published(client: SyncClient, count: int) -> Range:
     client.publish_many("s", [b"x" * 1000] * count, subject="a.b")
     plan = client.plan_read("s")
-    return Range(plan.stream.hex(), plan.epoch, plan.from_offset, plan.to_offset)
+    return Range("s", plan.stream.hex(), plan.epoch, plan.from_offset, plan.to_offset)
 
 
 def test_tasks_of_a_process_share_a_link_that_is_made_anew_after_it_was_dropped(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pyspark_malamute.errors import OptionError
-from pyspark_malamute.options import EVER, OPTIONS, Place, parse_options, refuse_options_of
+from pyspark_malamute.options import EVER, OPTIONS, Place, Places, parse_options, refuse_options_of
 
 LEAST = {"endpoint": "tcp://127.0.0.1:9797", "stream": "flights"}
 KEY = "x" * 40
@@ -24,7 +24,7 @@ def test_endpoint_and_stream_suffice_and_everything_else_has_a_default() -> None
     assert options.fail_on_data_loss
     assert options.split_bytes == 32 << 20
     assert options.bytes_per_trigger == 1 << 30
-    assert options.starting is None
+    assert options.starting == Places()
 
 
 def test_every_default_in_the_table_is_one_that_a_user_could_write() -> None:
@@ -33,10 +33,99 @@ def test_every_default_in_the_table_is_one_that_a_user_could_write() -> None:
             option.parse(option.default)
 
 
+SAMPLES = {
+    "endpoint": "tcp://b:2", "stream": "weather", "streams": "a,b", "streamsPattern": "a.*",
+    "pattern": "a.#", "startingOffsets": "5",
+    "startingTimestamp": "5", "startingOffsetsByTimestampStrategy": "latest",
+    "endingOffsets": "7", "endingTimestamp": "7", "clientTimeFrom": "5", "clientTimeTo": "7",
+    "pushFilters": "true", "failOnDataLoss": "false", "maxRecordsPerTrigger": "5",
+    "minRecordsPerTrigger": "5", "cursor": "spark-1", "cursorPinBytes": "5m",
+    "maxTriggerDelay": "5s", "maxBytesPerTrigger": "5k", "minPartitions": "5",
+    "maxRecordsPerPartition": "5", "splitBytes": "5m", "columns": "offset",
+    "fieldColumns": "carrier", "includeFields": "false", "includeKeys": "true",
+    "includeProperties": "true", "bodyType": "list", "user": "ann", "password": "of ann",
+    "curveServerKey": KEY, "curvePublicKey": KEY, "curveSecretKey": KEY, "identity": "spark-1",
+    "connectTimeoutMs": "5", "requestTimeoutMs": "5", "brokerOutageMs": "5",
+    "fetchTimeoutMs": "5", "fetchRetries": "5", "idleWaitMs": "5",
+}  # fmt: skip
+"""A value of each option that is not its default."""
+TOGETHER = (
+    {"cursor", "cursorPinBytes"}, {"user", "password"},
+    {"curveServerKey", "curvePublicKey", "curveSecretKey"},
+)  # fmt: skip
+"""Options that mean nothing without each other."""
+
+
+@pytest.mark.parametrize("option", [option.name for option in OPTIONS])
+def test_no_option_is_read_and_then_forgotten(option: str) -> None:
+    names = next((names for names in TOGETHER if option in names), {option})
+    given = {**LEAST, **{name: SAMPLES[name] for name in names}}
+    other = {**given, option: "6" * 40} if len(names) > 1 else LEAST
+    if option.startswith("streams"):
+        del given["stream"]
+    assert parse_options(given) != parse_options(other)
+
+
 def test_keys_are_understood_in_any_case_as_spark_hands_them_over() -> None:
     options = parse_options({**LEAST, "startingoffsets": "Earliest", "SPLITBYTES": "64M"})
-    assert options.starting == Place("earliest")
+    assert options.starting == Places(Place("earliest"))
     assert options.split_bytes == 64 << 20
+
+
+@pytest.mark.parametrize(
+    ("kafkas", "ours", "value"),
+    [
+        ("subscribe", "streams", "flights,weather"),
+        ("subscribePattern", "streamsPattern", "flights-.*"),
+        ("startingOffsetsByTimestamp", "startingTimestamp", '{"flights": {"0": 5}}'),
+        ("endingOffsetsByTimestamp", "endingTimestamp", '{"flights": {"0": 5}}'),
+        ("endpoints", "endpoint", "tcp://127.0.0.1:9797"),
+        ("maxOffsetsPerTrigger", "maxRecordsPerTrigger", "7"),
+        ("minOffsetsPerTrigger", "minRecordsPerTrigger", "7"),
+        ("includeHeaders", "includeFields", "false"),
+    ],
+)
+def test_kafkas_name_of_an_option_means_ours(kafkas: str, ours: str, value: str) -> None:
+    replaced = {ours, "stream"} if ours.startswith("streams") else {ours}
+    least = {name: text for name, text in LEAST.items() if name not in replaced}
+    assert parse_options({**least, kafkas: value}) == parse_options({**least, ours: value})
+    assert parse_options({**least, kafkas.upper(): value}) == parse_options({**least, ours: value})
+
+
+def test_places_by_stream_are_ours_or_kafkas() -> None:
+    given = '{"a": 5, "b": "latest", "c": {"0": -2}, "d": -1}'
+    options = parse_options(
+        {"endpoint": "tcp://a:1", "streamsPattern": ".*", "startingOffsets": given}
+    )
+    places = [options.starting.of(name) for name in "abcde"]
+    assert places == [
+        Place("offset", 5), Place("latest"), Place("earliest"), Place("latest"), None,
+    ]  # fmt: skip
+    options = parse_options({**LEAST, "endingTimestamp": '{"flights": "2013-01-01T05:00:00Z"}'})
+    assert options.ending.of("flights") == Place("time", 1_357_016_400_000)
+
+
+def test_several_streams_have_a_column_that_says_which() -> None:
+    several = parse_options({"endpoint": "tcp://a:1", "streams": "flights, weather"})
+    assert several.streams == ("flights", "weather")
+    assert several.columns[:2] == ("stream", "offset")
+    assert "stream" not in parse_options(LEAST).columns
+    assert parse_options({**LEAST, "columns": "stream,body"}).columns == ("stream", "body")
+
+
+def test_field_columns_take_the_place_of_the_map_unless_it_is_asked_for() -> None:
+    plain = parse_options(LEAST).columns
+    assert plain == ("offset", "append_time", "client_time", "subject", "fields", "body")
+    some = parse_options({**LEAST, "fieldColumns": "carrier, origin"}).columns
+    assert some == (
+        "offset", "append_time", "client_time", "subject", "carrier", "origin", "body",
+    )  # fmt: skip
+    both = parse_options({**LEAST, "fieldColumns": "carrier", "includeFields": "true"}).columns
+    assert both[4:] == ("carrier", "fields", "body")
+    none = parse_options({**LEAST, "includeFields": "false"}).columns
+    assert none[4:] == ("body",)
+    chosen = parse_options({**LEAST, "columns": "body,keys,origin", "fieldColumns": "origin"})
+    assert chosen.columns == ("body", "keys", "origin")
 
 
 def test_several_endpoints_are_tried_in_turn() -> None:
@@ -50,12 +139,18 @@ def test_several_endpoints_are_tried_in_turn() -> None:
         ("startingOffset", "startingOffsets"),
         ("patern", "pattern"),
         ("kafka.bootstrap.servers", "endpoint"),
-        ("subscribe", "stream"),
-        ("subscribePattern", "pattern"),
         ("topic", "stream"),
+        ("topics", "streams"),
         ("path", "stream"),
         ("maxrowspertrigger", "maxRecordsPerTrigger"),
         ("failOnDataLos", "failOnDataLoss"),
+        ("minOffsetPerTrigger", "minRecordsPerTrigger"),
+        ("maxOffsetPerTrigger", "maxRecordsPerTrigger"),
+        ("minRecordsTrigger", "minRecordsPerTrigger"),
+        ("endingOffset", "endingOffsets"),
+        ("endTimestamp", "endingTimestamp"),
+        ("clientTimeT", "clientTimeTo"),
+        ("headers", "includeFields"),
     ],
 )
 def test_an_unknown_option_is_named_with_what_was_probably_meant(typed: str, meant: str) -> None:
@@ -77,6 +172,14 @@ def test_an_option_like_no_other_is_answered_with_the_list_of_all() -> None:
         ({"endpoint": "inproc://x"}, "its tasks are other processes"),
         ({"endpoint": " "}, "give the broker's address"),
         ({"endpoints": "tcp://b:1"}, "give only one of them"),
+        ({"subscribe": "other"}, "both name streams"),
+        ({"streamsPattern": "other.*"}, "both name streams"),
+        ({"startingOffsets": '{"weather": 5}'}, "names stream 'weather', which is not read"),
+        ({"startingOffsets": '{"flights": -3}'}, "none of earliest, latest or an offset"),
+        ({"startingOffsets": '{"flights": {"1": 5}}'}, "has the one partition '0'"),
+        ({"startingOffsets": '{"flights"'}, "is no JSON object by stream"),
+        ({"endingOffsets": '{"flights": -2}'}, "would read nothing"),
+        ({"endingTimestamp": '{"flights": "noon"}'}, "milliseconds since 1970"),
         ({"stream": " "}, "add .option"),
         ({"startingOffsets": "newest"}, "none of earliest, latest or an offset"),
         ({"startingOffsets": "-2"}, "none of earliest, latest or an offset"),
@@ -94,6 +197,18 @@ def test_an_option_like_no_other_is_answered_with_the_list_of_all() -> None:
         ({"pattern": "a.b*"}, "mixes a wildcard with text"),
         ({"pattern": '["glob", "x"]'}, "no pattern kind 'glob'"),
         ({"bodyType": "json"}, "none of binary, list"),
+        ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "more than maxRecords"),
+        ({"maxTriggerDelay": "15 minutes"}, "write 500ms, 5s, 15m or 1h"),
+        ({"maxRecordsPerPartition": "0"}, "give 1 or more"),
+        ({"columns": "offset,,body"}, "an empty name"),
+        ({"columns": "offset,offset"}, "named twice"),
+        ({"columns": "ofset"}, "did you mean 'offset'?"),
+        ({"columns": "carrier"}, "the fields that fieldColumns names"),
+        ({"includeKeys": "true", "columns": "keys"}, "give only one of them"),
+        ({"fieldColumns": "body"}, "a column 'body' is there already"),
+        ({"fieldColumns": "carrier", "columns": "offset"}, "is not among 'columns'"),
+        ({"cursor": "~x"}, "is reserved"),
+        ({"cursorPinBytes": "1g"}, "is missing beside cursorPinBytes"),
         ({"password": "x"}, "is missing beside password"),
         ({"curveServerKey": "x"}, "a CURVE key has 40 characters"),
         ({"curveServerKey": KEY}, "CURVE needs all of"),
@@ -120,11 +235,11 @@ def test_what_is_missing_is_named_with_the_call_to_add() -> None:
 
 def test_times_are_numbers_or_iso_8601() -> None:
     options = parse_options({**LEAST, "startingTimestamp": "2013-01-01T05:00:00Z"})
-    assert options.starting == Place("time", 1_357_016_400_000)
+    assert options.starting == Places(Place("time", 1_357_016_400_000))
     options = parse_options({**LEAST, "startingTimestamp": "2013-01-01T06:00:00.250+01:00"})
-    assert options.starting == Place("time", 1_357_016_400_250)
+    assert options.starting == Places(Place("time", 1_357_016_400_250))
     options = parse_options({**LEAST, "startingTimestamp": "1357016400000"})
-    assert options.starting == Place("time", 1_357_016_400_000)
+    assert options.starting == Places(Place("time", 1_357_016_400_000))
 
 
 def test_a_client_time_window_may_be_open_on_either_side() -> None:

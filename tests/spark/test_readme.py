@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from pyspark_malamute.options import OPTIONS, parse_options
+from pyspark_malamute.options import parse_options
 from pyspark_malamute.schema import spark_schema
-
-README = Path(__file__).parents[2] / "spark_connector" / "README.md"
+from tools.spark_options import README, option_table
 
 
 def cells_of(section: str) -> list[list[str]]:
@@ -16,22 +13,15 @@ def cells_of(section: str) -> list[list[str]]:
     return [[cell.strip().strip("`") for cell in row.strip("|").split(" | ")] for row in rows]
 
 
-def test_each_option_is_there_with_its_default_and_meaning() -> None:
-    assert cells_of("Options") == [
-        [
-            option.name,
-            option.default or "",
-            option.meaning + (f" (`spark.{option.only}` only)" if option.only else ""),
-        ]
-        for option in OPTIONS
-    ]
+def test_the_table_of_options_is_the_one_that_make_spark_options_writes() -> None:
+    assert option_table() in README.read_text()
 
 
 def test_each_column_is_there_with_its_type() -> None:
     columns = spark_schema(
         parse_options(
             {
-                "endpoint": "tcp://a:1", "stream": "s", "includeKeys": "true",
+                "endpoint": "tcp://a:1", "streams": "s", "includeKeys": "true",
                 "includeProperties": "true",
             }
         )

@@ -35,6 +35,18 @@ def test_wrong_options_are_refused_when_the_source_is_loaded() -> None:
         DefaultSource({**LEAST, "patern": "x"}).schema()
 
 
+def test_a_table_is_refused_with_the_view_that_works_instead() -> None:
+    """What Spark 4.3 hands in for CREATE TABLE, and then for the table's first read."""
+    created = {
+        **LEAST, "provider": "malamute", "owner": "ann", "location": "file:/data/t",
+        "option.endpoint": LEAST["endpoint"], "option.stream": "flights",
+    }  # fmt: skip
+    with pytest.raises(MalamuteSourceError, match="CREATE TEMPORARY VIEW name USING malamute"):
+        DefaultSource(created).schema()
+    with pytest.raises(MalamuteSourceError, match="CREATE TEMPORARY VIEW name USING malamute"):
+        DefaultSource({}).reader(spark_schema(parse_options(LEAST)))
+
+
 def test_the_schema_follows_from_the_options() -> None:
     source = DefaultSource({**LEAST, "includeKeys": "true", "includeProperties": "true"})
     assert source.schema().simpleString() == (

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
 
+README = Path(__file__).parents[2] / "spark_connector" / "README.md"
 WAIT_S = 180
 """On a busy machine the first query of a session alone has taken 40 s."""
 
@@ -218,6 +219,72 @@ def test_a_query_starts_at_a_time_when_it_is_new(
     asked = {"startingTimestamp": str(young.append_time_ms)}
     sink.run(spark.readStream.format("malamute").options(**options, **asked).load())
     assert sink.offsets() == [100]
+
+
+def test_many_streams_are_one_query_and_new_ones_are_found(
+    spark: SparkSession, endpoint: str, client: SyncClient, stream: str, sink: Sink
+) -> None:
+    names = [f"{stream}.{number}" for number in range(20)]
+
+    def frame() -> DataFrame:
+        options = {"subscribePattern": rf"{stream}\..*", "startingOffsets": "earliest"}
+        return spark.readStream.format("malamute").options(endpoint=endpoint, **options).load()
+
+    def rows() -> list[tuple[str, int]]:
+        found = spark.read.parquet(sink.path).select("stream", "offset").collect()
+        return sorted(tuple(row) for row in found)
+
+    def run() -> None:
+        query = (
+            frame()
+            .writeStream.format("parquet")
+            .option("checkpointLocation", sink.checkpoint)
+            .trigger(availableNow=True)
+            .start(sink.path)
+        )
+        assert query.awaitTermination(WAIT_S)
+
+    for name in names[:15]:
+        publish(client, name, 30)
+    run()
+    for name in names[10:]:
+        publish(client, name, 30)
+    run()
+    assert rows() == [
+        (name, offset)
+        for number, name in sorted(enumerate(names), key=lambda pair: pair[1])
+        for offset in range(60 if 10 <= number < 15 else 30)
+    ]
+
+
+def test_the_recipe_for_foreach_batch_publishes_a_batch_that_is_run_again_once(
+    read_stream: Callable[..., DataFrame],
+    endpoint: str,
+    client: SyncClient,
+    stream: str,
+    tmp_path: Path,
+) -> None:
+    section = README.read_text().partition("\n## From a query into a stream\n")[2]
+    recipe = section.partition("```python\n")[2].partition("```")[0]
+    recipe = recipe.replace("tcp://127.0.0.1:9797", endpoint).replace('"jfk"', f'"{stream}-copy"')
+    recipe = recipe.replace("/data", str(tmp_path)).replace(
+        "islice(found, 5_000)", "islice(found, 70)"
+    )
+    publish(client, stream, 100)
+    publish(client, stream, 100, "c.d")
+    names: dict[str, Any] = {"flights": read_stream(maxRecordsPerTrigger="150")}
+    exec(recipe, names)
+    names["query"].trigger(availableNow=True).start().awaitTermination(WAIT_S)
+    # Spark runs the last batch again when the query died before it was committed.
+    commits = Path(tmp_path / "checkpoints" / "jfk-copy" / "commits")
+    last = max(commits.glob("[0-9]*"), key=lambda path: int(path.name))
+    last.unlink()
+    (commits / f".{last.name}.crc").unlink(missing_ok=True)
+    names = {"flights": read_stream(maxRecordsPerTrigger="150")}
+    exec(recipe, names)
+    names["query"].trigger(availableNow=True).start().awaitTermination(WAIT_S)
+    copied = client.subscribe(f"{stream}-copy", start="earliest", until="tail")
+    assert [record.subject for record in copied] == ["a.b"] * 100 + ["c.d"] * 100
 
 
 # --- running -----------------------------------------------------------------------------------

@@ -555,7 +555,11 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         visibility: ReadVisibility = "durable",
         client_time: tuple[Time, Time] | None = None,
     ) -> ReadPlan:
-        """Plan a bounded read from the broker's index: its end and where to split it."""
+        """Plan a bounded read from the broker's index: its end and where to split it.
+
+        records_max: counts selected records. Such a plan may end early, with fewer `records` than
+        that before the tail: ask again from its `to_offset` for what is left of them.
+        """
         make = make_plan(
             stream,
             pattern,

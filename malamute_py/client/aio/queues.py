@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 from malamute_protocol import commands as c
 from malamute_protocol.batch import Record
-from malamute_protocol.errors import BrokerRefused, Timeout
+from malamute_protocol.errors import BrokerRefused, LocalProtocolError, Timeout
 from malamute_protocol.pattern import Pattern
 from malamute_py.client.aio.link import AsyncVerbs, LoopLink
 from malamute_py.client.arguments import (
@@ -67,6 +67,12 @@ class AtomicStep(Step):
     def __init__(self, link: LoopLink, confirm: ConfirmAt = "default", key: bytes = b"") -> None:
         """See Client.atomic()."""
         super().__init__(confirm, key)
+        if self.key and not link.session.identity:
+            raise LocalProtocolError(
+                "bad_setting",
+                "a step's key belongs to an identity, and this client has none: the next process "
+                'would have the step taken again. Give connect(identity="...")',
+            )
         self._link = link
 
     async def __aenter__(self) -> AtomicStep:
@@ -375,6 +381,7 @@ class QueueVerbs(AsyncVerbs):
         tells of it. Steps of tasks that wait at the same time go to the broker together.
         confirm: "synced" or "stored". key: a name of its own, to be taken once however often
         it is tried, by this or a later process of the same identity.
+        Raises LocalProtocolError: a key, and the client has no identity.
         """
         return AtomicStep(self._link, confirm, key)
 

@@ -200,7 +200,7 @@ class Transport:
                 # Behind each other failure, which was returned before; alone where no connection
                 # could be begun.
                 reason = f"the host name in {self.endpoint} has no address here; is it spelt right?"
-                return Failure("closed", reason, False)
+                return Failure("unknown_host", reason, False)
             case zmq.Event.DISCONNECTED:
                 return Failure("closed", f"{self.endpoint} closed the connection", False)
             case zmq.Event.HANDSHAKE_FAILED_AUTH:
@@ -218,7 +218,8 @@ class Transport:
                 )
                 if time.monotonic() >= self._silent_at_s:
                     reason = f"{self.endpoint} took the connection and is silent"
-                return Failure("closed", reason, False)
+                    return Failure("silent", reason, False)
+                return Failure("handshake", reason, False)
             case _:
                 return None
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from malamute_protocol import commands as c
 from malamute_protocol.batch import Record
-from malamute_protocol.errors import BrokerRefused
+from malamute_protocol.errors import BrokerRefused, LocalProtocolError
 from malamute_protocol.pattern import Pattern
 from malamute_py.client.arguments import (
     beginning,
@@ -64,6 +64,12 @@ class SyncAtomicStep(Step):
     def __init__(self, link: ThreadLink, confirm: ConfirmAt = "default", key: bytes = b"") -> None:
         """See SyncClient.atomic()."""
         super().__init__(confirm, key)
+        if self.key and not link.session.identity:
+            raise LocalProtocolError(
+                "bad_setting",
+                "a step's key belongs to an identity, and this client has none: the next process "
+                'would have the step taken again. Give connect(identity="...")',
+            )
         self._link = link
 
     def __enter__(self) -> SyncAtomicStep:
@@ -364,6 +370,7 @@ class SyncQueueVerbs(SyncVerbs):
         of it. Steps of threads that wait at the same time go to the broker together.
         confirm: "synced" or "stored". key: a name of its own, to be taken once however often
         it is tried, by this or a later process of the same identity.
+        Raises LocalProtocolError: a key, and the client has no identity.
         """
         return SyncAtomicStep(self._link, confirm, key)
 

@@ -15,11 +15,14 @@ from pyroaring import BitMap
 
 from malamute_protocol.content import Content
 from malamute_protocol.stamp import STAMP_BYTES
+from malamute_py.broker.batches.rows import within_client_time
 from malamute_py.broker.ready import IndexQuery
 from malamute_py.journal import Candidates, HeaderIndex, Plan, Ring
 from malamute_py.matcher import compile_pattern
 
 _READ_BYTES = 4 << 20
+_COUNTED_BYTES = 16 << 20
+"""What one plan reads at most to count what is selected: *about 10 ms of the reader thread."""
 
 Search: TypeAlias = Callable[[Any], Any] | None
 _ONLY_SUBJECTS = frozenset({"all", "topic", "prefix", "regex"})
@@ -131,9 +134,15 @@ def _asks_subjects_only(pattern: list[Any]) -> bool:
 
 
 def _plan(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
+    first, end, most = arguments["from"], arguments["end"], arguments["records_max"]
+    everything = arguments["pattern"] == ["all"] and arguments["client_time"] is None
+    selected = None
+    if most > 0 and not everything:
+        end, selected = _end_of_selected(ring, stream, arguments)
+        most = 0
     plan: Plan = ring.plan(
-        stream, arguments["from"], arguments["end"], by_key(arguments["candidates"]),
-        arguments["records_max"], arguments["bytes_max"], arguments["split_bytes"],
+        stream, first, end, by_key(arguments["candidates"]), most,
+        arguments["bytes_max"], arguments["split_bytes"],
     )  # fmt: skip
     splits = [list(split) for split in plan.splits]
     while len(splits) > arguments["splits_max"]:
@@ -141,12 +150,54 @@ def _plan(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
             pair[0] if len(pair) == 1 else [pair[0][0], pair[1][1], pair[0][2] + pair[1][2]]
             for pair in (splits[at : at + 2] for at in range(0, len(splits), 2))
         ]
-    return {
-        "to": plan.end,
-        "splits": splits,
-        "records": max(0, plan.end - max(arguments["from"], ring.first_offset(stream))),
-        "bytes": plan.bytes,
-    }
+    if selected is None or plan.end < end:
+        # Where the cap of bytes ended the plan first, the offsets are the bound that is known.
+        between = max(0, plan.end - max(first, ring.first_offset(stream)))
+        selected = between if selected is None else min(between, selected)
+    return {"to": plan.end, "splits": splits, "records": selected, "bytes": plan.bytes}
+
+
+def _end_of_selected(ring: Ring, stream: int, arguments: dict[str, Any]) -> tuple[int, int]:
+    """(offset, records selected before it): where a read has brought `records_max` records.
+
+    Ends earlier once _COUNTED_BYTES were looked through, so that one question holds the reader
+    thread for no longer than a few reads do.
+    """
+    pattern, window = arguments["pattern"], arguments["client_time"]
+    matches = compile_pattern(pattern).matches
+    search = by_key(arguments["candidates"])
+    position, end, most = arguments["from"], arguments["end"], arguments["records_max"]
+    found, budget = 0, _COUNTED_BYTES
+    while position < end and budget > 0:
+        history = ring.read(stream, position, end, _READ_BYTES, search, window, matches)
+        for run in history.runs:
+            view = memoryview(run.data)
+            for at, size, base, _ in run.spans:
+                content = Content(view[at + STAMP_BYTES : at + size])
+                offsets = _selected_offsets(content, base, matches, window)
+                offsets = offsets[(offsets >= position) & (offsets < end)]
+                if found + len(offsets) >= most:
+                    return int(offsets[most - found - 1]) + 1, most
+                found += len(offsets)
+            budget -= len(view)
+        if history.next <= position:
+            break
+        position = history.next
+    return min(position, end), found
+
+
+def _selected_offsets(
+    content: Content, base: int, matches: Callable[..., bool], window: tuple[int, int] | None
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Offsets of a batch whose header is wanted and whose client time lies in the window."""
+    headers, codes = content.headers()
+    chosen = np.fromiter((matches(*header) for header in headers), np.bool_, len(headers))
+    mask = np.broadcast_to(chosen[0], len(content)) if codes is None else chosen[codes]
+    if window is not None:
+        inside = within_client_time(content, window)
+        mask = mask if inside is None else mask & inside
+    deltas = content.offset_deltas
+    return base + (np.flatnonzero(mask) if deltas is None else deltas[mask].astype(np.int64))
 
 
 _ANSWERS: dict[str, Callable[[Ring, int, dict[str, Any]], Any]] = {

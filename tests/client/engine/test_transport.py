@@ -90,6 +90,7 @@ def test_a_host_name_without_an_address_is_told_at_once() -> None:
             failure = _failure(transport)
         finally:
             transport.close(0)
+    assert failure.code == "unknown_host"
     assert failure.reason == f"the host name in {endpoint} has no address here; is it spelt right?"
     assert not failure.final
 

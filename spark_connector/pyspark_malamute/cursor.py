@@ -1,0 +1,83 @@
+"""A query's cursor at the broker: where the operator sees how far the query is.
+
+Owns what option cursor does. The rules: the cursor names what is in the sink, and is never read
+back, for the checkpoint alone says where the query goes on; it moves forward only; a pin keeps
+what the query has not read, up to a bound, so that a dead query stops no ring.
+Source: SPEC.md, section 4 (cursors) and section 13.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from malamute_protocol.errors import BrokerRefused
+from malamute_py.client.position import Position
+from malamute_py.client.sync.client import SyncClient
+from pyspark_malamute.links import Broker
+from pyspark_malamute.offsets import StreamOffset
+from pyspark_malamute.options import SourceOptions
+from pyspark_malamute.streams import together
+
+LOG = logging.getLogger("pyspark_malamute")
+
+
+class QueryCursor:
+    """The cursor of one name in each stream of a query."""
+
+    def __init__(self, broker: Broker, options: SourceOptions) -> None:
+        self._broker = broker
+        self._options = options
+        self._at: dict[str, StreamOffset] = {}
+        """Where this process has created, found or moved it."""
+
+    def open(self, offsets: Mapping[str, StreamOffset]) -> None:
+        """Create the cursor, and pin it, in streams where this process has not yet.
+
+        Raises SourceUnavailable: the broker refuses that.
+        """
+        fresh = {name: at for name, at in offsets.items() if name not in self._at}
+        if self._options.cursor and fresh:
+            together(lambda name: self._create(name, fresh[name]), fresh)
+            self._at.update(fresh)
+
+    def move(self, offsets: Mapping[str, StreamOffset]) -> None:
+        """Have it stand where a batch ended that is in the sink. Raises SourceUnavailable."""
+        moved = {
+            name: at
+            for name, at in offsets.items()
+            if at.offset > self._at.get(name, StreamOffset("", 0, 0)).offset
+        }
+        if self._options.cursor and moved:
+            together(lambda name: self._move(name, moved[name]), moved)
+            self._at.update(moved)
+
+    def _create(self, name: str, at: StreamOffset) -> None:
+        pin = self._options.cursor_pin_bytes
+        settings: dict[str, Any] = {"description": "moved by a Spark query"}
+        if pin:
+            settings |= {"pin": True, "pin_bytes_max": pin}
+
+        def edit(client: SyncClient) -> None:
+            cursor = client.cursor(name, self._options.cursor)
+            cursor.edit(settings, start=_position(at))
+
+        doing = "pin a cursor" if pin else "make a cursor"
+        self._broker.ask(doing, edit, self._options.of(name))
+
+    def _move(self, name: str, at: StreamOffset) -> None:
+        def move(client: SyncClient) -> None:
+            try:
+                client.cursor(name, self._options.cursor).move(_position(at))
+            except BrokerRefused as error:
+                if error.code != "conflict":
+                    raise
+                LOG.info("malamute source: cursor '%s' of stream '%s' stays where it is: %s",
+                         self._options.cursor, name, error)  # fmt: skip
+
+        self._broker.ask("move a cursor", move, self._options.of(name))
+
+
+def _position(at: StreamOffset) -> Position:
+    return Position(bytes.fromhex(at.stream), at.epoch, at.offset)

@@ -1,0 +1,142 @@
+"""One stream of a query, as the driver knows it.
+
+Owns how far a batch reaches in one stream, and the tasks that read it. The rules: a batch ends
+where the caps say, and nothing advances for records that do not match, unless they are many or
+retention comes near; a position that the broker refuses ends the query by name.
+Source: SPEC.md, PLAN_READ; spark_connector/README.md.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from malamute_py.client.facts import ReadPlan
+from pyspark_malamute.links import Broker
+from pyspark_malamute.offsets import StreamOffset, check_stream
+from pyspark_malamute.options import SourceOptions
+from pyspark_malamute.planning import Range, ask_plan, check_plan, joined, ranges
+
+FAR: Final = 1 << 20
+"""Offsets that did not match, after which a query advances past them with an empty batch."""
+
+
+class Caps(NamedTuple):
+    """What a batch may have of a stream; 0: any number."""
+
+    records: int = 0
+    bytes: int = 0
+
+
+class OneStream:
+    """Plans of one stream of a query."""
+
+    def __init__(self, broker: Broker, options: SourceOptions) -> None:
+        """options: those of the query for this stream."""
+        self._broker = broker
+        self._options = options
+        self.plan: ReadPlan | None = None
+        """The newest plan."""
+        self.lost = 0
+        """Records that could not be read any more when this process planned for them."""
+        self._planned: tuple[int, int, ReadPlan] | None = None
+        """Start and end of the newest batch, and its plan, for tasks()."""
+        self._empty: tuple[int, int] = (-1, -1)
+        """Nothing matches from the first of these offsets up to the second."""
+
+    def next_end(self, begin: StreamOffset, caps: Caps, target: int | None) -> StreamOffset | None:
+        """The end of a batch from `begin`; None: nothing is to be read yet.
+
+        target: nothing at or beyond it is read. The broker is asked even when the target is
+        reached: the stream may have been recreated or rewound.
+        """
+        start = self._start(begin)
+        plan = self._plan_batch(begin, start, caps, target)
+        if plan.rewound:
+            self._empty = (-1, -1)
+            self.lost += begin.offset - plan.from_offset
+            return begin._replace(epoch=plan.epoch, offset=plan.from_offset)
+        # The broker counts records only under a cap of records.
+        matches = plan.records and plan.bytes
+        if matches or _is_far(begin.offset, plan):
+            if begin.epoch:
+                self.lost += max(0, min(plan.first, plan.to_offset) - start)
+            self._planned = (begin.offset, plan.to_offset, plan)
+            return begin._replace(epoch=plan.epoch, offset=plan.to_offset)
+        self._empty = (begin.offset, plan.to_offset)
+        return None
+
+    def records_after(self, begin: StreamOffset, most: int) -> int:
+        """How many selected records there are for a batch, counted up to `most`."""
+        plan = self._plan_batch(begin, self._start(begin), Caps(most), None)
+        return most if plan.rewound else plan.records
+
+    def is_still_at(self, begin: StreamOffset, stream: str, tail: int) -> bool:
+        """Whether a stream with this uuid and tail has nothing that was not looked at."""
+        return stream == begin.stream and tail == self._start(begin)
+
+    def tasks(self, begin: StreamOffset, stop: StreamOffset, *, proven: bool) -> list[Range]:
+        """The tasks of a batch; after a restart of one that the checkpoint knows of."""
+        if begin.offset >= stop.offset:
+            return []
+        options, broker = self._options, self._broker
+        planned, self._planned = self._planned, None
+        if planned is not None and planned[:2] == (begin.offset, stop.offset):
+            plan = planned[2]
+        else:
+            plan = ask_plan(broker, options, begin.offset, begin.epoch, end=stop.offset)
+            check_stream(begin, plan.stream.hex(), options)
+            check_plan(broker, options, plan, begin.offset, begin.epoch)
+            self.plan = plan
+        first = max(plan.from_offset, plan.first)
+        return ranges(broker, options, plan, first, stop.offset, proven=proven)
+
+    def _start(self, begin: StreamOffset) -> int:
+        """Where to plan from: after what is known not to match."""
+        known, empty_to = self._empty
+        return max(begin.offset, empty_to) if known == begin.offset else begin.offset
+
+    def _plan_batch(
+        self, begin: StreamOffset, start: int, caps: Caps, target: int | None
+    ) -> ReadPlan:
+        """A plan from `start` up to what the caps admit, which may take several questions."""
+        plan = self._ask(begin, start, caps, target)
+        while (
+            plan.records < caps.records
+            and not plan.rewound
+            and plan.to_offset < (plan.tail if target is None else min(target, plan.tail))
+            and (not caps.bytes or plan.bytes < caps.bytes)
+        ):
+            left = Caps(caps.records - plan.records, caps.bytes and caps.bytes - plan.bytes)
+            more = self._ask(begin, plan.to_offset, left, target)
+            if more.rewound or more.to_offset <= plan.to_offset:
+                break
+            plan = joined(plan, more, self._options.split_bytes)
+        self.plan = plan
+        return plan
+
+    def _ask(self, begin: StreamOffset, start: int, caps: Caps, target: int | None) -> ReadPlan:
+        """A plan from `start` on for the batch after `begin`, checked."""
+        plan = ask_plan(
+            self._broker,
+            self._options,
+            start,
+            begin.epoch,
+            end=target,
+            records_max=caps.records,
+            bytes_max=caps.bytes,
+        )
+        check_stream(begin, plan.stream.hex(), self._options)
+        check_plan(self._broker, self._options, plan, start, begin.epoch)
+        return plan
+
+
+def _is_far(offset: int, plan: ReadPlan) -> bool:
+    """Whether to advance past records that do not match.
+
+    Either they are many, or retention has begun and comes near: a position that the log
+    no longer has looks like lost records after a restart.
+    """
+    skipped = plan.to_offset - offset
+    held = plan.tail - plan.first
+    near = plan.first > 0 and offset - plan.first < held // 2 and skipped > held // 8
+    return skipped >= FAR or (near and skipped > 0)

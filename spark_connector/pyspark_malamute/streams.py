@@ -1,0 +1,84 @@
+"""The streams of a query: which there are, and questions about many of them at once.
+
+Owns the names that the options select. The rules: one question tells which streams there are and
+how far each reaches; questions about several streams are under way together.
+Source: SPEC.md, LIST_STREAMS.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import takewhile
+from typing import Final, TypeVar
+
+from malamute_py.client.facts import StreamFacts
+from pyspark_malamute.errors import SourceUnavailable
+from pyspark_malamute.links import Broker
+from pyspark_malamute.options import SourceOptions
+
+_AT_ONCE: Final = 8
+"""Questions that are under way together; the broker answers them one by one."""
+_LITERAL: Final = re.compile(r"[A-Za-z0-9_:@=/-]*")
+"""The beginning of an expression that stands for itself."""
+
+Answer = TypeVar("Answer")
+
+
+def find_streams(broker: Broker, options: SourceOptions) -> dict[str, StreamFacts]:
+    """The streams that the options select, and how far each reaches.
+
+    Raises SourceUnavailable: a stream that is named is not there.
+    """
+    prefix = _prefix(options)
+    listed = broker.ask("list the streams", lambda client: client.list_streams(prefix))
+    found = {facts.name: facts for facts in listed}
+    if options.streams_pattern:
+        expression = re.compile(options.streams_pattern)
+        return {name: facts for name, facts in found.items() if expression.fullmatch(name)}
+    missing = next((name for name in options.streams if name not in found), None)
+    if missing is not None:
+        raise SourceUnavailable(
+            f"malamute source: there is no stream '{missing}' at {', '.join(options.endpoints)} "
+            "that this identity may read. Correct option 'streams', or create it: malamute stream "
+            f"create {missing}"
+        )
+    return {name: found[name] for name in options.streams}
+
+
+def gone(offsets: Iterable[str], found: Mapping[str, object], options: SourceOptions) -> set[str]:
+    """Names of a checkpoint's streams that the options still select and that are not there."""
+    if not options.streams_pattern:
+        return set()
+    expression = re.compile(options.streams_pattern)
+    return {name for name in offsets if name not in found and expression.fullmatch(name)}
+
+
+def together(ask: Callable[[str], Answer], names: Iterable[str]) -> dict[str, Answer]:
+    """The answer for each of several streams, asked for at the same time."""
+    wanted = list(names)
+    if len(wanted) < 2:
+        return {name: ask(name) for name in wanted}
+    pool = ThreadPoolExecutor(min(_AT_ONCE, len(wanted)), "malamute-plan")
+    try:
+        return dict(zip(wanted, pool.map(ask, wanted), strict=True))
+    finally:
+        # Without waiting: where one fails, the others may wait for an absent broker.
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _prefix(options: SourceOptions) -> str:
+    """What the names of all selected streams begin with."""
+    if not options.streams_pattern:
+        least, greatest = min(options.streams), max(options.streams)
+        pairs = zip(least, greatest, strict=False)
+        return "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    expression = options.streams_pattern
+    if "|" in expression:
+        return ""
+    found = _LITERAL.match(expression)
+    literal = found[0] if found else ""
+    follows = expression[len(literal) : len(literal) + 1]
+    # A quantifier belongs to the last character before it.
+    return literal[:-1] if follows in ("*", "?", "{") else literal
