@@ -33,6 +33,8 @@ class MappedBatch(Batch):
         """segment: the mapping that `content` lies in. rows: as of Batch."""
         super().__init__(stamp, content, rows)
         self.segment = segment
+        self.told = False
+        """Overwritten was raised for it."""
         self._copy: Batch | None = None
 
     @property
@@ -47,6 +49,7 @@ class MappedBatch(Batch):
     def check(self) -> None:
         """Raise Overwritten unless everything taken from the views until now was right."""
         if not self.segment.intact():
+            self.told = True
             raise Overwritten(self.stamp.base_offset, self.stamp.next_offset)
 
     def copy(self) -> Batch:
@@ -57,6 +60,7 @@ class MappedBatch(Batch):
             data = memoryview(bytes(self.segment.view[begin : begin + stamp.size]))
             found = check(data, stamp.lsn, 0)
             if not isinstance(found, Found) or not found.content_good or found.stamp != stamp:
+                self.told = True
                 raise Overwritten(stamp.base_offset, stamp.next_offset)
             self._copy = Batch(stamp, Content(data[stamp.stamp_bytes :]), self.rows)
         return self._copy

@@ -211,7 +211,7 @@ class Reading:
         views were looked at (a copy of it was not); GapError when strict; StreamRemoved; OSError.
         """
         last, self._last = self._last, None
-        if last is not None and not last.copied:
+        if last is not None and not (last.copied or last.told):
             last.check()
         deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
         while True:

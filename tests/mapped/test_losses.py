@@ -106,9 +106,21 @@ def test_a_view_that_was_overwritten_is_never_taken_for_good(log: Log, reader: L
         list(batch.records())
     with pytest.raises(Overwritten):
         batch.to_arrow()
-    with pytest.raises(Overwritten):
-        reading.next_batch(0)
     # The reading goes on behind it.
+    assert records(reading)[-1] == filled(LAP + 19, LAP + 20)[0]
+
+
+def test_the_next_batch_is_not_given_before_the_last_one_was_looked_at_again(
+    log: Log, reader: LogReader
+) -> None:
+    trades = log.create("trades")
+    log.fill(trades, 20)
+    reading = reader.read("trades", on_notice=Noted().append)
+    batch, _ = held(reading, log)
+    assert len(batch.content) == 1
+    lap(log, trades)
+    with pytest.raises(Overwritten, match="offsets 0 to 0"):
+        reading.next_batch(0)
     assert records(reading)[-1] == filled(LAP + 19, LAP + 20)[0]
 
 
