@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -35,6 +35,9 @@ _KEYS: Final = _arrow.list_(_arrow.string())
 _FIELDS: Final = _arrow.map_(_arrow.string(), _arrow.string())
 _TIME: Final = _arrow.timestamp("ms", tz="UTC")
 _BLOBS: Final = _arrow.list_(_arrow.binary())
+_NO_PROPERTIES: Final = _arrow.array([], _arrow.binary())
+_ALIKE_MAX: Final = 8
+"""Columns that are kept because many batches have the same: 256 KiB for 65,536 records."""
 _BROKEN: Final = (
     pa.ArrowException, OSError, EOFError, ValueError, OverflowError, MemoryError, struct.error,
 )  # fmt: skip
@@ -130,7 +133,7 @@ def to_arrow(
         body = _arrow.Array.from_buffers(
             _BLOBS, n, [None, _arrow.py_buffer(bounds)], children=[body]
         )
-    properties = _arrow.array(maps, _arrow.binary())
+    properties = _arrow.array(maps, _arrow.binary()) if maps else _NO_PROPERTIES
     if decode:
         _check_spread(property_codes, n, list(map(len, maps)), "properties")
         if content.table.fieldmaps:
@@ -138,7 +141,7 @@ def to_arrow(
     by_subject = _indices(subject_codes, n, subjects)
     columns = [
         _arrow.Array.from_buffers(_arrow.int64(), n, [None, _arrow.py_buffer(offsets)]),
-        _times(appended, n, NO_TIME),
+        _arrow.Array.from_buffers(_TIME, n, [None, _arrow.py_buffer(appended)]),
         _times(content.client_times, n, NO_TIME),
         _times(content.expiries, n, 0),
         _column(by_subject, subjects, decode),
@@ -252,9 +255,21 @@ def _binary(offsets: Array, blob: Any) -> Any:
     return _arrow.Array.from_buffers(_arrow.binary(), len(offsets) - 1, buffers)
 
 
+@lru_cache(maxsize=_ALIKE_MAX)
+def _nulls(count: int, kind: Any) -> Any:
+    """A column without a value, which all batches of so many records share."""
+    return _arrow.nulls(count, kind)
+
+
+@lru_cache(maxsize=_ALIKE_MAX)
+def _firsts(count: int) -> Any:
+    """Indices of the first entry, which all batches of so many records share."""
+    return _arrow.array(np.zeros(count, np.int32))
+
+
 def _times(times: Array | None, count: int, none: int) -> Any:
     if times is None:
-        return _arrow.nulls(count, _TIME)
+        return _nulls(count, _TIME)
     present = times != none
     validity = None
     if not present.all():
@@ -265,9 +280,9 @@ def _times(times: Array | None, count: int, none: int) -> Any:
 def _indices(codes: Array | None, count: int, values: Any) -> Any:
     """int32 indices of a dictionary column; null where a code is -1 or nothing is to index."""
     if not len(values):
-        return _arrow.nulls(count, _arrow.int32())
+        return _nulls(count, _arrow.int32())
     if codes is None:
-        codes = np.zeros(count, np.int32)
+        return _firsts(count)
     present = codes >= 0
     validity = None
     if not present.all():
