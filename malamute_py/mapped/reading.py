@@ -52,6 +52,8 @@ _POLL_S: Final = 0.002
 _ADVANCES_MAX: Final = 64
 """Steps to the end of the log before reading begins: one for each damage, and a writer goes on."""
 _BOUNDS: Final = "removed to keep the log within its bounds"
+_THOROUGH: Final = 16
+"""Every so many looks at the end find out why nothing follows."""
 _CATALOGUE_S: Final = 0.25
 """How often it is looked whether the stream is still there."""
 
@@ -92,6 +94,8 @@ class Reading:
         self._closed = False
         self._looked = time.monotonic()
         self._epoch = 0
+        self._idle = 0
+        """Looks at the end in vain since the caller asked."""
         self._why: Lost | None = None
         self._last: MappedBatch | None = None
         self._waiting: deque[Batch | GapNotice | RewoundNotice] = deque()
@@ -103,7 +107,9 @@ class Reading:
                 break
         self._turns = tail.turns
         self._floor = self._read_floor()
-        stop = next_offset(segments, entry.number, self._bound)
+        stop = 0
+        if request.until or request.start[0] != StartKind.EARLIEST:
+            stop = next_offset(segments, entry.number, self._bound)
         self._until_lsn = self._bound if request.until else END
         self._end = min(END if request.end is None else request.end, stop if request.until else END)
         self._next = self._handed = self._begin(request.start, stop)
@@ -213,6 +219,7 @@ class Reading:
         last, self._last = self._last, None
         if last is not None and not (last.copied or last.told):
             last.check()
+        self._idle = 0
         deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
         while True:
             while self._waiting:
@@ -299,7 +306,7 @@ class Reading:
 
     def _renew(self) -> bool:
         """Go on with what came since; False: nothing did."""
-        self._tail.advance()
+        self._tail.advance(thorough=self._idle % _THOROUGH == 0)
         if self._tail.turns != self._turns:
             self._turns = self._tail.turns
             stop = next_offset(self._segments, self._entry.number, self._tail.end_lsn)
@@ -308,7 +315,9 @@ class Reading:
                 self._next = stop
             self._go_to(self._next)
         if self._at.lsn >= self._bound:
+            self._idle += 1
             return False
+        self._idle = 0
         self._floor = self._read_floor()
         if self._floor > self._next:
             self._lose(self._floor, "retention", _BOUNDS)

@@ -25,6 +25,7 @@ from malamute_py.journal.layout import (
     Closed,
     RingMeta,
     index_name,
+    index_number,
     read_segment_header,
     segment_name,
     segment_number,
@@ -33,7 +34,7 @@ from malamute_py.journal.marks import read_mark
 from malamute_py.journal.storage import FileStorage, open_regular, read_file
 from malamute_py.journal.types import SEGMENT_HEADER_BYTES
 
-MAPS_MAX: Final = 4
+MAPS_MAX: Final = 8
 """Mappings held of one ring beside those that somebody's batches lie in."""
 _INDEXES_MAX: Final = 4
 _HEADER_BYTES: Final = 128
@@ -135,11 +136,14 @@ class Segments:
 
     def numbers(self) -> list[int]:
         """Numbers of the files that are there, ascending; none when the ring was removed."""
+        numbers = map(segment_number, self._names())
+        return sorted(number for number in numbers if number is not None)
+
+    def _names(self) -> list[str]:
         try:
-            names = self.storage.names()
+            return self.storage.names()
         except FileNotFoundError:
             return []
-        return sorted(number for number in map(segment_number, names) if number is not None)
 
     def map(self, number: int) -> SegmentMap | None:
         """The segment's file; None: it is not there (any more), or was not begun.
@@ -201,20 +205,20 @@ class Segments:
                 self._indexes.popitem(last=False)
         return found
 
-    def proven(self, number: int) -> int:
-        """Everything before this position was synced, by what stands beside a segment's batches.
+    def proven(self) -> int:
+        """Everything before this position was synced, by what stands beside the batches.
 
-        The file `closed`, the header of the next segment, and the segment's own index say so.
+        The file `closed`, the headers of the newest segments, and the newest index say so.
         """
         closed = read_mark(self.storage, CLOSED_FILE, Closed)
         lsn = closed.end_lsn if closed is not None and closed.ring == self.uuid else 0
-        for near in (number, number + 1):
-            segment = self.map(near)
+        for number in self.numbers()[-2:]:
+            segment = self.map(number)
             header = None if segment is None else read_segment_header(segment.header)
             lsn = max(lsn, 0 if header is None else header.synced_lsn)
-        if self.index(number) is not None:
-            lsn = max(lsn, (number + 1) * self.segment_bytes)
-        return lsn
+        # An index is written once its whole segment is synced.
+        indexed = [number for number in map(index_number, self._names()) if number is not None]
+        return max(lsn, (max(indexed) + 1) * self.segment_bytes if indexed else 0)
 
     def forget(self) -> None:
         """Drop what is cached: other files may stand under the names."""

@@ -15,7 +15,6 @@ from typing import Final
 from malamute_protocol.stamp import LAST_OF_BUNDLE, PADDING, STAMP_BYTES, Stamp
 from malamute_py.journal.check import Found, candidates, check, content_fault, is_begun
 from malamute_py.journal.directory import EPOCH_FILE, Epoch
-from malamute_py.journal.layout import read_segment_header
 from malamute_py.journal.marks import read_mark
 from malamute_py.journal.storage import FileStorage
 from malamute_py.journal.types import SEGMENT_HEADER_BYTES
@@ -25,7 +24,7 @@ _ANY_BUNDLE: Final = -1
 """Bundles may go on whose beginning was not seen."""
 _NO_BUNDLE: Final = -2
 """The next batch begins one."""
-_LOOKS: Final = 1 << 14
+_LOOKS: Final = 1 << 11
 """Looks in vain after which the rest of a segment is searched, whatever lies at this place."""
 
 
@@ -52,31 +51,37 @@ class RingTail:
         self._opening = self._read_opening()
         self._begin()
 
-    def advance(self) -> bool:
-        """Take in what was written since; True when there was anything."""
+    def advance(self, *, thorough: bool = True) -> bool:
+        """Take in what was written since; True when there was anything.
+
+        thorough: where nothing follows, find out why: a dozen system calls.
+        """
         before = self.end_lsn, self.synced_lsn, self.turns
         self._walk()
-        while (self.end_lsn, self.synced_lsn, self.turns) == before and self._look_around():
-            self._walk()
+        if thorough:
+            while (self.end_lsn, self.synced_lsn, self.turns) == before and self._look_around():
+                self._walk()
         changed = (self.end_lsn, self.synced_lsn, self.turns) != before
-        self._looks = 0 if changed else self._looks + 1
+        self._looks = 0 if changed else self._looks + thorough
         return changed
 
     def _begin(self) -> None:
-        """Stand at the beginning of the newest segment that has been begun."""
+        """Stand at the beginning of a segment from which on the log is to be walked.
+
+        That is the newest one that begins where the log is known to have come: what lies behind
+        may be left over from before a crash, and only a walk tells.
+        """
         self._bundle, self._epoch = _ANY_BUNDLE, 0
-        numbers = self._segments.numbers()
-        for number in reversed(numbers):
+        size, numbers = self._segments.segment_bytes, self._segments.numbers()
+        self.synced_lsn = self._segments.proven()
+        known = [number for number in numbers if number * size <= self.synced_lsn]
+        for number in reversed(known or numbers):
             segment = self._segments.map(number)
             stamp = None if segment is None else segment.stamp(SEGMENT_HEADER_BYTES)
-            if segment is not None and isinstance(stamp, Stamp):
+            if isinstance(stamp, Stamp):
                 self._begin_lsn, self.end_lsn = stamp.lsn, stamp.bundle_lsn
-                header = read_segment_header(segment.header)
-                self.synced_lsn = 0 if header is None else header.synced_lsn
                 return
-        lowest = numbers[0] if numbers else 0
-        self._begin_lsn = self.end_lsn = lowest * self._segments.segment_bytes
-        self.synced_lsn = 0
+        self._begin_lsn = self.end_lsn = numbers[0] * size if numbers else 0
 
     def _walk(self) -> None:
         """Go on as far as the batches follow on one another."""
@@ -144,7 +149,7 @@ class RingTail:
                 self._turn()
                 return True
             return False
-        proven = self._segments.proven(number)
+        proven = self._segments.proven()
         if proven > self.synced_lsn:
             # Then a bundle may do without its end: the next walk tells what is damage.
             self.synced_lsn = proven

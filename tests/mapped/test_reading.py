@@ -238,6 +238,37 @@ def test_a_broker_that_is_started_anew_is_followed(log: Log, reader: LogReader) 
         assert records(reading) == filled(begin, begin + 10)
 
 
+@pytest.mark.parametrize("opened_before", [False, True])
+def test_an_end_that_a_recovery_dropped_is_not_read(log: Log, opened_before: bool) -> None:
+    """A power loss left a hole, and whole bundles behind it, in the next segment, too."""
+    from malamute_py.journal import open_reader
+    from tests.journal.rings import HEAD, S
+
+    trades = log.create("trades")
+    log.tidy()
+    log.fill(trades, 48)
+    hole = log.ring("main").end_lsn
+    log.fill(trades, 20)
+    assert log.ring("main").end_lsn > S + HEAD, "the tail goes on in the next segment"
+    log.journal._release()
+    with (log.path / "rings/main/000000000000.seg").open("r+b") as file:
+        file.seek(hole)
+        file.write(bytes(400))
+    if not opened_before:
+        log.open()
+    with open_reader(log.path) as reader:
+        reading = reader.read("trades", strict=True)
+        assert records(reading) == filled(0, 48)
+        if opened_before:
+            log.open()
+            assert records(reading) == []
+        assert log.next(trades) == 48
+        for _ in range(20):
+            begin = log.next(trades)
+            log.fill(trades, 3)
+            assert records(reading) == filled(begin, begin + 3)
+
+
 def test_the_names_of_streams_are_found_when_many_segments_lie_behind_them(log: Log) -> None:
     from malamute_py.journal import open_reader
 
