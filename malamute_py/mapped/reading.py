@@ -13,10 +13,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from malamute_protocol.batch import Batch, Record
-from malamute_protocol.commands import StartKind
+from malamute_protocol.commands import Start, StartKind
 from malamute_protocol.errors import BatchError, LocalProtocolError, Timeout
 from malamute_protocol.pattern import Pattern
 from malamute_protocol.stamp import parse_message_id
@@ -33,6 +33,7 @@ from malamute_py.mapped.streams import Catalogue, StreamEntry
 from malamute_py.mapped.tail import RingTail
 from malamute_py.mapped.walk import (
     END,
+    Choose,
     Found,
     Lost,
     Passed,
@@ -62,8 +63,7 @@ class Request(NamedTuple):
     """What the caller asked for, as of LogReader.read()."""
 
     pattern: Pattern
-    start: list[Any]
-    """In wire form."""
+    start: Start
     visibility: ReadVisibility
     end: int | None
     until: Until
@@ -132,7 +132,7 @@ class Reading:
             return min(tail.end_lsn, tail.synced_lsn)
         return tail.end_lsn
 
-    def _begin(self, start: list[Any], stop: int) -> int:
+    def _begin(self, start: Start, stop: int) -> int:
         """The offset to begin with. Raises LocalProtocolError."""
         kind, *arguments = start
         if kind == StartKind.EARLIEST:
@@ -170,7 +170,9 @@ class Reading:
 
     def _at_time(self, time_ms: int, inclusive: bool, stop: int) -> int:
         least = time_ms if inclusive else time_ms + 1
-        walk = self._walk(lambda index, entries: entries.rows["last_time"] >= least, contents=False)
+        walk = self._walk(
+            lambda index, entries: (entries.rows["last_time"] >= least).tolist(), contents=False
+        )
         for step in walk.run(self._bound):
             if isinstance(step, Found) and step.stamp.append_time_ms >= least:
                 return step.stamp.base_offset
@@ -178,7 +180,9 @@ class Reading:
 
     def _at_client_time(self, time_ms: int, inclusive: bool, stop: int) -> int:
         least = time_ms if inclusive else time_ms + 1
-        walk = self._walk(lambda index, entries: entries.rows["client_max"] >= least, contents=True)
+        walk = self._walk(
+            lambda index, entries: (entries.rows["client_max"] >= least).tolist(), contents=True
+        )
         for step in walk.run(self._bound):
             if isinstance(step, Found) and step.content().head.client_time_max_ms >= least:
                 times = step.content().client_times
@@ -187,7 +191,7 @@ class Reading:
                     return step.stamp.base_offset + int(hits[0])
         return stop
 
-    def _walk(self, choose: Any, *, contents: bool) -> Walk:
+    def _walk(self, choose: Choose, *, contents: bool) -> Walk:
         """Go through the stream from its beginning."""
         lsn, first = begin_of(self._segments, self._entry.number, self._floor)
         return Walk(
@@ -257,7 +261,7 @@ class Reading:
             elif isinstance(step, Passed):
                 self._next = max(self._next, min(step.next, self._end))
             elif step.next > self._next:
-                self._lose(min(step.next, self._end), step.code, step.reason)
+                self._lose(step.next, step.code, step.reason)
             else:
                 self._why = step
             if self._next >= self._end:
@@ -266,7 +270,7 @@ class Reading:
                 return True
         if self._next < self._end and self._at.lsn < self._until_lsn:
             return self._renew()
-        self._lose(self._end, "damaged", "the batches are not in the ring")
+        self._miss(self._end)
         self._closed = True
         return True
 
@@ -275,9 +279,7 @@ class Reading:
         stamp = found.stamp
         base, after = stamp.base_offset, min(stamp.next_offset, self._end)
         if base > self._next:
-            why = self._why
-            code, reason = (why.code, why.reason) if why else ("damaged", "it is not in the ring")
-            self._lose(min(base, self._end), code, reason)
+            self._miss(base)
         offsets = max(self._next, self._floor), self._end
         batch: MappedBatch | None = None
         try:
@@ -345,9 +347,15 @@ class Reading:
             return 0
         return trims.first.get(self._entry.number, 0)
 
+    def _miss(self, to_offset: int) -> None:
+        """Nothing was found of the offsets up to here."""
+        why = self._why or Lost("damaged", "the batches are not in the ring")
+        self._lose(to_offset, why.code, why.reason)
+
     def _lose(self, to_offset: int, code: str, reason: str) -> None:
         """Offsets up to here cannot be had."""
         self._why = None
+        to_offset = min(to_offset, self._end)
         begin, self._next = self._next, max(self._next, to_offset)
         if begin < to_offset:
             self._note(GapNotice(begin, to_offset, code, reason))

@@ -5,6 +5,7 @@ The rule that all of it holds to: a record is right, or its loss has a name.
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import random
@@ -224,6 +225,46 @@ def test_a_reader_beside_a_writer_gives_right_records_and_names_all_others(tmp_p
     missed = [offset for begin, end, _ in notes.gone() for offset in range(begin, end)]
     assert sorted(offsets + missed) == list(range(total))
     assert missed
+
+
+def test_a_reading_up_to_the_tail_that_is_overtaken_ends_with_what_it_missed(
+    log: Log, reader: LogReader
+) -> None:
+    trades, notes = log.create("trades"), Noted()
+    log.fill(trades, 40)
+    reading = reader.read("trades", until="tail", on_notice=notes.append)
+    for _ in range(10):
+        reading.next_batch(0)
+    lap(log, trades)
+    with pytest.raises(Overwritten):
+        reading.next_batch(0)
+    assert records(reading) == []
+    assert notes.gone() == [(10, 40, "retention")]
+    assert reading.next_batch(0) is None
+
+
+def test_a_file_that_cannot_be_opened_for_the_moment_is_read_later(
+    log: Log, reader: LogReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trades = log.create("trades")
+    log.fill(trades, 120)
+    reading = reader.read("trades", strict=True)
+    seen = [record.body for record in reading.next_batch(0) or ()]
+    reading._segments.forget()
+
+    def full(path: object, flags: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def go_on() -> None:
+        for batch in batches(reading):
+            seen.extend(batch.bodies())
+
+    with monkeypatch.context() as patch:
+        patch.setattr("malamute_py.mapped.segments.open_regular", full)
+        with pytest.raises(OSError, match="Too many open files"):
+            go_on()
+    go_on()
+    assert seen == [body_at(offset) for offset in range(120)]
 
 
 # --- what retention removed -------------------------------------------------------------------
