@@ -102,9 +102,11 @@ class Reading:
         """To be handed over, in order."""
         self._given: dict[int, MappedBatch] = {}
         """A batch of each segment in which views of the last to_arrow() lie."""
+        quiet = 0
         for _ in range(_ADVANCES_MAX):
-            if not tail.advance():
-                break
+            quiet = 0 if tail.advance() else quiet + 1
+            if quiet == 2:
+                break  # at the second look in vain later batches were asked, too
         self._turns = tail.turns
         self._floor = self._read_floor()
         stop = 0

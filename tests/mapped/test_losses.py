@@ -342,6 +342,37 @@ def test_damage_at_the_end_of_a_stopped_log_is_named_too(tmp_path: Path) -> None
     assert notes.gone() == [(10, 11, "damaged")]
 
 
+def test_damage_that_only_a_later_batch_proves_is_stepped_over(tmp_path: Path) -> None:
+    """The broker was killed: nothing but the stamps behind it says that the place was synced."""
+    log, notes = Log(tmp_path / "data", SETTINGS), Noted()
+    trades = log.create("trades")
+    log.fill(trades, 10)
+    begin = log.ring("main").end_lsn
+    log.fill(trades, 3)
+    log.ring("main").sync()
+    log.fill(trades, 3)
+    log.journal._release()
+    flip(log, begin + 400)
+    with open_reader(log.path) as reader:
+        reading = reader.read("trades", until="tail", on_notice=notes.append)
+        assert records(reading) == filled(0, 10) + filled(11, 16)
+    assert notes.gone() == [(10, 11, "damaged")]
+
+
+def test_a_torn_end_is_no_damage(tmp_path: Path) -> None:
+    log, notes = Log(tmp_path / "data", SETTINGS), Noted()
+    trades = log.create("trades")
+    log.fill(trades, 10)
+    begin = log.ring("main").end_lsn
+    log.fill(trades, 1)
+    log.journal._release()
+    flip(log, begin + 400)
+    with open_reader(log.path) as reader:
+        reading = reader.read("trades", until="tail", on_notice=notes.append)
+        assert records(reading) == filled(0, 10)
+    assert notes == []
+
+
 def test_a_segment_that_is_missing_amid_others_is_damage(tmp_path: Path) -> None:
     log, notes = Log(tmp_path / "data", SETTINGS), Noted()
     trades = log.create("trades")
