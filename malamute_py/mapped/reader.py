@@ -68,8 +68,8 @@ class LogReader:
 
         pattern, start, visibility, end, until, client_time, strict, on_notice: as of
         Client.subscribe(). start knows neither FromCursor nor LastPerSubject. Without `end` and
-        until="tail" the reading follows what is written, at most 2 ms behind it; "durable" follows
-        what the files say is synced, which they say with the next batch or once the ring rests.
+        until="tail" the reading follows what is written, which it looks for each 2 ms; "durable"
+        follows what the files say is synced: by the next batch, or once the ring rests.
         copy: batches own their bytes. By default they are views of the broker's files: right when
         they are handed out, until the ring comes round; that is checked when the next one is asked
         for, by MappedBatch.check(), and for tables by Reading.check().
