@@ -1,8 +1,9 @@
-"""`malamute journal ...`: look into the files of a stopped broker.
+"""`malamute journal ...`: look into the files of a broker.
 
 Owns the words for findings and the exit codes: 1 when anything is damaged. The rules:
 nothing is changed; a directory that a broker has open is refused politely, since what is
-read would change under the reading. Source: FORMAT.md, section 10.
+looked into would change meanwhile, by all but `read`, which is made for that. Source:
+FORMAT.md, sections 8 and 10.
 """
 
 from __future__ import annotations
@@ -17,14 +18,25 @@ import typer
 
 from malamute_py.cli import output
 from malamute_py.cli.commands import group, say
-from malamute_py.cli.failures import FAILED, LOST, USAGE, CommandFailed
+from malamute_py.cli.failures import FAILED, INTERRUPTED, LOST, USAGE, CommandFailed
+from malamute_py.cli.linking import uninterrupted
 from malamute_py.cli.output import Cell, Column
 from malamute_py.cli.progress import Progress
-from malamute_py.cli.records import as_object, body_of
-from malamute_py.cli.values import count_text, is_offset, iso_text, size_text, time_ms, time_text
+from malamute_py.cli.records import RecordWriter, as_object, body_of
+from malamute_py.cli.subscribe import PATTERN_HELP, check_kind, start_point, tell_notice
+from malamute_py.cli.values import (
+    count_text,
+    duration_ms,
+    is_offset,
+    iso_text,
+    size_text,
+    time_ms,
+    time_text,
+)
 
 if TYPE_CHECKING:
     from malamute_protocol.batch import Batch
+    from malamute_py.client.session.subscription import Notice
     from malamute_py.journal.inspect import Dumped, RingStat
 
 app = group("journal")
@@ -55,7 +67,8 @@ def _stopped(directory: Path) -> None:
     if in_use(FileStorage(directory, read_only=True)):
         raise CommandFailed(
             f"{directory}: a broker has it open; stop the broker first, or ask it:"
-            " `malamute stream ls`, `malamute stream peek NAME`"
+            " `malamute stream ls`, `malamute stream peek NAME`; `malamute journal read` reads"
+            " records beside it"
         )
 
 
@@ -315,6 +328,81 @@ def repair(
         say(f"{target} is sound, and lacks what is told above; start it with malamute broker")
         return LOST
     return 0
+
+
+# --- read ----------------------------------------------------------------------------------
+
+
+@app.command(
+    "read",
+    epilog="""\b
+Examples:
+  malamute journal read malamute-data orders > bodies.txt
+  malamute journal read malamute-data orders 'orders.*.eu' --start now-1h --json
+  malamute journal read malamute-data orders --start latest --follow""",
+)
+def read(
+    directory: Directory,
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream.")],
+    pattern: Annotated[str, typer.Argument(metavar="PATTERN", help=PATTERN_HELP)] = "#",
+    start: Annotated[
+        str, typer.Option(metavar="POINT", help="earliest, latest, an OFFSET or TIME.")
+    ] = "earliest",
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")
+    ] = False,
+    count: Annotated[
+        int | None, typer.Option("--count", "-n", min=1, help="End after so many records.")
+    ] = None,
+    wait: Annotated[
+        str | None,
+        typer.Option("--timeout", metavar="DURATION", help="End when none comes for so long."),
+    ] = None,
+    durable: Annotated[
+        bool, typer.Option("--durable", help="Only what no power loss can take back.")
+    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="End at a gap (exit code 1).")] = False,
+    bodies_only: Annotated[
+        bool, typer.Option("--bodies-only", help="Only bodies, on a terminal too.")
+    ] = False,
+    with_fields: Annotated[
+        bool, typer.Option("--fields", help="Fields too; in a pipe: subject, fields, body.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines.")] = False,
+) -> int:
+    """Print records of a stream from the files, of a running broker too; it is not asked.
+
+    Exit codes: 0 everything was read; 1 something is damaged, said on standard error.
+    """
+    from malamute_py.client.session.subscription import GapNotice, cut
+    from malamute_py.journal import open_reader
+
+    check_kind(pattern)
+    timeout_ms = None if wait is None else duration_ms(wait)
+    writer = RecordWriter(as_json=as_json, bodies_only=bodies_only, with_fields=with_fields)
+    damaged = False
+
+    def tell(notice: Notice) -> None:
+        nonlocal damaged
+        damaged |= isinstance(notice, GapNotice) and notice.code == "damaged"
+        tell_notice(notice)
+
+    with open_reader(directory) as log:
+        reading = log.read(
+            stream, pattern, start=start_point(start), until="" if follow else "tail",
+            visibility="durable" if durable else "live", copy=True, strict=strict, on_notice=tell,
+        )  # fmt: skip
+        try:
+            while count is None or writer.count < count:
+                batch = reading.next_batch(timeout_ms)
+                if batch is None:
+                    break
+                left = len(batch) if count is None else min(len(batch), count - writer.count)
+                with uninterrupted():
+                    writer.write(batch if left == len(batch) else cut(batch, 0, left))
+        except KeyboardInterrupt:
+            return INTERRUPTED
+    return FAILED if damaged else 0
 
 
 # --- dump ----------------------------------------------------------------------------------

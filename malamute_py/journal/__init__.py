@@ -2,7 +2,15 @@
 
 A library of its own: append, sync, read, recover, retain. It starts no thread, reads no
 clock and logs nothing. The bytes on disk are described in FORMAT.md beside this file.
+
+One name stands above it: open_reader() is malamute_py.mapped's, which knows streams by name and
+matches patterns. It is loaded when it is asked for, and the journal itself never asks.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from malamute_py.journal.directory import Journal
 from malamute_py.journal.errors import (
@@ -41,6 +49,9 @@ from malamute_py.journal.types import (
     StreamFacts,
 )
 
+if TYPE_CHECKING:
+    from malamute_py.mapped.reader import open_reader
+
 __all__ = [
     "NO_KEYS",
     "UNINDEXED_FROM",
@@ -77,4 +88,14 @@ __all__ = [
     "StorageRefused",
     "StreamFacts",
     "Wanted",
+    "open_reader",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the reader of running brokers' logs."""
+    if name != "open_reader":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = import_module("malamute_py.mapped.reader").open_reader
+    globals()[name] = value
+    return value

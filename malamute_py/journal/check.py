@@ -134,6 +134,13 @@ def _fills(data: Any, begin: int, end: int) -> bool:
         return False
 
 
+def is_begun(data: memoryview, base_lsn: int, position: int) -> bool:
+    """Whether a stamp of this position has its magic and LSN here, whatever follows them."""
+    magic = int.from_bytes(data[position : position + 4], "little")
+    lsn = int.from_bytes(data[position + _LSN_AT : position + _LSN_AT + 8], "little")
+    return magic == STAMP_MAGIC and lsn == base_lsn + position
+
+
 def candidates(data: memoryview, base_lsn: int, position: int) -> Iterator[int]:
     """Positions after this one whose eight bytes at +16 are their own LSN: maybe batches."""
     first = (position + 8) & ~7

@@ -237,6 +237,14 @@ def unpack_file(data: bytes, kind: type[Any]) -> Any:
         return None
 
 
+def file_version(data: bytes) -> int | None:
+    """The version that a small file says it has; None when it is not one."""
+    if len(data) < _FILE.size:
+        return None
+    magic, version, _, _, _ = _FILE.unpack_from(data)
+    return version if magic == _FILE_MAGIC else None
+
+
 # --- contents of control batches -------------------------------------------------------
 
 

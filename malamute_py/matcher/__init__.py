@@ -6,7 +6,7 @@ the batches that may match. A further kind of pattern subclasses `PatternKind` a
 docs/design.md, Matching.
 """
 
-from malamute_py.matcher.candidates import HeaderIndex, SubjectLookup, candidates
+from malamute_py.matcher.candidates import ByKey, HeaderIndex, SubjectLookup, candidates
 from malamute_py.matcher.combine import (
     AllKind,
     AndKind,
@@ -36,6 +36,7 @@ for _kind in (
     install(_kind)
 
 __all__ = [
+    "ByKey",
     "Classing",
     "CompiledPattern",
     "HeaderIndex",

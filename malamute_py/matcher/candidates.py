@@ -9,7 +9,7 @@ docs/design.md, Journal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from pyroaring import BitMap
@@ -50,6 +50,43 @@ class SubjectLookup(Protocol):
 
     def subject(self, key: str) -> BitMap:
         """Return the holders of a record with just this key; where not exact, possible holders."""
+
+
+class RecordIndex(Protocol):
+    """A header index that files an entry under all keys of a record together."""
+
+    @property
+    def exact(self) -> bool:
+        """See HeaderIndex."""
+
+    def subjects(self) -> Iterable[tuple[tuple[str, ...], BitMap]]:
+        """All keys of a record, or their leading parts, and who holds such a record."""
+
+    def subject(self, key: str) -> BitMap:
+        """See SubjectLookup."""
+
+    def field(self, name: str, value: str | None) -> BitMap:
+        """See HeaderIndex."""
+
+    def everything(self) -> BitMap:
+        """See HeaderIndex."""
+
+
+class ByKey:
+    """A RecordIndex as candidates() wants it: by key."""
+
+    def __init__(self, index: RecordIndex) -> None:
+        self._index = index
+        self.exact = index.exact
+        self.field = index.field
+        self.subject = index.subject
+        self.everything = index.everything
+
+    def subjects(self) -> Iterator[tuple[str, BitMap]]:
+        """See HeaderIndex."""
+        for keys, bitmap in self._index.subjects():
+            for key in keys:
+                yield key, bitmap
 
 
 def candidates(wire: object, index: HeaderIndex) -> BitMap | None:

@@ -8,8 +8,8 @@ computes with them. Source: SPEC.md, section 5.8.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -35,6 +35,9 @@ _KEYS: Final = _arrow.list_(_arrow.string())
 _FIELDS: Final = _arrow.map_(_arrow.string(), _arrow.string())
 _TIME: Final = _arrow.timestamp("ms", tz="UTC")
 _BLOBS: Final = _arrow.list_(_arrow.binary())
+_NO_PROPERTIES: Final = _arrow.array([], _arrow.binary())
+_ALIKE_MAX: Final = 8
+"""Columns that are kept because many batches have the same: 256 KiB for 65,536 records."""
 _BROKEN: Final = (
     pa.ArrowException, OSError, EOFError, ValueError, OverflowError, MemoryError, struct.error,
 )  # fmt: skip
@@ -92,9 +95,14 @@ def table_of(pieces: list[pa.RecordBatch], *, decode: bool = False) -> pa.Table:
     return pa.Table.from_batches(pieces, schema)
 
 
-def to_arrow(batch: Delivered, *, decode: bool = False) -> pa.RecordBatch:
+def to_arrow(
+    batch: Delivered, *, decode: bool = False, unchanged: Callable[[], None] | None = None
+) -> pa.RecordBatch:
     """The delivered records of a batch.
 
+    unchanged: for bytes that another process may write over. Offsets and codes are copied then,
+    so that no later reader computes with what has changed, and this is called once they are: it
+    raises when the bytes are not what they were. Bodies and times stay views.
     Raises TypeError for Arrow bodies: read those with the stream's schema, body_to_arrow().
     Raises BatchError: the content is not what it says, or (decode) a column would get too large.
     """
@@ -103,45 +111,59 @@ def to_arrow(batch: Delivered, *, decode: bool = False) -> pa.RecordBatch:
     if head.body_kind == ARROW:
         raise TypeError("the batch's body is Arrow already: use body_to_arrow with its schema")
     content.check_codes()
+    keep = _as_it_is if unchanged is None else _copied
     n = head.count
     deltas = content.offset_deltas
     offsets = np.arange(n, dtype=np.int64) if deltas is None else deltas.astype(np.int64)
     offsets += batch.stamp.base_offset
     bodies = content.bodies()
-    blob = _arrow.py_buffer(bodies.blob)
-    body = _binary(bodies.offsets if bodies.parts is None else bodies.parts, blob)
-    if bodies.parts is not None:
-        body = _arrow.Array.from_buffers(
-            _BLOBS, n, [None, _arrow.py_buffer(bodies.offsets)], children=[body]
-        )
+    bounds = bodies.offsets if unchanged is None else bodies.offsets.copy()
+    parts = keep(bodies.parts)
+    subject_codes, field_codes = keep(content.subject_codes), keep(content.field_codes)
     subjects, keys, fields = _header_columns(content.table)
     appended = content.append_times
     if appended is None:
         appended = np.full(n, batch.stamp.append_time_ms, np.int64)
     maps, property_codes = content.properties()
-    properties = _arrow.array(maps, _arrow.binary())
+    property_codes = keep(property_codes)
+    if unchanged is not None:
+        unchanged()
+    body = _binary(bounds if parts is None else parts, _arrow.py_buffer(bodies.blob))
+    if parts is not None:
+        body = _arrow.Array.from_buffers(
+            _BLOBS, n, [None, _arrow.py_buffer(bounds)], children=[body]
+        )
+    properties = _arrow.array(maps, _arrow.binary()) if maps else _NO_PROPERTIES
     if decode:
         _check_spread(property_codes, n, list(map(len, maps)), "properties")
         if content.table.fieldmaps:
-            _check_spread(content.field_codes, n, content.table.map_bytes(), "fields")
-    subject_codes = _indices(content.subject_codes, n, subjects)
+            _check_spread(field_codes, n, content.table.map_bytes(), "fields")
+    by_subject = _indices(subject_codes, n, subjects)
     columns = [
         _arrow.Array.from_buffers(_arrow.int64(), n, [None, _arrow.py_buffer(offsets)]),
-        _times(appended, n, NO_TIME),
+        _arrow.Array.from_buffers(_TIME, n, [None, _arrow.py_buffer(appended)]),
         _times(content.client_times, n, NO_TIME),
         _times(content.expiries, n, 0),
-        _column(subject_codes, subjects, decode),
-        _column(subject_codes, keys, decode),
-        _column(_indices(content.field_codes, n, fields), fields, decode),
+        _column(by_subject, subjects, decode),
+        _column(by_subject, keys, decode),
+        _column(_indices(field_codes, n, fields), fields, decode),
         _column(_indices(property_codes, n, properties), properties, decode),
         body,
     ]
-    schema = arrow_schema(lists=bodies.parts is not None, decode=decode)
+    schema = arrow_schema(lists=parts is not None, decode=decode)
     result: Any = _arrow.RecordBatch.from_arrays(columns, schema=schema)
     delivered: pa.RecordBatch = (
         result if batch.indices is None else result.take(_arrow.array(batch.indices))
     )
     return delivered
+
+
+def _as_it_is(column: Array | None) -> Array | None:
+    return column
+
+
+def _copied(column: Array | None) -> Array | None:
+    return None if column is None else column.copy()
 
 
 def body_to_arrow(batch: Delivered, schema: pa.Schema) -> pa.RecordBatch:
@@ -233,9 +255,21 @@ def _binary(offsets: Array, blob: Any) -> Any:
     return _arrow.Array.from_buffers(_arrow.binary(), len(offsets) - 1, buffers)
 
 
+@lru_cache(maxsize=_ALIKE_MAX)
+def _nulls(count: int, kind: Any) -> Any:
+    """A column without a value, which all batches of so many records share."""
+    return _arrow.nulls(count, kind)
+
+
+@lru_cache(maxsize=_ALIKE_MAX)
+def _firsts(count: int) -> Any:
+    """Indices of the first entry, which all batches of so many records share."""
+    return _arrow.array(np.zeros(count, np.int32))
+
+
 def _times(times: Array | None, count: int, none: int) -> Any:
     if times is None:
-        return _arrow.nulls(count, _TIME)
+        return _nulls(count, _TIME)
     present = times != none
     validity = None
     if not present.all():
@@ -246,9 +280,9 @@ def _times(times: Array | None, count: int, none: int) -> Any:
 def _indices(codes: Array | None, count: int, values: Any) -> Any:
     """int32 indices of a dictionary column; null where a code is -1 or nothing is to index."""
     if not len(values):
-        return _arrow.nulls(count, _arrow.int32())
+        return _nulls(count, _arrow.int32())
     if codes is None:
-        codes = np.zeros(count, np.int32)
+        return _firsts(count)
     present = codes >= 0
     validity = None
     if not present.all():

@@ -168,3 +168,34 @@ def test_a_missing_segment_ends_dump_and_verify_with_a_code(tmp_path: Path) -> N
     dumped = run_cli("journal", "dump", str(tmp_path / "data"))
     assert dumped.code == 1
     assert "the segment's file is missing" in dumped.err
+
+
+def test_records_are_read_beside_a_running_broker(tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    with EmbeddedBroker(directory, **SMALL) as broker, broker.connect_sync() as client:  # type: ignore[arg-type]
+        for number in range(20):
+            client.publish("orders", b"%d" % number, subject=f"s.{number % 2}")
+        args = ("journal", "read", str(directory), "orders")
+        assert run_cli(*args).ok().lines == [str(number) for number in range(20)]
+        assert run_cli(*args, "s.1", "--start", "5", "-n", "2").ok().lines == ["5", "7"]
+        assert run_cli(*args, "--json", "-n", "1").ok().json_lines[0]["subject"] == "s.0"
+        waiting = run_cli(*args, "--start", "latest", "--follow", "--timeout", "10ms")
+        assert (waiting.code, waiting.lines) == (4, [])
+        unknown = run_cli("journal", "read", str(directory), "order")
+        assert unknown.code == 1
+        assert "there are: orders" in unknown.err
+        assert "malamute journal read" in run_cli("journal", "stat", str(directory)).err
+
+
+def test_reading_the_files_tells_of_damage_by_its_exit_code(damaged: Path, tmp_path: Path) -> None:
+    told = run_cli("journal", "read", str(damaged), "orders")
+    assert told.code == 1
+    assert told.lines == [f"orders-{number}" for number in range(20) if number != 3]
+    assert "gap: offsets 3 to 3 (1 record) are gone" in told.err
+    strict = run_cli("journal", "read", str(damaged), "orders", "--strict")
+    assert (strict.code, strict.lines) == (1, ["orders-0", "orders-1", "orders-2"])
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    nothing = run_cli("journal", "read", str(empty), "orders")
+    assert nothing.code == 1
+    assert "holds no broker's log" in nothing.err

@@ -106,8 +106,10 @@ def foreign(names: set[str]) -> set[str]:
     }
 
 
-BROKER_PARTS = ("broker", "embedded.py", "journal", "matcher", "server", "store", "telemetry.py")
-"""Files and folders of malamute_py that only a broker imports."""
+BROKER_PARTS = (
+    "broker", "embedded.py", "journal", "mapped", "matcher", "server", "store", "telemetry.py",
+)  # fmt: skip
+"""Files and folders of malamute_py that need what a broker needs."""
 
 
 def extras_of_the_place(path: Path) -> list[str]:

@@ -7,7 +7,7 @@ IndexQuery.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,7 +18,7 @@ from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.broker.batches.rows import within_client_time
 from malamute_py.broker.ready import IndexQuery
 from malamute_py.journal import Candidates, HeaderIndex, Plan, Ring
-from malamute_py.matcher import compile_pattern
+from malamute_py.matcher import ByKey, compile_pattern
 
 _READ_BYTES = 4 << 20
 _COUNTED_BYTES = 16 << 20
@@ -34,32 +34,13 @@ def answer_query(ring: Ring, query: IndexQuery) -> Any:
     return _ANSWERS[query.kind](ring, query.stream, query.arguments)
 
 
-class _KeyIndex:
-    """A segment's header index as the matcher wants it: by key, where the journal has records.
-
-    The journal files an entry under all keys of a record together.
-    """
-
-    def __init__(self, index: HeaderIndex) -> None:
-        self._index = index
-        self.exact = index.exact
-        self.field = index.field
-        self.subject = index.subject
-        self.everything = index.everything
-
-    def subjects(self) -> Iterator[tuple[str, BitMap]]:
-        for keys, bitmap in self._index.subjects():
-            for key in keys:
-                yield key, bitmap
-
-
 def by_key(search: Search) -> Candidates | None:
     """A search by the matcher's view of an index, for the journal's."""
     if search is None:
         return None
 
     def candidates(index: HeaderIndex) -> BitMap:
-        found: BitMap = search(_KeyIndex(index))
+        found: BitMap = search(ByKey(index))
         return found
 
     return candidates

@@ -1,0 +1,93 @@
+"""A batch that lies in a broker's file.
+
+Owns the guarantee. The rules: a batch is handed out with both checksums good; what is made of it as
+Python objects is made of a copy that was checked after it was made; what stays a view (its content,
+and the bodies and times of to_arrow()) is right until the ring comes round, and check() tells
+whether that has happened. Nothing that is computed with, as an offset or a code, stays a view: so
+bytes that change give wrong values at worst, and those are told. Source: FORMAT.md, section 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from malamute_protocol.batch import Batch, Record
+from malamute_protocol.content import Array, Content
+from malamute_protocol.errors import BatchError
+from malamute_protocol.stamp import Stamp
+from malamute_py.journal.check import Found, check
+from malamute_py.mapped.errors import Overwritten
+from malamute_py.mapped.segments import SegmentMap
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class MappedBatch(Batch):
+    """Records of one stream, as views of the broker's file; see the module for what holds."""
+
+    def __init__(
+        self, stamp: Stamp, content: Content, rows: Array | None, segment: SegmentMap
+    ) -> None:
+        """segment: the mapping that `content` lies in. rows: as of Batch."""
+        super().__init__(stamp, content, rows)
+        self.segment = segment
+        self.told = False
+        """Overwritten was raised for it."""
+        self._copy: Batch | None = None
+
+    @property
+    def copied(self) -> bool:
+        """A copy was made of it: for records(), bodies(), or an Arrow batch that lacks rows."""
+        return self._copy is not None
+
+    def intact(self) -> bool:
+        """True when everything that was taken from the views until now was right."""
+        return self.segment.intact()
+
+    def check(self) -> None:
+        """Raise Overwritten unless everything taken from the views until now was right."""
+        if not self.segment.intact():
+            self.told = True
+            raise Overwritten(self.stamp.base_offset, self.stamp.next_offset)
+
+    def copy(self) -> Batch:
+        """The batch with bytes of its own, which stay what they are. Raises Overwritten."""
+        if self._copy is None:
+            stamp = self.stamp
+            begin = stamp.lsn - self.segment.base_lsn
+            data = memoryview(bytes(self.segment.view[begin : begin + stamp.size]))
+            found = check(data, stamp.lsn, 0)
+            if not isinstance(found, Found) or not found.content_good or found.stamp != stamp:
+                self.told = True
+                raise Overwritten(stamp.base_offset, stamp.next_offset)
+            self._copy = Batch(stamp, Content(data[stamp.stamp_bytes :]), self.rows)
+        return self._copy
+
+    def records(self) -> Iterator[Record]:
+        """The delivered records, of a copy. Raises Overwritten."""
+        return self.copy().records()
+
+    def bodies(self) -> list[bytes]:
+        """Bodies of the delivered records, copied.
+
+        Raises Overwritten; TypeError when the body kind is not blob.
+        """
+        return self.copy().bodies()
+
+    def to_arrow(self, *, decode: bool = False) -> pa.RecordBatch:
+        """The delivered records as an Arrow record batch, bodies and times without a copy.
+
+        Where rows are missing all of it is a copy. Raises Overwritten, and what to_arrow() of any
+        batch raises.
+        """
+        if self.rows is not None or self._copy is not None:
+            return self.copy().to_arrow(decode=decode)
+        from malamute_protocol.arrow import to_arrow
+
+        try:
+            return to_arrow(self, decode=decode, unchanged=self.check)
+        except (BatchError, IndexError):
+            self.check()  # what was overwritten amid it may look like anything
+            raise

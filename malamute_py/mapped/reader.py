@@ -1,0 +1,189 @@
+"""Opening a running broker's log for reading.
+
+Owns the way from a path to a reader. The rules: nothing is written, nothing is locked, and the
+broker is not asked; a path that is no data directory, or one that a later version wrote, is
+refused by name. Source: FORMAT.md, sections 1 and 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+
+from malamute_protocol.pattern import Pattern
+from malamute_py.client.arguments import integer, one_of, truth
+from malamute_py.client.position import StartPoint, milliseconds, start_on_wire
+from malamute_py.client.session.calls import make_pattern
+from malamute_py.client.session.subscription import GapNotice, RewoundNotice
+from malamute_py.client.words import ReadVisibility, Until
+from malamute_py.journal.directory import EPOCH_FILE, IDENTITY_FILE, RINGS, directory_name
+from malamute_py.journal.errors import JournalCorrupt, NotAFile
+from malamute_py.journal.layout import RING_FILE, file_version
+from malamute_py.journal.marks import read_meta
+from malamute_py.journal.storage import FileStorage, read_file
+from malamute_py.mapped.errors import NewerFormat, NoJournal, UnknownStream
+from malamute_py.mapped.reading import Reading, Request
+from malamute_py.mapped.segments import Segments
+from malamute_py.mapped.streams import Catalogue, StreamEntry
+from malamute_py.mapped.tail import RingTail
+
+_MAIN = "main"
+"""The ring of the change log."""
+_VERSION = 1
+"""Of the small files, as layout.py writes them."""
+
+
+class LogReader:
+    """The log of one broker, running or stopped. Made by open_reader(); one thread at a time."""
+
+    def __init__(self, directory: FileStorage) -> None:
+        """Use open_reader()."""
+        self._directory = directory
+        self._rings: dict[str, tuple[Segments, RingTail]] = {}
+        self._catalogue = Catalogue(*self._ring(_MAIN))
+        self._catalogue.refresh()
+
+    def streams(self) -> list[StreamEntry]:
+        """All streams, by name, as of now. Raises OSError."""
+        self._catalogue.refresh()
+        return self._catalogue.entries()
+
+    def read(
+        self,
+        stream: str,
+        pattern: str | Pattern = "#",
+        *,
+        start: StartPoint = "earliest",
+        visibility: ReadVisibility = "live",
+        end: int | None = None,
+        until: Until = "",
+        client_time: tuple[datetime | int, datetime | int] | None = None,
+        copy: bool = False,
+        strict: bool = False,
+        on_notice: Callable[[GapNotice | RewoundNotice], None] | None = None,
+    ) -> Reading:
+        """Read the batches of a stream whose records match a pattern; iterate the result.
+
+        pattern, start, visibility, end, until, client_time, strict, on_notice: as of
+        Client.subscribe(). start knows neither FromCursor nor LastPerSubject. Without `end` and
+        until="tail" the reading follows what is written, which it looks for each 2 ms; "durable"
+        follows what the files say is synced: by the next batch, or once the ring rests.
+        copy: batches own their bytes. By default they are views of the broker's files: right when
+        they are handed out, until the ring comes round; that is checked when the next one is asked
+        for, by MappedBatch.check(), and for tables by Reading.check().
+        Raises UnknownStream, PatternError, LocalProtocolError, GapError when strict, OSError.
+        """
+        one_of("visibility", visibility, ("live", "durable"))
+        one_of("until", until, ("", "tail"))
+        request = Request(
+            make_pattern(pattern),
+            start_on_wire(start),
+            visibility,
+            None if end is None else integer("end", end, 0),
+            until,
+            _times(client_time),
+            truth("copy", copy),
+            truth("strict", strict),
+            on_notice,
+        )
+        entry = self._entry(stream)
+        segments, tail = self._ring(entry.ring)
+        return Reading(entry, segments, tail, self._catalogue, request)
+
+    def close(self) -> None:
+        """Let go of the files; a mapping goes with the last batch in it that somebody holds."""
+        for segments, _ in self._rings.values():
+            segments.forget()
+        self._rings.clear()
+
+    def __enter__(self) -> LogReader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _entry(self, name: str) -> StreamEntry:
+        self._catalogue.refresh()
+        entry = self._catalogue.find(name)
+        if entry is None:
+            raise UnknownStream(
+                f"there is no stream '{name}' in {self._directory.describe()}; there are:"
+                f" {', '.join(each.name for each in self._catalogue.entries()) or 'none'}"
+            )
+        if entry.settings.memory:
+            raise UnknownStream(
+                f"the stream '{name}' is kept in the broker's memory: read it with a client"
+            )
+        return entry
+
+    def _ring(self, name: str) -> tuple[Segments, RingTail]:
+        found = self._rings.get(name)
+        if found is None:
+            try:
+                storage = self._directory.child(RINGS).child(directory_name(name))
+            except FileNotFoundError as error:
+                raise NoJournal(
+                    f"{self._directory.describe()} has no ring {name}: no broker has begun it yet,"
+                    " or its stream was just removed"
+                ) from error
+            _check_version(storage, RING_FILE)
+            meta = read_meta(storage)
+            if meta is None:
+                raise JournalCorrupt(RING_FILE, f"there is no ring in {storage.describe()}")
+            segments = Segments(storage, meta)
+            found = self._rings[name] = segments, RingTail(segments, self._directory)
+        return found
+
+
+def open_reader(path: str | Path) -> LogReader:
+    """Open the data directory of a broker on this machine for reading, while the broker runs.
+
+    path: what `malamute broker --data` names. The caller needs the right to read its files, which
+    are their owner's alone unless somebody changed that.
+    Raises NoJournal: there is no log; NewerFormat; JournalCorrupt; StorageRefused: the directory
+    lies on a network file system; PermissionError, OSError.
+    """
+    try:
+        directory = FileStorage(path, read_only=True)
+        names = [*directory.names(), *directory.children()]
+        if not {IDENTITY_FILE, EPOCH_FILE} & set(names) or RINGS not in names:
+            raise NoJournal(
+                f"{path} holds no broker's log: name the directory of `malamute broker --data`"
+            )
+        _check_version(directory, IDENTITY_FILE)
+        return LogReader(directory)
+    except PermissionError as error:
+        raise PermissionError(
+            error.errno,
+            "a broker's log can be read by the user that the broker runs as, and by no other"
+            " unless the modes of its files were changed",
+            error.filename or str(path),
+        ) from error
+
+
+def _check_version(storage: FileStorage, name: str) -> None:
+    """Raises NewerFormat when a small file is of a later version."""
+    try:
+        data = read_file(storage, name)
+    except NotAFile:
+        return
+    version = None if data is None else file_version(data)
+    if version is not None and version > _VERSION:
+        raise NewerFormat(
+            f"{storage.describe()}/{name} has version {version}, and this program knows"
+            f" {_VERSION}: read it with the version of malamute-py that the broker is"
+        )
+
+
+def _times(client_time: Sequence[datetime | int] | None) -> tuple[int, int] | None:
+    if client_time is None:
+        return None
+    first, end = client_time
+    return milliseconds(first), milliseconds(end)

@@ -1,0 +1,466 @@
+"""One reading of a stream: batches in order, gaps named, following what is written.
+
+Owns the position. The rules: a batch is handed out with its checksums good, and when the next one
+is asked for, the last one is checked against having been overwritten; what is not there any more is
+told as a subscription tells it, by GapNotice, or GapError where the reading is strict; nothing is
+lost to a timeout or an error. Source: FORMAT.md, section 8; SPEC.md, sections 6 and 8.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from malamute_protocol.batch import Batch, Record
+from malamute_protocol.commands import Start, StartKind
+from malamute_protocol.errors import BatchError, LocalProtocolError, Timeout
+from malamute_protocol.pattern import Pattern
+from malamute_protocol.stamp import parse_message_id
+from malamute_py.client.position import Position
+from malamute_py.client.session.subscription import GapError, GapNotice, RewoundNotice
+from malamute_py.client.words import ReadVisibility, Until
+from malamute_py.journal.layout import TRIMS_FILE, Trims
+from malamute_py.journal.marks import read_mark
+from malamute_py.mapped.batch import MappedBatch
+from malamute_py.mapped.errors import Overwritten, StreamRemoved
+from malamute_py.mapped.segments import Segments
+from malamute_py.mapped.selection import Selection
+from malamute_py.mapped.streams import Catalogue, StreamEntry
+from malamute_py.mapped.tail import RingTail
+from malamute_py.mapped.walk import (
+    END,
+    Choose,
+    Found,
+    Lost,
+    Passed,
+    Step,
+    Walk,
+    begin_of,
+    epoch_end,
+    next_offset,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+LOG = logging.getLogger("malamute.mapped")
+_POLL_S: Final = 0.002
+"""How often the end of the log is looked at while nothing comes."""
+_ADVANCES_MAX: Final = 64
+"""Steps to the end of the log before reading begins: one for each damage, and a writer goes on."""
+_BOUNDS: Final = "removed to keep the log within its bounds"
+_THOROUGH: Final = 16
+"""Every so many looks at the end find out why nothing follows."""
+_CATALOGUE_S: Final = 0.25
+"""How often it is looked whether the stream is still there."""
+
+
+class Request(NamedTuple):
+    """What the caller asked for, as of LogReader.read()."""
+
+    pattern: Pattern
+    start: Start
+    visibility: ReadVisibility
+    end: int | None
+    until: Until
+    client_time: tuple[int, int] | None
+    copy: bool
+    strict: bool
+    on_notice: Callable[[GapNotice | RewoundNotice], None] | None
+
+
+class Reading:
+    """Batches of one stream, as an iterator; for one thread at a time."""
+
+    def __init__(
+        self,
+        entry: StreamEntry,
+        segments: Segments,
+        tail: RingTail,
+        catalogue: Catalogue,
+        request: Request,
+    ) -> None:
+        """See LogReader.read(). segments, tail: of the stream's ring."""
+        self._entry = entry
+        self._segments = segments
+        self._tail = tail
+        self._catalogue = catalogue
+        self._request = request
+        self._selection = Selection(entry.number, request.pattern, request.client_time)
+        self._closed = False
+        self._looked = time.monotonic()
+        self._epoch = 0
+        self._idle = 0
+        """Looks at the end in vain since the caller asked."""
+        self._why: Lost | None = None
+        self._last: MappedBatch | None = None
+        self._waiting: deque[Batch | GapNotice | RewoundNotice] = deque()
+        """To be handed over, in order."""
+        self._given: dict[int, MappedBatch] = {}
+        """A batch of each segment in which views of the last to_arrow() lie."""
+        quiet = 0
+        for _ in range(_ADVANCES_MAX):
+            quiet = 0 if tail.advance() else quiet + 1
+            if quiet == 2:
+                break  # at the second look in vain later batches were asked, too
+        self._turns = tail.turns
+        self._floor = self._read_floor()
+        stop = 0
+        if request.until or request.start[0] != StartKind.EARLIEST:
+            stop = next_offset(segments, entry.number, self._bound)
+        self._until_lsn = self._bound if request.until else END
+        self._end = min(END if request.end is None else request.end, stop if request.until else END)
+        self._next = self._handed = self._begin(request.start, stop)
+        """Where the walk stands, and where the caller does while something waits for it."""
+        self._go_to(self._next)
+
+    # --- where it is ----------------------------------------------------------------------
+
+    @property
+    def position(self) -> Position:
+        """Where a later reader goes on after the last batch handed over, be it here or by link."""
+        following = self._handed if self._waiting else self._next
+        return Position(self._entry.uuid, self._epoch, following)
+
+    @property
+    def _bound(self) -> int:
+        """Position up to which records are seen."""
+        tail = self._tail
+        if self._request.visibility == "durable":
+            return min(tail.end_lsn, tail.synced_lsn)
+        return tail.end_lsn
+
+    def _begin(self, start: Start, stop: int) -> int:
+        """The offset to begin with. Raises LocalProtocolError."""
+        kind, *arguments = start
+        if kind == StartKind.EARLIEST:
+            return max(begin_of(self._segments, self._entry.number, 0)[1], self._floor)
+        if kind == StartKind.LATEST:
+            return stop
+        if kind == StartKind.OFFSET:
+            return self._from_position(stop, *arguments)
+        if kind == StartKind.AFTER_ID:
+            return self._rewound(parse_message_id(arguments[0])[1] + 1, stop)
+        if kind == StartKind.TIME:
+            time_ms, inclusive = arguments
+            return self._at_time(time_ms, inclusive, stop)
+        if kind == StartKind.CLIENT_TIME:
+            time_ms, inclusive = arguments
+            return self._at_client_time(time_ms, inclusive, stop)
+        raise LocalProtocolError(
+            "bad_start",
+            "a reader of the files knows no cursors, and no last record of each subject: ask the"
+            " broker for them with a client",
+        )
+
+    def _from_position(self, stop: int, offset: int, epoch: int = 0, uuid: bytes = b"") -> int:
+        if uuid and uuid != self._entry.uuid:
+            first = max(begin_of(self._segments, self._entry.number, 0)[1], self._floor)
+            self._note(RewoundNotice(offset, first, self._epoch))
+            return first
+        last = epoch_end(self._segments, self._entry.number, epoch) if epoch else END
+        return self._rewound(offset, min(last, stop))
+
+    def _rewound(self, offset: int, stop: int) -> int:
+        if offset > stop:
+            self._note(RewoundNotice(offset, stop, self._epoch))
+        return min(offset, stop)
+
+    def _at_time(self, time_ms: int, inclusive: bool, stop: int) -> int:
+        least = time_ms if inclusive else time_ms + 1
+        walk = self._walk(
+            lambda index, entries: (entries.rows["last_time"] >= least).tolist(), contents=False
+        )
+        for step in walk.run(self._bound):
+            if isinstance(step, Found) and step.stamp.append_time_ms >= least:
+                return step.stamp.base_offset
+        return stop
+
+    def _at_client_time(self, time_ms: int, inclusive: bool, stop: int) -> int:
+        least = time_ms if inclusive else time_ms + 1
+        walk = self._walk(
+            lambda index, entries: (entries.rows["client_max"] >= least).tolist(), contents=True
+        )
+        for step in walk.run(self._bound):
+            if isinstance(step, Found) and step.content().head.client_time_max_ms >= least:
+                times = step.content().client_times
+                hits = [] if times is None else (times >= least).nonzero()[0].tolist()
+                if hits and step.segment.intact():
+                    return step.stamp.base_offset + int(hits[0])
+        return stop
+
+    def _walk(self, choose: Choose, *, contents: bool) -> Walk:
+        """Go through the stream from its beginning."""
+        lsn, first = begin_of(self._segments, self._entry.number, self._floor)
+        return Walk(
+            self._segments, self._entry.number, lsn, first, choose=choose, contents=contents
+        )
+
+    def _go_to(self, offset: int) -> None:
+        """Go on at an offset, or behind what is not there any more before the next one."""
+        lsn, first = begin_of(self._segments, self._entry.number, offset)
+        choose = None if self._plain else self._selection.choose
+        self._steps: Iterator[Step] = iter(())
+        self._at = Walk(self._segments, self._entry.number, lsn, offset, choose=choose)
+        if max(first, self._floor) > offset:
+            self._lose(max(first, self._floor), "retention", _BOUNDS)
+
+    @property
+    def _plain(self) -> bool:
+        return self._selection.everything and self._request.client_time is None
+
+    # --- batches ----------------------------------------------------------------------------
+
+    def next_batch(self, timeout_ms: int | None = None) -> Batch | None:
+        """The next batch; None at the end.
+
+        A MappedBatch unless the reading is of copies. timeout_ms: None waits without end.
+        Raises Timeout (nothing is lost); Overwritten: the batch before was overwritten while its
+        views were looked at (a copy of it was not); GapError when strict; StreamRemoved; OSError.
+        """
+        last, self._last = self._last, None
+        if last is not None and not (last.copied or last.told):
+            last.check()
+        self._idle = 0
+        deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        while True:
+            while self._waiting:
+                item = self._waiting.popleft()
+                if isinstance(item, Batch):
+                    batch = self._hand_over(item)
+                    if batch is not None:
+                        return batch
+                else:
+                    self._handed = item.to_offset
+                    self._tell(item)
+            if self._closed:
+                return None
+            if not self._advance():
+                self._wait(deadline)
+
+    def _hand_over(self, batch: Batch) -> Batch | None:
+        """The batch, unless it was overwritten while it waited behind a notice."""
+        stamp = batch.stamp
+        if isinstance(batch, MappedBatch):
+            if not batch.intact():
+                lost = GapNotice(stamp.base_offset, stamp.next_offset, "retention", _BOUNDS)
+                self._waiting.appendleft(lost)
+                return None
+            self._last = batch
+        self._handed = min(stamp.next_offset, self._end)
+        self._epoch = stamp.epoch
+        return batch
+
+    def _advance(self) -> bool:
+        """Bring something to hand over, or the end; False: nothing came."""
+        for step in self._steps:
+            if isinstance(step, Found):
+                self._take(step)
+            elif isinstance(step, Passed):
+                self._next = max(self._next, min(step.next, self._end))
+            elif step.next > self._next:
+                self._lose(step.next, step.code, step.reason)
+            else:
+                self._why = step
+            if self._next >= self._end:
+                break
+            if self._waiting:
+                return True
+        if self._next < self._end and self._at.lsn < self._until_lsn:
+            return self._renew()
+        self._miss(self._end)
+        self._closed = True
+        return True
+
+    def _take(self, found: Found) -> None:
+        """Take up what is wanted of a batch."""
+        stamp = found.stamp
+        base, after = stamp.base_offset, min(stamp.next_offset, self._end)
+        if base > self._next:
+            self._miss(base)
+        offsets = max(self._next, self._floor), self._end
+        batch: MappedBatch | None = None
+        try:
+            content = found.content()
+            wanted, mask = self._selection.rows(content, base, offsets, _now_ms)
+            if wanted and not self._is_aged(stamp.append_time_ms):
+                batch = MappedBatch(stamp, content, mask, found.segment)
+        except (BatchError, IndexError) as error:
+            if found.segment.intact():
+                self._lose(after, "damaged", str(error))
+                return
+        taken: Batch | None = batch
+        try:
+            if batch is not None:
+                batch.check()
+                taken = batch.copy() if self._request.copy else batch
+        except Overwritten:
+            return  # the walk finds the segment gone, and goes on where the ring is
+        if taken is not None:
+            self._waiting.append(taken)
+        self._next = max(self._next, after)
+
+    def _is_aged(self, append_time_ms: int) -> bool:
+        age_ms = self._entry.settings.max_age_ms
+        return bool(age_ms) and append_time_ms < _now_ms() - age_ms
+
+    def _renew(self) -> bool:
+        """Go on with what came since; False: nothing did."""
+        self._tail.advance(thorough=self._idle % _THOROUGH == 0)
+        if self._tail.turns != self._turns:
+            self._turns = self._tail.turns
+            stop = next_offset(self._segments, self._entry.number, self._tail.end_lsn)
+            if self._next > stop:
+                self._note(RewoundNotice(self._next, stop, self._epoch))
+                self._next = stop
+            self._go_to(self._next)
+        if self._at.lsn >= self._bound:
+            self._idle += 1
+            return False
+        self._idle = 0
+        self._floor = self._read_floor()
+        if self._floor > self._next:
+            self._lose(self._floor, "retention", _BOUNDS)
+        self._steps = self._at.run(self._bound)
+        return True
+
+    def _wait(self, deadline: float | None) -> None:
+        now = time.monotonic()
+        if now - self._looked >= _CATALOGUE_S:
+            self._looked = now
+            self._catalogue.refresh()
+            entry = self._catalogue.entry(self._entry.number)
+            if entry is None:
+                self._closed = True
+                raise StreamRemoved(f"the stream '{self._entry.name}' was removed")
+            self._entry = entry
+        if deadline is not None and now >= deadline:
+            raise Timeout(f"no record of '{self._entry.name}' came in time")
+        time.sleep(_POLL_S if deadline is None else min(_POLL_S, deadline - now))
+
+    def _read_floor(self) -> int:
+        """The offset before which limits and removals left nothing."""
+        trims = read_mark(self._segments.storage, TRIMS_FILE, Trims)
+        if trims is None or trims.ring != self._segments.uuid:
+            return 0
+        return trims.first.get(self._entry.number, 0)
+
+    def _miss(self, to_offset: int) -> None:
+        """Nothing was found of the offsets up to here."""
+        why = self._why or Lost("damaged", "the batches are not in the ring")
+        self._lose(to_offset, why.code, why.reason)
+
+    def _lose(self, to_offset: int, code: str, reason: str) -> None:
+        """Offsets up to here cannot be had."""
+        self._why = None
+        to_offset = min(to_offset, self._end)
+        begin, self._next = self._next, max(self._next, to_offset)
+        if begin < to_offset:
+            self._note(GapNotice(begin, to_offset, code, reason))
+
+    def _note(self, notice: GapNotice | RewoundNotice) -> None:
+        self._waiting.append(notice)
+
+    def _tell(self, notice: GapNotice | RewoundNotice) -> None:
+        request = self._request
+        if request.strict:
+            raise GapError(notice)
+        if request.on_notice is not None:
+            request.on_notice(notice)
+        else:
+            LOG.warning("stream %s: %s", self._entry.name, notice)
+
+    def __iter__(self) -> Reading:
+        return self
+
+    def __next__(self) -> Batch:
+        batch = self.next_batch()
+        if batch is None:
+            raise StopIteration
+        return batch
+
+    def records(self) -> Iterator[Record]:
+        """The records, to the end, of copies. Raises as next_batch()."""
+        while (batch := self.next_batch()) is not None:
+            yield from batch.records()
+
+    # --- Arrow ------------------------------------------------------------------------------
+
+    def to_arrow(self, *, decode: bool = False) -> pa.Table:
+        """All that comes to the end of the reading, as one table of views; see check().
+
+        decode: plain columns instead of dictionaries. Raises as next_batch().
+        """
+        from malamute_protocol.arrow import table_of
+
+        self._given.clear()
+        table = table_of(list(self._pieces(decode)), decode=decode)
+        self.check()
+        return table
+
+    def arrow_reader(self, *, decode: bool = False) -> pa.RecordBatchReader:
+        """The same as a stream of record batches, read as it is asked for; see check().
+
+        What is raised as next_batch() raises ends the stream.
+        """
+        import pyarrow as pa
+
+        from malamute_protocol.arrow import arrow_schema
+
+        self._given.clear()
+        pieces = self._pieces(decode)
+        first = next(pieces, None)
+        if first is None:
+            return pa.RecordBatchReader.from_batches(arrow_schema(decode=decode), iter(()))
+
+        def all_of_them() -> Iterator[pa.RecordBatch]:
+            yield first
+            yield from pieces
+
+        return pa.RecordBatchReader.from_batches(first.schema, all_of_them())
+
+    def _pieces(self, decode: bool) -> Iterator[pa.RecordBatch]:
+        while (batch := self.next_batch()) is not None:
+            piece = batch.to_arrow(decode=decode)
+            if isinstance(batch, MappedBatch) and not batch.copied:
+                self._given.setdefault(id(batch.segment), batch)
+            yield piece
+
+    def check(self) -> None:
+        """Raise Overwritten unless all views of the last to_arrow() or arrow_reader() were right.
+
+        Ask after they were used: what was computed of them before is right then.
+        """
+        for batch in self._given.values():
+            batch.check()
+
+    # --- life ------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the reading. Batches and tables that were handed out stay what they are."""
+        if self._waiting:
+            self._next = self._handed
+        self._closed = True
+        self._steps = iter(())
+        self._waiting.clear()
+        self._last = None
+        self._given.clear()
+
+    def __enter__(self) -> Reading:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,226 @@
+"""The segment files of one ring, mapped for reading.
+
+Owns the mappings: each is of one life of one file. The rules: nothing is written and nothing is
+locked; pages are asked of the kernel before they are touched, so that a page that cannot be read is
+an error with a name instead of a signal; a mapping tells whether its file was given to another
+segment, since the writer changes the header before it overwrites a batch. Source: FORMAT.md,
+sections 2 and 8.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections import OrderedDict
+from pathlib import Path
+from typing import Final
+
+from malamute_protocol.stamp import STAMP_BYTES, Stamp, stamp_here
+from malamute_py.journal.check import stamp_or_fault
+from malamute_py.journal.errors import NotAFile
+from malamute_py.journal.index import StoredIndex, read_index
+from malamute_py.journal.layout import (
+    CLOSED_FILE,
+    Closed,
+    RingMeta,
+    index_name,
+    index_number,
+    read_segment_header,
+    segment_name,
+    segment_number,
+)
+from malamute_py.journal.marks import read_mark
+from malamute_py.journal.storage import FileStorage, open_regular, read_file
+from malamute_py.journal.types import SEGMENT_HEADER_BYTES
+
+MAPS_MAX: Final = 8
+"""Mappings held of one ring beside those that somebody's batches lie in."""
+_INDEXES_MAX: Final = 4
+_HEADER_BYTES: Final = 128
+_PIECE_BYTES: Final = 256 << 10
+"""How much is asked of the kernel at once."""
+_MADV_POPULATE_READ: Final = 22
+"""Linux 5.14. Python's mmap has no name for it."""
+_UNKNOWN_ADVICE: Final = (errno.EINVAL, errno.ENOSYS)
+
+
+class SegmentMap:
+    """One segment's file, mapped. It is unmapped when nothing refers to it or to its bytes."""
+
+    def __init__(self, fd: int, number: int, segment_bytes: int) -> None:
+        """fd: of the file, which has a segment's header at least; it may be closed afterwards."""
+        facts = os.fstat(fd)
+        self.number = number
+        self.base_lsn = number * segment_bytes
+        self.inode = facts.st_ino
+        self.size = min(facts.st_size, segment_bytes)
+        """Bytes that are there: less than a segment's where the file was cut off."""
+        # Never more than the file has: beyond its end a mapping is a signal. The broker allocates
+        # a segment before it has its name, and cuts none off.
+        self._map = mmap.mmap(fd, self.size, mmap.MAP_SHARED, mmap.PROT_READ)
+        self.view = memoryview(self._map)
+        self._present = bytearray(-(-self.size // _PIECE_BYTES))
+        self._unreadable: set[int] = set()
+        """Pages that the disk cannot read."""
+        self.unreadable(0, SEGMENT_HEADER_BYTES)
+        self.header = bytes(self.view[:_HEADER_BYTES])
+
+    def intact(self) -> bool:
+        """True while no batch of this life of the file has been overwritten."""
+        # As bytes: views are compared item by item.
+        return bytes(self.view[:_HEADER_BYTES]) == self.header
+
+    def unreadable(self, begin: int, end: int) -> str:
+        """Have the kernel bring in [begin, end); returns what is wrong with it, or ""."""
+        if end > self.size:
+            return f"the file was cut off at {self.size} bytes"
+        for piece in range(begin // _PIECE_BYTES, (end - 1) // _PIECE_BYTES + 1):
+            if not self._present[piece]:
+                self._bring(piece)
+        if self._unreadable:
+            for page in range(begin // mmap.PAGESIZE, (end - 1) // mmap.PAGESIZE + 1):
+                if page in self._unreadable:
+                    return f"the disk cannot read byte {page * mmap.PAGESIZE}"
+        return ""
+
+    def _bring(self, piece: int) -> None:
+        begin = piece * _PIECE_BYTES
+        size = min(_PIECE_BYTES, self.size - begin)
+        self._present[piece] = 1
+        try:
+            self._map.madvise(_MADV_POPULATE_READ, begin, size)
+        except OSError as error:
+            if error.errno in _UNKNOWN_ADVICE:
+                self._present = bytearray(b"\1" * len(self._present))  # an older kernel
+                return
+            for at in range(begin, begin + size, mmap.PAGESIZE):
+                try:
+                    self._map.madvise(_MADV_POPULATE_READ, at, mmap.PAGESIZE)
+                except OSError:
+                    self._unreadable.add(at // mmap.PAGESIZE)
+
+    def readable(self) -> memoryview:
+        """All of the file, to be searched: pages that cannot be read are zeros."""
+        self.unreadable(0, self.size)
+        if not self._unreadable:
+            return self.view
+        data = bytearray(self.size)
+        for begin in range(0, self.size, mmap.PAGESIZE):
+            if begin // mmap.PAGESIZE not in self._unreadable:
+                data[begin : begin + mmap.PAGESIZE] = self.view[begin : begin + mmap.PAGESIZE]
+        return memoryview(data)
+
+    def stamp(self, at: int) -> Stamp | str:
+        """The stamp at a position of the segment, or why there is none."""
+        if at + STAMP_BYTES > self.size:
+            return self.unreadable(at, at + STAMP_BYTES)
+        fault = self.unreadable(at, at + STAMP_BYTES)
+        if fault:
+            return fault
+        found = stamp_here(self.view, at, self.base_lsn + at)
+        return stamp_or_fault(self.view, at, self.base_lsn + at) if found is None else found
+
+
+class Segments:
+    """The segments of one ring, as its directory has them now. One thread at a time."""
+
+    def __init__(self, storage: FileStorage, meta: RingMeta) -> None:
+        """storage: the ring's directory."""
+        self.storage = storage
+        self.uuid = meta.uuid
+        self.segment_bytes = meta.segment_bytes
+        self._path = Path(storage.describe())
+        self._maps: OrderedDict[int, SegmentMap] = OrderedDict()
+        self._indexes: OrderedDict[int, StoredIndex] = OrderedDict()
+
+    def numbers(self) -> list[int]:
+        """Numbers of the files that are there, ascending; none when the ring was removed."""
+        numbers = map(segment_number, self._names())
+        return sorted(number for number in numbers if number is not None)
+
+    def _names(self) -> list[str]:
+        try:
+            return self.storage.names()
+        except FileNotFoundError:
+            return []
+
+    def map(self, number: int) -> SegmentMap | None:
+        """The segment's file; None: it is not there (any more), or was not begun.
+
+        Raises OSError: the file cannot be opened.
+        """
+        held = self._maps.get(number)
+        if held is not None:
+            if held.intact():
+                self._maps.move_to_end(number)
+                return held
+            del self._maps[number]
+        try:
+            fd = open_regular(self._path / segment_name(number), os.O_RDONLY)
+        except (FileNotFoundError, NotAFile):
+            return None
+        try:
+            if os.fstat(fd).st_size < SEGMENT_HEADER_BYTES:
+                return None
+            found = SegmentMap(fd, number, self.segment_bytes)
+        finally:
+            os.close(fd)
+        header = read_segment_header(found.header)
+        # A damaged header says nothing: its batches prove themselves.
+        if header is not None and (header.ring, header.number) != (self.uuid, number):
+            return None
+        self._maps[number] = found
+        if len(self._maps) > MAPS_MAX:
+            # Who goes through it now keeps it; without anybody it is unmapped here.
+            self._maps.popitem(last=False)
+        return found
+
+    def replaced(self, number: int) -> bool:
+        """True when another file stands under the name: a broker has been started anew."""
+        held = self._maps.get(number)
+        if held is None:
+            return False
+        try:
+            return (self._path / segment_name(number)).stat().st_ino != held.inode
+        except OSError:
+            return True
+
+    def index(self, number: int) -> StoredIndex | None:
+        """The index of a segment that is full and synced; None: there is none yet, or no good one.
+
+        Raises OSError: the file cannot be opened.
+        """
+        found = self._indexes.get(number)
+        if found is None:
+            try:
+                data = read_file(self.storage, index_name(number))
+            except (FileNotFoundError, NotAFile):
+                return None
+            found = None if data is None else read_index(data, self.uuid, number)
+            if found is None:
+                return None
+            self._indexes[number] = found
+            if len(self._indexes) > _INDEXES_MAX:
+                self._indexes.popitem(last=False)
+        return found
+
+    def proven(self) -> int:
+        """Everything before this position was synced, by what stands beside the batches.
+
+        The file `closed`, the headers of the newest segments, and the newest index say so.
+        """
+        closed = read_mark(self.storage, CLOSED_FILE, Closed)
+        lsn = closed.end_lsn if closed is not None and closed.ring == self.uuid else 0
+        for number in self.numbers()[-2:]:
+            segment = self.map(number)
+            header = None if segment is None else read_segment_header(segment.header)
+            lsn = max(lsn, 0 if header is None else header.synced_lsn)
+        # An index is written once its whole segment is synced.
+        indexed = [number for number in map(index_number, self._names()) if number is not None]
+        return max(lsn, (max(indexed) + 1) * self.segment_bytes if indexed else 0)
+
+    def forget(self) -> None:
+        """Drop what is cached: other files may stand under the names."""
+        self._maps.clear()
+        self._indexes.clear()

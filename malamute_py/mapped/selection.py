@@ -1,0 +1,102 @@
+"""Which rows of which batches one reader selects.
+
+Owns the pattern, the client times and the ages of one reading. The rules: a header is matched once
+and then looked up; which index entries are read at all is decided as the broker decides it; a
+record that has expired, or is past its stream's age, is not handed out. Source: SPEC.md, sections
+5 and 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+import numpy as np
+from pyroaring import BitMap
+
+from malamute_protocol.content import NO_TIME, Array, Content
+from malamute_protocol.header import Header
+from malamute_protocol.pattern import Pattern
+from malamute_py.journal.index import Entries, StoredIndex
+from malamute_py.matcher import ByKey, candidates, compile_pattern
+
+_HEADERS_MAX: Final = 65_536
+"""Headers whose match is remembered."""
+
+
+class Selection:
+    """What one reading wants."""
+
+    def __init__(self, stream: int, pattern: Pattern, client_time: tuple[int, int] | None) -> None:
+        """client_time: [from, to) of a record's own time. Raises PatternError."""
+        compiled = compile_pattern(pattern)
+        self.everything = compiled.canonical in (("all",), ("topic", "#"))
+        self._stream = stream
+        self._matches = compiled.matches
+        self._search = partial(candidates, pattern)
+        self._client_time = client_time
+        self._known: dict[Header, bool] = {}
+
+    def choose(self, index: StoredIndex, entries: Entries) -> Sequence[bool]:
+        """For each entry of a segment's index, whether it may hold a wanted record."""
+        mask = np.ones(len(entries.ordinals), np.bool_)
+        if not self.everything:
+            headers = index.headers(self._stream)
+            found: BitMap | None = self._search(ByKey(headers))
+            if found is not None:
+                held = np.fromiter(found, np.uint32, len(found))
+                mask &= np.isin(entries.ordinals, held, assume_unique=True)
+        if self._client_time is not None:
+            low, high = self._client_time
+            mask &= (entries.rows["client_max"] >= low) & (entries.rows["client_min"] < high)
+        chosen: list[bool] = mask.tolist()
+        return chosen
+
+    def rows(
+        self, content: Content, base: int, offsets: tuple[int, int], now_ms: Callable[[], int]
+    ) -> tuple[bool, Array | None]:
+        """(whether any row is wanted, mask of those; None: all) with offsets in [from, to).
+
+        Raises BatchError, IndexError: the content is not what its checksum was of.
+        """
+        count = content.head.count
+        masks: list[Array] = []
+        if not self.everything:
+            distinct, codes = content.headers()
+            chosen = np.fromiter(map(self._wanted, distinct), np.bool_, len(distinct))
+            if not chosen.any():
+                return False, None
+            if not chosen.all():
+                masks.append(np.full(count, chosen[0]) if codes is None else chosen[codes])
+        earliest_ms = content.head.earliest_expiry_ms
+        if earliest_ms and earliest_ms <= (now := now_ms()):
+            expiries = content.expiries
+            if expiries is not None:
+                masks.append((expiries == 0) | (expiries > now))
+        if self._client_time is not None:
+            masks.append(self._within(content))
+        low, high = offsets
+        if base < low or base + count > high:
+            numbers = np.arange(base, base + count)
+            masks.append((numbers >= low) & (numbers < high))
+        if not masks:
+            return True, None
+        mask = np.logical_and.reduce(masks)
+        return (True, None) if mask.all() else (bool(mask.any()), mask)
+
+    def _wanted(self, header: Header) -> bool:
+        known = self._known.get(header)
+        if known is None:
+            if len(self._known) >= _HEADERS_MAX:
+                self._known.clear()
+            known = self._known[header] = self._matches(header.keys, header.fields)
+        return known
+
+    def _within(self, content: Content) -> Array:
+        times = content.client_times
+        if times is None or self._client_time is None:
+            return np.zeros(content.head.count, np.bool_)
+        low, high = self._client_time
+        mask: Array = (times >= low) & (times < high) & (times != NO_TIME)
+        return mask

@@ -1,0 +1,128 @@
+"""Which streams a data directory has: their names, numbers, uuids, rings and settings.
+
+Owns the tables as ring main's files tell them: the snapshot at a segment's start, and the changes
+since. The rule: what cannot be read of the changes is passed over, as a start of the broker does.
+Source: FORMAT.md, section 4; malamute_py/changelog.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from malamute_protocol.errors import BatchError
+from malamute_protocol.stamp import CHANGE, Stamp
+from malamute_py.changelog.records import decode_change
+from malamute_py.changelog.settings import StreamSettings
+from malamute_py.changelog.snapshots import decode_snapshot
+from malamute_py.changelog.tables import TABLE_CHANGES, Queues, StreamRow, Tables, apply
+from malamute_py.journal import Follower, FollowLost
+from malamute_py.journal.errors import NotAFile
+from malamute_py.journal.layout import RingMeta, control_bodies
+from malamute_py.mapped.segments import Segments
+from malamute_py.mapped.tail import RingTail
+from malamute_py.mapped.walk import first_snapshot
+
+
+class StreamEntry(NamedTuple):
+    """One stream of the log."""
+
+    name: str
+    uuid: bytes
+    ring: str
+    """Name of the ring that holds its records."""
+    settings: StreamSettings
+    number: int
+    """Its number in the ring's files."""
+    created_ms: int
+
+
+class Catalogue:
+    """The streams as of what was read of ring main."""
+
+    def __init__(self, segments: Segments, tail: RingTail) -> None:
+        """segments, tail: of ring main."""
+        self._segments = segments
+        self._tail = tail
+        self._tables = Tables()
+        self._change_next = 0
+        self._lsn = 0
+        self._turns = -1
+
+    def refresh(self) -> None:
+        """Take in what changed. Raises OSError."""
+        self._tail.advance()
+        if self._tail.turns != self._turns:
+            self._turns = self._tail.turns
+            self._load()
+        while self._lsn < self._tail.end_lsn:
+            try:
+                self._follow()
+            except FollowLost as lost:
+                if lost.code == "retention":
+                    self._load()  # the changes in between are in a newer snapshot
+                self._lsn = max(lost.to_lsn, self._lsn + 1)
+            except NotAFile:
+                size = self._segments.segment_bytes
+                self._lsn = (self._lsn // size + 1) * size
+
+    def entries(self) -> list[StreamEntry]:
+        """All streams, by name."""
+        return sorted(map(_entry, self._tables.streams.values()))
+
+    def find(self, name: str) -> StreamEntry | None:
+        """The stream of a name."""
+        number = self._tables.names.get(name)
+        return None if number is None else self.entry(number)
+
+    def entry(self, number: int) -> StreamEntry | None:
+        """The stream of a number."""
+        row = self._tables.streams.get(number)
+        return None if row is None else _entry(row)
+
+    def _load(self) -> None:
+        """Begin with the newest snapshot that can be read."""
+        self._tables, self._change_next = Tables(), 0
+        for number in reversed(self._segments.numbers()):
+            snapshot = first_snapshot(self._segments, number)
+            if snapshot is None:
+                continue
+            try:
+                state = decode_snapshot(snapshot.bodies) if snapshot.bodies else None
+            except msgspec.MsgspecError:
+                continue
+            if state is not None:
+                self._tables, self._change_next = state.tables, state.change_next
+            self._lsn = snapshot.facts.as_of_lsn
+            return
+        self._lsn = self._tail.end_lsn
+
+    def _follow(self) -> None:
+        meta = RingMeta(self._segments.uuid, self._segments.segment_bytes)
+        follower = Follower(self._segments.storage, meta)
+        queues = Queues()
+        for stamp, content in follower.read(self._lsn, self._tail.end_lsn, _is_change):
+            for place, body in enumerate(_bodies(content)):
+                if stamp.base_offset + place >= self._change_next:
+                    self._change_next = stamp.base_offset + place + 1
+                    change = decode_change(body)
+                    if isinstance(change, TABLE_CHANGES):
+                        apply(self._tables, queues, change)
+            self._lsn = stamp.lsn + stamp.size
+        self._lsn = max(self._lsn, follower.position, self._tail.end_lsn)
+
+
+def _entry(row: StreamRow) -> StreamEntry:
+    return StreamEntry(row.name, row.uuid, row.ring, row.settings, row.number, row.created_ms)
+
+
+def _bodies(content: memoryview) -> tuple[bytes, ...]:
+    try:
+        return control_bodies(content)
+    except BatchError:
+        return ()
+
+
+def _is_change(stamp: Stamp) -> bool:
+    return stamp.control_kind == CHANGE

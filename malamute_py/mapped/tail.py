@@ -1,0 +1,210 @@
+"""How far a ring that another process writes can be read.
+
+Owns the end of what is whole, and the end of what is known to be synced. The rules: a bundle counts
+once its last batch is there and the contents of all of its batches are good, unless it is known to
+be synced; what fails its check is damage where something proves that it was synced, and else the
+end; a ring that went on past the place begins anew at its newest segment. What tells is the stamps,
+the segments' headers, their index files and the file `closed`. Source: FORMAT.md, sections 5, 7
+and 8.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from malamute_protocol.stamp import LAST_OF_BUNDLE, PADDING, STAMP_BYTES, Stamp
+from malamute_py.journal.check import Found, candidates, check, content_fault, is_begun
+from malamute_py.journal.directory import EPOCH_FILE, Epoch
+from malamute_py.journal.marks import read_mark
+from malamute_py.journal.storage import FileStorage
+from malamute_py.journal.types import SEGMENT_HEADER_BYTES
+from malamute_py.mapped.segments import SegmentMap, Segments
+
+_ANY_BUNDLE: Final = -1
+"""Bundles may go on whose beginning was not seen."""
+_NO_BUNDLE: Final = -2
+"""The next batch begins one."""
+_LOOKS: Final = 1 << 11
+"""Looks in vain after which the rest of a segment is searched, whatever lies at this place."""
+
+
+class RingTail:
+    """Where a ring ends."""
+
+    def __init__(self, segments: Segments, directory: FileStorage) -> None:
+        """directory: the data directory, whose epoch tells of a broker that was started anew."""
+        self.end_lsn = 0
+        """Everything before it was appended, bundle by bundle."""
+        self.synced_lsn = 0
+        """Everything before it is durable; more may be."""
+        self.turns = 0
+        """How often the place was lost, as the ring or the broker's opening went on without it."""
+        self._segments = segments
+        self._directory = directory
+        self._bundle = _ANY_BUNDLE
+        self._epoch = 0
+        self._begin_lsn = 0
+        """Where the bundle begins that comes next, or is not whole yet."""
+        self._stopped_lsn = 0
+        """Where the last walk stopped."""
+        self._looks = 0
+        self._opening = self._read_opening()
+        self._begin()
+
+    def advance(self, *, thorough: bool = True) -> bool:
+        """Take in what was written since; True when there was anything.
+
+        thorough: where nothing follows, find out why: a dozen system calls.
+        """
+        before = self.end_lsn, self.synced_lsn, self.turns
+        self._walk()
+        if thorough:
+            while (self.end_lsn, self.synced_lsn, self.turns) == before and self._look_around():
+                self._walk()
+        changed = (self.end_lsn, self.synced_lsn, self.turns) != before
+        self._looks = 0 if changed else self._looks + thorough
+        return changed
+
+    def _begin(self) -> None:
+        """Stand at the beginning of a segment from which on the log is to be walked.
+
+        That is the newest one that begins where the log is known to have come: what lies behind
+        may be left over from before a crash, and only a walk tells.
+        """
+        self._bundle, self._epoch = _ANY_BUNDLE, 0
+        size, numbers = self._segments.segment_bytes, self._segments.numbers()
+        self.synced_lsn = self._segments.proven()
+        known = [number for number in numbers if number * size <= self.synced_lsn]
+        for number in reversed(known or numbers):
+            segment = self._segments.map(number)
+            stamp = None if segment is None else segment.stamp(SEGMENT_HEADER_BYTES)
+            if isinstance(stamp, Stamp):
+                self._begin_lsn, self.end_lsn = stamp.lsn, stamp.bundle_lsn
+                return
+        self._begin_lsn = self.end_lsn = numbers[0] * size if numbers else 0
+
+    def _walk(self) -> None:
+        """Go on as far as the batches follow on one another."""
+        size = self._segments.segment_bytes
+        lsn, bundle, epoch = self._begin_lsn, self._bundle, self._epoch
+        while True:
+            number, at = place(lsn, size)
+            lsn = number * size + at
+            segment = self._segments.map(number)
+            if segment is None:
+                break
+            while size - at >= STAMP_BYTES:
+                stamp = segment.stamp(at)
+                if isinstance(stamp, str) or self._fault(segment, stamp, at, bundle, epoch):
+                    break
+                self.synced_lsn = max(self.synced_lsn, stamp.synced_lsn)
+                epoch = stamp.epoch
+                at += stamp.size
+                lsn = segment.base_lsn + at
+                bundle = stamp.bundle_lsn
+                if stamp.flags & LAST_OF_BUNDLE:
+                    bundle = _NO_BUNDLE
+                    self._begin_lsn = self.end_lsn = lsn
+                    self._bundle, self._epoch = bundle, epoch
+            else:
+                lsn = segment.base_lsn + size
+                continue
+            break
+        self._stopped_lsn = lsn
+
+    def _fault(self, segment: SegmentMap, stamp: Stamp, at: int, bundle: int, epoch: int) -> bool:
+        """Whether a batch does not follow on those before it, or is not whole yet."""
+        end = at + stamp.size
+        if stamp.epoch < epoch or end > self._segments.segment_bytes:
+            return True
+        if stamp.lsn < self.synced_lsn:
+            return False
+        if bundle == _NO_BUNDLE and stamp.bundle_lsn != stamp.lsn:
+            return True
+        if bundle >= 0 and (stamp.bundle_lsn, stamp.epoch) != (bundle, epoch):
+            return True
+        if stamp.control_kind == PADDING:
+            return False
+        if segment.unreadable(at, end):
+            return True
+        return bool(content_fault(segment.view, at + stamp.stamp_bytes, end, stamp))
+
+    # --- where nothing follows ------------------------------------------------------------
+
+    def _look_around(self) -> bool:
+        """Find out why nothing follows; True when there is somewhere else to go on."""
+        size = self._segments.segment_bytes
+        number, at = place(self._stopped_lsn, size)
+        opening = self._read_opening()
+        if opening != self._opening or self._segments.replaced(number):
+            # A recovery may have dropped an end, and have put copies in the place of files.
+            self._opening = opening
+            self._segments.forget()
+            self._turn()
+            return True
+        segment = self._segments.map(number)
+        if segment is None:
+            later = [n for n in self._segments.numbers() if n > number]
+            if any(self._begun(n) for n in later):
+                self._turn()
+                return True
+            return False
+        proven = self._segments.proven()
+        if proven > self.synced_lsn:
+            # Then a bundle may do without its end: the next walk tells what is damage.
+            self.synced_lsn = proven
+            return False
+        if self._stopped_lsn >= self.synced_lsn and not self._proven_later(segment, at):
+            return False
+        self._begin_lsn = resume(segment, at, size, self._epoch)
+        self._bundle = _ANY_BUNDLE
+        self.end_lsn = max(self.end_lsn, self._begin_lsn)
+        return True
+
+    def _turn(self) -> None:
+        self.turns += 1
+        self._begin()
+
+    def _begun(self, number: int) -> bool:
+        segment = self._segments.map(number)
+        return segment is not None and isinstance(segment.stamp(SEGMENT_HEADER_BYTES), Stamp)
+
+    def _proven_later(self, segment: SegmentMap, at: int) -> bool:
+        """Look whether a later batch says that this place was synced; seldom, for it reads all."""
+        if self._looks % _LOOKS != 1 or (
+            self._looks == 1 and not is_begun(segment.view, segment.base_lsn, at)
+        ):
+            return False
+        data = segment.readable()
+        for later in candidates(data, segment.base_lsn, at):
+            found = check(data, segment.base_lsn, later)
+            if isinstance(found, Found) and found.content_good:
+                self.synced_lsn = max(self.synced_lsn, found.stamp.synced_lsn)
+                if self.synced_lsn > self._stopped_lsn:
+                    return True
+        return False
+
+    def _read_opening(self) -> int:
+        epoch = read_mark(self._directory, EPOCH_FILE, Epoch)
+        return 0 if epoch is None else epoch.openings
+
+
+def place(lsn: int, segment_bytes: int) -> tuple[int, int]:
+    """(number of the segment, position in it) of the batch that begins at or behind a position."""
+    number, at = divmod(lsn, segment_bytes)
+    if segment_bytes - at < STAMP_BYTES:
+        number, at = number + 1, 0
+    return number, max(at, SEGMENT_HEADER_BYTES)
+
+
+def resume(segment: SegmentMap, at: int, stop: int, epoch: int) -> int:
+    """LSN of the next good batch behind damage in a segment; of `stop` when there is none."""
+    stamp = segment.stamp(at)
+    if isinstance(stamp, Stamp) and stamp.epoch >= epoch and at + stamp.size <= stop:
+        return stamp.lsn + stamp.size
+    data = segment.readable()[:stop]
+    for later in candidates(data, segment.base_lsn, at):
+        found = check(data, segment.base_lsn, later)
+        if isinstance(found, Found) and found.stamp.epoch >= epoch:
+            return segment.base_lsn + later
+    return segment.base_lsn + stop

@@ -1,0 +1,247 @@
+"""Going through one stream's batches in the files of its ring.
+
+Owns the order: segments by their index where there is one, batch by batch where there is none. The
+rules: what is handed out had both checksums good a moment ago; what is not there is a loss with a
+name, and where the ring went on past the place the walk goes on at its oldest segment. Source:
+FORMAT.md, sections 6 and 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from malamute_protocol.content import Content
+from malamute_protocol.stamp import DATA, SNAPSHOT, STAMP_BYTES, Stamp
+from malamute_py.journal.check import content_fault
+from malamute_py.journal.index import Entries, StoredIndex
+from malamute_py.journal.layout import StreamRow
+from malamute_py.journal.marks import Snapshot, parse_snapshot
+from malamute_py.journal.types import SEGMENT_HEADER_BYTES
+from malamute_py.mapped.segments import SegmentMap, Segments
+from malamute_py.mapped.tail import place, resume
+
+END: Final = 1 << 63
+"""Beyond every offset and position."""
+
+
+class Found(NamedTuple):
+    """A batch of the stream, where it lies."""
+
+    segment: SegmentMap
+    at: int
+    stamp: Stamp
+
+    def content(self) -> Content:
+        """A view of its content."""
+        begin = self.at + self.stamp.stamp_bytes
+        return Content(self.segment.view[begin : self.at + self.stamp.size])
+
+
+class Passed(NamedTuple):
+    """Nothing that is wanted lies before this offset."""
+
+    next: int
+
+
+class Lost(NamedTuple):
+    """Something cannot be read here; which offsets, the next batch tells."""
+
+    code: Literal["retention", "damaged"]
+    reason: str
+    next: int = 0
+    """The stream goes on at this offset or behind; 0: not known."""
+
+
+Step: TypeAlias = Found | Passed | Lost
+Choose: TypeAlias = Callable[[StoredIndex, Entries], Sequence[bool]]
+"""Which index entries may hold what is wanted."""
+
+
+class Walk:
+    """One stream from a position on. When a run is over, the next one goes on behind it."""
+
+    def __init__(
+        self,
+        segments: Segments,
+        stream: int,
+        lsn: int,
+        next: int,
+        *,
+        choose: Choose | None = None,
+        contents: bool = True,
+    ) -> None:
+        """next: the offset from which on batches are wanted. choose: None for all entries.
+
+        contents: False where only stamps are looked at, so that only they are checked.
+        """
+        self.lsn = lsn
+        self.next = next
+        self._segments = segments
+        self._stream = stream
+        self._choose = choose
+        self._contents = contents
+
+    def run(self, bound_lsn: int) -> Iterator[Step]:
+        """The batches before a position at which a bundle ends. Raises OSError."""
+        size = self._segments.segment_bytes
+        while self.lsn < bound_lsn:
+            number, at = place(self.lsn, size)
+            self.lsn = number * size + at
+            segment = self._segments.map(number)
+            if segment is None:
+                yield from self._skip(number, bound_lsn)
+                continue
+            index = self._segments.index(number)
+            if index is None:
+                yield from self._by_stamps(segment, at, bound_lsn)
+            else:
+                yield from self._by_index(segment, index)
+
+    def _by_index(self, segment: SegmentMap, index: StoredIndex) -> Iterator[Step]:
+        entries = index.entries(self._stream, self.next, END)
+        chosen = [True] * len(entries.rows)
+        if self._choose is not None and len(chosen):
+            chosen = list(self._choose(index, entries))
+        rows = entries.rows
+        for at, size, after, take in zip(
+            rows["position"].tolist(), rows["bytes"].tolist(), rows["next"].tolist(), chosen,
+            strict=True,
+        ):  # fmt: skip
+            if not take:
+                self.next = max(self.next, after)
+                yield Passed(self.next)
+                continue
+            reason = f"{_name(segment, at)}: the batches that the index names are not there"
+            for step in self._within(segment, at, at + size):
+                if isinstance(step, Lost):
+                    reason = step.reason
+                yield step
+            if not segment.intact():
+                yield from self._skip(segment.number, END)
+                return
+            if after > self.next:
+                self.next = after
+                yield Lost("damaged", reason, after)
+        self.lsn = segment.base_lsn + self._segments.segment_bytes
+
+    def _by_stamps(self, segment: SegmentMap, at: int, bound_lsn: int) -> Iterator[Step]:
+        stop = min(bound_lsn - segment.base_lsn, self._segments.segment_bytes)
+        yield from self._within(segment, at, stop)
+        if not segment.intact():
+            yield from self._skip(segment.number, bound_lsn)
+        else:
+            self.lsn = segment.base_lsn + stop
+
+    def _within(self, segment: SegmentMap, at: int, stop: int) -> Iterator[Step]:
+        """The stream's batches in a part of a segment. It ends early in one that is overtaken."""
+        epoch = 0
+        while stop - at >= STAMP_BYTES:
+            stamp = segment.stamp(at)
+            if isinstance(stamp, Stamp) and stamp.epoch >= epoch and at + stamp.size <= stop:
+                epoch, end = stamp.epoch, at + stamp.size
+                mine = stamp.stream == self._stream and stamp.control_kind == DATA
+                if not mine or stamp.next_offset <= self.next:
+                    at = end
+                    continue
+                fault = self._fault(segment, at, stamp) if self._contents else ""
+                if not segment.intact():
+                    return
+                if fault:
+                    yield Lost("damaged", f"{_name(segment, at)}: {fault}", stamp.next_offset)
+                else:
+                    yield Found(segment, at, stamp)
+                    self.next = max(self.next, stamp.next_offset)
+                at = end
+                continue
+            if not segment.intact():
+                return
+            reason = stamp if isinstance(stamp, str) else "a batch that does not follow"
+            yield Lost("damaged", f"{_name(segment, at)}: {reason}")
+            at = min(resume(segment, at, stop, epoch) - segment.base_lsn, stop)
+
+    def _fault(self, segment: SegmentMap, at: int, stamp: Stamp) -> str:
+        end = at + stamp.size
+        fault = segment.unreadable(at, end)
+        return fault or content_fault(segment.view, at + stamp.stamp_bytes, end, stamp)
+
+    def _skip(self, number: int, bound_lsn: int) -> Iterator[Step]:
+        """Go on at the oldest segment that is there behind one that is gone."""
+        numbers = self._segments.numbers()
+        later = [n for n in numbers if n > number]
+        if not later:
+            self.lsn = min(bound_lsn, (number + 1) * self._segments.segment_bytes)
+            return
+        self.lsn = min(bound_lsn, later[0] * self._segments.segment_bytes)
+        begun = first_snapshot(self._segments, later[0])
+        row = None if begun is None else begun.facts.streams.get(self._stream)
+        # The ring takes its oldest segment first: one that is missing between others is lost.
+        code: Literal["retention", "damaged"] = "retention" if numbers == later else "damaged"
+        reason = f"segment {number} is not there any more"
+        yield Lost(code, reason, 0 if row is None else row.next)
+
+
+def _name(segment: SegmentMap, at: int) -> str:
+    return f"segment {segment.number} at byte {at}"
+
+
+def first_snapshot(segments: Segments, number: int) -> Snapshot | None:
+    """What the first batch of a segment says of the ring; None where it cannot be read."""
+    segment = segments.map(number)
+    stamp = None if segment is None else segment.stamp(SEGMENT_HEADER_BYTES)
+    if segment is None or not isinstance(stamp, Stamp) or stamp.control_kind != SNAPSHOT:
+        return None
+    begin, end = SEGMENT_HEADER_BYTES + stamp.stamp_bytes, SEGMENT_HEADER_BYTES + stamp.size
+    if segment.unreadable(begin, end):
+        return None
+    data = bytes(segment.view[SEGMENT_HEADER_BYTES:end])
+    if content_fault(data, stamp.stamp_bytes, stamp.size, stamp):
+        return None
+    return parse_snapshot(stamp.lsn, memoryview(data)[stamp.stamp_bytes :])
+
+
+def begin_of(segments: Segments, stream: int, offset: int) -> tuple[int, int]:
+    """(position from which on the records at or behind an offset lie, offset to begin with).
+
+    The second is the offset that was asked for, or what the segments that are left begin with.
+    """
+    numbers = segments.numbers()
+    before: int | None = None
+    behind = 0, offset
+    while numbers:
+        middle = len(numbers) // 2
+        snapshot = first_snapshot(segments, numbers[middle])
+        if snapshot is None:
+            del numbers[middle]  # a spare, or damaged: its neighbours tell as well
+            continue
+        row = snapshot.facts.streams.get(stream, StreamRow(0, 0, []))
+        # The bundle that a segment begins with may have begun in the one before.
+        if row.next <= offset:
+            before, numbers = snapshot.facts.as_of_lsn, numbers[middle + 1 :]
+        else:
+            behind, numbers = (snapshot.facts.as_of_lsn, row.next), numbers[:middle]
+    return behind if before is None else (before, offset)
+
+
+def next_offset(segments: Segments, stream: int, bound_lsn: int) -> int:
+    """The offset after a stream's last record before a position at which a bundle ends."""
+    for number in reversed(segments.numbers()):
+        snapshot = first_snapshot(segments, number)
+        if snapshot is None or snapshot.facts.as_of_lsn > bound_lsn:
+            continue
+        row = snapshot.facts.streams.get(stream, StreamRow(0, 0, []))
+        walk = Walk(segments, stream, snapshot.facts.as_of_lsn, row.next, contents=False)
+        for _ in walk.run(bound_lsn):
+            pass
+        return walk.next
+    return 0
+
+
+def epoch_end(segments: Segments, stream: int, epoch: int) -> int:
+    """The offset at which an epoch after this one began in a stream; END: none did, as is known."""
+    for number in reversed(segments.numbers()):
+        snapshot = first_snapshot(segments, number)
+        if snapshot is not None:
+            row = snapshot.facts.streams.get(stream, StreamRow(0, 0, []))
+            return min((first for later, first in row.epochs if later > epoch), default=END)
+    return END

@@ -1,0 +1,490 @@
+"""What a reader of a running log meets: a ring that comes round, damage, files that are cut off.
+
+The rule that all of it holds to: a record is right, or its loss has a name.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import malamute_py as malamute
+from malamute_protocol.batch import Batch
+from malamute_protocol.stamp import STAMP_BYTES
+from malamute_py.journal import RingSettings, open_reader
+from malamute_py.mapped import LogReader, MappedBatch, Overwritten
+from malamute_py.mapped.segments import MAPS_MAX, SegmentMap
+from malamute_py.mapped.selection import Selection
+from tests.journal.rings import HEAD, S
+from tests.mapped.logs import SETTINGS, Log, batches, body_at, filled, records
+
+SMALL = RingSettings(segment_bytes=S, ring_bytes=4 * S, index_interval_bytes=2048)
+LAP = 300
+"""Records that go more than once around a ring of SMALL."""
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Log]:
+    opened = Log(tmp_path / "data", SMALL)
+    yield opened
+    opened.close()
+
+
+class Noted(list[malamute.Notice]):
+    """Notices, and what they say is gone."""
+
+    def gone(self) -> list[tuple[int, int, str]]:
+        gaps = [each for each in self if isinstance(each, malamute.GapNotice)]
+        return [(gap.from_offset, gap.to_offset, gap.code) for gap in gaps]
+
+
+def lap(log: Log, number: int) -> None:
+    for _ in range(LAP // 20):
+        log.fill(number, 20)
+        log.tidy()
+
+
+def held(reading: object, log: Log) -> tuple[MappedBatch, int]:
+    """The first batch of the reading, as a view, and the number of its stream."""
+    batch = reading.next_batch(0)  # type: ignore[attr-defined]
+    assert isinstance(batch, MappedBatch)
+    return batch, batch.stamp.stream
+
+
+# --- the ring comes round ---------------------------------------------------------------------
+
+
+def test_a_reader_that_the_ring_overtakes_is_told_what_it_missed(
+    log: Log, reader: LogReader
+) -> None:
+    trades, notes = log.create("trades"), Noted()
+    log.fill(trades, 40)
+    reading = reader.read("trades", on_notice=notes.append)
+    seen = records(reading)
+    lap(log, trades)
+    seen += records(reading)
+    ((begin, end, code),) = notes.gone()
+    assert (begin, code) == (40, "retention")
+    assert seen == filled(0, 40) + filled(end, 40 + LAP)
+    assert end <= log.ring("main").first_offset(trades)
+
+
+def test_a_strict_reader_is_told_of_a_gap_by_an_error_and_loses_nothing_behind_it(
+    log: Log, reader: LogReader
+) -> None:
+    trades = log.create("trades")
+    log.fill(trades, 40)
+    reading = reader.read("trades", strict=True)
+    assert records(reading) == filled(0, 40)
+    lap(log, trades)
+    with pytest.raises(malamute.GapError, match="cannot be read: retention") as raised:
+        reading.next_batch(0)
+    notice = raised.value.notice
+    assert isinstance(notice, malamute.GapNotice)
+    assert reading.position.next == notice.to_offset
+    assert records(reading) == filled(notice.to_offset, 40 + LAP)
+
+
+def test_a_view_that_was_overwritten_is_never_taken_for_good(log: Log, reader: LogReader) -> None:
+    trades = log.create("trades")
+    log.fill(trades, 20)
+    reading = reader.read("trades", on_notice=Noted().append)
+    batch, _ = held(reading, log)
+    assert batch.intact()
+    lap(log, trades)
+    assert not batch.intact()
+    with pytest.raises(Overwritten, match="offsets 0 to 0 were overwritten"):
+        batch.check()
+    with pytest.raises(Overwritten):
+        batch.copy()
+    with pytest.raises(Overwritten):
+        list(batch.records())
+    with pytest.raises(Overwritten):
+        batch.to_arrow()
+    # The reading goes on behind it.
+    assert records(reading)[-1] == filled(LAP + 19, LAP + 20)[0]
+
+
+def test_the_next_batch_is_not_given_before_the_last_one_was_looked_at_again(
+    log: Log, reader: LogReader
+) -> None:
+    trades = log.create("trades")
+    log.fill(trades, 20)
+    reading = reader.read("trades", on_notice=Noted().append)
+    batch, _ = held(reading, log)
+    assert len(batch.content) == 1
+    lap(log, trades)
+    with pytest.raises(Overwritten, match="offsets 0 to 0"):
+        reading.next_batch(0)
+    assert records(reading)[-1] == filled(LAP + 19, LAP + 20)[0]
+
+
+def test_a_copy_stays_what_it_is_when_the_ring_comes_round(log: Log, reader: LogReader) -> None:
+    trades = log.create("trades")
+    log.fill(trades, 20)
+    reading = reader.read("trades", on_notice=Noted().append)
+    batch, _ = held(reading, log)
+    copy = batch.copy()
+    lap(log, trades)
+    assert copy.bodies() == [body_at(0)]
+    assert batch.bodies() == [body_at(0)]
+    assert records(reading)
+
+
+def test_readings_of_copies_hand_out_batches_that_own_their_bytes(
+    log: Log, reader: LogReader
+) -> None:
+    trades = log.create("trades")
+    log.fill(trades, 20)
+    reading = reader.read("trades", copy=True, on_notice=Noted().append)
+    batch = reading.next_batch(0)
+    assert type(batch) is Batch
+    lap(log, trades)
+    assert batch.bodies() == [body_at(0)]
+    assert records(reading)
+
+
+def test_a_table_of_views_tells_when_it_was_overwritten(log: Log, reader: LogReader) -> None:
+    trades = log.create("trades")
+    log.fill(trades, 20)
+    reading = reader.read("trades", until="tail")
+    table = reading.to_arrow()
+    assert table["body"].to_pylist() == [body_at(offset) for offset in range(20)]
+    reading.check()
+    lap(log, trades)
+    with pytest.raises(Overwritten):
+        reading.check()
+    # Offsets are its own: what has changed is wrong, and lies nowhere else.
+    assert set(map(len, filter(None, table["body"].to_pylist()))) == {1000}
+
+
+def test_a_batch_that_is_overwritten_while_it_is_selected_is_not_handed_out(
+    log: Log, reader: LogReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trades, notes = log.create("trades"), Noted()
+    log.fill(trades, 20)
+    reading = reader.read("trades", on_notice=notes.append)
+    select = Selection.rows
+
+    def slow(self: Selection, *arguments: object) -> object:
+        monkeypatch.setattr(Selection, "rows", select)
+        lap(log, trades)
+        return select(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Selection, "rows", slow)
+    seen = records(reading)
+    ((begin, end, code),) = notes.gone()
+    assert (begin, code) == (0, "retention")
+    assert seen == filled(end, 20 + LAP)
+
+
+def test_without_the_check_of_the_header_what_was_overwritten_would_pass(
+    log: Log, reader: LogReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planted bug: a reader that trusts its mapping. Copies are right all the same."""
+    trades = log.create("trades")
+    log.fill(trades, 20)
+    batch, _ = held(reader.read("trades"), log)
+    columns = batch.to_arrow()
+    assert columns["body"].to_pylist() == [body_at(0)]
+    lap(log, trades)
+    monkeypatch.setattr(SegmentMap, "intact", lambda self: True)
+    batch.check()
+    assert columns["body"].to_pylist() != [body_at(0)]
+    with pytest.raises(Overwritten):
+        batch.copy()
+
+
+def test_a_reader_beside_a_writer_gives_right_records_and_names_all_others(tmp_path: Path) -> None:
+    """A writer that goes round and round, at every pace beside the reader's."""
+    chance = random.Random(7)
+    log = Log(tmp_path / "data", SMALL)
+    trades, notes = log.create("trades"), Noted()
+    seen: list[tuple[int, bytes]] = []
+    with open_reader(log.path) as reader:
+        reading = reader.read("trades", on_notice=notes.append)
+        for _ in range(60):
+            log.fill(trades, chance.choice((1, 5, 30, 90)))
+            if chance.random() < 0.8:
+                log.tidy()
+            for batch in batches(reading):
+                seen += [(record.offset, record.body) for record in batch]
+                if chance.random() < 0.4:
+                    break
+        seen += records(reading)
+        total = log.next(trades)
+    log.close()
+    assert all(body == body_at(offset) for offset, body in seen)
+    offsets = [offset for offset, _ in seen]
+    missed = [offset for begin, end, _ in notes.gone() for offset in range(begin, end)]
+    assert sorted(offsets + missed) == list(range(total))
+    assert missed
+
+
+def test_a_reading_up_to_the_tail_that_is_overtaken_ends_with_what_it_missed(
+    log: Log, reader: LogReader
+) -> None:
+    trades, notes = log.create("trades"), Noted()
+    log.fill(trades, 40)
+    reading = reader.read("trades", until="tail", on_notice=notes.append)
+    for _ in range(10):
+        reading.next_batch(0)
+    lap(log, trades)
+    with pytest.raises(Overwritten):
+        reading.next_batch(0)
+    assert records(reading) == []
+    assert notes.gone() == [(10, 40, "retention")]
+    assert reading.next_batch(0) is None
+
+
+def test_a_file_that_cannot_be_opened_for_the_moment_is_read_later(
+    log: Log, reader: LogReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trades = log.create("trades")
+    log.fill(trades, 120)
+    reading = reader.read("trades", strict=True)
+    seen = [record.body for record in reading.next_batch(0) or ()]
+    reading._segments.forget()
+
+    def full(path: object, flags: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def go_on() -> None:
+        for batch in batches(reading):
+            seen.extend(batch.bodies())
+
+    with monkeypatch.context() as patch:
+        patch.setattr("malamute_py.mapped.segments.open_regular", full)
+        with pytest.raises(OSError, match="Too many open files"):
+            go_on()
+    go_on()
+    assert seen == [body_at(offset) for offset in range(120)]
+
+
+# --- what retention removed -------------------------------------------------------------------
+
+
+def test_what_was_trimmed_is_a_gap_by_retention(log: Log, reader: LogReader) -> None:
+    trades, notes = log.create("trades"), Noted()
+    log.fill(trades, 30)
+    log.ring("main").remove_before(trades, offset=12)
+    log.tidy()
+    assert records(reader.read("trades", until="tail")) == filled(12, 30)
+    reading = reader.read("trades", start=5, until="tail", on_notice=notes.append)
+    assert records(reading) == filled(12, 30)
+    assert notes.gone() == [(5, 12, "retention")]
+
+
+def test_a_position_behind_the_end_is_rewound(log: Log, reader: LogReader) -> None:
+    trades, notes = log.create("trades"), Noted()
+    log.fill(trades, 5)
+    reading = reader.read("trades", start=9, on_notice=notes.append)
+    assert records(reading) == []
+    assert notes == [malamute.RewoundNotice(9, 5, 0)]
+    log.fill(trades, 1)
+    assert records(reading) == filled(5, 6)
+
+
+# --- damage -----------------------------------------------------------------------------------
+
+
+def flip(log: Log, lsn: int) -> None:
+    """Turn a byte of ring main over."""
+    number, position = divmod(lsn, S)
+    with (log.path / "rings" / "main" / f"{number:012d}.seg").open("r+b") as file:
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([byte ^ 1]))
+
+
+@pytest.mark.parametrize("where", [8, 20, STAMP_BYTES + 40, STAMP_BYTES + 400])
+@pytest.mark.parametrize("indexed", [False, True])
+def test_bit_rot_is_named_as_damage_and_everything_else_is_read(
+    tmp_path: Path, where: int, indexed: bool
+) -> None:
+    log, notes = Log(tmp_path / "data", SETTINGS), Noted()
+    trades = log.create("trades")
+    log.fill(trades, 10)
+    begin = log.ring("main").end_lsn
+    log.fill(trades, 100 if indexed else 5)
+    log.tidy()
+    log.fill(trades, 1)
+    assert (log.path / "rings/main/000000000000.idx").exists() == indexed
+    flip(log, begin + where)
+    total = log.next(trades)
+    with open_reader(log.path) as reader:
+        reading = reader.read("trades", until="tail", on_notice=notes.append)
+        assert records(reading) == filled(0, 10) + filled(11, total)
+    assert notes.gone() == [(10, 11, "damaged")]
+    (notice,) = notes
+    assert "segment 0 at byte" in str(notice)
+    log.close()
+
+
+def test_damage_at_the_end_of_a_stopped_log_is_named_too(tmp_path: Path) -> None:
+    log, notes = Log(tmp_path / "data", SETTINGS), Noted()
+    trades = log.create("trades")
+    log.fill(trades, 10)
+    begin = log.ring("main").end_lsn
+    log.fill(trades, 3)
+    log.close()
+    flip(log, begin + 400)
+    with open_reader(log.path) as reader:
+        reading = reader.read("trades", until="tail", on_notice=notes.append)
+        assert records(reading) == filled(0, 10) + filled(11, 13)
+    assert notes.gone() == [(10, 11, "damaged")]
+
+
+def test_damage_that_only_a_later_batch_proves_is_stepped_over(tmp_path: Path) -> None:
+    """The broker was killed: nothing but the stamps behind it says that the place was synced."""
+    log, notes = Log(tmp_path / "data", SETTINGS), Noted()
+    trades = log.create("trades")
+    log.fill(trades, 10)
+    begin = log.ring("main").end_lsn
+    log.fill(trades, 3)
+    log.ring("main").sync()
+    log.fill(trades, 3)
+    log.journal._release()
+    flip(log, begin + 400)
+    with open_reader(log.path) as reader:
+        reading = reader.read("trades", until="tail", on_notice=notes.append)
+        assert records(reading) == filled(0, 10) + filled(11, 16)
+    assert notes.gone() == [(10, 11, "damaged")]
+
+
+def test_a_torn_end_is_no_damage(tmp_path: Path) -> None:
+    log, notes = Log(tmp_path / "data", SETTINGS), Noted()
+    trades = log.create("trades")
+    log.fill(trades, 10)
+    begin = log.ring("main").end_lsn
+    log.fill(trades, 1)
+    log.journal._release()
+    flip(log, begin + 400)
+    with open_reader(log.path) as reader:
+        reading = reader.read("trades", until="tail", on_notice=notes.append)
+        assert records(reading) == filled(0, 10)
+    assert notes == []
+
+
+def test_a_segment_that_is_missing_amid_others_is_damage(tmp_path: Path) -> None:
+    log, notes = Log(tmp_path / "data", SETTINGS), Noted()
+    trades = log.create("trades")
+    log.fill(trades, 170)
+    log.tidy()
+    (log.path / "rings/main/000000000001.seg").unlink()
+    with open_reader(log.path) as reader:
+        reading = reader.read("trades", until="tail", on_notice=notes.append)
+        seen = records(reading)
+    ((begin, end, code),) = notes.gone()
+    assert code == "damaged"
+    assert seen == filled(0, begin) + filled(end, 170)
+    log.close()
+
+
+def test_a_file_that_was_cut_off_is_damage_and_no_signal(tmp_path: Path) -> None:
+    log, notes = Log(tmp_path / "data", SETTINGS), Noted()
+    trades = log.create("trades")
+    log.fill(trades, 170)
+    log.tidy()
+    os.truncate(log.path / "rings/main/000000000001.seg", HEAD * 5)
+    with open_reader(log.path) as reader:
+        reading = reader.read("trades", until="tail", on_notice=notes.append)
+        seen = records(reading)
+    gone = {offset for begin, end, _ in notes.gone() for offset in range(begin, end)}
+    assert {code for _, _, code in notes.gone()} == {"damaged"}
+    assert seen == [(n, body_at(n)) for n in range(170) if n not in gone]
+    assert 20 < len(gone) < 60
+    assert "cut off at 20480 bytes" in str(notes)
+    log.close()
+
+
+def test_a_page_that_the_disk_cannot_read_is_damage_and_no_signal(tmp_path: Path) -> None:
+    """As a file that is cut off under its mapping: the kernel refuses the pages, by name."""
+    log, notes = Log(tmp_path / "data", SETTINGS), Noted()
+    trades = log.create("trades")
+    log.fill(trades, 110)
+    log.tidy()
+    path = log.path / "rings/main/000000000001.seg"
+    bring = SegmentMap._bring
+
+    def late(self: SegmentMap, piece: int) -> None:
+        if self.number == 1:
+            os.truncate(path, HEAD * 5)
+        bring(self, piece)
+
+    with open_reader(log.path) as reader, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SegmentMap, "_bring", late)
+        reading = reader.read("trades", until="tail", on_notice=notes.append)
+        seen = records(reading)
+    gone = {offset for begin, end, _ in notes.gone() for offset in range(begin, end)}
+    assert seen == [(n, body_at(n)) for n in range(110) if n not in gone]
+    assert 20 < len(gone) < 60
+    assert "the disk cannot read byte 20480" in str(notes)
+    log.close()
+
+
+# --- what it holds ------------------------------------------------------------------------------
+
+
+def test_descriptors_and_mappings_are_bounded_and_given_back(tmp_path: Path) -> None:
+    log = Log(tmp_path / "data", RingSettings(segment_bytes=S, ring_bytes=24 * S))
+    trades = log.create("trades")
+    log.fill(trades, 900)
+    log.tidy()
+    log.close()
+    del log
+    gc.collect()
+
+    def mapped() -> int:
+        gc.collect()
+        return Path("/proc/self/maps").read_text(encoding="utf-8").count(str(tmp_path))
+
+    before, most = len(os.listdir("/proc/self/fd")), 0
+    with open_reader(tmp_path / "data") as reader:
+        reading = reader.read("trades", until="tail")
+        for number, _ in enumerate(reading):
+            if number % 50 == 0:
+                most = max(most, mapped())
+                assert len(os.listdir("/proc/self/fd")) <= before + MAPS_MAX + 3
+        assert 0 < most <= MAPS_MAX + 1
+        table = reader.read("trades", until="tail").to_arrow()
+        assert mapped() > MAPS_MAX + 1
+        assert table.num_rows == 900
+    assert mapped() > 0
+    del table, _, reading
+    assert mapped() == 0
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_nothing_in_the_directory_is_changed_or_locked(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trades = log.create("trades")
+    log.fill(trades, 100)
+    log.tidy()
+    flags: list[int] = []
+    opened = os.open
+
+    def noting(path: object, flag: int, *more: object, **options: object) -> int:
+        flags.append(flag)
+        return opened(path, flag, *more, **options)  # type: ignore[arg-type]
+
+    before = {path: path.stat() for path in log.path.rglob("*")}
+    with monkeypatch.context() as patch:
+        patch.setattr("fcntl.flock", None)
+        patch.setattr(os, "open", noting)
+        with open_reader(log.path) as reader:
+            assert len(records(reader.read("trades", until="tail"))) == 100
+    assert flags
+    assert not any(flag & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) for flag in flags)
+    after = {path: path.stat() for path in log.path.rglob("*")}
+    assert {path: facts.st_mtime_ns for path, facts in after.items()} == {
+        path: facts.st_mtime_ns for path, facts in before.items()
+    }

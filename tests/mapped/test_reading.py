@@ -1,0 +1,280 @@
+"""Reading a log that another writes: where it begins, what is selected, how it follows."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+import malamute_py as malamute
+from malamute_protocol.errors import LocalProtocolError
+from malamute_protocol.stamp import message_id
+from malamute_py.mapped import LogReader, StreamRemoved, UnknownStream
+from tests.mapped.logs import Log, body_at, filled, records
+
+
+@pytest.mark.parametrize("tidied", [False, True])
+def test_all_records_are_read_with_and_without_indexes(
+    log: Log, reader: LogReader, tidied: bool
+) -> None:
+    trades, other = log.create("trades"), log.create("other")
+    for _ in range(60):
+        log.fill(trades, 2)
+        log.fill(other, 1)
+    if tidied:
+        log.tidy()
+    assert records(reader.read("trades", until="tail")) == filled(0, 120)
+    assert records(reader.read("other", until="tail")) == filled(0, 60)
+
+
+@pytest.mark.parametrize("tidied", [False, True])
+@pytest.mark.parametrize("start", [0, 1, 59, 60, 61, 119, 120])
+def test_reading_begins_at_an_offset_wherever_that_lies(
+    log: Log, reader: LogReader, start: int, tidied: bool
+) -> None:
+    trades = log.create("trades")
+    log.fill(trades, 120)
+    if tidied:
+        log.tidy()
+    reading = reader.read("trades", start=start, until="tail", strict=True)
+    assert records(reading) == filled(start, 120)
+    assert reading.position.next == 120
+
+
+def test_a_reader_goes_on_at_the_position_of_another(log: Log, reader: LogReader) -> None:
+    trades = log.create("trades")
+    log.fill(trades, 100)
+    first = reader.read("trades")
+    for _ in range(40):
+        first.next_batch(0)
+    assert records(reader.read("trades", start=first.position, until="tail")) == filled(40, 100)
+
+
+def test_reading_begins_amid_a_batch(log: Log, reader: LogReader) -> None:
+    trades = log.create("trades")
+    log.put(trades, b"0", b"1", b"2", b"3")
+    assert records(reader.read("trades", start=2, end=3)) == [(2, b"2")]
+
+
+@pytest.mark.parametrize("tidied", [False, True])
+def test_reading_begins_at_a_time(log: Log, reader: LogReader, tidied: bool) -> None:
+    trades = log.create("trades")
+    for number in range(150):
+        log.put(trades, body_at(number), time_ms=1000 + 10 * number, client_time_ms=5000 - number)
+    if tidied:
+        log.tidy()
+
+    def first(start: object) -> int:
+        return records(reader.read("trades", start=start, until="tail"))[0][0]  # type: ignore[arg-type]
+
+    assert first(malamute.AtTime(1500)) == 50
+    assert first(malamute.AtTime(1495)) == 50
+    assert first(malamute.AtTime(1500, inclusive=False)) == 51
+    assert first(datetime.fromtimestamp(1.5, UTC)) == 50
+    assert first(malamute.AtClientTime(0)) == 0
+    assert first(malamute.AfterMessage(message_id(1500, 50))) == 51
+    assert records(reader.read("trades", start=malamute.AtTime(9999), until="tail")) == []
+
+
+@pytest.mark.parametrize("tidied", [False, True])
+def test_only_records_that_match_the_pattern_are_read(
+    log: Log, reader: LogReader, tidied: bool
+) -> None:
+    trades = log.create("trades")
+    for number in range(150):
+        log.put(trades, body_at(number), b"x", subject=[f"forex.{number % 3}", "stock.x"])
+    if tidied:
+        log.tidy()
+    of_one = [(2 * number, body_at(number)) for number in range(1, 150, 3)]
+    assert records(reader.read("trades", "forex.1", until="tail")) == of_one
+    assert len(records(reader.read("trades", malamute.prefix("forex."), until="tail"))) == 150
+    neither = malamute.not_(malamute.topic("forex.*"))
+    assert len(records(reader.read("trades", neither, until="tail"))) == 150
+    assert records(reader.read("trades", "bonds.#", until="tail")) == []
+
+
+def test_only_records_within_client_times_are_read(log: Log, reader: LogReader) -> None:
+    trades = log.create("trades")
+    for number in range(150):
+        log.put(trades, body_at(number), client_time_ms=number)
+    log.tidy()
+    assert records(reader.read("trades", client_time=(70, 80), until="tail")) == filled(70, 80)
+
+
+def test_what_has_expired_or_is_past_its_age_is_not_read(log: Log, reader: LogReader) -> None:
+    now = int(datetime.now(UTC).timestamp() * 1000)
+    trades, aged = log.create("trades"), log.create("aged", max_age_ms=60_000)
+    log.put(trades, b"gone", b"here", expires_at_ms=[1, now + 3_600_000])
+    log.put(aged, b"old", time_ms=now - 120_000)
+    log.put(aged, b"new", time_ms=now)
+    assert records(reader.read("trades", until="tail")) == [(1, b"here")]
+    assert records(reader.read("aged", until="tail")) == [(1, b"new")]
+
+
+def test_a_reading_follows_what_is_written(log: Log, reader: LogReader) -> None:
+    trades = log.create("trades")
+    reading = reader.read("trades")
+    with pytest.raises(malamute.Timeout):
+        reading.next_batch(0)
+    seen = []
+    for _ in range(100):
+        log.fill(trades, 3)
+        seen += records(reading)
+        log.tidy()
+    assert seen == filled(0, 300)
+
+
+def test_latest_begins_with_what_is_written_next(log: Log, reader: LogReader) -> None:
+    trades = log.create("trades")
+    log.fill(trades, 70)
+    reading = reader.read("trades", start="latest")
+    log.fill(trades, 2)
+    assert records(reading) == filled(70, 72)
+
+
+def test_a_reading_up_to_the_tail_ends_at_what_was_the_tail(log: Log, reader: LogReader) -> None:
+    trades = log.create("trades")
+    log.fill(trades, 5)
+    reading = reader.read("trades", until="tail")
+    log.fill(trades, 5)
+    assert records(reading) == filled(0, 5)
+    assert reading.next_batch() is None
+
+
+def test_a_stream_of_a_ring_of_its_own_is_read(log: Log, reader: LogReader) -> None:
+    own = log.create("own", "s/own", ring_bytes=1 << 20)
+    log.fill(own, 70)
+    assert records(reader.read("own", until="tail")) == filled(0, 70)
+    (entry,) = reader.streams()
+    assert (entry.name, entry.ring, entry.settings.ring_bytes) == ("own", "s/own", 1 << 20)
+
+
+def test_half_a_bundle_is_not_seen(log: Log, reader: LogReader) -> None:
+    trades, other = log.create("trades"), log.create("other")
+    log.put(trades, b"before")
+    reading = reader.read("trades")
+    assert records(reading) == [(0, b"before")]
+    from tests.journal.rings import batch
+
+    ring = log.ring("main")
+    begin = ring.end_lsn
+    appended = ring.append([batch(ring, trades, [b"first"]), batch(ring, other, [b"last"])])
+    last = log.path / "rings" / "main" / "000000000000.seg"
+    data = last.read_bytes()
+    # As while pwritev is under way: the second batch's content is not there yet.
+    torn = appended.end_lsn - 16
+    with last.open("r+b") as file:
+        file.seek(torn)
+        file.write(bytes(16))
+    assert records(reading) == []
+    # The writer failed, and wrote another bundle in its place.
+    with last.open("r+b") as file:
+        file.seek(begin)
+        file.write(data[begin : appended.end_lsn])
+    assert records(reading) == [(1, b"first")]
+
+
+def test_durable_reads_only_what_the_files_say_is_synced(log: Log, reader: LogReader) -> None:
+    trades = log.create("trades")
+    log.fill(trades, 1)
+    reading = reader.read("trades", visibility="durable")
+    assert records(reading) == []
+    log.ring("main").sync()
+    log.fill(trades, 1)
+    assert records(reading) == filled(0, 1)
+    log.ring("main").sync()
+    while log.ring("main").prepare_step() or log.ring("main").prepare_step():
+        pass
+    assert records(reading) == filled(1, 2)
+
+
+def test_a_stream_may_be_made_while_the_log_is_open(log: Log, reader: LogReader) -> None:
+    with pytest.raises(UnknownStream, match="there are: none"):
+        reader.read("late")
+    log.fill(log.create("late"), 2)
+    assert records(reader.read("late", until="tail")) == filled(0, 2)
+    with pytest.raises(UnknownStream, match="there are: late"):
+        reader.read("lat")
+
+
+def test_a_stream_that_is_removed_ends_its_readings_by_name(
+    log: Log, reader: LogReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("malamute_py.mapped.reading._CATALOGUE_S", 0)
+    trades = log.create("trades")
+    log.fill(trades, 1)
+    reading = reader.read("trades")
+    assert records(reading) == filled(0, 1)
+    log.remove(trades)
+    with pytest.raises(StreamRemoved, match="'trades' was removed"):
+        reading.next_batch(0)
+    assert reading.next_batch(0) is None
+
+
+def test_a_stream_in_memory_is_refused_by_name(log: Log, reader: LogReader) -> None:
+    log.create("fleeting", "memory", memory=True)
+    with pytest.raises(UnknownStream, match="memory"):
+        reader.read("fleeting")
+
+
+def test_start_points_that_only_a_broker_knows_are_refused(log: Log, reader: LogReader) -> None:
+    log.create("trades")
+    with pytest.raises(LocalProtocolError, match="cursors"):
+        reader.read("trades", start=malamute.FromCursor("mine"))
+    with pytest.raises(LocalProtocolError, match="cursors"):
+        reader.read("trades", start=malamute.LastPerSubject())
+
+
+def test_a_broker_that_is_started_anew_is_followed(log: Log, reader: LogReader) -> None:
+    trades = log.create("trades")
+    log.fill(trades, 70)
+    reading = reader.read("trades", strict=True)
+    assert records(reading) == filled(0, 70)
+    for _ in range(3):
+        log.close()
+        log.open()
+        log.fill(trades, 10)
+        begin = reading.position.next
+        assert records(reading) == filled(begin, begin + 10)
+
+
+@pytest.mark.parametrize("opened_before", [False, True])
+def test_an_end_that_a_recovery_dropped_is_not_read(log: Log, opened_before: bool) -> None:
+    """A power loss left a hole, and whole bundles behind it, in the next segment, too."""
+    from malamute_py.journal import open_reader
+    from tests.journal.rings import HEAD, S
+
+    trades = log.create("trades")
+    log.tidy()
+    log.fill(trades, 48)
+    hole = log.ring("main").end_lsn
+    log.fill(trades, 20)
+    assert log.ring("main").end_lsn > S + HEAD, "the tail goes on in the next segment"
+    log.journal._release()
+    with (log.path / "rings/main/000000000000.seg").open("r+b") as file:
+        file.seek(hole)
+        file.write(bytes(400))
+    if not opened_before:
+        log.open()
+    with open_reader(log.path) as reader:
+        reading = reader.read("trades", strict=True)
+        assert records(reading) == filled(0, 48)
+        if opened_before:
+            log.open()
+            assert records(reading) == []
+        assert log.next(trades) == 48
+        for _ in range(20):
+            begin = log.next(trades)
+            log.fill(trades, 3)
+            assert records(reading) == filled(begin, begin + 3)
+
+
+def test_the_names_of_streams_are_found_when_many_segments_lie_behind_them(log: Log) -> None:
+    from malamute_py.journal import open_reader
+
+    trades = log.create("trades")
+    log.fill(trades, 400)
+    log.tidy()
+    log.create("new")
+    with open_reader(log.path) as reader:
+        assert [entry.name for entry in reader.streams()] == ["new", "trades"]
