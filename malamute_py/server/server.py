@@ -67,7 +67,7 @@ from malamute_py.server.result_queue import ResultQueue
 from malamute_py.server.sockets import Endpoint, Listener, check_public, parse_endpoint
 from malamute_py.store.bodies import Bodies
 from malamute_py.store.database import DATABASE
-from malamute_py.telemetry import Limiter, Log, open_log, prometheus_text
+from malamute_py.telemetry import Limiter, Log, open_log
 
 EXIT_OK = 0
 EXIT_BUG = 70
@@ -208,12 +208,6 @@ class Server:
         facts = self._facts()
         return {"core": {**self._core.counters, **facts.pop("gauges")}, **facts}
 
-    def metrics_text(self) -> str:
-        """Return the metrics for Prometheus, which wants to see by the name what only grows."""
-        facts = self._facts()
-        counters = {f"{name}_total": count for name, count in dict(self._core.counters).items()}
-        return prometheus_text({"core": {**counters, **facts.pop("gauges")}, **facts})
-
     def _facts(self) -> dict[str, Any]:
         """The shell's part of BROKER_INFO."""
         return {
@@ -221,12 +215,15 @@ class Server:
             "data": self._journal.storage.describe(),
             "uptime_ms": self._clock() - self._started_ms,
             "resident_bytes": self._guard.memory.rss,
-            "longest_turn_us": self._loop.longest_turn_us,
+            **self._loop.facts(),
             **self._guard.facts(),
             "gauges": self._gauges(),
             "shell": dict(self._counters),
             "disk": self._rings.facts(),
+            **self._disk_facts(),
             "damage": self._damage,
+            "bounds": self._bounds(),
+            "latency": self._rings.latencies.facts(),
             **self._checkpoint_facts(),
             **({} if self._collector is None else self._collector.facts()),
         }
@@ -238,6 +235,31 @@ class Server:
                 return self._core.gauges
             except RuntimeError:  # something came or went while it was counted
                 continue
+
+    def _disk_facts(self) -> dict[str, int]:
+        free_bytes = None if self._directory is None else self._rings.free_bytes
+        return {} if free_bytes is None else {"disk_free_bytes": free_bytes}
+
+    def _bounds(self) -> dict[str, int]:
+        """How much there may be of what a gauge of the same name counts."""
+        config = self.config
+        return {
+            "links": config.links.links_max,
+            "connections": self._guard.connections.most,
+            "unread_bytes": config.limits.unread_bytes_max,
+            "streams": config.streams.streams_max,
+            "rings": config.streams.rings_max,
+            "subscriptions": config.streams.subscriptions_max,
+            "producers": config.streams.producers_max,
+            "mailboxes": config.mailboxes.mailboxes_max,
+            "mail_bytes": config.mailboxes.all_bytes_max,
+            "mail_memory_bytes": config.mailboxes.memory_bytes_max,
+            "services": config.services.services_max,
+            "request_bytes": config.services.all_bytes_max,
+            "offers": config.services.offers_max,
+            "cursors": config.groups.cursors_max,
+            "groups": config.groups.groups_max,
+        }
 
     def _checkpoint_facts(self) -> dict[str, Any]:
         checkpoints = self._checkpoints
