@@ -36,7 +36,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup run compile sync-client check test test-compiled test-floors test-needs demo simulate fuzz perf micro clean
+.PHONY: help setup run compile sync-client metrics-page check test test-compiled test-floors test-needs demo simulate fuzz perf micro clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -51,6 +51,9 @@ compile: $(DEV_STAMP) ## compile the hot modules into build/compiled (pyproject.
 
 sync-client: $(DEV_STAMP) ## write malamute_py/client/sync from client/aio; make check compares them
 	$(PY) -m tools.sync_client
+
+metrics-page: $(DEV_STAMP) ## write the table of deploy/metrics.md from malamute_py/http/table.py
+	$(PY) -m tools.metrics_page
 
 check: $(DEV_STAMP) ## lint, types, import contracts and the fast tests, in under a minute
 	$(BIN)/ruff check
@@ -95,6 +98,7 @@ test-floors: | $(PY) ## the fast tests over the lowest versions that pyproject.t
 
 test-needs: $(DEV_STAMP) $(NODE_STAMP)
 	@tests/need java
+	@tests/need prometheus
 
 demo: $(DEMO_STAMP) ## a year of real flights through the broker, checked against independent figures
 	@tests/need java

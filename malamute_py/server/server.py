@@ -61,6 +61,7 @@ from malamute_py.server.connections.guard import Guard
 from malamute_py.server.connections.watchdog import Watchdog
 from malamute_py.server.defaults import check_defaults
 from malamute_py.server.errors import ServerFailed, StartError
+from malamute_py.server.http_process import HttpCredential, HttpProcess, admit, first_line
 from malamute_py.server.journaling.rings import Rings
 from malamute_py.server.loop import Loop
 from malamute_py.server.result_queue import ResultQueue
@@ -123,6 +124,7 @@ class Server:
         self._guard: Guard
         self._journal: Journal
         self._checkpoints: Checkpoints | None = None
+        self._http: HttpProcess | None = None
         self._collector: Collector | None = None
         """None: the process is not the broker's own."""
 
@@ -197,6 +199,11 @@ class Server:
     def endpoints(self) -> list[str]:
         """Where it listens, with the ports that were found for port 0."""
         return [listener.name for listener in self._listeners]
+
+    @property
+    def http_url(self) -> str:
+        """Where the HTTP side serves; empty while it does not."""
+        return self._http.url if self._http is not None else ""
 
     @property
     def public_key(self) -> str:
@@ -290,7 +297,7 @@ class Server:
         )
 
     def _open(self) -> None:
-        config = self.config
+        config, credential = admit(self.config)
         endpoints = [parse_endpoint(text) for text in config.listen]
         check_public(endpoints, config)
         check_defaults(config)
@@ -316,10 +323,10 @@ class Server:
                 state = RecoveredState(facts, now_ms=now_ms)
                 if queues is not None:
                     state = RecoveredState(facts, queues.queues, queues.changes, now_ms=now_ms)
-                self._core = self._make_core(state)
+                self._core = self._make_core(config, state)
             except QueuesLost as error:
                 queues = None
-                self._core = self._make_core(self._without_queues(facts, error))
+                self._core = self._make_core(config, self._without_queues(facts, error))
             for name, offsets in self._core.unseen.items():
                 self._journal.rings[name].go_on(offsets)
             self._rings.snapshot = self._core.snapshot
@@ -367,6 +374,8 @@ class Server:
                 checkpoints=self._checkpoints,
                 collector=self._collector,
             )
+            if config.http.bind:
+                self._start_http(config, credential, parts)
             # From here on _serve() undoes all this, the last first.
             self._parts = parts.pop_all()
         if config.authentication.mechanism == "plain" and any(e.is_public for e in endpoints):
@@ -374,6 +383,15 @@ class Server:
                 "passwords_in_clear",
                 do='anyone on the way can read them; authentication.mechanism = "curve" encrypts',
             )
+
+    def _start_http(
+        self, config: Config, credential: HttpCredential, parts: contextlib.ExitStack
+    ) -> None:
+        """Have the HTTP side started; it waits for the loop to turn."""
+        first = first_line(config.http, self._listeners, credential, self.public_key)
+        self._http = HttpProcess(first, self.log, self._count, self._clock)
+        self._http.start()
+        parts.callback(self._http.stop)
 
     def _announce(self) -> None:
         self.log.info(
@@ -484,10 +502,10 @@ class Server:
         self._rings.bodies = Bodies(directory / DATABASE)
         return found
 
-    def _make_core(self, state: RecoveredState) -> Broker:
+    def _make_core(self, config: Config, state: RecoveredState) -> Broker:
         """Raises QueuesLost: while the log after the tables was read."""
         return Broker(
-            self._broker_settings(),
+            self._broker_settings(config),
             uuid=self._journal.uuid,
             epoch=self._journal.epoch,
             state=state,
@@ -579,8 +597,7 @@ class Server:
         if len(self._damage) < _DAMAGE_SHOWN:
             self._damage.append(text)
 
-    def _broker_settings(self) -> BrokerSettings:
-        config = self.config
+    def _broker_settings(self, config: Config) -> BrokerSettings:
         links, streams, memory = config.links, config.streams, config.memory
         mailboxes, services, groups = config.mailboxes, config.services, config.groups
         carriers = carriers_of(config.authentication)
