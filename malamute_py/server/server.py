@@ -66,6 +66,7 @@ from malamute_py.server.journaling.rings import Rings
 from malamute_py.server.loop import Loop
 from malamute_py.server.result_queue import ResultQueue
 from malamute_py.server.sockets import Endpoint, Listener, check_public, parse_endpoint
+from malamute_py.server.supervisor import Supervisor
 from malamute_py.store.bodies import Bodies
 from malamute_py.store.database import DATABASE
 from malamute_py.telemetry import Limiter, Log, open_log
@@ -125,6 +126,7 @@ class Server:
         self._journal: Journal
         self._checkpoints: Checkpoints | None = None
         self._http: HttpProcess | None = None
+        self._supervisor = Supervisor({})
         self._collector: Collector | None = None
         """None: the process is not the broker's own."""
 
@@ -152,6 +154,7 @@ class Server:
 
         Raises StartError, ConfigError.
         """
+        self._supervisor = Supervisor(os.environ)
         soft, hard = _raise_open_files()
         self._collector = Collector()
         self._open()
@@ -403,6 +406,7 @@ class Server:
             form=form(),
             **({"server_key": self.public_key} if self.public_key else {}),
         )
+        self._supervisor.tell(f"READY=1\nSTATUS=listens on {', '.join(self.endpoints)}")
 
     def _open_journal(self) -> Journal:
         directory = self.config.data_directory
@@ -727,6 +731,8 @@ class Server:
         try:
             while not self._stopping:
                 loop.turn()
+                self._supervisor.alive()
+            self._supervisor.tell("STOPPING=1")
             loop.finish(self.config.loop.drain_ms)
         except BaseException as error:  # noqa: BLE001 - a bug: said aloud, and the daemon ends
             self.failure = error
