@@ -36,7 +36,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup run compile sync-client spark-options check test test-compiled test-floors test-needs demo simulate fuzz perf micro clean
+.PHONY: help setup run compile sync-client spark-options metrics-page check test test-compiled test-floors test-needs demo simulate fuzz perf micro clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -54,6 +54,9 @@ sync-client: $(DEV_STAMP) ## write malamute_py/client/sync from client/aio; make
 
 spark-options: $(DEV_STAMP) ## write the options into spark_connector/README.md; make check compares them
 	$(PY) -m tools.spark_options
+
+metrics-page: $(DEV_STAMP) ## write the table of deploy/metrics.md from malamute_py/http/table.py
+	$(PY) -m tools.metrics_page
 
 check: $(DEV_STAMP) ## lint, types, import contracts and the fast tests, in under a minute
 	$(BIN)/ruff check
@@ -98,6 +101,7 @@ test-floors: | $(PY) ## the fast tests over the lowest versions that pyproject.t
 
 test-needs: $(DEV_STAMP) $(NODE_STAMP)
 	@tests/need java
+	@tests/need prometheus
 
 demo: $(DEMO_STAMP) ## a year of real flights through the broker, checked against independent figures
 	@tests/need java

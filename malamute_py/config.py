@@ -10,6 +10,7 @@ deploy/malamute.toml explains each key (a test compares the two).
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -317,6 +318,18 @@ class LoopSection(Section, frozen=True):
     drain_ms: MaybeMilliseconds = 2_000
 
 
+class HttpSection(Section, frozen=True):
+    """The HTTP side: metrics and health, served by a process of its own."""
+
+    bind: str = ""
+    """HOST:PORT; empty: there is no HTTP side."""
+    token_file: str = ""
+    """A file with the token that a request has to bring."""
+    labels_max: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 100
+    connections_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 64
+    request_ms: Annotated[int, msgspec.Meta(ge=100)] = 10_000
+
+
 class LogSection(Section, frozen=True):
     """The log goes to standard error."""
 
@@ -344,6 +357,7 @@ class Config(Section, frozen=True):
     journal: JournalSection = JournalSection()
     checkpoint: CheckpointSection = CheckpointSection()
     loop: LoopSection = LoopSection()
+    http: HttpSection = HttpSection()
     log: LogSection = LogSection()
 
 
@@ -644,6 +658,7 @@ def _check_together(config: Config) -> None:
                 near = _nearest(quota, QUOTAS) or f"; there are {', '.join(QUOTAS)}"
                 raise ConfigError(key, f"there is no such quota{near}")
     _check_identities(config.authentication)
+    check_http(config.http)
     authentication = config.authentication
     if authentication.mechanism == "plain" and not (
         authentication.users or authentication.users_file
@@ -653,6 +668,34 @@ def _check_together(config: Config) -> None:
         raise ConfigError(
             "authentication.clients",
             'mechanism = "curve" needs the public key of each client: name = "key"',
+        )
+
+
+def parse_bind(text: str) -> tuple[str, int, bool]:
+    """Host and port to serve HTTP at, and whether other machines may reach it.
+
+    Raises ConfigError.
+    """
+    host, separator, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (separator and host and port.isascii() and port.isdigit() and int(port) < 65536):
+        raise ConfigError(
+            "http.bind", f"{text!r} is no address; write 127.0.0.1:9798 (port 0: any free one)"
+        )
+    try:
+        public = not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        public = host != "localhost"
+    return host, int(port), public
+
+
+def check_http(http: HttpSection) -> None:
+    """Raise ConfigError for an address that is none, or that is open to other machines."""
+    if http.bind and parse_bind(http.bind)[2] and not http.token_file:
+        raise ConfigError(
+            "http.bind",
+            f"{http.bind} can be reached from other machines: set http.token_file to a file with a "
+            "token that requests have to bring, or bind 127.0.0.1",
         )
 
 

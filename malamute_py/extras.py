@@ -11,14 +11,17 @@ from typing import Final
 
 EXTRAS: Final[dict[str, str]] = {
     "cramjam": "codecs",
+    "prometheus_client": "http",
     "lz4": "codecs",
     "pyarrow": "arrow",
     "pyroaring": "server",
     "pyspark": "spark",
     "re2": "server",
     "rich": "cli",
+    "starlette": "http",
     "structlog": "server",
     "typer": "cli",
+    "uvicorn": "http",
     "zstandard": "codecs",
 }
 """Extra that installs a package, by the name under which the package is imported."""

@@ -1,14 +1,13 @@
-"""What the daemon tells about itself: log lines and counters.
+"""What the daemon tells about itself: log lines.
 
-Owns the set-up of the log and the form of the counters. The rule: nothing here is global, so that
-several brokers fit in one process and an embedded one leaves the program's own logging alone; a
-message is never logged, it is counted. Source: docs/design.md, Safety.
+Owns the set-up of the log and how often a line is written. The rule: nothing here is global, so
+that several brokers fit in one process and an embedded one leaves the program's own logging alone;
+a message is never logged, it is counted. Source: docs/design.md, Safety.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from typing import Any, Protocol, TextIO
 
 import structlog
@@ -96,9 +95,11 @@ class Refusals:
         self._since_ms = 0
         self._codes: dict[str, str] = {}
         self._counts: dict[str, int] = {}
+        self._last_ms: dict[str, int] = {}
 
-    def begins(self, ring: str, code: str) -> bool:
+    def begins(self, ring: str, code: str, now_ms: int) -> bool:
         """Count a refusal; True when the ring did not refuse for this before."""
+        self._last_ms[ring] = now_ms
         if self._codes.get(ring) == code:
             self._counts[ring] += 1
             return False
@@ -113,6 +114,13 @@ class Refusals:
         code = self._codes.pop(ring, None)
         return None if code is None else (code, self._counts.pop(ring))
 
+    def last(self, now_ms: int) -> dict[str, dict[str, Any]]:
+        """Ring -> code of the last refusal and how long ago it was, of rings that refuse."""
+        return {
+            ring: {"code": code, "ms_ago": now_ms - self._last_ms.get(ring, now_ms)}
+            for ring, code in self._codes.copy().items()
+        }
+
     def counts(self, now_ms: int) -> list[tuple[str, str, int]]:
         """(ring, code, count) of a period that is over, beyond what was said; reported once."""
         if now_ms - self._since_ms < self._period_ms:
@@ -121,42 +129,3 @@ class Refusals:
         found = [(ring, self._codes[ring], n) for ring, n in self._counts.items() if n]
         self._counts = dict.fromkeys(self._counts, 0)
         return found
-
-
-def prometheus_text(metrics: Mapping[str, Any], prefix: str = "malamute") -> str:
-    """Counters and gauges as Prometheus text; nested names are joined with `_`.
-
-    A name that ends in `_total` is a counter, every other number a gauge; what is not a
-    number (a version, a list) is left out. `rings` and the like, tables by a free name,
-    become one metric with a label.
-    """
-    lines: list[str] = []
-    named: set[str] = set()
-
-    def emit(name: str, label: str, value: float) -> None:
-        if name not in named:
-            named.add(name)
-            lines.append(f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}")
-        lines.append(f"{name}{label} {value}")
-
-    def walk(path: str, table: Mapping[str, Any]) -> None:
-        for key, value in table.items():
-            name = f"{path}_{key}"
-            if isinstance(value, bool):
-                emit(name, "", int(value))
-            elif isinstance(value, int | float):
-                emit(name, "", value)
-            elif isinstance(value, Mapping):
-                inner = list(value.values())
-                if inner and all(isinstance(part, Mapping) for part in inner):
-                    for fact in inner[0]:
-                        for label, part in value.items():
-                            number = part.get(fact)
-                            if isinstance(number, int | float):
-                                quoted = str(label).replace("\\", r"\\").replace('"', r"\"")
-                                emit(f"{name}_{fact}", f'{{name="{quoted}"}}', number)
-                else:
-                    walk(name, value)
-
-    walk(prefix, metrics)
-    return "\n".join(lines) + "\n"

@@ -11,12 +11,13 @@ import re
 import tomllib
 from pathlib import Path
 
-EXTRAS = ("arrow", "cli", "codecs", "server")
+EXTRAS = ("arrow", "cli", "codecs", "http", "server")
 TOOLS = frozenset(
     {
         "hypothesis",
         "msgpack",
         "psutil",
+        "pyyaml",
         "pytest",
         "pytest-asyncio",
         "pytest-timeout",

@@ -103,6 +103,8 @@ def info(ctx: typer.Context, as_json: output.Json = False) -> None:
             more[name] = Cell(more[name], size_text(more[name]))
     if "uptime_ms" in more:
         more["uptime_ms"] = Cell(more["uptime_ms"], duration_text(more["uptime_ms"]))
+    if "latency" in more:
+        more["latency"] = {name: _latency(facts) for name, facts in more["latency"].items()}
     more.pop("now_ms", None)
     rings, disk, shell = (more.pop(name, {}) for name in ("rings", "disk", "shell"))
     output.facts(
@@ -118,6 +120,20 @@ def info(ctx: typer.Context, as_json: output.Json = False) -> None:
         },
         as_json=as_json,
     )
+
+
+def _latency(facts: dict[str, Any]) -> dict[str, Any]:
+    """How many were measured, and within how many milliseconds so many percent of them lie."""
+    bounds, counts = facts["bounds_s"], facts["counts"]
+    found: dict[str, Any] = {"count": sum(counts)}
+    for percent in (50, 99):
+        seen = 0
+        for bound, count in zip(bounds, counts, strict=False):
+            seen += count
+            if seen and 100 * seen >= percent * found["count"]:
+                found[f"p{percent}_within_ms"] = 1_000 * bound
+                break
+    return found
 
 
 def _sizes(facts: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ Source: SPEC.md, section 4.7.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
@@ -223,7 +224,7 @@ Kind = TypeVar("Kind", bound=Facts)
 
 def facts(kind: type[Kind], value: Mapping[str, Any]) -> Kind:
     """The facts of an answer. Raises RemoteProtocolError: a known one is of another type."""
-    known = {field.encode_name for field in msgspec.structs.fields(kind)}
+    known = _known(kind)
     plain = {name: fact for name, fact in value.items() if name in known}
     plain["more"] = {name: fact for name, fact in value.items() if name not in known}
     try:
@@ -232,6 +233,12 @@ def facts(kind: type[Kind], value: Mapping[str, Any]) -> Kind:
         raise RemoteProtocolError(
             "malformed", f"the facts of a {kind.__name__}: {error}"
         ) from error
+
+
+@cache
+def _known(kind: type[Facts]) -> frozenset[str]:
+    """Names of the fields on the wire; to ask msgspec takes 0.1 ms."""
+    return frozenset(field.encode_name for field in msgspec.structs.fields(kind))
 
 
 def fact_list(kind: type[Kind], value: Mapping[str, Any], name: str) -> list[Kind]:

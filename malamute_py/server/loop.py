@@ -131,6 +131,7 @@ class Journaled(Protocol):
     sync_at_ms: int | None
 
     def sync(self, hurries: Callable[[str], bool], now_ms: int) -> None: ...  # noqa: D102
+    def synced(self, name: str, lsn: int) -> None: ...  # noqa: D102
     def syncing(self) -> bool: ...  # noqa: D102
 
 
@@ -235,6 +236,14 @@ class Loop:
         self._finishing = False
         self._told = False
         """The core was told in the middle of a Ready that a link is lost."""
+
+    def facts(self) -> dict[str, Any]:
+        """For BROKER_INFO and metrics."""
+        return {
+            "longest_turn_us": self.longest_turn_us,
+            "blocked_links": len(self._waiting),
+            "refusing": self._refusals.last(self._clock()),
+        }
 
     @property
     def peers(self) -> Peers:
@@ -609,6 +618,7 @@ class Loop:
             kind = type(result)
             if kind is Synced:
                 core.synced(result.ring, result.lsn, now_ms)
+                self._rings.synced(result.ring, result.lsn)
                 if self._checkpoints is not None and result.ring == MAIN:
                     self._checkpoints.synced(result.lsn)
             elif kind is HistoryRead or kind is ReadFailed:
@@ -693,7 +703,7 @@ class Loop:
 
     def _refused(self, ring: str, answer: AppendRefused, now_ms: int) -> None:
         self._counters["appends_refused_total"] += 1
-        if self._refusals.begins(ring, answer.code):
+        if self._refusals.begins(ring, answer.code, now_ms):
             level = "info" if answer.code == "wait" else "error"
             facts = {"ring": ring, "code": answer.code, "reason": answer.reason}
             self._event("append_refused", level, facts, now_ms)

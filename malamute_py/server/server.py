@@ -61,13 +61,15 @@ from malamute_py.server.connections.guard import Guard
 from malamute_py.server.connections.watchdog import Watchdog
 from malamute_py.server.defaults import check_defaults
 from malamute_py.server.errors import ServerFailed, StartError
+from malamute_py.server.http_process import HttpCredential, HttpProcess, admit, first_line
 from malamute_py.server.journaling.rings import Rings
 from malamute_py.server.loop import Loop
 from malamute_py.server.result_queue import ResultQueue
 from malamute_py.server.sockets import Endpoint, Listener, check_public, parse_endpoint
+from malamute_py.server.supervisor import Supervisor
 from malamute_py.store.bodies import Bodies
 from malamute_py.store.database import DATABASE
-from malamute_py.telemetry import Limiter, Log, open_log, prometheus_text
+from malamute_py.telemetry import Limiter, Log, open_log
 
 EXIT_OK = 0
 EXIT_BUG = 70
@@ -123,6 +125,8 @@ class Server:
         self._guard: Guard
         self._journal: Journal
         self._checkpoints: Checkpoints | None = None
+        self._http: HttpProcess | None = None
+        self._supervisor = Supervisor({})
         self._collector: Collector | None = None
         """None: the process is not the broker's own."""
 
@@ -150,6 +154,7 @@ class Server:
 
         Raises StartError, ConfigError.
         """
+        self._supervisor = Supervisor(os.environ)
         soft, hard = _raise_open_files()
         self._collector = Collector()
         self._open()
@@ -199,6 +204,11 @@ class Server:
         return [listener.name for listener in self._listeners]
 
     @property
+    def http_url(self) -> str:
+        """Where the HTTP side serves; empty while it does not."""
+        return self._http.url if self._http is not None else ""
+
+    @property
     def public_key(self) -> str:
         """What clients need for CURVE; empty without it."""
         return self._authenticator.public_key.decode() if self._authenticator else ""
@@ -208,12 +218,6 @@ class Server:
         facts = self._facts()
         return {"core": {**self._core.counters, **facts.pop("gauges")}, **facts}
 
-    def metrics_text(self) -> str:
-        """Return the metrics for Prometheus, which wants to see by the name what only grows."""
-        facts = self._facts()
-        counters = {f"{name}_total": count for name, count in dict(self._core.counters).items()}
-        return prometheus_text({"core": {**counters, **facts.pop("gauges")}, **facts})
-
     def _facts(self) -> dict[str, Any]:
         """The shell's part of BROKER_INFO."""
         return {
@@ -221,12 +225,15 @@ class Server:
             "data": self._journal.storage.describe(),
             "uptime_ms": self._clock() - self._started_ms,
             "resident_bytes": self._guard.memory.rss,
-            "longest_turn_us": self._loop.longest_turn_us,
+            **self._loop.facts(),
             **self._guard.facts(),
             "gauges": self._gauges(),
             "shell": dict(self._counters),
             "disk": self._rings.facts(),
+            **self._disk_facts(),
             "damage": self._damage,
+            "bounds": self._bounds(),
+            "latency": self._rings.latencies.facts(),
             **self._checkpoint_facts(),
             **({} if self._collector is None else self._collector.facts()),
         }
@@ -238,6 +245,31 @@ class Server:
                 return self._core.gauges
             except RuntimeError:  # something came or went while it was counted
                 continue
+
+    def _disk_facts(self) -> dict[str, int]:
+        free_bytes = None if self._directory is None else self._rings.free_bytes
+        return {} if free_bytes is None else {"disk_free_bytes": free_bytes}
+
+    def _bounds(self) -> dict[str, int]:
+        """How much there may be of what a gauge of the same name counts."""
+        config = self.config
+        return {
+            "links": config.links.links_max,
+            "connections": self._guard.connections.most,
+            "unread_bytes": config.limits.unread_bytes_max,
+            "streams": config.streams.streams_max,
+            "rings": config.streams.rings_max,
+            "subscriptions": config.streams.subscriptions_max,
+            "producers": config.streams.producers_max,
+            "mailboxes": config.mailboxes.mailboxes_max,
+            "mail_bytes": config.mailboxes.all_bytes_max,
+            "mail_memory_bytes": config.mailboxes.memory_bytes_max,
+            "services": config.services.services_max,
+            "request_bytes": config.services.all_bytes_max,
+            "offers": config.services.offers_max,
+            "cursors": config.groups.cursors_max,
+            "groups": config.groups.groups_max,
+        }
 
     def _checkpoint_facts(self) -> dict[str, Any]:
         checkpoints = self._checkpoints
@@ -268,7 +300,7 @@ class Server:
         )
 
     def _open(self) -> None:
-        config = self.config
+        config, credential = admit(self.config)
         endpoints = [parse_endpoint(text) for text in config.listen]
         check_public(endpoints, config)
         check_defaults(config)
@@ -294,10 +326,10 @@ class Server:
                 state = RecoveredState(facts, now_ms=now_ms)
                 if queues is not None:
                     state = RecoveredState(facts, queues.queues, queues.changes, now_ms=now_ms)
-                self._core = self._make_core(state)
+                self._core = self._make_core(config, state)
             except QueuesLost as error:
                 queues = None
-                self._core = self._make_core(self._without_queues(facts, error))
+                self._core = self._make_core(config, self._without_queues(facts, error))
             for name, offsets in self._core.unseen.items():
                 self._journal.rings[name].go_on(offsets)
             self._rings.snapshot = self._core.snapshot
@@ -345,6 +377,8 @@ class Server:
                 checkpoints=self._checkpoints,
                 collector=self._collector,
             )
+            if config.http.bind:
+                self._start_http(config, credential, parts)
             # From here on _serve() undoes all this, the last first.
             self._parts = parts.pop_all()
         if config.authentication.mechanism == "plain" and any(e.is_public for e in endpoints):
@@ -352,6 +386,15 @@ class Server:
                 "passwords_in_clear",
                 do='anyone on the way can read them; authentication.mechanism = "curve" encrypts',
             )
+
+    def _start_http(
+        self, config: Config, credential: HttpCredential, parts: contextlib.ExitStack
+    ) -> None:
+        """Have the HTTP side started; it waits for the loop to turn."""
+        first = first_line(config.http, self._listeners, credential, self.public_key)
+        self._http = HttpProcess(first, self.log, self._count, self._clock)
+        self._http.start()
+        parts.callback(self._http.stop)
 
     def _announce(self) -> None:
         self.log.info(
@@ -363,6 +406,7 @@ class Server:
             form=form(),
             **({"server_key": self.public_key} if self.public_key else {}),
         )
+        self._supervisor.tell(f"READY=1\nSTATUS=listens on {', '.join(self.endpoints)}")
 
     def _open_journal(self) -> Journal:
         directory = self.config.data_directory
@@ -462,10 +506,10 @@ class Server:
         self._rings.bodies = Bodies(directory / DATABASE)
         return found
 
-    def _make_core(self, state: RecoveredState) -> Broker:
+    def _make_core(self, config: Config, state: RecoveredState) -> Broker:
         """Raises QueuesLost: while the log after the tables was read."""
         return Broker(
-            self._broker_settings(),
+            self._broker_settings(config),
             uuid=self._journal.uuid,
             epoch=self._journal.epoch,
             state=state,
@@ -557,8 +601,7 @@ class Server:
         if len(self._damage) < _DAMAGE_SHOWN:
             self._damage.append(text)
 
-    def _broker_settings(self) -> BrokerSettings:
-        config = self.config
+    def _broker_settings(self, config: Config) -> BrokerSettings:
         links, streams, memory = config.links, config.streams, config.memory
         mailboxes, services, groups = config.mailboxes, config.services, config.groups
         carriers = carriers_of(config.authentication)
@@ -688,6 +731,8 @@ class Server:
         try:
             while not self._stopping:
                 loop.turn()
+                self._supervisor.alive()
+            self._supervisor.tell("STOPPING=1")
             loop.finish(self.config.loop.drain_ms)
         except BaseException as error:  # noqa: BLE001 - a bug: said aloud, and the daemon ends
             self.failure = error

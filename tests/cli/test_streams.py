@@ -114,7 +114,11 @@ def test_links_are_listed_and_ended(m: Run, broker: EmbeddedBroker) -> None:
 
 
 def test_info_tells_about_the_broker(m: Run) -> None:
+    m("pub", "known", "1").ok()
     shown = m("info", "--json").ok().json
     assert shown["software"].startswith("malamute-py")
     assert shown["counters"]["links_opened"] >= 1
     assert ["rings.main.memory", "no"] in m("info").ok().rows
+    confirms = shown["latency"]["confirm"]
+    assert confirms["count"] >= 1
+    assert 0 < confirms["p50_within_ms"] <= confirms["p99_within_ms"]

@@ -68,6 +68,19 @@ async def test_mailboxes_are_listed_by_name_and_page_by_page(shell: Any) -> None
     assert len(await shell.do("list_mailboxes")) == 6
 
 
+@pytest.mark.parametrize("limit", [1, 3])
+async def test_a_listing_ends_where_the_caller_has_enough(shell: Any, limit: int) -> None:
+    for n in range(4):
+        await shell.do("create_stream", f"s-{n}")
+        await shell.do("edit_mailbox", f"box-{n}")
+        await shell.do("edit_service", f"work-{n}")
+        await shell.call(shell.client.cursor(f"s-{n}", "c").move, 0)
+    for name in ("list_streams", "list_mailboxes", "list_services", "list_cursors"):
+        some = await shell.do(name, limit=limit)
+        assert some == (await shell.do(name))[:limit], name
+        assert len(some) == limit
+
+
 async def test_peeking_takes_nothing_and_purging_takes_all(shell: Any) -> None:
     step = shell.client.atomic()
     for n in range(3):

@@ -149,7 +149,7 @@ class Inside:
         chance = random.Random(seed)
         config = load(overrides=SETTINGS | (settings or {}))
         self.now_ms = START_MS
-        asked = Server(config, log=_Log())._broker_settings()
+        asked = Server(config, log=_Log())._broker_settings(config)
         # Counted and not timed: a seed makes the same messages on any machine, slices included.
         bound = msgspec.structs.replace(asked, facts=dict, meter=partial(next, count(0, _ASKED_NS)))
         self.limits = bound.limits

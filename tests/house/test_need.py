@@ -97,7 +97,7 @@ def test_a_missing_java_is_named_with_the_command_to_type_when_not_root(machine:
     assert machine.log.read_text() == ""
 
 
-@pytest.mark.parametrize("what", ["java", "node"])
+@pytest.mark.parametrize("what", ["java", "node", "prometheus"])
 def test_what_is_missing_is_named_where_there_is_no_apt(machine: Machine, what: str) -> None:
     result = machine.need(what)
     assert result.returncode == 1
@@ -116,6 +116,13 @@ def test_node_without_npm_is_not_enough(machine: Machine) -> None:
     assert machine.need("node").returncode == 1
     machine.has("npm", "true")
     assert machine.need("node").returncode == 0
+
+
+def test_prometheus_without_its_tool_is_not_enough(machine: Machine) -> None:
+    machine.has("prometheus", "true")
+    assert machine.need("prometheus").returncode == 1
+    machine.has("promtool", "true")
+    assert machine.need("prometheus").returncode == 0
 
 
 def test_an_unknown_need_is_a_usage_error(machine: Machine) -> None:

@@ -122,6 +122,8 @@ def extras_of_the_place(path: Path) -> list[str]:
         return ["arrow"]
     if path.is_relative_to(PACKAGES["malamute_py"] / "cli"):
         return ["cli"]
+    if path.is_relative_to(PACKAGES["malamute_py"] / "http"):
+        return ["http"]
     if any(path.is_relative_to(PACKAGES["malamute_py"] / part) for part in BROKER_PARTS):
         return ["server"]
     return []

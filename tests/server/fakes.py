@@ -172,6 +172,7 @@ class NoRings:
     sync_at_ms: int | None = None
 
     def sync(self, hurries: Callable[[str], bool], now_ms: int) -> None: ...
+    def synced(self, name: str, lsn: int) -> None: ...
     def syncing(self) -> bool:
         return False
 

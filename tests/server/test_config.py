@@ -10,7 +10,7 @@ import pytest
 
 from malamute_py import EmbeddedBroker
 from malamute_py.broker import BrokerSettings
-from malamute_py.config import KEYS, Config, ConfigError, from_table, load
+from malamute_py.config import KEYS, Config, ConfigError, from_table, load, parse_bind
 from malamute_py.server import Server
 from tests.server.fakes import Lines
 
@@ -39,7 +39,7 @@ SHELL_OWN = {"software", "permit", "quota", "carrier", "facts", "meter"}
 
 def test_the_core_has_the_defaults_of_the_configuration() -> None:
     """The core's tests run under the bounds that a broker has as it is delivered."""
-    given, own = Server(Config(), log=Lines())._broker_settings(), BrokerSettings()
+    given, own = Server(Config(), log=Lines())._broker_settings(Config()), BrokerSettings()
     for name in set(BrokerSettings.__struct_fields__) - SHELL_OWN:
         assert getattr(given, name) == getattr(own, name), name
 
@@ -85,7 +85,7 @@ def test_a_number_of_bytes_may_have_its_unit_on_the_command_line() -> None:
         (
             {"broker": {"port": 1}},
             "broker",
-            "authentication, checkpoint, groups, journal, limits, links, log, loop",
+            "authentication, checkpoint, groups, http, journal, limits, links, log, loop",
         ),
         ({"broker": {"port": 1}}, "broker", "outside them stand data_directory, listen"),
         ({"log": {"zzz": 1}}, "log.zzz", "[log] has level, form"),
@@ -100,6 +100,11 @@ def test_a_number_of_bytes_may_have_its_unit_on_the_command_line() -> None:
         ({"journal": {"ring_bytes": 1 << 20}}, "journal.ring_bytes", "three segments"),
         ({"checkpoint": {"force_percent": 95}}, "checkpoint.force_percent", "pressure_percent"),
         ({"links": {"heartbeat_ms": 1}}, "links.heartbeat_ms", "heartbeat_min_ms"),
+        ({"http": {"bind": "9798"}}, "http.bind", "write 127.0.0.1:9798"),
+        ({"http": {"bind": "127.0.0.1:65536"}}, "http.bind", "write 127.0.0.1:9798"),
+        ({"http": {"bind": "0.0.0.0:9798"}}, "http.bind", "set http.token_file"),
+        ({"http": {"bind": "[::]:9798"}}, "http.bind", "set http.token_file"),
+        ({"http": {"bind": "some-host:9798"}}, "http.bind", "set http.token_file"),
         ({"authentication": {"mechanism": "plain"}}, "authentication.users", "users_file"),
         ({"authentication": {"mechanism": "curve"}}, "authentication.clients", "public key"),
     ],
@@ -111,6 +116,19 @@ def test_a_bad_setting_is_named_with_what_to_write(
         from_table(table)
     assert caught.value.key == key
     assert hint in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("bind", "parts"),
+    [
+        ("127.0.0.1:9798", ("127.0.0.1", 9798, False)),
+        ("[::1]:0", ("::1", 0, False)),
+        ("localhost:1", ("localhost", 1, False)),
+        ("10.0.0.1:1", ("10.0.0.1", 1, True)),
+    ],
+)
+def test_an_address_for_http_is_taken_apart(bind: str, parts: tuple[str, int, bool]) -> None:
+    assert parse_bind(bind) == parts
 
 
 def test_a_misspelt_variable_of_a_section_is_refused_and_others_pass() -> None:

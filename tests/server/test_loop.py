@@ -611,14 +611,16 @@ def test_refusals_of_a_full_disk_are_said_once_a_ring_and_then_counted() -> None
 def test_refusals_that_go_on_are_counted_once_a_period() -> None:
     refusals = Refusals(period_ms=100)
     assert refusals.counts(1_000) == []
-    assert refusals.begins("main", "disk_full")
-    assert not refusals.begins("main", "disk_full")
-    assert not refusals.begins("main", "disk_full")
+    assert refusals.begins("main", "disk_full", 1_000)
+    assert not refusals.begins("main", "disk_full", 1_000)
+    assert not refusals.begins("main", "disk_full", 1_050)
+    assert refusals.last(1_080) == {"main": {"code": "disk_full", "ms_ago": 30}}
     assert refusals.counts(1_099) == []
     assert refusals.counts(1_100) == [("main", "disk_full", 2)]
     assert refusals.counts(1_200) == []
     assert refusals.ends("main") == ("disk_full", 0)
     assert refusals.ends("main") is None
+    assert refusals.last(1_200) == {}
 
 
 # --- errors that no code foresees -----------------------------------------------------------------

@@ -430,10 +430,35 @@ def test_the_broker_tells_about_itself(tmp_path: Path) -> None:
         assert result.value["endpoints"] == [at]
         assert result.value["data"] == str(tmp_path)
         assert result.value["disk"]["main"]["disk_bytes"] >= 4 << 20
-        text = server.metrics_text()
-        assert "malamute_core_links 1" in text
-        assert "# TYPE malamute_shell_messages_in_total counter" in text
-        assert 'malamute_disk_synced_lsn{name="main"}' in text
+        facts = server.metrics()
+        assert facts["core"]["links"] == facts["core"]["links_opened"] == 1
+        assert facts["shell"]["messages_in_total"] >= 2
+        main = facts["disk"]["main"]
+        assert 0 < main["synced_lsn"] <= main["end_lsn"] <= main["ring_bytes"]
+        assert (main["full"], main["unprepared"]) == ("overwrite", "")
+        assert facts["bounds"]["links"] == server.config.links.links_max
+        assert facts["refusing"] == {}
+        assert facts["blocked_links"] == 0
+
+
+def test_a_confirm_on_disk_is_in_the_histograms_of_syncs_and_confirms(tmp_path: Path) -> None:
+    with serving(config(tmp_path)) as (server, at, _), RawPeer(at) as peer:
+        before = server.metrics()["latency"]
+        assert isinstance(publish(peer, 1, encode([b"x"])), Confirm)
+        after = server.metrics()["latency"]
+    for name in ("sync", "confirm"):
+        assert sum(after[name]["counts"]) > sum(before[name]["counts"])
+        assert after[name]["sum_s"] > before[name]["sum_s"]
+
+
+def test_syncs_of_rings_in_memory_are_not_measured() -> None:
+    with serving(config()) as (server, at, _), RawPeer(at) as peer:
+        peer.send(CreateStream(1, "quick", {"memory": True}))
+        peer.get(Result)
+        before = sum(server.metrics()["latency"]["confirm"]["counts"])
+        peer.send(Publish("quick", 1, Level.DEFAULT), frames=(encode([b"x"]),))
+        assert peer.get(Confirm)[0].level == Level.NONE
+        assert sum(server.metrics()["latency"]["confirm"]["counts"]) == before
 
 
 def test_an_idle_broker_stops_at_once_and_can_be_started_again() -> None:

@@ -524,14 +524,19 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         value = await self._link.ask(lambda number: c.StreamInfo(number, stream))
         return facts(StreamFacts, {"name": stream, **value})
 
-    async def list_streams(self, prefix: str = "") -> list[StreamFacts]:
-        """Short facts about all streams whose name begins with the prefix, in name order."""
+    async def list_streams(self, prefix: str = "", *, limit: int = 0) -> list[StreamFacts]:
+        """Short facts about all streams whose name begins with the prefix, in name order.
+
+        limit: at most so many, the first by name; 0: all.
+        """
         found: list[StreamFacts] = []
         after = ""
         while True:
             value = await self._link.ask(make_page(prefix, after))
             page = fact_list(StreamFacts, value, "streams")
             found += page
+            if limit and len(found) >= limit:
+                return found[:limit]
             if not page or not value.get("more"):
                 return found
             after = page[-1].name

@@ -395,11 +395,17 @@ class QueueVerbs(AsyncVerbs):
         """Facts about one cursor. Raises BrokerRefused `unknown_cursor`."""
         return await self.cursor(stream, cursor).info()
 
-    async def list_cursors(self, stream: str = "", prefix: str = "") -> list[CursorFacts]:
-        """Facts about the cursors of a stream (empty: of all), those that begin so."""
+    async def list_cursors(
+        self, stream: str = "", prefix: str = "", *, limit: int = 0
+    ) -> list[CursorFacts]:
+        """Facts about the cursors of a stream (empty: of all), those that begin so.
+
+        limit: at most so many, the first by name; 0: all.
+        """
         return await self._pages(
             CursorFacts,
             lambda number, after: c.CursorInfo(number, stream, beginning(prefix), after),
+            limit,
         )
 
     # --- groups ------------------------------------------------------------------------------
@@ -452,11 +458,17 @@ class QueueVerbs(AsyncVerbs):
         value = await self._link.ask(lambda number: c.GroupInfo(number, stream, group))
         return facts(GroupFacts, {"stream": stream, "group": group, **value})
 
-    async def list_groups(self, stream: str = "", prefix: str = "") -> list[GroupFacts]:
-        """Facts about the groups of a stream (empty: of all), those that begin so."""
+    async def list_groups(
+        self, stream: str = "", prefix: str = "", *, limit: int = 0
+    ) -> list[GroupFacts]:
+        """Facts about the groups of a stream (empty: of all), those that begin so.
+
+        limit: at most so many, the first by name; 0: all.
+        """
         return await self._pages(
             GroupFacts,
             lambda number, after: c.GroupInfo(number, stream, beginning(prefix), after),
+            limit,
         )
 
     async def remove_group(self, stream: str, group: str) -> None:
@@ -465,10 +477,15 @@ class QueueVerbs(AsyncVerbs):
 
     # --- mailboxes ---------------------------------------------------------------------------
 
-    async def list_mailboxes(self, prefix: str = "") -> list[MailboxFacts]:
-        """Facts about all mailboxes whose name begins so, in name order."""
+    async def list_mailboxes(self, prefix: str = "", *, limit: int = 0) -> list[MailboxFacts]:
+        """Facts about all mailboxes whose name begins so, in name order.
+
+        limit: at most so many, the first by name; 0: all.
+        """
         return await self._pages(
-            MailboxFacts, lambda number, after: c.MailboxInfo(number, beginning(prefix), after)
+            MailboxFacts,
+            lambda number, after: c.MailboxInfo(number, beginning(prefix), after),
+            limit,
         )
 
     async def mailbox_info(self, mailbox: str) -> MailboxFacts:
@@ -514,10 +531,15 @@ class QueueVerbs(AsyncVerbs):
 
     # --- services ----------------------------------------------------------------------------
 
-    async def list_services(self, prefix: str = "") -> list[ServiceFacts]:
-        """Facts about all service queues whose name begins so, in name order."""
+    async def list_services(self, prefix: str = "", *, limit: int = 0) -> list[ServiceFacts]:
+        """Facts about all service queues whose name begins so, in name order.
+
+        limit: at most so many, the first by name; 0: all.
+        """
         return await self._pages(
-            ServiceFacts, lambda number, after: c.ServiceInfo(number, beginning(prefix), after)
+            ServiceFacts,
+            lambda number, after: c.ServiceInfo(number, beginning(prefix), after),
+            limit,
         )
 
     async def service_info(self, service: str) -> ServiceFacts:
@@ -555,14 +577,21 @@ class QueueVerbs(AsyncVerbs):
         value = await self._link.ask(lambda number: c.RemoveService(number, service, service))
         return int(value.get("count", 0))
 
-    async def _pages(self, kind: type[Kind], make: Callable[[int, str], Any]) -> list[Kind]:
-        """All entries of all pages; make: (request number, after) -> the question."""
+    async def _pages(
+        self, kind: type[Kind], make: Callable[[int, str], Any], limit: int
+    ) -> list[Kind]:
+        """Return the entries of all pages, or `limit` of them if that is not 0.
+
+        make: (request number, after) -> the question.
+        """
         found: list[Kind] = []
         after = ""
         while True:
             value = await self._link.ask(partial(_following, make, after))
             page = fact_list(kind, value, "entries")
             found += page
+            if limit and len(found) >= limit:
+                return found[:limit]
             if not page or not value.get("more"):
                 return found
             after = place_of(page[-1])

@@ -341,6 +341,7 @@ class Checkpoints:
             "hangs_total": self.hangs,
             "ring_use": round(self._use(), 4),
             "pressed": self.pressed,
+            "failing": self._backoff_ms > 0,
         }
 
     @property

@@ -205,7 +205,7 @@ class CheckpointProcess:
             ],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
             # What a terminal sends to its group is the broker's to answer.
-            env=_environment(), process_group=0,
+            env=environment(), process_group=0,
         )  # fmt: skip
         assert child.stdout is not None
         answer = read_answer(child.stdout)  # type: ignore[arg-type]
@@ -258,7 +258,7 @@ class CheckpointProcess:
             self._errors = -1
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """The broker's environment, with where this program lies: a path set in it alone may tell."""
     protocol = malamute_protocol.__file__
     homes = [str(Path(__file__).resolve().parents[3])]

@@ -20,7 +20,8 @@ class Connections:
     def __init__(self, bounds: Links, connections_max: int) -> None:
         """connections_max: no more than the configured number, if descriptors are few."""
         self._bounds = bounds
-        self._connections_max = connections_max
+        self.most = connections_max
+        """How many there may be at one time."""
         self._by_fd: dict[int, Connection] = {}
         self._by_address: Counter[str] = Counter()
         self._by_user: Counter[str] = Counter()
@@ -95,8 +96,8 @@ class Connections:
         None, with a reason: those that say nothing are too many, and each came a moment ago.
         """
         bounds, address, now_ms = self._bounds, newest.address, newest.accepted_ms
-        if len(self._by_fd) > self._connections_max:
-            return newest, f"there are {self._connections_max} connections already"
+        if len(self._by_fd) > self.most:
+            return newest, f"there are {self.most} connections already"
         if self._by_address[address] > bounds.address_connections_max:
             most = bounds.address_connections_max
             return newest, f"its address has {most} connections already"

@@ -11,6 +11,7 @@ broker/ready.py; docs/design.md (The core and its shell; Journal).
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import time
 from collections import deque
@@ -57,6 +58,7 @@ from malamute_py.server.journaling.journal_threads import (
 )
 from malamute_py.server.journaling.queries import answer_query, by_key
 from malamute_py.server.journaling.recent_reads import RecentReads
+from malamute_py.server.latencies import Latencies
 from malamute_py.server.result_queue import ResultQueue
 from malamute_py.store.bodies import Bodies
 
@@ -152,7 +154,10 @@ class Rings:
         """Has ring main's hold moved when it has no room; True: it did."""
         self.bodies: Bodies | None = None
         """Where bodies are that the journal has let go of."""
-        self._syncer = SyncThread(results, (JournalError,), _explain)
+        self.latencies = Latencies(time.perf_counter_ns)
+        self.free_bytes: int | None = None
+        """What the disk has free, as housekeeping saw it last; None: it has not looked."""
+        self._syncer = SyncThread(results, (JournalError,), _explain, self._took)
         self._reader: Worker[bool] = Worker("reader", self._take_turn, results)
         self._reads: deque[_Job] = deque()
         self._recent = RecentReads()
@@ -164,6 +169,8 @@ class Rings:
             self._keep, results, idle_s=_IDLE_S, pause_s=_PREPARE_PAUSE_S
         )
         self._complaints: dict[str, str] = {}
+        self._in_memory: set[str] = set()
+        """Rings whose syncs reach no disk, and are not measured."""
         self._damaged: dict[str, int] = {}
         """Ring -> bytes that were missing or damaged at the start."""
 
@@ -218,6 +225,9 @@ class Rings:
                 "synced_lsn": ring.synced_lsn,
                 "start_lsn": ring.start_lsn,
                 "disk_bytes": ring.bytes_on_disk(),
+                "ring_bytes": _whole_segments(ring.settings),
+                "full": ring.settings.full,
+                "unprepared": self._complaints.get(name, ""),
                 "prepared_in_append_total": ring.prepared_in_append,
                 "damaged_bytes": self._damaged.get(name, 0),
             }
@@ -230,12 +240,15 @@ class Rings:
         """Have a ring opened, or removed, elsewhere; until then its appends are refused."""
         if settings.get("remove"):
             self._dirty.pop(name, None)
+            self._in_memory.discard(name)
+            self.latencies.forget(name)
             self._opener.put(Change(name, settings))
         elif name in self._rings or name in self._unready:
             return
         elif settings.get("memory"):
             # At once: nothing touches a disk, and what is published to it may be unconfirmed.
             wanted = ring_settings(self._config, settings, self._batch_bytes_max)
+            self._in_memory.add(name)
             self._journal.memory_ring(name, wanted)
         else:
             self._open(name, settings)
@@ -301,6 +314,8 @@ class Rings:
         except OSError as error:
             return [AppendRefused(token, "disk_full", str(error), _RETRY_MS)]
         self._dirty[name] = ring
+        if name not in self._in_memory:
+            self.latencies.wrote(name, done.end_lsn, len(bundles))
         if name == MAIN and self.noted is not None and _concerns_queues(bundles):
             self.noted(done.lsn, done.end_lsn)
         answers: list[Appended | AppendRefused] = []
@@ -340,6 +355,15 @@ class Rings:
                 self._syncer.ask(name, dirty.pop(name))
         if not dirty:
             self.sync_at_ms = None
+
+    def _took(self, name: str, took_ns: int) -> None:
+        """Note how long a sync took; the sync thread calls it."""
+        if name not in self._in_memory:
+            self.latencies.sync.add(took_ns)
+
+    def synced(self, name: str, lsn: int) -> None:
+        """The loop sends what waited for a ring to be synced up to `lsn`."""
+        self.latencies.confirmed(name, lsn)
 
     def syncing(self) -> bool:
         """Whether something was appended that is neither synced nor given up."""
@@ -497,6 +521,8 @@ class Rings:
 
     def _keep(self) -> bool:
         more = self._remove()
+        with contextlib.suppress(OSError):
+            self.free_bytes = self._journal.storage.free_bytes()
         now_ms = time.time_ns() // 1_000_000
         for name, ring in self._rings.copy().items():
             try:
@@ -532,6 +558,10 @@ class Rings:
         else:
             self._removals.popleft()
         return True
+
+
+def _whole_segments(settings: RingSettings) -> int:
+    return settings.ring_bytes - settings.ring_bytes % settings.segment_bytes
 
 
 def _concerns_queues(bundles: list[AppendBundle]) -> bool:

@@ -1,4 +1,4 @@
-"""What is counted and told is written down, and the other way round: deploy/metrics.md."""
+"""What is told is written down, and the other way round: the events of deploy/metrics.md."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import malamute_py
-from malamute_py import EmbeddedBroker
-from malamute_py.telemetry import prometheus_text
 
 PAGE = Path(__file__).parents[2] / "deploy" / "metrics.md"
 SOURCES = Path(malamute_py.__file__).parent
@@ -67,13 +65,6 @@ def events() -> set[str]:
     return found
 
 
-def gauges() -> set[str]:
-    with EmbeddedBroker() as broker:
-        server = broker.server
-        counted = server.metrics()["core"]
-        return {name for name in counted if f"malamute_core_{name} " in server.metrics_text()}
-
-
 def tables(*heads: str) -> set[str]:
     """The first column of the tables whose head is one of these."""
     found: set[str] = set()
@@ -89,38 +80,5 @@ def tables(*heads: str) -> set[str]:
     return found
 
 
-def test_every_counter_is_explained() -> None:
-    assert tables("Counter") == counters()
-
-
 def test_every_event_is_explained() -> None:
     assert tables("Event") == events()
-
-
-def test_every_gauge_is_explained_and_shown_to_who_asks(tmp_path: Path) -> None:
-    with EmbeddedBroker(tmp_path) as broker, broker.connect_sync() as client:
-        client.send("box", b"body")
-        more = client.broker_info().more
-    assert tables("Gauge") == gauges() | more["checkpoint"].keys()
-    assert more["gauges"].keys() == gauges()
-    assert more["gauges"]["mail_messages"] == 1
-
-
-def test_counters_are_counters_in_prometheus_text() -> None:
-    with EmbeddedBroker() as broker, broker.connect_sync() as client:
-        client.publish("s", b"body")
-        text = broker.server.metrics_text()
-    assert "# TYPE malamute_core_records_in_total counter\nmalamute_core_records_in_total 1" in text
-    assert "# TYPE malamute_core_streams gauge\nmalamute_core_streams 1" in text
-
-
-def test_each_metric_is_named_once_however_many_rings_have_it() -> None:
-    rings = {f"ring-{number}": {"end_lsn": number, "held_total": 1} for number in range(300)}
-    lines = prometheus_text({"rings": rings}).splitlines()
-    named = [line for line in lines if line.startswith("# TYPE")]
-    assert named == [
-        "# TYPE malamute_rings_end_lsn gauge",
-        "# TYPE malamute_rings_held_total counter",
-    ]
-    assert lines.index(named[1]) == 301, "the name stands before the first of its values"
-    assert len(lines) == 602

@@ -1,0 +1,53 @@
+"""`malamute http`: metrics and health of any broker over HTTP.
+
+Owns its options. The rule: it is a client with the credential of its context, and shows what that
+credential may see; a broker starts one of its own by [http] of its configuration.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from malamute_py.cli.contexts import chosen
+from malamute_py.cli.options import options
+
+EPILOG = """\b
+Examples:
+  malamute http
+  malamute http --bind 0.0.0.0:9798 --token-file token --context office
+
+Pages: /metrics for Prometheus, /livez and /readyz as JSON (200 or 503).
+The credential of the context needs read, receive and request of "*" to see
+everything. It stops on Ctrl-C or SIGTERM."""
+
+
+def http(
+    ctx: typer.Context,
+    bind: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where to serve; port 0: any free one.")
+    ] = "127.0.0.1:9798",
+    token_file: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE", help="The token to ask for; needed where other machines reach it."
+        ),
+    ] = "",
+    labels_max: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, max=1_000, help="Labels of a kind; the rest is `other`."),
+    ] = 100,
+) -> None:
+    """Serve metrics and health of a broker over HTTP."""
+    from malamute_py.config import HttpSection
+    from malamute_py.http.serving import serve
+
+    context = chosen(options(ctx))
+    section = HttpSection(bind=bind, token_file=token_file, labels_max=labels_max)
+    serve(
+        section,
+        context.endpoints,
+        context.credential(),
+        announce=lambda url: print(f"serving {url}/metrics, /livez and /readyz", flush=True),
+    )

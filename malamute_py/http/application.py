@@ -1,0 +1,136 @@
+"""The pages: /metrics, /livez and /readyz, and what a request has to be.
+
+Owns the routes and the checks before them. The rules: a request has no body, a short head and a
+short path; with a token, metrics and reasons are for those who bring it, while health itself is
+answered to everyone, as probes have no secrets; without one, only names of this machine are taken
+for the host, so that no page of a browser reaches it by a name of its own (DNS rebinding); every
+answer ends its connection. Source: RFC 9110, RFC 6750.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import MutableMapping
+from http import HTTPStatus
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from malamute_py.http import health, metrics
+from malamute_py.http.source import Source
+
+PATH_BYTES_MAX: Final = 256
+HEAD_BYTES_MAX: Final = 8 << 10
+AUTHORIZED: Final = "malamute.authorized"
+"""In the scope of a request: whether it brought the token, or needs none."""
+_HEADERS: Final = [
+    (b"connection", b"close"),
+    (b"cache-control", b"no-store"),
+    (b"x-content-type-options", b"nosniff"),
+]
+
+
+def application(source: Source, token: str) -> ASGIApp:
+    """The whole HTTP side as an ASGI application. token: empty: none is asked for."""
+
+    async def show_metrics(request: Request) -> Response:
+        if not request.scope[AUTHORIZED]:
+            return PlainTextResponse(
+                "a token is needed: Authorization: Bearer TOKEN\n",
+                HTTPStatus.UNAUTHORIZED,
+                {"www-authenticate": "Bearer"},
+            )
+        everything = await source.everything()
+        page = metrics.render(everything, source.labels)
+        return Response(page, media_type=metrics.CONTENT_TYPE)
+
+    async def show_live(request: Request) -> Response:
+        return _told("live", health.live(await source.facts()), request)
+
+    async def show_ready(request: Request) -> Response:
+        return _told("ready", health.ready(await source.facts()), request)
+
+    pages = Starlette(
+        routes=[
+            Route("/metrics", show_metrics),
+            Route("/livez", show_live),
+            Route("/readyz", show_ready),
+        ]
+    )
+    # A redirection would name whatever host the request named.
+    pages.router.redirect_slashes = False
+    return Checked(pages, token)
+
+
+def _told(name: str, verdict: health.Verdict, request: Request) -> Response:
+    value: dict[str, Any] = {name: verdict.holds}
+    if request.scope[AUTHORIZED]:
+        for key, entries in (("reasons", verdict.reasons), ("warnings", verdict.warnings)):
+            value[key] = [{"check": check, "reason": reason} for check, reason in entries]
+    status = HTTPStatus.OK if verdict.holds else HTTPStatus.SERVICE_UNAVAILABLE
+    return JSONResponse(value, status)
+
+
+class Checked:
+    """Lets through what may be asked, and ends the connection after each answer."""
+
+    def __init__(self, pages: ASGIApp, token: str) -> None:
+        self._pages = pages
+        self._token = token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+
+        async def closing(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *_HEADERS]}
+            await send(message)
+
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            status, reason = refusal
+            await PlainTextResponse(f"{reason}\n", status)(scope, receive, closing)
+            return
+        authorized = not self._token or self._brings_token(scope)
+        await self._pages({**scope, AUTHORIZED: authorized}, receive, closing)
+
+    def _refusal(self, scope: Scope) -> tuple[HTTPStatus, str] | None:
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        if len(scope["raw_path"]) + len(scope["query_string"]) > PATH_BYTES_MAX:
+            return HTTPStatus.REQUEST_URI_TOO_LONG, f"the path is over {PATH_BYTES_MAX} bytes long"
+        if sum(len(name) + len(value) for name, value in headers) > HEAD_BYTES_MAX:
+            return (
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+                f"the headers are over {HEAD_BYTES_MAX} bytes long",
+            )
+        given = dict(headers)
+        if b"transfer-encoding" in given or given.get(b"content-length", b"0").strip() != b"0":
+            return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "no page takes a body"
+        if not self._token and not _is_of_this_machine(given.get(b"host", b"")):
+            return HTTPStatus.MISDIRECTED_REQUEST, "without a token, ask by an address: 127.0.0.1"
+        return None
+
+    def _brings_token(self, scope: Scope) -> bool:
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        if len(given) != 1:
+            return False
+        scheme, _, token = given[0].partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token)
+
+
+def _is_of_this_machine(host: bytes) -> bool:
+    """Whether a Host header is an address or `localhost`: no name that a stranger can give."""
+    text = host.decode("latin-1").strip().lower()
+    text = text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0]
+    if text in ("", "localhost"):
+        return True
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True

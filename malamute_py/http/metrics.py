@@ -1,0 +1,271 @@
+"""Metrics for Prometheus, made of what the broker says.
+
+Owns how figures become families with labels. The rules: every metric stands in table.py, with its
+help; a kind of thing has labels_max labels at most, and what is beyond them is added up under the
+label `other`; a figure that the broker does not tell is left out, never guessed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
+from typing import Any, Final
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.core import Metric as Family
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from malamute_py.http import table
+from malamute_py.http.source import LISTED_MAX, OTHER, Everything, Labels
+from malamute_py.http.table import Metric
+
+CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+_OF_A_NAMED_STREAM: Final = frozenset({"subscriptions", "lagging", "last_time_ms"})
+_OLDEST: Final = frozenset({"oldest", "moved"})
+"""Facts of which the rest shows the greatest, not the sum."""
+
+Figures = dict[str, float]
+"""A figure by its name in a table."""
+
+
+def render(everything: Everything, labels: Labels) -> bytes:
+    """The page of metrics, as Prometheus reads it."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(everything, labels))
+    return generate_latest(registry)
+
+
+class _Collector(Collector):
+    def __init__(self, everything: Everything, labels: Labels) -> None:
+        self._everything = everything
+        self._labels = labels
+
+    def collect(self) -> Iterable[Family]:
+        yield from families(self._everything, self._labels)
+
+
+def families(everything: Everything, labels: Labels) -> Iterator[Family]:
+    """All families, in the order of the table."""
+    broker = everything.facts.broker
+    yield _single(table.UP, float(bool(broker)))
+    if not broker:
+        return
+    yield from _of_the_process(everything)
+    yield from _plain(table.GAUGES, broker.get("gauges", {}))
+    yield from _plain(table.CHECKPOINT, broker.get("checkpoint", {}))
+    yield from _rings(broker, labels)
+    for name, metric in table.LATENCIES.items():
+        if name in broker.get("latency", {}):
+            yield _histogram(metric, broker["latency"][name])
+    now_ms = float(broker.get("now_ms", 0))
+    for rows, things, kind in (
+        (table.STREAM, _streams(everything), "stream"),
+        (table.MAILBOX, _mailbox_classes(everything, now_ms), "class"),
+        (table.SERVICE, _services(everything, now_ms), "service"),
+        (table.CURSOR, _cursors(everything, now_ms), "cursor"),
+        (table.GROUP, _groups(everything, now_ms), "group"),
+    ):
+        yield from _labelled(rows, things, labels.of(kind, things))
+    yield from _counted(broker)
+
+
+# --- the broker as a whole ------------------------------------------------------------------
+
+
+def _of_the_process(everything: Everything) -> Iterator[Family]:
+    broker = everything.facts.broker
+    yield _family(table.BUILD, [((str(broker.get("software", "")),), 1.0)])
+    yield _single(table.STARTED, (broker.get("now_ms", 0) - broker.get("uptime_ms", 0)) / 1_000)
+    yield _single(table.DAMAGE, len(broker.get("damage", ())))
+    yield _single(table.ASKED, everything.asked_s)
+    gauges = broker.get("gauges", {})
+    listed = {
+        "streams": len(everything.streams), "mailboxes": len(everything.mailboxes),
+        "services": len(everything.services), "cursors": len(everything.cursors),
+        "groups": len(everything.groups),
+    }  # fmt: skip
+    there = {**gauges, "mailboxes": gauges.get("mailboxes", 0) - gauges.get(
+        "temporary_mailboxes", 0)}  # fmt: skip
+    yield _family(
+        table.UNLISTED,
+        # Below a page all were seen that this client may see.
+        [
+            ((kind,), max(0, there.get(kind, 0) - seen) if seen >= LISTED_MAX else 0)
+            for kind, seen in listed.items()
+        ],
+    )
+    bounds = broker.get("bounds", {})
+    used = {**gauges, "rings": len(broker.get("disk", {}))}
+    used |= {name: broker[name] for name in ("connections", "unread_bytes") if name in broker}
+    yield _family(table.LIMIT, [((name,), bounds[name]) for name in bounds if name in used])
+    yield _family(table.LIMIT_USED, [((name,), used[name]) for name in bounds if name in used])
+    yield from _plain(table.FACTS, broker)
+
+
+def _plain(rows: Mapping[str, Metric], facts: Mapping[str, Any]) -> Iterator[Family]:
+    for name, metric in rows.items():
+        if name in facts:
+            yield _single(metric, facts[name] * metric.factor)
+
+
+def _rings(broker: Mapping[str, Any], labels: Labels) -> Iterator[Family]:
+    disk, core = broker.get("disk", {}), broker.get("rings", {})
+    refusing = broker.get("refusing", {})
+    things: dict[Any, Figures] = {}
+    for name, facts in disk.items():
+        used = facts["end_lsn"] - facts["start_lsn"]
+        things[name, facts.get("full", "")] = {
+            **{key: facts[key] for key in table.RING if key in facts},
+            "used": used,
+            "headroom": max(0, facts.get("ring_bytes", 0) - used),
+            "refusing": name in refusing,
+            "failed": bool(core.get(name, {}).get("failed")),
+            "unprepared": bool(facts.get("unprepared")),
+        }
+    yield from _labelled(table.RING, things, labels.of("ring", things))
+
+
+def _counted(broker: Mapping[str, Any]) -> Iterator[Family]:
+    counters, shell = broker.get("counters", {}), broker.get("shell", {})
+    # A counter that has counted nothing is 0: a rate needs a point to begin from.
+    yield from (_single(metric, counters.get(name, 0)) for name, metric in table.COUNTERS.items())
+    yield from (_single(metric, shell.get(name, 0)) for name, metric in table.SHELL.items())
+    for metric, source, prefix, suffix in (
+        (table.REFUSALS, counters, "refused_", ""),
+        (table.QUOTA_REFUSALS, counters, "quota_", ""),
+        (table.DENIALS, shell, "denied_", "_total"),
+    ):
+        yield _family(
+            metric,
+            [
+                ((name.removeprefix(prefix).removesuffix(suffix),), count)
+                for name, count in sorted(source.items())
+                if name.startswith(prefix) and name.endswith(suffix) and name not in table.SHELL
+            ],
+        )
+    yield _family(
+        table.EVENTS,
+        [
+            ((name.removesuffix("_total"),), count)
+            for name, count in sorted(shell.items())
+            if name not in table.SHELL and not name.startswith("denied_")
+        ],
+    )
+
+
+# --- each stream, mailbox class, service, cursor, group ---------------------------------------
+
+
+def _streams(everything: Everything) -> dict[Any, Figures]:
+    things: dict[Any, Figures] = {}
+    for each in everything.streams:
+        figures = things[(each.name,)] = {
+            "tail": each.tail, "first": each.first, "records": each.records, "bytes": each.bytes,
+        }  # fmt: skip
+        details = everything.stream_details.get(each.name)
+        if details is not None:
+            figures["subscriptions"] = details.subscriptions
+            figures["lagging"] = details.subscriptions - details.more.get("live", 0)
+            figures["last_time_ms"] = details.more.get("last_time_ms", 0) / 1_000
+    return things
+
+
+def _mailbox_classes(everything: Everything, now_ms: float) -> dict[Any, Figures]:
+    things: defaultdict[Any, Figures] = defaultdict(lambda: dict.fromkeys(table.MAILBOX, 0.0))
+    for each in everything.mailboxes:
+        figures = things[(each.name.partition(".")[0],)]
+        for name, value in (
+            ("mailboxes", 1), ("messages", each.messages), ("bytes", each.bytes),
+            ("held", each.held), ("delayed", each.delayed), ("readers", each.readers),
+        ):  # fmt: skip
+            figures[name] += value
+        figures["oldest"] = max(figures["oldest"], _age_s(each.oldest_ms, now_ms))
+    return dict(things)
+
+
+def _services(everything: Everything, now_ms: float) -> dict[Any, Figures]:
+    return {
+        (each.name,): {
+            "waiting": each.waiting, "held": each.held, "delayed": each.delayed,
+            "retried": sum(count for times, count in each.attempts if times > 1),
+            "bytes": each.bytes, "offers": each.offers, "credit": each.credit, "dead": each.dead,
+            "oldest": _age_s(each.oldest_ms, now_ms),
+        }
+        for each in everything.services
+    }  # fmt: skip
+
+
+def _cursors(everything: Everything, now_ms: float) -> dict[Any, Figures]:
+    return {
+        (each.stream, each.cursor): {
+            "lag": each.lag, "pinned_bytes": each.pinned_bytes,
+            "moved": _age_s(each.moved_ms, now_ms),
+        }
+        for each in everything.cursors
+    }  # fmt: skip
+
+
+def _groups(everything: Everything, now_ms: float) -> dict[Any, Figures]:
+    return {
+        (each.stream, each.group): {
+            "lag": each.lag, "members": len(each.members),
+            "held": sum(member.held for member in each.members),
+            "oldest": max(
+                (_age_s(member.oldest_ms, now_ms) for member in each.members), default=0.0
+            ),
+            "moved": _age_s(each.moved_ms, now_ms),
+        }
+        for each in everything.groups
+    }  # fmt: skip
+
+
+def _age_s(at_ms: int, now_ms: float) -> float:
+    """Seconds since then; 0 when it never was."""
+    return max(0.0, now_ms - at_ms) / 1_000 if at_ms else 0.0
+
+
+# --- families -------------------------------------------------------------------------------
+
+
+def _labelled(
+    rows: Mapping[str, Metric], things: Mapping[Any, Figures], named: frozenset[Any]
+) -> Iterator[Family]:
+    """One family a row; things without a label of their own are the rest."""
+    rest = [figures for labels, figures in things.items() if labels not in named]
+    for name, metric in rows.items():
+        samples = [
+            (labels, figures[name])
+            for labels, figures in things.items()
+            if labels in named and name in figures
+        ]
+        if rest and name not in _OF_A_NAMED_STREAM:
+            values = [figures[name] for figures in rest if name in figures]
+            total = max(values) if name in _OLDEST else sum(values)
+            samples.append(((OTHER,) * len(metric.labels), total))
+        yield _family(metric, samples)
+
+
+def _single(metric: Metric, value: float) -> Family:
+    return _family(metric, [((), value)])
+
+
+def _family(metric: Metric, samples: Iterable[tuple[tuple[str, ...], float]]) -> Family:
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    family = kind(metric.name, metric.help, labels=metric.labels)
+    for labels, value in samples:
+        family.add_metric(labels, float(value))
+    return family
+
+
+def _histogram(metric: Metric, facts: Mapping[str, Any]) -> Family:
+    bounds = [*map(str, facts["bounds_s"]), "+Inf"]
+    buckets = list(zip(bounds, map(float, accumulate(facts["counts"])), strict=True))
+    return HistogramMetricFamily(
+        metric.name, metric.help, buckets=buckets, sum_value=facts["sum_s"]
+    )

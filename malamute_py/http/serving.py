@@ -1,0 +1,124 @@
+"""Serving: the client of the broker, the listening socket, and the end of both.
+
+Owns what runs in the one event loop of the process. The rule: the address is bound before anything
+else, so that what is wrong with it is told at once; that the broker cannot be reached is no reason
+to end, for that is what the pages are to tell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import uvicorn
+
+from malamute_py.client.settings import Credential
+from malamute_py.config import ConfigError, HttpSection, check_http, parse_bind
+from malamute_py.http.application import application
+from malamute_py.http.broker_link import keep_linked
+from malamute_py.http.connections import INCOMPLETE_BYTES_MAX, Bounds
+from malamute_py.http.settings import read_token
+from malamute_py.http.source import Source
+
+BACKLOG: Final = 64
+_STOP_S: Final = 1
+
+
+class Serving:
+    """The HTTP side of one broker, within an event loop."""
+
+    def __init__(
+        self, http: HttpSection, endpoints: Sequence[str], credential: Credential = None
+    ) -> None:
+        """Bind the address. Raises ConfigError."""
+        check_http(http)
+        self._token = read_token(http.token_file)
+        self._http = http
+        self._endpoints = tuple(endpoints)
+        self._credential = credential
+        self.bounds = Bounds(http.connections_max, http.request_ms / 1_000)
+        self._socket = _bound(http.bind)
+        self._server: uvicorn.Server | None = None
+        self._stopping = False
+
+    @property
+    def url(self) -> str:
+        """Where it serves, with the port that was found for port 0."""
+        host, port = self._socket.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def run(self, announce: Callable[[str], None] = lambda url: None) -> None:
+        """Serve until stop(), SIGTERM or SIGINT. announce: told the URL."""
+        # Each malformed request would be a line.
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+        logging.getLogger("malamute.client.link").setLevel(logging.ERROR)
+        source = Source(self._http.labels_max)
+        config = uvicorn.Config(
+            application(source, self._token),
+            http=self.bounds.protocol(),  # type: ignore[arg-type]  # called as a class is
+            ws="none", lifespan="off", interface="asgi3", log_config=None, access_log=False,
+            proxy_headers=False, server_header=False, backlog=BACKLOG,
+            h11_max_incomplete_event_size=INCOMPLETE_BYTES_MAX,
+            timeout_graceful_shutdown=_STOP_S,
+        )  # fmt: skip
+        self._server = uvicorn.Server(config)
+        self._server.should_exit = self._stopping
+        linking = asyncio.create_task(keep_linked(source, self._endpoints, self._credential))
+        # It ends by an error of our own only, and nothing can be told without it.
+        linking.add_done_callback(lambda task: self.stop())
+        try:
+            announce(self.url)
+            await self._server.serve(sockets=[self._socket])
+        finally:
+            self._socket.close()
+            linking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await linking
+
+    def stop(self) -> None:
+        """End soon; from the event loop's thread."""
+        self._stopping = True
+        if self._server is not None:
+            self._server.should_exit = True
+
+
+def _bound(bind: str) -> socket.socket:
+    host, port, _ = parse_bind(bind)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        listening = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError("http.bind", f"{bind}: {error.strerror}") from None
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise ConfigError("http.bind", f"{bind}: {error.strerror}") from None
+    return listening
+
+
+def serve(
+    http: HttpSection,
+    endpoints: Sequence[str],
+    credential: Credential = None,
+    announce: Callable[[str], None] = lambda url: None,
+    until: Callable[[asyncio.AbstractEventLoop, Callable[[], None]], Any] = lambda loop, stop: None,
+) -> None:
+    """Serve in this thread until a signal comes. Raises ConfigError.
+
+    until: given the loop and what stops the serving, to have it stopped by something else, too.
+    """
+
+    async def run() -> None:
+        serving = Serving(http, endpoints, credential)
+        until(asyncio.get_running_loop(), serving.stop)
+        await serving.run(announce)
+
+    asyncio.run(run())

@@ -1,0 +1,69 @@
+"""What the HTTP side is told when it starts.
+
+Owns the message by which a broker starts its HTTP side, and the reading of the token. The rule: a
+secret comes by standard input or from a file that is its owner's alone, never by an argument, which
+every user of the machine can read.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from malamute_protocol import DEFAULT_ENDPOINT
+from malamute_py.client.settings import Credential, Curve, Plain
+from malamute_py.config import ConfigError, HttpSection
+
+TOKEN_CHARACTERS_MIN: Final = 16
+
+
+class Start(msgspec.Struct, frozen=True):
+    """The first line of standard input of a process that a broker starts."""
+
+    http: HttpSection
+    endpoint: str = DEFAULT_ENDPOINT
+    user: str = ""
+    password: str = ""
+    server_key: str = ""
+    public_key: str = ""
+    secret_key: str = ""
+
+    def credential(self) -> Credential:
+        """The credential that the broker made for this process."""
+        if self.server_key:
+            return Curve(self.server_key, self.public_key, self.secret_key)
+        return Plain(self.user, self.password) if self.user else None
+
+
+def read_token(path: str) -> str:
+    """The token in a file; empty without a file.
+
+    Raises ConfigError: others could read the file, or what it holds is too short to be a secret.
+    """
+    key = "http.token_file"
+    if not path:
+        return ""
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            facts = os.fstat(file.fileno())
+            text = file.read(4_096).decode("ascii").strip()
+    except OSError as error:
+        raise ConfigError(key, f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(key, f"{path} is not plain text") from None
+    if facts.st_mode & 0o077:
+        mode = stat.S_IMODE(facts.st_mode)
+        raise ConfigError(
+            key, f"{path} has mode {mode:04o}: others can use it; type: chmod 600 {path}"
+        )
+    if len(text) < TOKEN_CHARACTERS_MIN or not text.isprintable() or " " in text:
+        raise ConfigError(
+            key,
+            f"{path} does not hold one word of {TOKEN_CHARACTERS_MIN} characters or more; "
+            f"type: (umask 077; openssl rand -hex 32 > {path})",
+        )
+    return text

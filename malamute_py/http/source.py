@@ -1,0 +1,211 @@
+"""What the broker says of itself, asked for once however many want to know.
+
+Owns the questions to the broker and how long an answer is used. The rules: one question is under
+way at a time, and an answer serves all who ask within a second, so that no client of the HTTP side
+decides how much the broker has to do; of each kind of thing the first LISTED_MAX by name are
+looked at, and how many are not is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, TypeVar
+
+from malamute_protocol.errors import BrokerRefused, MalamuteError
+from malamute_py.client.aio.client import Client
+from malamute_py.client.facts import (
+    CursorFacts,
+    GroupFacts,
+    MailboxFacts,
+    ServiceFacts,
+    StreamFacts,
+)
+
+LISTED_MAX: Final = 1_000
+"""Streams, mailboxes and so on that are looked at; one page of the broker's."""
+OTHER: Final = "other"
+"""The label of what has none of its own."""
+_KEEP_S: Final = 1.0
+_TIMEOUT_S: Final = 5.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The broker's answer to BROKER_INFO, as one map; empty when it did not answer."""
+
+    broker: dict[str, Any]
+    reason: str = ""
+    """Why the broker did not answer."""
+    silent_s: float = 0.0
+    """How long it has not answered; 0 as well while it never has."""
+
+
+@dataclass(frozen=True)
+class Everything:
+    """All that the metrics are made of."""
+
+    facts: Facts
+    asked_s: float = 0.0
+    streams: list[StreamFacts] = field(default_factory=list)
+    stream_details: dict[str, StreamFacts] = field(default_factory=dict)
+    """Of the streams that have a label of their own."""
+    mailboxes: list[MailboxFacts] = field(default_factory=list)
+    services: list[ServiceFacts] = field(default_factory=list)
+    cursors: list[CursorFacts] = field(default_factory=list)
+    groups: list[GroupFacts] = field(default_factory=list)
+
+
+class Labels:
+    """Which names have a label of their own; what has one keeps it while it is there."""
+
+    def __init__(self, most: int) -> None:
+        """most: labels of one kind."""
+        self._most = most
+        self._named: dict[str, dict[Any, None]] = {}
+
+    def of(self, kind: str, names: Iterable[Any]) -> frozenset[Any]:
+        """The names with a label, of those that there are now, in their order."""
+        there = dict.fromkeys(names)
+        kept = [name for name in self._named.get(kind, {}) if name in there]
+        taken = dict.fromkeys(kept)
+        for name in there:
+            if len(taken) >= self._most:
+                break
+            if name != OTHER:
+                taken[name] = None
+        self._named[kind] = taken
+        return frozenset(taken)
+
+
+class Shared(Generic[T]):
+    """A question whose answer all who ask within keep_s share."""
+
+    def __init__(
+        self, ask: Callable[[], Awaitable[T]], keep_s: float, clock: Callable[[], float]
+    ) -> None:
+        self._ask = ask
+        self._keep_s = keep_s
+        self._clock = clock
+        self._answer: T | None = None
+        self._at = 0.0
+        self._asking: asyncio.Task[T] | None = None
+
+    async def get(self) -> T:
+        """The answer that is there, or that comes."""
+        if self._answer is not None and self._clock() - self._at < self._keep_s:
+            return self._answer
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._run())
+        # Whoever goes away does not take the answer from the others.
+        return await asyncio.shield(self._asking)
+
+    async def _run(self) -> T:
+        try:
+            answer = await self._ask()
+            self._answer, self._at = answer, self._clock()
+            return answer
+        finally:
+            self._asking = None
+
+
+class Source:
+    """Asks one broker."""
+
+    def __init__(
+        self,
+        labels_max: int,
+        *,
+        keep_s: float = _KEEP_S,
+        timeout_s: float = _TIMEOUT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.labels = Labels(labels_max)
+        self.client: Client | None = None
+        """The client of the broker; None: there is no session."""
+        self.unlinked = "the broker has not been reached yet"
+        """Why there is no link, for as long as there is none."""
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._silent_since: float | None = None
+        self._answered = False
+        self._facts = Shared(self._ask_facts, keep_s, clock)
+        self._everything = Shared(self._ask_everything, keep_s, clock)
+
+    async def facts(self) -> Facts:
+        """What BROKER_INFO says; of the last second."""
+        return await self._facts.get()
+
+    async def everything(self) -> Everything:
+        """All that the metrics are made of; of the last second."""
+        return await self._everything.get()
+
+    async def _ask_facts(self) -> Facts:
+        client = self.client
+        if client is None or not client.linked:
+            return self._fails(self.unlinked)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                found = await client.broker_info()
+        except TimeoutError:
+            return self._fails(f"the broker did not answer within {self._timeout_s:g} s")
+        except MalamuteError as error:
+            return self._fails(str(error))
+        self._silent_since, self._answered = None, True
+        return Facts(
+            {
+                "software": found.software, "epoch": found.epoch, "counters": found.counters,
+                **found.more,
+            }
+        )  # fmt: skip
+
+    def _fails(self, reason: str) -> Facts:
+        if self._silent_since is None:
+            self._silent_since = self._clock()
+        silent_s = self._clock() - self._silent_since if self._answered else 0.0
+        return Facts({}, reason, silent_s)
+
+    async def _ask_everything(self) -> Everything:
+        began = self._clock()
+        facts = await self.facts()
+        client = self.client
+        if not facts.broker or client is None:
+            return Everything(facts)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                streams, mailboxes, services, cursors, groups = await asyncio.gather(
+                    _allowed(client.list_streams(limit=LISTED_MAX)),
+                    _allowed(client.list_mailboxes(limit=LISTED_MAX)),
+                    _allowed(client.list_services(limit=LISTED_MAX)),
+                    _allowed(client.list_cursors(limit=LISTED_MAX)),
+                    _allowed(client.list_groups(limit=LISTED_MAX)),
+                )
+                named = self.labels.of("stream", (each.name for each in streams))
+                details = await asyncio.gather(
+                    *(_allowed(_alone(client.stream_info(name))) for name in sorted(named))
+                )
+        except TimeoutError:
+            return Everything(self._fails(f"the broker took over {self._timeout_s:g} s to answer"))
+        except MalamuteError as error:
+            return Everything(self._fails(str(error)))
+        return Everything(
+            facts, self._clock() - began, streams,
+            {each.name: each for found in details for each in found},
+            mailboxes, services, cursors, groups,
+        )  # fmt: skip
+
+
+async def _allowed(listing: Awaitable[list[T]]) -> list[T]:
+    """A listing; empty where the broker refuses it, for want of permission or of the thing."""
+    try:
+        return await listing
+    except BrokerRefused:
+        return []
+
+
+async def _alone(one: Awaitable[T]) -> list[T]:
+    return [await one]

@@ -1,0 +1,201 @@
+"""The HTTP side's process: started, watched, started again, and ended with the broker.
+
+Owns the process and the credential that it is given. The rules: the loop knows nothing of it, and a
+thread that sleeps waits for what it prints; it dies with the broker, as its input ends then; its
+credential is made anew for each run of the broker, is nowhere on disk, and may look and change
+nothing of streams. Source: malamute_py/http/__main__.py, the other end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import secrets
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import zmq
+
+from malamute_py.config import Config, ConfigError, Grant, HttpSection
+from malamute_py.extras import EXTRAS
+from malamute_py.server.authentication.credentials import hash_password
+from malamute_py.server.checkpointing.process import environment
+from malamute_py.server.sockets import Listener
+from malamute_py.telemetry import Limiter, Log
+
+USER: Final = "malamute-http"
+"""The name by which the broker's own HTTP side authenticates."""
+_GRANT: Final = Grant(read=["*"], receive=["*"], request=["*"])
+"""What is needed to list streams, mailboxes and services."""
+_LINE_BYTES: Final = 2_000
+_STOP_S: Final = 3.0
+_PAUSE_S, _PAUSE_MAX_S = 1.0, 30.0
+
+
+class HttpCredential(NamedTuple):
+    """What the process authenticates with; all empty where the broker asks for nothing."""
+
+    password: str = ""
+    public_key: str = ""
+    secret_key: str = ""
+
+
+def admit(config: Config) -> tuple[Config, HttpCredential]:
+    """The configuration with the HTTP side as a user of its own, and what it authenticates with.
+
+    Raises ConfigError: the name is somebody's, a package is missing, or nothing can be reached.
+    """
+    if not config.http.bind:
+        return config, HttpCredential()
+    for package in (name for name, extra in EXTRAS.items() if extra == "http"):
+        if find_spec(package) is None:
+            raise ConfigError(
+                "http.bind", f"needs the package {package}: pip install 'malamute-py[http]'"
+            )
+    if all(endpoint.startswith("inproc://") for endpoint in config.listen):
+        raise ConfigError("http.bind", "needs a tcp or ipc endpoint in `listen` to ask the broker")
+    authentication = config.authentication
+    if USER in authentication.users or USER in authentication.clients:
+        raise ConfigError("authentication", f"the name {USER} is the broker's own HTTP side's")
+    credential = HttpCredential()
+    if authentication.mechanism == "plain":
+        credential = HttpCredential(password=secrets.token_urlsafe(32))
+        users = {**authentication.users, USER: hash_password(credential.password)}
+        authentication = msgspec.structs.replace(authentication, users=users)
+    elif authentication.mechanism == "curve":
+        public_key, secret_key = (key.decode() for key in zmq.curve_keypair())
+        credential = HttpCredential(public_key=public_key, secret_key=secret_key)
+        clients = {**authentication.clients, USER: public_key}
+        authentication = msgspec.structs.replace(authentication, clients=clients)
+    permissions = config.permissions
+    if permissions and USER not in permissions:
+        permissions = {**permissions, USER: _GRANT}
+    changed = msgspec.structs.replace(
+        config, authentication=authentication, permissions=permissions
+    )
+    return changed, credential
+
+
+def first_line(
+    http: HttpSection, listeners: Sequence[Listener], credential: HttpCredential, server_key: str
+) -> bytes:
+    """What the process is told; see malamute_py/http/settings.py."""
+    reachable = [each for each in listeners if each.endpoint.transport != "inproc"]
+    reachable.sort(key=lambda each: not each.authenticated)
+    listener = reachable[0]
+    start: dict[str, Any] = {"http": http, "endpoint": _from_here(listener.name)}
+    if listener.authenticated and credential.password:
+        start |= {"user": USER, "password": credential.password}
+    elif listener.authenticated and credential.secret_key:
+        start |= {
+            "server_key": server_key,
+            "public_key": credential.public_key,
+            "secret_key": credential.secret_key,
+        }
+    return msgspec.json.encode(start) + b"\n"
+
+
+def _from_here(endpoint: str) -> str:
+    """An endpoint as this machine reaches it: a wildcard is no address to connect to."""
+    scheme, _, rest = endpoint.partition("://")
+    if scheme != "tcp":
+        return endpoint
+    host, _, port = rest.rpartition(":")
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return endpoint
+    if not address.is_unspecified:
+        return endpoint
+    return f"tcp://127.0.0.1:{port}" if address.version == 4 else f"tcp://[::1]:{port}"
+
+
+class HttpProcess:
+    """The process, and the thread that watches it."""
+
+    def __init__(
+        self, first: bytes, log: Log, count: Callable[[str], None], clock: Callable[[], int]
+    ) -> None:
+        """first: see first_line(). clock: milliseconds."""
+        self._first = first
+        self._log = log
+        self._count = count
+        self._clock = clock
+        self._limiter = Limiter()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="malamute-http", daemon=True)
+        self.url = ""
+        """Where it serves; empty while it does not."""
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End process and thread."""
+        self._stopping.set()
+        with self._lock:
+            child = self._child
+        if child is not None:
+            assert child.stdin is not None
+            with contextlib.suppress(OSError):
+                child.stdin.close()
+            try:
+                child.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+        self._thread.join()
+
+    def _run(self) -> None:
+        pause_s = _PAUSE_S
+        while not self._stopping.is_set():
+            try:
+                code, last = self._serve()
+            except OSError as error:
+                code, last = -1, str(error)
+            if self._stopping.is_set():
+                return
+            pause_s = _PAUSE_S if self.url else min(2 * pause_s, _PAUSE_MAX_S)
+            self.url = ""
+            self._count("http_ended_total")
+            self._log.error("http_ended", code=code, said=last, retry_ms=round(1_000 * pause_s))
+            self._stopping.wait(pause_s)
+
+    def _serve(self) -> tuple[int, str]:
+        """Run one process to its end; returns its exit code and the last that it said."""
+        with self._lock:
+            if self._stopping.is_set():
+                return 0, ""
+            # What a terminal sends to its group is the broker's to answer.
+            self._child = child = subprocess.Popen(
+                [sys.executable, "-P", "-m", "malamute_py.http"],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                env=environment(), process_group=0,
+            )  # fmt: skip
+        assert child.stdin is not None
+        assert child.stdout is not None
+        last = ""
+        with child.stdout:
+            with contextlib.suppress(BrokenPipeError):
+                child.stdin.write(self._first)
+                child.stdin.flush()
+            while line := child.stdout.readline(_LINE_BYTES):
+                last = line.decode("utf-8", "replace").strip()
+                if not self.url and last.startswith("http://"):
+                    self.url = last
+                    self._log.info("http_listening", url=last, pid=child.pid)
+                elif self._limiter.allows("http_said", self._clock()):
+                    self._log.warning("http_said", text=last)
+        code = child.wait()
+        with contextlib.suppress(OSError):
+            child.stdin.close()
+        with self._lock:
+            self._child = None
+        return code, last

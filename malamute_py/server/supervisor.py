@@ -1,0 +1,47 @@
+"""What the supervisor of services is told: that the broker serves, lives, and stops.
+
+Owns the notification protocol of systemd. The rule: without NOTIFY_SOCKET nothing is done, and what
+cannot be sent is dropped: a broker serves whether its supervisor listens or not. The loop itself
+says that it lives, so that one that stands still is restarted. Source: sd_notify(3),
+sd_watchdog_enabled(3).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+
+
+class Supervisor:
+    """The one who started this process."""
+
+    def __init__(
+        self, environment: Mapping[str, str], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """environment: the process's own; empty: there is no supervisor. clock: seconds."""
+        address = environment.get("NOTIFY_SOCKET", "")
+        self._address = "\0" + address[1:] if address.startswith("@") else address
+        self._clock = clock
+        self._every_s = 0.0
+        self._next_s = 0.0
+        watchdog_us = environment.get("WATCHDOG_USEC", "")
+        own = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        if address and own and watchdog_us.isdigit():
+            self._every_s = int(watchdog_us) / 2e6
+
+    def tell(self, state: str) -> None:
+        """Send a state, as `READY=1`."""
+        if not self._address:
+            return
+        sending = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        with sending, contextlib.suppress(OSError):
+            sending.sendto(state.encode(), socket.MSG_DONTWAIT, self._address)
+
+    def alive(self) -> None:
+        """Say that the loop turns, twice in the time after which it would be taken for dead."""
+        if self._every_s and self._clock() >= self._next_s:
+            self._next_s = self._clock() + self._every_s
+            self.tell("WATCHDOG=1")

@@ -1,0 +1,79 @@
+"""The table of metrics against what the broker counts, Prometheus' conventions, and the page."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import malamute_py
+from malamute_py import EmbeddedBroker
+from malamute_py.http import table
+from malamute_py.http.table import METRICS, Metric
+from tests.server.test_events import counters, last_name
+from tools.metrics_page import PAGE, page
+
+SHELL = Path(malamute_py.__file__).parent / "server"
+FAMILIES = re.compile(r"refused_|quota_")
+
+
+def shell_counters() -> set[str]:
+    """Names of counters that the shell writes out in full."""
+    found: set[str] = set()
+    for path in SHELL.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            name: ast.expr | None = None
+            if isinstance(node, ast.Subscript) and "counters" in ast.unparse(node.value):
+                name = node.slice
+            elif isinstance(node, ast.Call) and node.args and last_name(node.func) == "_count":
+                name = node.args[0]
+            if isinstance(name, ast.Constant) and isinstance(name.value, str):
+                found.add(name.value)
+    return {name for name in found if name.endswith("_total")}
+
+
+def test_every_counter_of_the_core_has_a_metric() -> None:
+    assert {name for name in counters() if not FAMILIES.match(name)} == table.COUNTERS.keys()
+
+
+def test_every_counter_of_the_shell_has_a_metric_or_is_an_event() -> None:
+    assert table.SHELL.keys() <= shell_counters()
+    assert shell_counters() - table.SHELL.keys() == {"http_ended_total"}
+
+
+def test_every_gauge_and_fact_has_a_metric(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path) as broker, broker.connect_sync() as client:
+        client.send("box", b"body")
+        more = client.broker_info().more
+    assert more["gauges"].keys() == table.GAUGES.keys()
+    assert more["checkpoint"].keys() == table.CHECKPOINT.keys()
+    assert more["latency"].keys() == table.LATENCIES.keys()
+    # An embedded broker leaves collecting garbage to the program.
+    assert {name for name in table.FACTS if name not in more} - {"epoch"} == {
+        "collector_passes_total", "collector_garbage_total"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_a_metric_is_named_as_prometheus_wants_it(metric: Metric) -> None:
+    assert re.fullmatch(r"malamute_[a-z][a-z0-9_]*", metric.name)
+    assert metric.name.endswith("_total") == (metric.kind == "counter")
+    assert not re.search(r"_(ms|us|kb|mb|percent|milliseconds)(_|$)", metric.name)
+    assert not re.search(r"_(sum|count|bucket)$", metric.name)
+    assert metric.help.endswith(".")
+    assert metric.help[0].isupper() or metric.help[0].isdigit()
+    assert "|" not in metric.help
+
+
+def test_a_name_is_one_metrics() -> None:
+    assert [
+        name for name, count in Counter(each.name for each in METRICS).items() if count > 1
+    ] == []
+
+
+def test_the_page_has_the_table() -> None:
+    text = PAGE.read_text()
+    assert text == page(text), "make metrics-page"
