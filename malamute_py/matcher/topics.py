@@ -31,7 +31,7 @@ def may_lead_to_match(pattern: tuple[str, ...], parts: list[str]) -> bool:
 def _ends(pattern: tuple[str, ...], parts: list[str]) -> set[int]:
     """How many pattern parts may be used up once all subject parts are; more may still follow.
 
-    A position just after a `#` stays alive on every further part.
+    A position just after a `#` stays possible with every further part.
     """
     ends = {0}
     for part in parts:
@@ -48,7 +48,7 @@ def _ends(pattern: tuple[str, ...], parts: list[str]) -> set[int]:
 
 
 class _Node:
-    """Where the patterns with one beginning part ways."""
+    """A node of the trie, at which the patterns with one beginning divide."""
 
     __slots__ = ("hashed", "literals", "number", "parent", "part", "repeats", "star")
 
@@ -57,13 +57,13 @@ class _Node:
         self.part = part
         self.repeats = part == "#"
         self.number = -1
-        """The pattern that ends here."""
+        """The number of the pattern that ends here."""
         self.literals: dict[str, _Node] | None = None
         self.star: _Node | None = None
         self.hashed: _Node | None = None
 
     def descend(self, part: str) -> _Node:
-        """The node one part further, made if there is none."""
+        """Return the node one part further, made if there is none."""
         if part == "*":
             if self.star is None:
                 self.star = _Node(self, part)
@@ -85,7 +85,7 @@ class _Node:
 
 
 class TopicTable:
-    """Whole subjects in a dictionary, everything with a wildcard in a trie."""
+    """Topic patterns: whole subjects in a dictionary, everything with a wildcard in a trie."""
 
     def __init__(self) -> None:
         self._whole: dict[str, int] = {}
@@ -127,7 +127,7 @@ class TopicTable:
             node = above
 
     def lookup(self, keys: Keys, fields: Fields, found: list[int]) -> None:
-        """Walk the trie with each key, all alternatives abreast."""
+        """Walk the trie with each key, all alternatives at once."""
         for key in keys:
             number = self._whole.get(key)
             if number is not None:
@@ -135,7 +135,7 @@ class TopicTable:
             self._walk(key.split("."), found)
 
     def classes(self, subjects: Sequence[str]) -> dict[tuple[int, ...], list[int]]:
-        """Of many subjects: numbers of patterns -> places of the subjects that just these match.
+        """Match many subjects: numbers of patterns -> places of the subjects that just these match.
 
         Subjects walk the trie together for as long as they meet the same nodes, so that a level at
         which no pattern names a part costs nothing. Subjects without a match are left out.
@@ -193,8 +193,8 @@ class TopicTable:
         for part in parts:
             onward: list[_Node] = []
             push = onward.append
-            # A node after `#` can be reached from before it and from itself, once is enough.
-            # Every other node has one way in, so only these need the check.
+            # A node after `#` can be reached from before it and from itself; once is enough. Every
+            # other node has one way in, so only these need the check.
             repeating: set[_Node] | None = None
             for node in here:
                 literals = node.literals
@@ -231,7 +231,7 @@ def _step(
     depth: int,
     onward: dict[tuple[_Node, ...], list[int]],
 ) -> None:
-    """One part further with subjects that have met the same nodes so far."""
+    """Go one part further with subjects that have met the same nodes so far."""
     common: list[_Node] = []
     literals: list[dict[str, _Node]] = []
     for node in nodes:
@@ -285,11 +285,11 @@ class TopicKind(PatternKind):
     name = "topic"
 
     def check(self, wire: Sequence[Any]) -> Sequence[Any]:
-        """As the protocol says."""
+        """Check the form that SPEC.md gives."""
         return check_topic(wire)
 
     def canonical(self, wire: list[Any]) -> Canonical:
-        """`#` is everything, and so is `#.*`, whose last part may be missing."""
+        """Bring `#`, and `#.*` whose last part may be missing, to the pattern of everything."""
         return ("all",) if wire[1] in ("#", "#.*") else ("topic", wire[1])
 
     def predicate(self, canonical: Canonical) -> Predicate:
@@ -303,12 +303,12 @@ class TopicKind(PatternKind):
         return lambda keys, fields: any(parts_match(pattern, key.split(".")) for key in keys)
 
     def table(self) -> Table:
-        """The trie."""
+        """Return a trie."""
         return TopicTable()
 
 
 def _positional(pattern: tuple[str, ...]) -> Predicate:
-    """The predicate of a pattern without `#`: the number of parts is known."""
+    """Make the predicate of a pattern without `#`, whose number of parts is known."""
     literals = tuple((at, part) for at, part in enumerate(pattern) if part != "*")
     most = len(pattern)
     least = most - 1 if pattern[-1] == "*" else most

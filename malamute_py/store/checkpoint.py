@@ -1,10 +1,11 @@
-"""The checkpoint: the tables follow the log, step by step.
+"""The checkpoint: the tables follow the log, one transaction at a time.
 
-Owns one step: from where the tables are to a position of the log, with the same `apply` as the
-broker's. The rules: a step is one transaction, with the position in it, so that it is done whole or
-not at all; rows and bodies pass through memory a few at a time; a body is copied only when its put
-outlives the step, and deleted with the last of its rows. It knows no threads, processes or clocks,
-so that the simulator runs it as it is. Source: docs/design.md, Queues and the checkpoint.
+Owns one advance: from the position of the tables to a later position of the log, with the broker's
+own `apply`. The rules: an advance is one transaction with the position in it, so that it is done
+whole or not at all; rows and bodies pass through memory a few at a time; a body is copied only when
+its put outlives the advance, and deleted with the last of its rows. It knows no threads, processes
+or clocks, so that the simulator runs it as it is. Source: docs/design.md, Queues and the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -50,26 +51,26 @@ _LEFT: Final = (
 
 
 class Done(msgspec.Struct, array_like=True, frozen=True):
-    """What a step did."""
+    """The result of one advance."""
 
     lsn: int
     change_next: int
     changes: int = 0
     rows: int = 0
-    """Written or deleted."""
+    """Rows written or deleted."""
     bodies: int = 0
-    """Copied."""
+    """Bodies copied."""
     missing: int = 0
-    """Bodies of puts that live, and that the log did not give: damage."""
+    """Bodies of living puts that the log did not give: damage."""
     lost: int = 0
-    """Changes that are gone; only where that was accepted."""
+    """Changes that the log lacks; only where the operator accepted that."""
     damages: Sequence[str] = ()
     mail_next: int = 0
     """Number after the last body that was passed; 0: there was none."""
 
 
 class Checkpoint:
-    """Tables that follow one ring. One thread at a time."""
+    """Tables that follow one ring; one thread may use them at a time."""
 
     def __init__(
         self, connection: sqlite3.Connection, follower: Following, *, accept_lost: bool = False
@@ -80,11 +81,11 @@ class Checkpoint:
         """
         self.position = position_of(connection)
         self.make_room: Callable[[int], None] | None = None
-        """Called with the size that the file is to have, before anything is committed. What is
-        committed lies in the WAL first; on a full disk it would never come out of it, and so
-        nothing could ever be deleted either."""
+        """Called, before anything is committed, with the size that the file is to have. Committed
+        pages lie in the WAL first. On a full disk they would never come out of it, and so no row
+        could ever be deleted either."""
         self.before_commit: Callable[[], None] = lambda: None
-        """Called when all is written and nothing committed; for tests that kill it there."""
+        """Called when everything is written and nothing committed; tests kill the process there."""
         self._connection = connection
         self._follower = follower
         self._accept_lost = accept_lost
@@ -116,11 +117,10 @@ class Checkpoint:
     ) -> Done:
         """Follow the log up to a position, durably.
 
-        to_lsn: the end of a bundle, and no further than what is synced. ranges: the parts that
-        may hold something for the queues, ascending, each from a bundle's beginning to a
-        bundle's end (None: all of it). going_on: asked now and then; False gives up.
-        Raises StoreMoved, StoreDamaged, StoreError, ChangesLost, FollowLost, OSError,
-        Abandoned: nothing was changed.
+        to_lsn: the end of a bundle, and no further than what is synced. ranges: the parts that may
+        hold something for the queues, ascending, each from a bundle's beginning to a bundle's end
+        (None: all of it). going_on: asked now and then; False gives up. Raises StoreMoved,
+        StoreDamaged, StoreError, ChangesLost, FollowLost, OSError, Abandoned: nothing was changed.
         """
         begin = self.position
         if to_lsn < begin.lsn:
@@ -201,7 +201,7 @@ class Checkpoint:
     # --- bodies ------------------------------------------------------------------------
 
     def _copy_bodies(self, places: list[Place], going_on: Callable[[], bool]) -> tuple[int, int]:
-        """Copy what the step's puts left; returns how many, and how many are not there."""
+        """Copy the bodies that new puts left; returns how many, and how many are not there."""
         if not places:
             return 0, 0
         copied = missing = 0
@@ -220,7 +220,7 @@ class Checkpoint:
     def _bodies(
         self, places: list[Place], wanted: set[int], going_on: Callable[[], bool]
     ) -> Iterator[tuple[int, bytes]]:
-        """(number, batch) of those wanted; what was found is no longer in `wanted`."""
+        """Yield (number, batch) of those wanted; bodies that were found leave `wanted`."""
         starts = [place.base for place in places]
 
         def asked(stamp: Stamp) -> bool:
@@ -251,7 +251,7 @@ class Checkpoint:
     def tidy(self) -> bool:
         """Give back a little of the space that deleted rows and bodies left in the file.
 
-        Returns whether there is more. What cannot be done now (a full disk) is left for later.
+        Returns whether there is more. On a full disk nothing is given back; a later call does it.
         """
         execute = self._connection.execute
         try:
@@ -267,7 +267,7 @@ class Checkpoint:
 
 
 class Abandoned(Exception):
-    """A step was given up because no caller wants it any more."""
+    """The advance was given up because its caller wants it no more."""
 
 
 def _clipped(

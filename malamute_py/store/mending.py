@@ -1,10 +1,10 @@
-"""Repair of a damaged data directory, to a copy: everything that can be read, and nothing else.
+"""Repair of a damaged data directory, to a copy that has everything that can be read.
 
-Owns the making of a sound directory out of one that is not. The rules: the original is only
-read; every valid batch keeps its position, its offset and its epoch; what is lost is filled with
-padding, so that the copy has no damage, and is told by stream and offsets; no position, offset or
-number is given again; the copy opens without a finding before it gets its name.
-Source: journal/FORMAT.md, section 14.
+Owns the making of a sound directory out of a damaged one. The rules: the original is only read;
+every valid batch keeps its position, its offset and its epoch; what is lost is filled with padding,
+so that the copy has no damage, and is reported by stream and offsets; no position, offset or number
+is given again; the copy opens without a finding before it gets its name. Source: journal/FORMAT.md,
+section 14.
 """
 
 from __future__ import annotations
@@ -70,23 +70,24 @@ from malamute_py.store.rebuilding import accept, rebuild
 from malamute_py.store.snapshot import MAIN, made_whole, regular, sync_all
 
 _EPOCHS: Final = 1 << 10
-"""Epochs between the original's and the copy's: the original may have been begun again since."""
+"""Epochs between the original's and the copy's, as the original may have been started again
+meanwhile."""
 _NUMBERS_SHIFT: Final = 32
 _LOCK_WAIT_S: Final = 30.0
 _PIECE_BYTES: Final = 4 << 20
 
 Progress = Callable[[int, str], None]
-"""(bytes done so far, of what)."""
+"""Callback for progress: (bytes done so far, what is being done)."""
 
 
 class CannotMend(StoreError):
-    """Nothing sound can be made of the directory; nothing is left of the attempt."""
+    """No sound directory can be made of the original; nothing is left of the attempt."""
 
     code = "damaged"
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """Offsets of a stream of which the copy has no records."""
+    """Offsets of a stream whose records the copy lacks."""
 
     ring: str
     stream: int
@@ -97,7 +98,7 @@ class Lost(msgspec.Struct, frozen=True):
 
 
 class Mended(msgspec.Struct, kw_only=True):
-    """What was made, and what was lost."""
+    """The result of a repair: what was saved, and what was lost."""
 
     directory: str
     epoch: int
@@ -105,18 +106,18 @@ class Mended(msgspec.Struct, kw_only=True):
     bytes: int
     batches: int
     filled_bytes: int
-    """Bytes of the rings where nothing could be read."""
+    """Bytes of the rings that could not be read and were filled."""
     lost: list[Lost]
     changes_lost: int
-    """Records of the change log: what mail, services, cursors and groups did."""
+    """Records of the change log that are lost: changes of mail, services, cursors and groups."""
     queues: str
-    """What became of the tables: "copied", "rebuilt", or "none" where there were none."""
+    """Fate of the tables: "copied", "rebuilt", or "none" where there were none."""
     queues_lost: str = ""
-    """What they lack; "": nothing that is known."""
+    """What the tables lack; "": nothing that is known."""
     dropped: list[str] = []
     """Ends of rings that were never known to be on disk, and were cut off as at any start."""
     restored: list[str] = []
-    """Small files that were made anew from what else says the same."""
+    """Small files that were made anew from others that have the same facts."""
 
     @property
     def whole(self) -> bool:
@@ -198,7 +199,7 @@ class _Place:
 
 
 class _RingCopy:
-    """One ring: its batches where they were, and padding where nothing can be read."""
+    """The copy of one ring: batches where they were, and padding where nothing can be read."""
 
     def __init__(self, storage: Storage, name: str, scan: Scan, epoch: int) -> None:
         self.batches = self.filled = self.changes_lost = 0
@@ -216,7 +217,7 @@ class _RingCopy:
         self._hole: _Place | None = None
         """The padding before, until it is known what follows."""
         self._bundle: int | None = None
-        """Where the bundle begins now whose beginning is lost."""
+        """New beginning of a bundle whose beginning is lost."""
         self._holes = 0
         self._seen: dict[int, tuple[int, int]] = {}
         """Stream -> (next offset, holes until then)."""
@@ -234,7 +235,7 @@ class _RingCopy:
             replace_file(storage, TRIMS_FILE, pack_file(trims))
         there = {segment.number: segment for segment in scan.segments}
         last = -(-scan.end_lsn // size) - 1
-        # What is missing in front is not filled: the ring begins later.
+        # Segments missing in front are not filled: the ring begins later.
         first = min([*there, last]) if last >= 0 else 0
         self._holes = int(scan.first_number < first)
         for number in range(first, last + 1):
@@ -297,7 +298,7 @@ class _RingCopy:
             if begins:
                 self._end_hole(LAST_OF_BUNDLE, self._hole.stamp.epoch)
             else:
-                # What is left of a bundle begins with the padding.
+                # The remainder of a bundle begins with the padding.
                 self._bundle = self._hole.lsn
                 self._end_hole(0, stamp.epoch)
         if begins:
@@ -357,7 +358,7 @@ class _RingCopy:
             self._storage.write(file, position, [stamp.pack()])
 
     def lost(self) -> list[Lost]:
-        """The offsets whose records are not in the copy."""
+        """List the offsets whose records are not in the copy."""
         lost = self._lost.copy()
         for number, state in self._scan.streams.states.items():
             reached = self._seen.get(number, (state.first, 0))[0]
@@ -370,7 +371,7 @@ class _RingCopy:
 
 
 def _within(damages: list[Damage], low: int, high: int) -> list[tuple[int, int]]:
-    """The parts of a segment that are damaged, ascending; neighbours are one."""
+    """List the damaged parts of a segment, ascending; neighbouring parts become one."""
     holes: list[tuple[int, int]] = []
     for damage in sorted(damages):
         begin, stop = max(damage.from_lsn, low), min(damage.to_lsn, high)
@@ -389,7 +390,7 @@ def _within(damages: list[Damage], low: int, high: int) -> list[tuple[int, int]]
 def _open(
     source: FileStorage, made: Path, names: list[str], mended: Mended, progress: Progress
 ) -> None:
-    """Open the copy as a broker does: it must be sound. Its indexes and its tables are made."""
+    """Open the copy as a broker would, which makes indexes and tables: it must be sound."""
     journal = Journal.open(made)
     try:
         for name in names:
@@ -409,7 +410,7 @@ def _open(
 
 
 class _OfRing:
-    """A ring as one to be followed."""
+    """A ring in the form that the checkpoint follows."""
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
@@ -462,7 +463,8 @@ def _rebuild(
 def _copy_tables(directory: Path, made: Path) -> str:
     """Copy the tables; returns what is wrong with them, "" when nothing is.
 
-    With their WAL, and opened only where they are copied to: SQLite writes beside what it reads.
+    They are copied with their WAL and opened only at the target: SQLite writes beside what it
+    reads.
     """
     names = (DATABASE, f"{DATABASE}-wal")
     try:

@@ -2,8 +2,8 @@
 
 Owns the choice of what concerns the queues in ring main. The rules: a change is taken once, in the
 order of its offset; damage in the log is passed over only when the offsets after it prove that no
-change was in it, or when the operator said that what is lost may be. Source: docs/design.md, Queues
-and the checkpoint.
+change was in it, or when the operator accepted the loss. Source: docs/design.md, Queues and the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from malamute_py.journal.layout import control_bodies
 from malamute_py.store.errors import ChangesLost
 
 CHANGE_STREAM: Final = 0
-"""As broker/ready.py has it."""
+"""Number of the change log, as broker/ready.py has it."""
 MAIL_STREAM: Final = 0xFFFF_FFFE
-"""As broker/ready.py has it."""
+"""Number of the mail stream, as broker/ready.py has it."""
 _PLACE_BYTES: Final = 256 << 10
-"""How much of the log is read again to find one body."""
+"""Bytes of the log that are read again to find one body."""
 
 
 class Following(Protocol):
-    """What is asked of a journal's Follower."""
+    """The part of a journal's Follower that is used here."""
 
     def read(
         self, from_lsn: int, to_lsn: int, wanted: Wanted | None = None
     ) -> Iterator[tuple[Stamp, memoryview]]:
-        """The batches in [from, to), those that are wanted."""
+        """Yield the wanted batches in [from, to)."""
 
 
 class Place:
@@ -56,7 +56,7 @@ class Changes:
         accept_lost: bool = False,
         relevant: Callable[[int, int], None] | None = None,
     ) -> None:
-        """change_next: offset of the first one wanted; -1: of whatever comes first.
+        """change_next: offset of the first change wanted; -1: of the first one that there is.
 
         accept_lost: go on when changes are gone. relevant: told the bounds of each batch that
         concerns the queues.
@@ -66,9 +66,9 @@ class Changes:
         self.lost = 0
         """How many changes are gone, as far as offsets tell."""
         self.damages: list[str] = []
-        """What could not be read."""
+        """Damages that were met in the log."""
         self.places: list[Place] = []
-        """Where bodies lie, ascending."""
+        """Places where bodies lie, ascending."""
         self.mail_next = 0
         """Number after the last body that was passed; 0: there was none."""
         self._follower = follower
@@ -77,7 +77,7 @@ class Changes:
         self._unproven = ""
 
     def read(self, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
-        """(offset, record) of the changes in these ranges of positions, in order.
+        """Yield (offset, record) of the changes in these ranges of positions, in order.
 
         Raises ChangesLost, FollowLost (`retention`: the log does not reach so far back), OSError.
         """

@@ -1,9 +1,9 @@
 """Making the tables anew from the log, and going on where a part of it is lost.
 
-Owns the decision whether the log has everything. The rules: without the operator's word nothing
-is made of a log that may lack a change; what is made, or given up, is durable before it is used,
-so that a word is given once; the tables that were there are set aside and never removed.
-Source: FORMAT.md, section 4.
+Owns the decision whether the log has everything. The rules: of a log that may lack a change, tables
+are made only with the operator's consent; what is made, or given up, is durable before it is used,
+so that the operator consents once; the old tables are set aside and never removed. Source:
+FORMAT.md, section 4.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def rebuild(
 ) -> None:
     """Make new tables of all that the log has.
 
-    change_next: where the log stands. accept_lost: also of a log that may lack something;
-    number_next is then the first number for a mailbox or a service, above all that were given.
-    The caller has the lock. Raises ChangesLost, FollowLost, StoreError, OSError: nothing was
+    change_next: the next offset of the change log. accept_lost: also of a log that may lack
+    something; number_next is then the first number for a mailbox or a service, above all that were
+    given. The caller has the lock. Raises ChangesLost, FollowLost, StoreError, OSError: nothing was
     changed.
     """
     if log.start_lsn and not accept_lost:
