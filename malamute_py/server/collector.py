@@ -2,7 +2,7 @@
 
 Owns when it runs. The rule: no turn of the loop waits for a look at objects that lasted. A message
 leaves no cycles behind, so that reference counts free what it took, and the collector looks for
-cycles that we did not foresee. It looks at 5,000 young objects at a time, and only once more at
+cycles that no programmer foresaw. It looks at 5,000 young objects at a time, and only once more at
 those that are left of 10,000 (with 10,000 and 200,000, the looks at old objects took 30 to 126 ms).
 Freed objects count against new ones, whatever their age, so that a load which frees as much as it
 makes has more of them looked at together. All objects are looked at only while the loop rests.
@@ -17,14 +17,15 @@ from collections.abc import Callable
 from typing import Final
 
 _YOUNG, _ONCE_MORE, _NEVER = 5_000, 1, 1 << 30
-"""Objects that come until the youngest are looked at; such looks until the rest of them is looked
-at once more, and gets old; such looks until all old ones are looked at."""
+"""Thresholds of gc.set_threshold: new objects until the young are looked at; such looks until those
+that remain are looked at once more; such looks until all old ones are looked at."""
 _LOOKS_LEAST = 100
-"""Looks at what gets old since the last look at all: 10,000 new objects stand behind each."""
+"""Looks at remaining objects that must have happened since all were looked at: each stands for
+10,000 new objects."""
 _REST_MS = 60_000
-"""How soon all objects are looked at again, at the earliest."""
+"""Least time between two looks at all objects."""
 _PART: Final = 1_000
-"""A look at all objects takes at most one part of so many of the time."""
+"""A look at all objects may take one part in so many of the time."""
 
 
 class Collector:
@@ -39,20 +40,20 @@ class Collector:
 
     def begin(self) -> None:
         """Take what there is as what stays, and look at young objects from now on."""
-        # A pass over a million recovered rows takes 27 ms.
+        # The recovered state counts as permanent: a pass over a million rows takes 27 ms.
         gc.collect()
         gc.freeze()
         gc.set_threshold(_YOUNG, _ONCE_MORE, _NEVER)
 
     def facts(self) -> dict[str, int]:
-        """Counters: looks at all objects, and how many of these were garbage by then."""
+        """Return counters: looks at all objects, and how many of these were garbage."""
         return {
             "collector_passes_total": self._passes,
             "collector_garbage_total": self._garbage,
         }
 
     def rest(self, now_ms: int) -> None:
-        """Look at all objects, if it is time: the loop has had nothing to do for a while."""
+        """Look at all objects, if it is time; called when the loop rests."""
         if now_ms < self._next_ms or gc.get_count()[2] < _LOOKS_LEAST:
             return
         began = self._clock_ns()

@@ -1,9 +1,9 @@
 """Connections by descriptor, and how many each address and each user has.
 
-Owns the counts and their bounds. The rule: beyond a bound one connection is surplus: the newest, or
-of those that have sent no message yet the one of the address that has most that waits longest, once
-it had its time to speak. So waiting connections of one address keep no other address out. Source:
-ARCHITECTURE.md, "What a peer may cost".
+Owns the counts and their bounds. The rule: beyond a bound one connection is surplus: the newest.
+Among connections that have sent no message yet it is the longest waiting one of the address that
+has most of them, once it had its time to speak; waiting connections of one address so keep no other
+address out. Source: ARCHITECTURE.md, "What a peer may cost".
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Connections:
     """All connections that were accepted and have not ended; changed by the loop thread only."""
 
     def __init__(self, bounds: Links, connections_max: int) -> None:
-        """connections_max: no more than the configured number, if descriptors are few."""
+        """connections_max: no more than the configured number, fewer if descriptors are few."""
         self._bounds = bounds
         self._connections_max = connections_max
         self._by_fd: dict[int, Connection] = {}
@@ -34,24 +34,24 @@ class Connections:
         return len(self._by_fd)
 
     def get(self, fd: int) -> Connection | None:
-        """The connection that libzmq has under this descriptor."""
+        """Return the connection that libzmq has under this descriptor."""
         return self._by_fd.get(fd)
 
     def descriptors(self) -> list[int]:
-        """Descriptors of all connections."""
+        """Return the descriptors of all connections."""
         return list(self._by_fd)
 
     def all(self) -> list[Connection]:
-        """The connections that are known. From any thread."""
+        """Return the connections that are known. From any thread."""
         return list(self._by_fd.values())
 
     def silent(self) -> list[Connection]:
-        """Connections that have sent no message yet, the oldest first."""
+        """Return the connections that have sent no message yet, the oldest first."""
         return list(self._silent.values())
 
     @property
     def silent_count(self) -> int:
-        """How many have sent no message yet. From any thread."""
+        """Return how many have sent no message yet. From any thread."""
         return len(self._silent)
 
     def clear(self) -> None:
@@ -66,7 +66,7 @@ class Connections:
         self._silent_by_address[address] += 1
 
     def remove(self, connection: Connection) -> None:
-        """Count a connection no longer."""
+        """Remove a connection from the counts."""
         del self._by_fd[connection.fd]
         _less(self._by_address, connection.address)
         if self._silent.pop(connection.fd, None) is not None:
@@ -90,9 +90,9 @@ class Connections:
         return self._by_user[user] <= self._bounds.user_connections_max
 
     def surplus(self, newest: Connection) -> tuple[Connection | None, str]:
-        """Which connection is too many now that the newest one came, and why; "": none is.
+        """Return the surplus connection now that the newest one came, and why; "": none is.
 
-        None, with a reason: those that say nothing are too many, and each came a moment ago.
+        None, with a reason: too many say nothing, and each of them came a moment ago.
         """
         bounds, address, now_ms = self._bounds, newest.address, newest.accepted_ms
         if len(self._by_fd) > self._connections_max:
