@@ -1,10 +1,10 @@
 """The broker's configuration: every key, its default and what it may be.
 
-Owns the sections below and how they are filled: the file, then MALAMUTE_* variables, then
-the command line, the later over the earlier. The rule: an unknown key is an error
-that names the nearest one, never a silent nothing; units are part of the name; defaults of single
-messages are those of malamute_protocol/limits.py, named here and written there. Source:
-deploy/malamute.toml explains each key (a test compares the two).
+Owns the sections below and how they are filled: the file, then MALAMUTE_* variables, then the
+command line, the later over the earlier. The rule: an unknown key is an error that names the
+nearest one, and is never ignored; units are part of the name; defaults of single messages are those
+of malamute_protocol/limits.py, named here and written there. Source: deploy/malamute.toml explains
+each key (a test compares the two).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from malamute_protocol.errors import MalamuteError
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 
 PUBLIC_WORDS: Final = "I understand that anyone can read and write"
-"""What an operator has to write to open a broker to a network without authentication."""
+"""Text that an operator has to write to open a broker to a network without authentication."""
 
 ENVIRONMENT_PREFIX: Final = "MALAMUTE_"
 
 MaybeCount = Annotated[int, msgspec.Meta(ge=0)]
-"""0: no bound of its own."""
+"""A count; 0: there is no bound of its own."""
 Count = Annotated[int, msgspec.Meta(ge=1)]
 """A count of at least one."""
 BatchRecords = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
@@ -37,7 +37,7 @@ BatchRecords = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
 Bytes = Annotated[int, msgspec.Meta(ge=1)]
 Milliseconds = Annotated[int, msgspec.Meta(ge=1)]
 MaybeMilliseconds = Annotated[int, msgspec.Meta(ge=0)]
-"""0: never."""
+"""A duration; 0: never."""
 Names = list[str]
 
 
@@ -60,41 +60,41 @@ class Authentication(Section, frozen=True):
 
     mechanism: Literal["none", "plain", "curve"] = "none"
     ipc_without: bool = False
-    """Leave ipc endpoints to the permissions of their socket files."""
+    """Value that leaves ipc endpoints to the permissions of their socket files."""
     users: dict[str, str] = {}
-    """plain: name -> scrypt hash, as `malamute user hash` or hash_password() makes it."""
+    """plain only: name -> scrypt hash, as `malamute user hash` or hash_password() makes it."""
     users_file: str = ""
-    """plain: a file of lines `name hash`, beside `users`."""
+    """plain only: a file of lines `name hash`, beside `users`."""
     hash_threads: Annotated[int, msgspec.Meta(ge=1, le=16)] = 2
-    """plain: passwords that are hashed at one time, 50 ms and 16 MiB each."""
+    """plain only: passwords that are hashed at one time, 50 ms and 16 MiB each."""
     server_key_file: str = ""
-    """curve: the broker's secret key, 40 characters of Z85; made on first use."""
+    """curve only: the broker's secret key, 40 characters of Z85; made on first use."""
     clients: dict[str, str] = {}
-    """curve: identity -> public key, 40 characters of Z85."""
+    """curve only: identity -> public key, 40 characters of Z85."""
     identities: dict[str, Names] = {}
     """User -> templates of the identities that its replicas may have beside `<user>-{n}`."""
 
 
 class Grant(Section, frozen=True):
-    """What one identity may do; in names `*` stands for any characters."""
+    """Permissions of one identity; in names `*` stands for any characters."""
 
     read: Names = []
-    """Streams that it may read, with their cursors and groups."""
+    """Streams that the identity may read, with their cursors and groups."""
     write: Names = []
-    """Streams that it may publish to, and create by first use."""
+    """Streams that the identity may publish to, and create by first use."""
     send: Names = []
-    """Mailboxes that it may send to, and create by first use."""
+    """Mailboxes that the identity may send to, and create by first use."""
     receive: Names = []
-    """Mailboxes that it may read beside its own, which has its name."""
+    """Mailboxes that the identity may read beside its own, which has its name."""
     request: Names = []
-    """Services that it may ask, and create by first use."""
+    """Services that the identity may ask, and create by first use."""
     work: Names = []
-    """Services that it may offer."""
+    """Services that the identity may offer."""
     admin: bool = False
 
 
 class Links(Section, frozen=True):
-    """Connections: how many, the silence they may keep, and what waits for each."""
+    """Bounds of connections: how many, their silence, and the bytes that wait for each."""
 
     links_max: Count = 12_000
     replicas_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1_024
@@ -122,7 +122,7 @@ class Links(Section, frozen=True):
 
 
 class LimitsSection(Section, frozen=True):
-    """Sizes and counts of what a client may send; too much is refused as `too_large`.
+    """Sizes and counts of what a client may send; beyond them it is refused `too_large`.
 
     Defaults of one message, batch and record are the protocol's.
     """
@@ -151,12 +151,12 @@ class LimitsSection(Section, frozen=True):
     unread_share_bytes_max: Bytes = 256 << 20
 
     def of_messages(self) -> Limits:
-        """Bounds of one message, batch and record: what the protocol's code checks."""
+        """Return the bounds of one message, batch and record, which the protocol's code checks."""
         return Limits(**{name: getattr(self, name) for name in Limits.__struct_fields__})
 
 
 class Streams(Section, frozen=True):
-    """Streams, their subscriptions and producers: beyond a count the answer is `limit`."""
+    """Bounds of streams, their subscriptions and producers: beyond a count, `limit`."""
 
     auto_create: bool = True
     default: dict[str, Any] = {}
@@ -168,7 +168,7 @@ class Streams(Section, frozen=True):
     settings_bytes_max: Bytes = 64 << 10
     all_settings_bytes_max: Bytes = 8 << 20
     link_subscriptions_max: Count = 1_000
-    """Subscriptions, inboxes, offers and memberships of one link, all together."""
+    """Subscriptions, inboxes, offers and memberships that one link may have, all together."""
     subscriptions_max: Count = 200_000
     pattern_bytes_max: Bytes = 64 << 10
     all_patterns_bytes_max: Bytes = 128 << 20
@@ -181,7 +181,7 @@ class Streams(Section, frozen=True):
 
 
 class Memory(Section, frozen=True):
-    """What the broker may keep in memory for streams and for peers that read slowly."""
+    """Memory that the broker may use for streams and for peers that read slowly."""
 
     hot_bytes: Bytes = 16 << 20
     unsynced_bytes_max: Bytes = 256 << 20
@@ -194,7 +194,7 @@ class Memory(Section, frozen=True):
 
 
 class JournalSection(Section, frozen=True):
-    """The ring `main`, and what rings that streams ask for have unless they say otherwise."""
+    """Settings of ring `main`, and of rings that streams ask for unless they say otherwise."""
 
     segment_bytes: Bytes = 64 << 20
     ring_bytes: Bytes = 4 << 30
@@ -208,7 +208,7 @@ class JournalSection(Section, frozen=True):
 
 
 class Mailboxes(Section, frozen=True):
-    """Mailboxes: a full one answers `wait`, never drops; too many of them `limit`."""
+    """Bounds of mailboxes: a full one answers `wait`, never drops; too many of them `limit`."""
 
     mailboxes_max: Count = 1_000_000
     default: dict[str, Any] = {}
@@ -227,7 +227,7 @@ class Mailboxes(Section, frozen=True):
 
 
 class Services(Section, frozen=True):
-    """Service queues: beyond a count `limit`, beyond what a queue holds `wait`."""
+    """Bounds of service queues: beyond a count `limit`, beyond a queue's own bounds `wait`."""
 
     services_max: Count = 10_000
     default: dict[str, Any] = {}
@@ -247,7 +247,7 @@ class Services(Section, frozen=True):
 
 
 class Groups(Section, frozen=True):
-    """Cursors and consumer groups: beyond a count `limit`."""
+    """Bounds of cursors and consumer groups: beyond a count `limit`."""
 
     cursors_max: Count = 100_000
     pin_bytes_max: Bytes = 1 << 30
@@ -260,7 +260,7 @@ class Groups(Section, frozen=True):
 
 
 class Quotas(Section, frozen=True):
-    """What one identity may have of what all share: beyond it `limit`, or `wait` if it passes.
+    """Quotas of one identity in what all share: beyond them `limit`, or `wait` if it passes.
 
     The defaults leave others at least half of a bound over all, or a sixth of it (links).
     """
@@ -290,7 +290,7 @@ class Quotas(Section, frozen=True):
 
 
 class CheckpointSection(Section, frozen=True):
-    """The tables of mailboxes, services, cursors and groups, which follow ring main."""
+    """Settings of the tables of mailboxes, services, cursors and groups, which follow ring main."""
 
     interval_ms: Milliseconds = 5_000
     log_bytes: Bytes = 64 << 20
@@ -305,7 +305,7 @@ class CheckpointSection(Section, frozen=True):
 
 
 class LoopSection(Section, frozen=True):
-    """How much is taken from the sockets before it is answered."""
+    """How much a turn of the loop takes from the sockets before it is answered."""
 
     burst_messages: Count = 256
     burst_bytes: Bytes = 2 << 20
@@ -318,7 +318,7 @@ class LoopSection(Section, frozen=True):
 
 
 class LogSection(Section, frozen=True):
-    """The log goes to standard error."""
+    """Settings of the log, which goes to standard error."""
 
     level: Literal["debug", "info", "warning", "error", "critical"] = "info"
     form: Literal["auto", "console", "json"] = "auto"
@@ -328,7 +328,7 @@ class Config(Section, frozen=True):
     """A whole configuration; the defaults are a broker for this machine only."""
 
     data_directory: str = "malamute-data"
-    """Empty: everything in memory, gone when the broker stops."""
+    """Directory of all data; empty: everything is in memory, gone when the broker stops."""
     listen: list[str] = msgspec.field(default_factory=lambda: [DEFAULT_ENDPOINT])
     listen_public_without_authentication: str = ""
     authentication: Authentication = Authentication()
@@ -362,7 +362,8 @@ def load(
     if path is not None:
         table = _read_file(Path(path))
         try:
-            # By itself: once variables and overrides are in it, no fault could be laid to it.
+            # The file is checked by itself: once variables and overrides are in it, no fault could
+            # be attributed to it.
             _typed(table)
         except ConfigError as error:
             raise ConfigError(error.key, f"{error.why} (in {path})") from None
@@ -393,7 +394,7 @@ def _typed(table: Mapping[str, Any]) -> Config:
 
 
 def parse_value(key: str, text: str) -> Any:
-    """The value of a key written as text: a TOML value, or the text itself where text fits.
+    """Read a key's value: a TOML value, or the text itself where text fits.
 
     A list may be written with commas: tcp://127.0.0.1:9797,ipc:///run/malamute.sock; a number of
     bytes with its unit: 64MiB.
@@ -406,7 +407,7 @@ def parse_value(key: str, text: str) -> Any:
             return _toml_value(key, text)
         return [part.strip() for part in text.split(",") if part.strip()]
     if isinstance(kind, tuple):
-        return text  # one of a few words; convert() names them when it is none
+        return text  # One of a few words; convert() names them when it is none.
     size = _SIZE.fullmatch(text.strip()) if key.rpartition(".")[2].count("bytes") else None
     if size is not None:
         return int(size[1]) << _SHIFTS[size[2].lower()]
@@ -440,7 +441,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _kinds(section: type[msgspec.Struct], prefix: str = "") -> dict[str, Any]:
-    """Dotted key -> str, list, dict, a tuple of words, or None for everything else."""
+    """Return dotted key -> str, list, dict, a tuple of words, or None for all others."""
     found: dict[str, Any] = {}
     for field in msgspec.inspect.type_info(section).fields:  # type: ignore[attr-defined]
         kind = field.type
@@ -461,10 +462,10 @@ def _kinds(section: type[msgspec.Struct], prefix: str = "") -> dict[str, Any]:
 
 
 QUOTAS: Final = tuple(name for name in Quotas.__struct_fields__ if name != "identities")
-"""What a quota may be of."""
+"""The resources that a quota may bound."""
 
 KEYS: Final[dict[str, Any]] = _kinds(Config)
-"""Every key, dotted -> how its value is written."""
+"""Dotted key -> how its value is written."""
 
 _SHIFTS: Final = {"kib": 10, "mib": 20, "gib": 30, "tib": 40}
 _SIZE: Final = re.compile(r"(\d+)\s*(kib|mib|gib|tib)", re.IGNORECASE)
@@ -479,9 +480,9 @@ _SECTIONS: Final = sorted({key.partition(".")[0] for key in KEYS if "." in key})
 
 
 def _key_of_variable(name: str) -> str | None:
-    """The key of an environment variable; None when it is none of ours.
+    """Return the key of an environment variable; None when it is none of ours.
 
-    MALAMUTE_ variables of other programs (the client's, say) pass; one that begins like a
+    MALAMUTE_ variables of other programs (the client's, for example) pass; one that begins like a
     section of ours is a misspelling.
     """
     if not name.startswith(ENVIRONMENT_PREFIX):
@@ -525,7 +526,7 @@ def _unknown(key: str) -> ConfigError:
 
 
 def _there_is(key: str) -> str:
-    """What may be written where a key stands that resembles none."""
+    """List what may be written where a key stands that resembles none."""
     section = key.partition(".")[0]
     if section in _SECTIONS:
         names = [name.partition(".")[2] for name in KEYS if name.startswith(f"{section}.")]
@@ -537,17 +538,17 @@ def _there_is(key: str) -> str:
 def _nearest(name: str, known: Iterable[str]) -> str:
     known = list(known)
     near: list[str] = []
-    if "." not in name:  # the right key without its section
+    if "." not in name:  # The right key without its section.
         near = [key for key in known if key.rpartition(".")[2] == name][:1]
     near = near or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    if not near:  # the right key in the wrong section
+    if not near:  # The right key in the wrong section.
         last = name.rpartition(".")[2]
         near = [key for key in known if key.rpartition(".")[2] == last][:1]
     return f"; did you mean {near[0]}?" if near else ""
 
 
 def _validation_error(text: str) -> ConfigError:
-    """What msgspec found, in our words: the key first, then what is allowed."""
+    """Put msgspec's finding in our words: the key first, then what is allowed."""
     message, _, path = text.partition(" - at `$")
     key = re.sub(r"\[\.\.\.\]", "", path.rstrip("`")).lstrip(".")
     words = KEYS.get(key)

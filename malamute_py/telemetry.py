@@ -1,4 +1,4 @@
-"""What the daemon tells about itself: log lines and counters.
+"""Log lines and counters of the daemon.
 
 Owns the set-up of the log and the form of the counters. The rule: nothing here is global, so that
 several brokers fit in one process and an embedded one leaves the program's own logging alone; a
@@ -27,7 +27,7 @@ class Log(Protocol):
 
 
 def open_log(level: str = "info", form: str = "auto", stream: TextIO | None = None) -> Log:
-    """A logger that writes to `stream` (standard error when None).
+    """Return a logger that writes to `stream` (standard error when None).
 
     form: `console` for people, `json` for machines, `auto`: console on a terminal.
     """
@@ -55,7 +55,7 @@ def open_log(level: str = "info", form: str = "auto", stream: TextIO | None = No
 class Limiter:
     """Lets each event name through a few times in a period, and counts the rest.
 
-    A hostile peer can cause an event a message; a line costs 7 us, a full log a disk.
+    A hostile peer can cause an event with each message; a line costs 7 us, a full log a disk.
     """
 
     def __init__(self, lines_max: int = 20, period_ms: int = 10_000) -> None:
@@ -75,7 +75,7 @@ class Limiter:
         return count <= self._lines_max
 
     def suppressed(self, now_ms: int) -> dict[str, int]:
-        """Names and counts of what was withheld in a period that is over; reported once."""
+        """Return names and counts of what was withheld in a period that is over; reported once."""
         if now_ms - self._since_ms < self._period_ms or not self._seen:
             return {}
         held = {n: c - self._lines_max for n, c in self._seen.items() if c > self._lines_max}
@@ -85,9 +85,9 @@ class Limiter:
 
 
 class Refusals:
-    """Which rings refuse appends: said when it begins, changes and ends, else counted.
+    """Rings that refuse appends: logged when a refusal begins, changes and ends, else counted.
 
-    A full disk refuses as often as its producers try; a line each says nothing new.
+    A full disk refuses as often as its producers try; a line for each would say nothing new.
     """
 
     def __init__(self, period_ms: int = 10_000) -> None:
@@ -98,7 +98,7 @@ class Refusals:
         self._counts: dict[str, int] = {}
 
     def begins(self, ring: str, code: str) -> bool:
-        """Count a refusal; True when the ring did not refuse for this before."""
+        """Count a refusal; True when the ring did not refuse for this reason before."""
         if self._codes.get(ring) == code:
             self._counts[ring] += 1
             return False
@@ -107,14 +107,14 @@ class Refusals:
         return True
 
     def ends(self, ring: str) -> tuple[str, int] | None:
-        """The ring took an append, or is gone: what ended, and the count not reported."""
+        """Note an append that was taken, or a ring that is gone; returns the end to report."""
         if not self._codes:
             return None
         code = self._codes.pop(ring, None)
         return None if code is None else (code, self._counts.pop(ring))
 
     def counts(self, now_ms: int) -> list[tuple[str, str, int]]:
-        """(ring, code, count) of a period that is over, beyond what was said; reported once."""
+        """Return (ring, code, count) of a period that is over, beyond those reported before."""
         if now_ms - self._since_ms < self._period_ms:
             return []
         self._since_ms = now_ms
@@ -124,11 +124,11 @@ class Refusals:
 
 
 def prometheus_text(metrics: Mapping[str, Any], prefix: str = "malamute") -> str:
-    """Counters and gauges as Prometheus text; nested names are joined with `_`.
+    """Return counters and gauges as Prometheus text; nested names are joined with `_`.
 
-    A name that ends in `_total` is a counter, every other number a gauge; what is not a
-    number (a version, a list) is left out. `rings` and the like, tables by a free name,
-    become one metric with a label.
+    A name that ends in `_total` is a counter, every other number a gauge; values that are no
+    numbers (a version, a list) are left out. `rings` and other tables by a free name become one
+    metric with a label.
     """
     lines: list[str] = []
     named: set[str] = set()

@@ -1,8 +1,8 @@
 """`malamute request`: ask a service.
 
-Owns the words for what becomes of a request. The rule: the exit code says it: 0 answered, 1
-failed (why stands on standard error), 4 not answered in time; a request that nobody waits for
-any more is cancelled at the broker.
+Owns the words for the fate of a request. The rule: the exit code tells it: 0 answered, 1 failed
+(standard error says why), 4 not answered in time; a request for which no caller waits any more is
+cancelled at the broker.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def request(
         "need_workers": need_workers,
     }
     body = inputs.whole() if given is None else given.encode("utf-8", "surrogateescape")
-    # A request may take long: it outlives a broker that is started anew.
+    # A request may take long: it outlives a restart of the broker.
     with linked(ctx, stays=not queued) as client:
         if key:
             inputs.tell_key(client)
@@ -167,7 +167,7 @@ def _submit(
 
 
 def _show_bodies(replies: list[Letter]) -> None:
-    """The one reply: its bytes as they are, or its lines for a person."""
+    """Print the one reply: its bytes as they are, or its lines for a person."""
     for reply in replies:
         body = body_of(reply)
         if output.on_terminal():
@@ -196,7 +196,7 @@ def _ask(
                 else iter([client.request(service, body, **options)])
             )  # fmt: skip
             for reply in replies:
-                if reply.why:  # it was completed, and nothing more is said
+                if reply.why:  # The request was completed without a further reply.
                     break
                 progress.stop()
                 show([reply])
@@ -223,7 +223,7 @@ def _failed(kind: str) -> str:
 
 
 def _late(client: SyncClient, service: str, typed: str, replies: int) -> str:
-    """Why there may have been no answer."""
+    """Return why there may have been no answer."""
     text = f"{service}: no answer within {typed}"
     if replies:
         return f"{service}: the last reply did not come within {typed}; {replies} came"

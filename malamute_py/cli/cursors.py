@@ -1,7 +1,7 @@
 """`malamute cursor ...`: list, show, move, reset, edit, remove.
 
-Owns the words for places that the broker keeps for readers. The rule: a move goes forward
-only, as a reader's does; going back has a name of its own. Source: SPEC.md, section 4.8.
+Owns the words for positions that the broker keeps for readers. The rule: a move goes forward only,
+as a reader's does; going back is a command of its own. Source: SPEC.md, section 4.8.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ Name = Annotated[
 
 
 def known(client: SyncClient, stream: str, cursor: str, following: str = "") -> CursorFacts:
-    """Facts about a cursor. Raises CommandFailed, with the nearest name, when there is none.
+    """Return facts about a cursor. Raises CommandFailed, with the nearest name, without one.
 
-    following: what makes it here, when that is not reading with it.
+    following: how it comes into being, when that is not by reading with it.
     """
     known_stream(client, stream)
     return absent(
@@ -190,7 +190,7 @@ def reset(
     ],
     as_json: output.Json = False,
 ) -> None:
-    """Have a cursor stand elsewhere, forward or back."""
+    """Move a cursor elsewhere, forward or back."""
     start = start_point(point)
     if point.strip().lower() == "last":
         raise CommandFailed("a cursor stands at one place: earliest, latest, OFFSET or TIME", USAGE)
@@ -238,7 +238,7 @@ def edit(
     ] = "earliest",
     as_json: output.Json = False,
 ) -> None:
-    """Change settings of a cursor, or make one; those not named stay."""
+    """Change settings of a cursor, or make one; settings that are not named stay."""
     asked = wanted(settings, pin=pin, pin_bytes_max=pin_bytes, description=description)
     if not asked and not create:
         raise CommandFailed("nothing to change; name a setting, such as --pin", USAGE)

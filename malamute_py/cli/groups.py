@@ -1,6 +1,6 @@
 """`malamute group ...`: list, show, remove.
 
-Owns the words for groups and for what each member has in hand. Source: SPEC.md, section 4.8.
+Owns the words for groups and for the records that each member holds. Source: SPEC.md, section 4.8.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Name = Annotated[
 
 
 def known(client: SyncClient, stream: str, group: str) -> GroupFacts:
-    """Facts about a group. Raises CommandFailed, with the nearest name, when there is none."""
+    """Return facts about a group. Raises CommandFailed, with the nearest name, without one."""
     known_stream(client, stream)
     return absent(
         lambda: client.group_info(stream, group),
@@ -117,7 +117,7 @@ when its oldest record in hand was delivered, both in milliseconds (0: none). --
 them.""",
 )
 def info(ctx: typer.Context, stream: Stream, group: Name, as_json: output.Json = False) -> None:
-    """Show one group: how far it is, and what members have in hand."""
+    """Show one group: how far it is, and what members hold."""
     with linked(ctx) as client:
         found = known(client, stream, group)
     members: list[dict[str, Any]] = [
@@ -172,14 +172,14 @@ def info(ctx: typer.Context, stream: Stream, group: Name, as_json: output.Json =
 
 
 def _named(more: dict[str, Any]) -> dict[str, Any]:
-    """Facts beside, the visibility by its name."""
+    """Return the facts that have no column, with the visibility by its name."""
     if "visibility" not in more:
         return more
     return {**more, "visibility": "durable" if more["visibility"] else "live"}
 
 
 def pattern_text(pattern: list[Any]) -> str:
-    """A pattern as it is typed; one that cannot be typed as its list."""
+    """Return a pattern as it is typed; one that cannot be typed as its list."""
     match pattern:
         case [] | ["all"]:
             return "#"

@@ -1,8 +1,8 @@
 """`malamute journal ...`: look into the files of a stopped broker.
 
-Owns the words for findings and the exit codes: 1 when anything is damaged. The rules:
-nothing is changed; a directory that a broker has open is refused politely, since what is
-read would change under the reading. Source: FORMAT.md, section 10.
+Owns the words for findings and the exit codes: 1 when anything is damaged. The rules: nothing is
+changed; a directory that a broker has open is refused politely, since its files would change while
+they are read. Source: FORMAT.md, section 10.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _stat(rings: tuple[RingStat, ...], names: dict[int, str], facts: dict[str, A
 
 
 def stream_names(directory: Path) -> dict[int, str]:
-    """Names by number, from the change log in ring main; what is damaged is left out."""
+    """Return names by number, from the change log in ring main; damaged records are left out."""
     import msgspec
 
     from malamute_protocol.errors import BatchError
@@ -439,7 +439,7 @@ def _dump_records(
 
 
 def _batch(dumped: Dumped, number: int | None) -> Iterator[Batch]:
-    """The data batch, if it is one of the stream."""
+    """Decode the data batch, if it is one of the stream."""
     from malamute_protocol.batch import Batch
     from malamute_protocol.content import Content
 
@@ -449,15 +449,15 @@ def _batch(dumped: Dumped, number: int | None) -> Iterator[Batch]:
 
 
 class _Range:
-    """From where to where, as typed; `now` is one moment for all records."""
+    """A range as typed; `now` is one moment for all records."""
 
     def __init__(self, begin: str | None, end: str | None) -> None:
-        """Raises CommandFailed."""
+        """Parse both ends. Raises CommandFailed."""
         self._first_offset, self._first_ms = _limit(begin, -math.inf)
         self._end_offset, self._end_ms = _limit(end, math.inf)
 
     def has(self, offset: int, at_ms: int) -> bool:
-        """Whether a record lies in it."""
+        """Whether a record lies in the range."""
         return (
             self._first_offset <= offset < self._end_offset
             and self._first_ms <= at_ms < self._end_ms
@@ -465,7 +465,7 @@ class _Range:
 
 
 def _limit(text: str | None, none: float) -> tuple[float, float]:
-    """An offset and a time; the one that was not given is none."""
+    """Return an offset and a time; the one that was not given is None."""
     if text is None:
         return none, none
     return (int(text), none) if is_offset(text) else (none, time_ms(text))

@@ -1,4 +1,4 @@
-"""`malamute client ...` and `malamute info`: who is connected, and how the broker does."""
+"""`malamute client ...` and `malamute info`: the connected clients, and the broker's state."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`malamute mailbox ...`: list, show, peek, purge, edit, remove.
 
-Owns the words for what lies in mailboxes. The rule: looking never consumes; what takes mail
-away is asked for once more. Source: SPEC.md, section 4.7.
+Owns the words for messages in mailboxes. The rule: looking never consumes; a command that takes
+mail away asks first. Source: SPEC.md, section 4.7.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def ls(
 
 
 def age(at_ms: int) -> Cell:
-    """How long ago that was; 0: nothing is there."""
+    """Return how long ago that was; 0: there is no message."""
     return Cell(at_ms, duration_text(max(0, now_ms() - at_ms)) if at_ms else "-")
 
 
@@ -131,13 +131,13 @@ def _show(found: MailboxFacts, as_json: bool) -> None:
 
 
 def since(at_ms: int) -> Cell:
-    """A time, and how long ago that was."""
+    """Return a time, and how long ago that was."""
     ago = f"{time_text(at_ms)} ({duration_text(max(0, now_ms() - at_ms))} ago)"
     return Cell(at_ms, ago if at_ms else "-", "" if at_ms else "dim")
 
 
 def made(created_ms: int, by: str) -> dict[str, Any]:
-    """When and by whom something was made."""
+    """Return when and by whom something was made."""
     return {
         "created_ms": Cell(created_ms, time_text(created_ms)),
         "by": Cell(by, sender_text(by) if by else "anonymous", "" if by else "dim"),
@@ -145,7 +145,7 @@ def made(created_ms: int, by: str) -> dict[str, Any]:
 
 
 def beside(more: dict[str, Any], as_json: bool) -> dict[str, Any]:
-    """Facts without a name of their own here: for programs."""
+    """Return the facts that have no column of their own: for programs."""
     return {} if output.on_terminal() and not as_json else more
 
 
@@ -173,7 +173,7 @@ def peek(
     bodies_only: Annotated[bool, typer.Option("--bodies-only", help="Only bodies.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines.")] = False,
 ) -> None:
-    """Look at messages where they lie; nothing is taken."""
+    """Show messages and leave them in the mailbox."""
     writer = MailWriter(as_json=as_json, bodies_only=bodies_only, with_fields=with_fields)
     with linked(ctx) as client:
         known(client, mailbox)
@@ -198,7 +198,7 @@ def peek(
 def purge(
     ctx: typer.Context, mailbox: Name, yes: Yes = False, as_json: output.Json = False
 ) -> None:
-    """Empty a mailbox, but for what a reader has in hand."""
+    """Empty a mailbox, except for messages that a reader holds."""
     with linked(ctx) as client:
         found = known(client, mailbox)
         free = found.messages - found.held
@@ -252,7 +252,7 @@ def edit(
     ] = False,
     as_json: output.Json = False,
 ) -> None:
-    """Change settings of a mailbox, or make one; those not named stay."""
+    """Change settings of a mailbox, or make one; settings that are not named stay."""
     asked = wanted(
         settings, max_messages=max_messages, max_bytes=max_bytes, ttl_ms=ttl,
         memory=memory or None, level=level, description=description,

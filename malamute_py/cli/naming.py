@@ -1,6 +1,6 @@
 """`malamute context ...`: brokers by name, and `malamute user ...`.
 
-Owns the words for contexts; contexts.py owns what they are. The rule: a password is asked
+Owns the words for contexts; contexts.py owns their form and file. The rule: a password is asked
 for, or read from a file or a variable, never written on the command line.
 """
 
@@ -193,7 +193,7 @@ def key(
 def hash_() -> None:
     """Hash a password for the broker's configuration.
 
-    It is asked for, or the input's first line.
+    The password is asked for, or read as the first line of the input.
     """
     from malamute_py.server.authentication.credentials import hash_password
 

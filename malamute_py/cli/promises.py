@@ -1,4 +1,4 @@
-"""`malamute verify-promises`: whether a broker keeps what it confirms, while it is disturbed.
+"""`malamute verify-promises`: check that a broker keeps its promises while it is disturbed.
 
 Owns the command's options and how its verdict is shown; the run is malamute_py/promises.
 """

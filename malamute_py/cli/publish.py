@@ -1,8 +1,8 @@
 """`malamute pub`: publish an argument, lines, JSON lines or files.
 
-Owns the one window through which the input goes. The rules: what has arrived is published at
-once and in as few batches as it needs; an interruption waits for what was taken; a line that
-cannot be read stops the command, after what came before it. Source: inputs.py reads.
+Owns the one publisher through which the input goes. The rules: input is published as it arrives and
+in as few batches as it needs; an interruption waits for what was taken; a line that cannot be read
+stops the command, after everything before it. Source: inputs.py reads.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _check_unconfirmed(client: SyncClient, stream: str) -> None:
 
 
 class _Run:
-    """One window over all of the input."""
+    """One publisher over all of the input."""
 
     def __init__(self, client: SyncClient, stream: str, confirm: ConfirmAt, as_json: bool) -> None:
         self._client = client
@@ -176,7 +176,7 @@ class _Run:
         self._began = time.monotonic()
 
     def finish(self, source: Iterator[inputs.Piece], total: int | None) -> int:
-        """Publish all of it and say how much that was; returns the exit code."""
+        """Publish all of it and report how much that was; returns the exit code."""
         interrupted = False
         unreadable: CommandFailed | OSError | None = None
         window = self._client.publisher(self._stream, confirm=self._confirm, keep=False)
@@ -190,9 +190,9 @@ class _Run:
                 except KeyboardInterrupt:
                     interrupted = True
                 except MalamuteError:
-                    raise  # Timeout and ConnectionLost are OSErrors, too
+                    raise  # Timeout and ConnectionLost are OSErrors, too.
                 except (CommandFailed, OSError) as error:
-                    unreadable = error  # what came before it is still to be confirmed
+                    unreadable = error  # Records before it are still to be confirmed.
                 progress.title("confirming")
                 window.wait(LAST_WAIT_MS if interrupted else None)
             if self._confirm == "none":

@@ -1,8 +1,8 @@
 """`malamute replay`: a range of a stream once more, to the terminal, a file or a stream.
 
-Owns the range, the pace and the destination. The rules: the range is half open and its end
-is settled before the first record; a copy keeps subject, fields, times and properties;
-gaps are said; the counts at the end tell what was read and what was written.
+Owns the range, the pace and the destination. The rules: the range is half open and its end is
+settled before the first record; a copy keeps subject, fields, times and properties; gaps are
+reported; the counts at the end say what was read and what was written.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def replay(
 
 
 def _factor(text: str) -> float | None:
-    """How many times faster than it was; None: flat out. Raises CommandFailed."""
+    """Return the factor of the pace; None: as fast as possible. Raises CommandFailed."""
     lowered = text.strip().lower()
     if lowered in ("flat", "flat-out", "max"):
         return None
@@ -141,12 +141,12 @@ def _factor(text: str) -> float | None:
 
 
 class _Range:
-    """From where to where, as typed."""
+    """A range as typed."""
 
     def __init__(self, begin: str | None, end: str | None, by_client: bool) -> None:
-        """Raises CommandFailed."""
+        """Parse both ends. Raises CommandFailed."""
         self.end = 0
-        """Known once it is subscribed to."""
+        """The end of the range; known once the command has subscribed."""
         self._by_client = by_client
         self._from_offset = int(begin) if begin and is_offset(begin) else None
         self._to_offset = int(end) if end and is_offset(end) else None
@@ -160,7 +160,7 @@ class _Range:
                 raise CommandFailed(f"--to {end} lies before --from {begin}", USAGE)
 
     def subscribe(self, client: SyncClient, stream: str, pattern: str) -> SyncSubscription:
-        """The subscription that covers it."""
+        """Return the subscription that covers the range."""
         from malamute_py.client.position import AtClientTime, AtTime
 
         tail = known(client, stream).tail
@@ -188,30 +188,30 @@ class _Range:
 
 
 class _Sink(Protocol):
-    """Where records go."""
+    """The destination of records."""
 
     count: int
     bytes: int
 
     def write(self, batch: Batch) -> None:
-        """A whole batch."""
+        """Write a whole batch."""
 
     def write_records(self, records: list[Record]) -> None:
-        """Some records of one batch."""
+        """Write some records of one batch."""
 
     def flush(self) -> None:
-        """Have seen what was written; called once that is counted."""
+        """Make written records visible; called once they are counted."""
 
     @property
     def safe(self) -> int:
-        """Records that are where they should be, whatever comes."""
+        """Return how many records have arrived, whatever happens next."""
 
     def finish(self, timeout_ms: int | None) -> None:
-        """Everything was written; wait until it is safe. Raises Timeout."""
+        """Wait until everything written has arrived. Raises Timeout."""
 
 
 class _Writer(RecordWriter):
-    """Writes text; what is flushed was counted, so that an interrupt tells of all that is seen."""
+    """Writes text; flushed records were counted, so that an interrupt tells of all that is seen."""
 
     def _written(self) -> None:
         pass
@@ -224,7 +224,7 @@ class _Writer(RecordWriter):
         return self.count
 
     def finish(self, timeout_ms: int | None) -> None:
-        """Nothing is left to do."""
+        """Do nothing: flushed text has arrived."""
 
 
 def _sink(
@@ -258,14 +258,14 @@ class _ToStream:
         self._window = client.publisher(stream, keep=False)
 
     def write(self, batch: Batch) -> None:
-        """Copies of a batch's delivered records."""
+        """Publish copies of a batch's delivered records."""
         if batch.content.head.body_kind == _ARROW:
             self._write_arrow(batch)
         else:
             self.write_records(list(batch.records()))
 
     def write_records(self, records: list[Record]) -> None:
-        """Copies of some records of one batch."""
+        """Publish copies of some records of one batch."""
         from malamute_protocol.encode import encode_lists
 
         bodies: list[Any] = [blobs(record) for record in records]
@@ -304,15 +304,15 @@ class _ToStream:
         self.bytes += len(message)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no record is held back."""
 
     @property
     def safe(self) -> int:
-        """Records that the broker has confirmed."""
+        """Return how many records the broker has confirmed."""
         return self._window.confirmed
 
     def finish(self, timeout_ms: int | None) -> None:
-        """Wait until all of it is confirmed. Raises Timeout."""
+        """Wait until all records are confirmed. Raises Timeout."""
         self._window.wait(timeout_ms)
 
 
@@ -322,7 +322,7 @@ def _keys(record: Record) -> str | tuple[str, ...]:
 
 
 def _columns(records: list[Record]) -> dict[str, Any]:
-    """What else the records have, a value each; columns that are empty are left out."""
+    """Return the further columns of the records, a value each, without empty columns."""
     found: dict[str, Any] = {}
     fields = [record.fields for record in records]
     if any(fields):
@@ -357,7 +357,7 @@ class _Run:
         self._factor = factor
         self._by_client = by_client
         self._first = self.next = position.next if position is not None else 0
-        """`next`: the first offset that was neither written nor passed over."""
+        """The first offset that was neither written nor passed over."""
         self._began = time.monotonic()
         self._seen: list[int] = []
         self._origin: tuple[int, float] | None = None
@@ -394,7 +394,7 @@ class _Run:
         self.next = last + 1
 
     def _pass_over(self) -> None:
-        """Everything up to the reader's position was written or was not asked for."""
+        """Count all up to the reader's position as written, or as not asked for."""
         position = self._records.position
         if position is not None:
             self.next = position.next
@@ -405,7 +405,7 @@ class _Run:
         return f"{self._sink.count:,} records, {rate:,.0f}/s"
 
     def _paced(self, batch: Batch, report: Callable[[], None]) -> Iterator[list[Record]]:
-        """The batch's records in the groups that fall due together."""
+        """Yield the batch's records in the groups that fall due together."""
         assert self._factor is not None
         ready: list[Record] = []
         for record in batch.records():
@@ -427,7 +427,7 @@ class _Run:
             yield ready
 
     def tell(self, stream: str, target: str, *, as_json: bool, interrupted: bool) -> None:
-        """The counts at the end."""
+        """Print the counts at the end."""
         spent_ms = round((time.monotonic() - self._began) * 1000)
         sink = self._sink
         covered = max(0, self.next - self._first)

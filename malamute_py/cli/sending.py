@@ -1,8 +1,8 @@
 """`malamute send`: put messages into a mailbox.
 
-Owns the words for one message and for many. The rules: a message counts as sent when the
-broker has confirmed it; a full mailbox is waited for, and said; input is read as `pub` reads
-it. Source: inputs.py.
+Owns the words for one message and for many. The rules: a message counts as sent when the broker has
+confirmed it; the command waits for a full mailbox, and says so; input is read as `pub` reads it.
+Source: inputs.py.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _delivery(at: str | None, after: str | None) -> int:
 
 
 class _Sending:
-    """What holds for all messages of one command."""
+    """The settings for all messages of one command."""
 
     def __init__(
         self, mailbox: str, confirm: str, priority: int, deliver_at_ms: int, timeout: str,
@@ -178,7 +178,7 @@ class _Sending:
         self._began = time.monotonic()
 
     def one(self, client: SyncClient, body: bytes, defaults: inputs.Defaults, key: bytes) -> None:
-        """Send one message and say its number."""
+        """Send one message and print its number."""
         options = defaults.options()
         options.pop("codec", None)
         try:
@@ -206,7 +206,7 @@ class _Sending:
         )  # fmt: skip
 
     def many(self, client: SyncClient, source: Iterator[inputs.Piece], total: int | None) -> int:
-        """Send all of it and say how much that was; returns the exit code."""
+        """Send all of the input and report how much that was; returns the exit code."""
         interrupted = False
         unreadable: CommandFailed | OSError | None = None
         warned = False
@@ -253,7 +253,7 @@ class _Sending:
         )
 
     def _tell_partly(self, tried: int) -> None:
-        """tried: how many were on their way when it failed; some of them may be there."""
+        """Report a partial failure. tried: messages under way at the failure; some may be there."""
         if self._count:
             say(f"{count_text(self._count, 'message')} confirmed, to number {self._last}")
         if tried > 1:

@@ -1,6 +1,6 @@
 """`malamute service ...`: list, show, requeue, edit, remove.
 
-Owns the words for queues of requests and for who has them in hand. Source: SPEC.md, section
+Owns the words for queues of requests and for the workers that hold them. Source: SPEC.md, section
 4.7.
 """
 
@@ -39,9 +39,9 @@ Names = Annotated[
 
 
 def known(client: SyncClient, service: str, following: str = "") -> ServiceFacts:
-    """Facts about a service. Raises CommandFailed, with the nearest name, when there is none.
+    """Return facts about a service. Raises CommandFailed, with the nearest name, without one.
 
-    following: what makes it here, when that is not a request or a worker.
+    following: how it comes into being, when that is not by a request or a worker.
     """
     return absent(
         lambda: client.service_info(service),
@@ -111,7 +111,7 @@ def _count(number: int, style: str = "") -> Cell:
 
 @app.command("info")
 def info(ctx: typer.Context, service: Name, as_json: output.Json = False) -> None:
-    """Show one service: what waits, and who works on what."""
+    """Show one service: the requests that wait, and those that workers hold."""
     with linked(ctx) as client:
         _show(known(client, service), as_json)
 
@@ -185,7 +185,7 @@ _ZERO = {
 
 
 def _attempts(found: ServiceFacts) -> Cell:
-    """How often what is there was handed out, in words."""
+    """Say in words how often the requests there were handed out."""
     counts = [
         f"{count:,} {'not yet' if not times else 'once' if times == 1 else f'{times} times'}"
         for times, count in found.attempts
@@ -218,7 +218,7 @@ def requeue(
     ] = None,
     as_json: output.Json = False,
 ) -> None:  # fmt: skip
-    """Put dead letters, or requests in hand, back into the queue."""
+    """Put dead letters, or requests that workers hold, back into the queue."""
     with linked(ctx) as client:
         found = known(client, service)
         if not numbers and not found.dead:
@@ -285,7 +285,7 @@ def edit(
     ] = False,
     as_json: output.Json = False,
 ) -> None:
-    """Change settings of a service, or make one; those not named stay."""
+    """Change settings of a service, or make one; settings that are not named stay."""
     asked = wanted(
         settings, attempts_max=attempts, lease_ms=lease, backoff_ms=backoff,
         backoff_max_ms=backoff_max, timeout_ms=timeout, max_requests=max_requests,
@@ -306,7 +306,7 @@ def edit(
 
 @app.command("rm")
 def rm(ctx: typer.Context, services: Names, yes: Yes = False, as_json: output.Json = False) -> None:
-    """Remove services and their requests; who asked is told."""
+    """Remove services and their requests; the requesters are told."""
     with linked(ctx) as client:
         for name, found in {name: known(client, name) for name in services}.items():
             count = found.waiting + found.held + found.delayed

@@ -1,7 +1,7 @@
 """`malamute stream ...`: list, show, create, edit, remove, peek.
 
-Owns the words for the settings of a stream. The rule: what cannot be undone is asked for
-once more; looking never consumes. Source: SPEC.md, section 4.7.
+Owns the words for the settings of a stream. The rule: a command that cannot be undone asks first;
+looking never consumes. Source: SPEC.md, section 4.7.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _show(found: StreamFacts, as_json: bool) -> None:
 
 
 def _told(more: dict[str, Any]) -> dict[str, Any]:
-    """What else the broker says, with times and epochs that a person can read."""
+    """Return further facts, with times and epochs that a person can read."""
     told = dict(more)
     for key in ("last_time_ms", "created_ms"):
         if key in told:
@@ -164,7 +164,7 @@ def create(
     settings: Settings = None,
     as_json: output.Json = False,
 ) -> None:
-    """Create a stream; the same again is fine."""
+    """Create a stream; creating it again with these settings is fine."""
     asked = wanted(
         settings, max_age_ms=max_age, max_bytes=max_bytes, memory=memory or None,
         ring_bytes=ring_bytes, full=full, level=level, body_kind=body_kind, description=description,
@@ -191,7 +191,7 @@ def edit(
     full: Annotated[str | None, typer.Option(hidden=True)] = None,
     as_json: output.Json = False,
 ) -> None:
-    """Change settings of a stream; those not named stay."""
+    """Change settings of a stream; settings that are not named stay."""
     asked = wanted(
         settings, max_age_ms=max_age, max_bytes=max_bytes, level=level, body_kind=body_kind,
         description=description,
@@ -288,7 +288,7 @@ def peek(
 
 
 def _newest(client: SyncClient, facts: StreamFacts, pattern: str, count: int) -> Iterator[Record]:
-    """The newest records that match, oldest first: reads back in ever larger steps."""
+    """Return the newest records that match, oldest first: reads back in ever larger steps."""
     span = count
     while True:
         begin = max(facts.first, facts.tail - span)
