@@ -10,7 +10,7 @@ from pathlib import Path
 from malamute_py.demo.daemon import Daemon
 
 OUT = Path(__file__).parent / "out"
-"""Data directories live here: on the disk of the checkout, not in a memory file system."""
+"""Folder of data directories: on the disk of the checkout, not in a memory file system."""
 
 
 @contextmanager

@@ -181,7 +181,7 @@ class HeaderTable:
         return tuple(map(known.__getitem__, pairs))
 
     def _fields(self, code: int) -> tuple[tuple[str, str], ...]:
-        """One tuple a field map: of its own, it takes most of what a header takes."""
+        """Return one tuple for each field map: one for each header would take most memory."""
         found = self._sorted.get(code)
         if found is None:
             found = self._sorted[code] = tuple(sorted(self.fieldmaps[code].items()))
