@@ -113,7 +113,7 @@ class Mended(msgspec.Struct, kw_only=True):
     queues: str
     """Fate of the tables: "copied", "rebuilt", or "none" where there were none."""
     queues_lost: str = ""
-    """What the tables lack; "": nothing that is known."""
+    """Rows that the tables lack; "": none that is known."""
     dropped: list[str] = []
     """Ends of rings that were never known to be on disk, and were cut off as at any start."""
     restored: list[str] = []

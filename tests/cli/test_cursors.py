@@ -64,7 +64,7 @@ def test_a_cursor_that_waits_for_records_is_moved_meanwhile(
 
 
 class Torn(io.BytesIO):
-    """A reader of our output that went away after so many writes."""
+    """An output whose reader goes away after so many writes."""
 
     def __init__(self, writes: int) -> None:
         super().__init__()

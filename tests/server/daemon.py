@@ -54,7 +54,7 @@ class Daemon:
                 continue
 
     def wait_for(self, event: str, wait_s: float = WAIT_S) -> dict[str, Any]:
-        """The first log line of this event."""
+        """Wait for the first log line of this event."""
         deadline = time.monotonic() + wait_s
         while time.monotonic() < deadline:
             for line in list(self.lines):
@@ -75,7 +75,7 @@ class Daemon:
         self._reader.join()
 
     def terminate(self) -> int:
-        """SIGTERM; returns the exit code."""
+        """Send SIGTERM; returns the exit code."""
         self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(timeout=WAIT_S)
         self._reader.join()

@@ -66,7 +66,7 @@ def resident() -> int:
 
 
 def is_ended(peer: socket.socket, wait_s: float = WAIT_S) -> bool:
-    """Whether the other side has ended the connection, with what it said before unread."""
+    """Whether the other side has ended the connection, with its last messages unread."""
     peer.settimeout(wait_s)
     try:
         while peer.recv(65536):
@@ -117,7 +117,7 @@ def test_malformed_messages_cost_the_sender_its_link_and_in_the_end_its_connecti
         dealer(running.endpoint) as other,
         Zmtp(running.endpoint) as attacker,
     ):
-        running.stop_the_clock()  # an ended link's connection would be cut for lingering, too
+        running.stop_the_clock()  # An ended link's connection would be cut for lingering, too.
         ping(other)
         attacker.send(b"\xc1 not MessagePack")
         flags, body = attacker.receive_frame()
@@ -205,7 +205,8 @@ def test_endless_frames_cost_the_sender_its_connection_and_others_notice_nothing
         peak = max(peak, resident())
         print(f"frames of {size} B: cut after {sent >> 20} MiB, RSS +{(peak - before) >> 20} MiB, "
               f"slowest ping of another {slowest * 1000:.0f} ms")  # fmt: skip
-        # Unguarded it is gigabytes; how much comes between two looks is the machine's speed.
+        # Without the guard it is gigabytes; the speed of the machine decides how much comes between
+        # two looks.
         assert peak - before < 320 << 20
         ping(other, 4)
         (event,) = running.log.of("connection_cut")
@@ -243,7 +244,7 @@ def test_a_large_honest_message_on_a_slow_connection_arrives() -> None:
 
 
 class Noting:
-    """Has a loop that no thread drives say what the core is given, call by call."""
+    """Record the calls to the core of a loop that no thread drives."""
 
     def __init__(self) -> None:
         self.running = RunningLoop(LOCAL)
@@ -298,7 +299,7 @@ def test_a_peer_that_sends_more_than_a_share_is_served_in_turns_with_others() ->
 
 
 def test_messages_that_only_wait_take_no_longer_to_be_taken_up_than_a_turn_may() -> None:
-    """256 messages of 1,000 frames behind one that was done in shares took 264 ms at once."""
+    """256 messages of 1,000 frames after one that was done in shares took 264 ms at once."""
     noting = Noting()
     loop = noting.running.loop
     with Zmtp(noting.running.endpoint) as peer:
@@ -325,7 +326,7 @@ def test_messages_that_only_wait_take_no_longer_to_be_taken_up_than_a_turn_may()
 def test_messages_that_waited_when_their_link_ended_are_not_unread() -> None:
     with RunningLoop(LOCAL) as running, Zmtp(running.endpoint) as peer:
         many = frame(encode_message([Ping(number) for number in range(4_000)])[0])
-        # They lie behind 4,000 commands and a message that costs the link.
+        # They wait for 4,000 commands and a message that costs the link.
         peer.socket.sendall(many + frame(b"\xc1") + many * 20)
         running.until(lambda: ("malformed", 1, "malformed") in running.core.calls)
         running.until(lambda: len(running.loop.peers) == 0)
@@ -418,7 +419,7 @@ def test_a_connection_that_says_nothing_is_cut() -> None:
 
 
 def test_a_descriptor_is_known_again_when_the_last_connection_under_it_had_spoken() -> None:
-    """Until the sockets were empty the next one was not: what it sent was counted as unread."""
+    """Until the sockets were empty the next one was not: its bytes counted as unread."""
     noting = Noting()
     loop = noting.running.loop
     with Zmtp(noting.running.endpoint) as peer:
@@ -642,7 +643,7 @@ def test_an_error_in_decoding_a_message_is_its_peers_and_the_others_are_served(
     ):
         ping(good)
         bad.send_multipart([b"anything", b"else"])
-        ping(bad)  # so that what was sent before was looked at
+        ping(bad)  # Messages that were sent before have been looked at by then.
         ping(good)
         ((link, doing, error),) = running.core.failures
         assert (link > 0, doing) == (True, "receiving")
@@ -669,7 +670,8 @@ def test_an_event_with_an_error_says_where_it_arose() -> None:
                 Event("internal_error", "error", {"error": error, "link": 7})
             )
         ping(peer)
-        running.until(lambda: running.log.of("internal_error"))  # what is sent goes before it
+        # Messages that are sent go before it.
+        running.until(lambda: running.log.of("internal_error"))
         (facts,) = running.log.of("internal_error")
         assert facts["error"] == "IndexError('planted')"
         assert "test_an_event_with_an_error" in facts["trace"]
@@ -682,7 +684,7 @@ PACED = Config(listen=LOCAL.listen, loop=LoopSection(turn_us=100))
 
 
 def turns_of_a_burst(running: RunningLoop, step_ns: int) -> list[int]:
-    """Messages of each turn, of 200 that came while the loop was busy with another."""
+    """Return how many messages each turn takes, of 200 that came while the loop was busy."""
     released = threading.Event()
     busy = threading.Event()
     receive = running.core.receive

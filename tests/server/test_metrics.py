@@ -1,4 +1,4 @@
-"""What is counted and told is written down, and the other way round: deploy/metrics.md."""
+"""Counters, gauges and events are all documented, and the other way round: deploy/metrics.md."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def nodes(*packages: str) -> Iterator[ast.AST]:
 
 
 def last_name(node: ast.expr) -> str:
-    """The last part of a dotted name; "" for what is none."""
+    """Return the last part of a dotted name; "" for other texts."""
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""
 
 
 def words(node: ast.AST) -> Iterator[str]:
-    """Texts that an expression may be."""
+    """Return texts that an expression may be."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value
     elif isinstance(node, ast.IfExp):
@@ -75,7 +75,7 @@ def gauges() -> set[str]:
 
 
 def tables(*heads: str) -> set[str]:
-    """The first column of the tables whose head is one of these."""
+    """Return the first column of the tables with one of these heads."""
     found: set[str] = set()
     head = ""
     for line in PAGE.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""The checkpoint: whatever it followed and whenever it died, tables and log are the queues."""
+"""The checkpoint: wherever it followed and whenever it died, tables and log are the queues."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.store.logs import DIRECTORY, LoggedQueues, RandomChanges, bodies_of
 
 
 class Killed(BaseException):
-    """As a process that is killed: nobody catches it."""
+    """The death of a killed process: no code catches it."""
 
 
 def follower_of(logged: LoggedQueues) -> Follower:
@@ -33,7 +33,7 @@ def follower_of(logged: LoggedQueues) -> Follower:
 
 
 def recovered(logged: LoggedQueues, connection: sqlite3.Connection) -> Queues:
-    """What a start would make of the tables and the rest of the log."""
+    """Return what a start would make of the tables and the rest of the log."""
     queues = load(connection)
     position = position_of(connection)
     changes = Changes(follower_of(logged), position.change_next)
@@ -45,7 +45,7 @@ def recovered(logged: LoggedQueues, connection: sqlite3.Connection) -> Queues:
 
 
 def same(one: Queues, other: Queues) -> None:
-    """Equal, and in the same order."""
+    """Whether both are equal, and in one order."""
     for name in Queues.__struct_fields__:
         mine, others = getattr(one, name), getattr(other, name)
         if name == "next_number":
@@ -186,7 +186,7 @@ def test_changes_that_are_lost_stop_the_checkpoint_unless_that_is_accepted() -> 
     begin = logged.log(r.StepTaken("s", b"1", 1))
     logged.log(r.StepTaken("s", b"2", 1))
     damage(logged, begin + 20)
-    with pytest.raises(ChangesLost):  # nothing behind it proves anything
+    with pytest.raises(ChangesLost):  # Nothing after it proves anything.
         Checkpoint(connection, follower_of(logged)).step(logged.ring.end_lsn)
     end = logged.log(r.StepTaken("s", b"3", 1))
     with pytest.raises(ChangesLost):
@@ -270,7 +270,7 @@ def test_room_for_what_is_committed_is_there_before_so_that_a_full_disk_can_be_e
         checkpoint.step(logged.ring.end_lsn)
     assert asked[0] > 50 * 60_000
     same(load(connection), Queues())
-    # Killed when the room was there and nothing committed: what lies behind is nobody's.
+    # Killed when the room was there and nothing committed: bytes beyond are garbage.
     with path.open("ab") as file:
         file.truncate(asked[0])
     connection.close()
@@ -280,7 +280,7 @@ def test_room_for_what_is_committed_is_there_before_so_that_a_full_disk_can_be_e
     checkpoint.step(logged.ring.end_lsn)
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     assert path.stat().st_size == asked[0]
-    # What goes needs no room to speak of.
+    # Deleted rows need hardly any room.
     for number in range(50):
         logged.log(r.MailDone(1, [(number, b"")]))
     checkpoint.step(logged.ring.end_lsn)

@@ -1,4 +1,4 @@
-"""Authentication at the socket: who is let in, as whom, and who is not."""
+"""Authentication at the socket: which clients are let in, as which user, and which are not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.waiting import WAIT_MS, WAIT_S
 
 Denials = list[tuple[str, str]]
 REFUSED_MS = 400
-"""How long nothing may come; that a machine is slow passes for a refusal."""
+"""Time without a message that counts as a refusal; a slow machine would pass for one."""
 
 
 @contextlib.contextmanager
@@ -78,7 +78,7 @@ def dealer(endpoint: str, **options: object) -> Iterator[zmq.Socket[bytes]]:
 def identity_seen(
     listener: Listener, client: zmq.Socket[bytes], wait_ms: int = WAIT_MS
 ) -> str | None:
-    """The identity that arrives with a message of the client; None: none arrived."""
+    """Return the identity that arrives with a message of the client; None: none arrived."""
     client.send(b"hello")
     if not listener.socket.poll(wait_ms):
         return None
@@ -88,7 +88,7 @@ def identity_seen(
 
 
 def denial(denials: Denials) -> tuple[str, str]:
-    """The first denial, which the authenticator's thread tells in its own time."""
+    """Return the first denial, which the authenticator's thread reports a little later."""
     deadline = time.monotonic() + WAIT_S
     while not denials:
         assert time.monotonic() < deadline, "nobody was denied"
@@ -410,7 +410,7 @@ def test_a_file_of_another_kind_or_owner_is_refused(tmp_path: Path) -> None:
 
 def test_a_socket_file_that_every_user_can_use_is_refused(tmp_path: Path) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    # Each has a name of its own: libzmq gives one up in its own time.
+    # Each has a name of its own: libzmq gives one up a little later.
     first, second, third = (parse_endpoint(f"ipc://{tmp_path}/{number}") for number in range(3))
     before = os.umask(0)
     try:
