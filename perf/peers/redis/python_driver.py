@@ -1,16 +1,15 @@
-"""A Redis client: hiredis-py over a socket, what redis-py itself packs and parses with.
+"""A Redis client: hiredis-py over a socket, with which redis-py itself packs and parses.
 
 Without redis-py's layers above it a pipeline of XADD is 2.7 times as fast (553,000 records/s
-against 205,000 on a connection of redis-py and 142,000 through `Pipeline.xadd`), and XREAD
-twice: the peer's best form. `form=single` is redis.asyncio as a user writes it: a pipeline of
-`flight` records at a time, since one connection takes no second command before the answer to
-the first and many connections would mix the order.
+against 205,000 on a connection of redis-py and 142,000 through `Pipeline.xadd`), and XREAD twice:
+the peer's best form. `form=single` is redis.asyncio as a user writes it: a pipeline of `flight`
+records at a time, since one connection takes no second command before the answer to the first and
+many connections would mix the order.
 
-Streams are written by XADD with at most `window` unanswered and read by XREAD BLOCK with a
-large COUNT. Pub/sub is written with CLIENT REPLY OFF, so that no answers are made that nobody
-reads, and ends with a round trip. Requests go through lists, RPUSH and BLMPOP with a COUNT,
-which hands over many at once where pub/sub hands over one: a call each of redis.asyncio, or in
-waves over a socket.
+Streams are written by XADD with at most `window` unanswered and read by XREAD BLOCK with a large
+COUNT. Pub/sub is written with CLIENT REPLY OFF, so that no unread answers are made, and ends with a
+round trip. Requests go through lists, RPUSH and BLMPOP with a COUNT, which hands over many at once
+where pub/sub hands over one: a call each of redis.asyncio, or in waves over a socket.
 """
 
 from __future__ import annotations
