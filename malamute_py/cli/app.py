@@ -77,7 +77,7 @@ def root(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Under which name to connect; web-{n}: the broker puts a free number there.",
+            help="Identity to connect with; in web-{n} the broker puts a free number.",
             callback=remember,
             expose_value=False,
         ),

@@ -48,7 +48,7 @@ def request(
     ctx: typer.Context,
     service: Annotated[
         str,
-        typer.Argument(metavar="SERVICE", help="Whom to ask; made when new.",
+        typer.Argument(metavar="SERVICE", help="The service; made when new.",
                        autocompletion=complete.services),
     ],
     given: Annotated[
@@ -60,7 +60,7 @@ def request(
         list[str] | None,
         typer.Option(
             "--subject", "-s", metavar="SUBJECT",
-            help="What workers' patterns look at; again for further keys.",
+            help="Subject for workers' patterns; again for further keys.",
         ),
     ] = None,
     field: Annotated[
@@ -73,7 +73,7 @@ def request(
     ] = None,
     timeout: Annotated[
         str,
-        typer.Option(metavar="DURATION", help="How long it is of use; 0: for ever. Default 30s,"
+        typer.Option(metavar="DURATION", help="Timeout of the request; 0: none. Default 30s,"
                      " or 0 when only queued."),
     ] = "",
     stream: Annotated[
@@ -232,7 +232,7 @@ def _late(client: SyncClient, service: str, typed: str, replies: int) -> str:
     except BrokerRefused:
         return text
     if not facts.offers:
-        return f"{text}: nobody works for it; `malamute work {service} -- COMMAND` does"
+        return f"{text}: no worker offers it; `malamute work {service} -- COMMAND` does"
     if facts.waiting:
         workers = count_text(facts.offers, "worker")
         return f"{text}: {count_text(facts.waiting, 'request')} waiting for {workers}"

@@ -39,12 +39,12 @@ def broker(
         list[str] | None,
         typer.Option(
             metavar="ENDPOINT",
-            help="Where to listen (repeatable): tcp://HOST:PORT, port 0 for any; ipc:///PATH.",
+            help="Endpoint to listen on (repeatable): tcp://HOST:PORT, port 0 for any; ipc:///PATH.",
         ),
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where the journal is kept; default malamute-data."),
+        typer.Option(metavar="DIR", help="Directory of the data; default malamute-data."),
     ] = None,
     memory: Annotated[
         bool, typer.Option("--memory", help="Keep everything in memory; gone at the end.")

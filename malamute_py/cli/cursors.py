@@ -65,7 +65,7 @@ def ls(
     ctx: typer.Context,
     stream: Annotated[
         str,
-        typer.Argument(metavar="STREAM", help="Only of this stream.", show_default=False,
+        typer.Argument(metavar="STREAM", help="Only those of this stream.", show_default=False,
                        autocompletion=complete.streams),
     ] = "",
     prefix: Annotated[
@@ -151,7 +151,9 @@ def move(
     ],
     since_offset: Annotated[
         int | None,
-        typer.Option("--since", metavar="OFFSET", min=0, help="Only if it stands there until now."),
+        typer.Option(
+            "--since", metavar="OFFSET", min=0, help="Only if the cursor stands there now."
+        ),
     ] = None,
     as_json: output.Json = False,
 ) -> None:
@@ -234,7 +236,7 @@ def edit(
         bool, typer.Option("--create", help="Make the cursor when there is none.")
     ] = False,
     start: Annotated[
-        str, typer.Option(metavar="POINT", help="Where a new one stands.")
+        str, typer.Option(metavar="POINT", help="Position of a new cursor.")
     ] = "earliest",
     as_json: output.Json = False,
 ) -> None:

@@ -57,7 +57,7 @@ def ls(
     ctx: typer.Context,
     stream: Annotated[
         str,
-        typer.Argument(metavar="STREAM", help="Only of this stream.", show_default=False,
+        typer.Argument(metavar="STREAM", help="Only those of this stream.", show_default=False,
                        autocompletion=complete.streams),
     ] = "",
     prefix: Annotated[
@@ -166,7 +166,7 @@ def info(ctx: typer.Context, stream: Stream, group: Name, as_json: output.Json =
             for each in members
         ],
         as_json=False,
-        empty="nobody is a member now",
+        empty="the group has no members now",
         mark="member",
     )  # fmt: skip
 

@@ -46,7 +46,7 @@ def inbox(
     ctx: typer.Context,
     mailbox: Annotated[
         str | None,
-        typer.Argument(metavar="MAILBOX", help="Whose; default: your own.",
+        typer.Argument(metavar="MAILBOX", help="The mailbox; default: your own.",
                        autocompletion=complete.mailboxes),
     ] = None,
     count: Annotated[

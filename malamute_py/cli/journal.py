@@ -256,7 +256,7 @@ def repair(
         Path, typer.Argument(metavar="NEW", help="The directory to be made.", show_default=False)
     ],
     as_json: Annotated[
-        bool, typer.Option("--json", help="What was lost, as JSON; the default in a pipe.")
+        bool, typer.Option("--json", help="Losses as JSON; the default in a pipe.")
     ] = False,
 ) -> int:
     """Make a sound copy of a damaged data directory.

@@ -154,7 +154,7 @@ def beside(more: dict[str, Any], as_json: bool) -> dict[str, Any]:
     epilog="""\b
 Examples:
   malamute mailbox peek ann                the 10 oldest messages
-  malamute mailbox peek ann --after 4711   those behind that number
+  malamute mailbox peek ann --after 4711   those after that number
   malamute mailbox peek lookup.dead        what a service could not do
 
 In a pipe a line is a body; --json has all that is known. They come in the order of their

@@ -46,10 +46,10 @@ def verify_promises(
     ] = False,
     journal: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Where to write what was asked, confirmed and found."),
+        typer.Option(metavar="FILE", help="File for the journal of calls, confirms and findings."),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Of the order of disturbances; none: a new one.")
+        int | None, typer.Option(help="Seed of the disturbances; none: a new one.")
     ] = None,
     as_json: output.Json = False,
 ) -> None:

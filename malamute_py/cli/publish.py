@@ -41,7 +41,7 @@ def pub(
     ctx: typer.Context,
     stream: Annotated[
         str,
-        typer.Argument(metavar="STREAM", help="Where to; made when new.",
+        typer.Argument(metavar="STREAM", help="The stream; made when new.",
                        autocompletion=complete.streams),
     ],
     bodies: Annotated[
@@ -52,7 +52,7 @@ def pub(
     subject: Annotated[
         list[str] | None,
         typer.Option(
-            "--subject", "-s", metavar="SUBJECT", help="Their subject; again for further keys."
+            "--subject", "-s", metavar="SUBJECT", help="Subject of all; again for further keys."
         ),
     ] = None,
     field: Annotated[

@@ -55,7 +55,7 @@ def send(
     ctx: typer.Context,
     mailbox: Annotated[
         str,
-        typer.Argument(metavar="MAILBOX", help="Whose; made when new.",
+        typer.Argument(metavar="MAILBOX", help="The mailbox; made when new.",
                        autocompletion=complete.mailboxes),
     ],
     bodies: Annotated[
@@ -66,7 +66,7 @@ def send(
     subject: Annotated[
         list[str] | None,
         typer.Option(
-            "--subject", "-s", metavar="SUBJECT", help="Their subject; again for further keys."
+            "--subject", "-s", metavar="SUBJECT", help="Subject of all; again for further keys."
         ),
     ] = None,
     field: Annotated[

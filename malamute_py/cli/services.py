@@ -213,7 +213,7 @@ def requeue(
     service: Name,
     numbers: Annotated[
         list[int] | None,
-        typer.Argument(metavar="NUMBER", help="Which; default: all dead letters.",
+        typer.Argument(metavar="NUMBER", help="Their numbers; default: all dead letters.",
                        show_default=False),
     ] = None,
     as_json: output.Json = False,
@@ -248,11 +248,13 @@ def edit(
     service: Name,
     attempts: Annotated[
         int | None,
-        typer.Option(metavar="N", min=0, help="Handed out so often, it is a dead letter."),
+        typer.Option(metavar="N", min=0, help="Hand-outs after which a request is a dead letter."),
     ] = None,
     lease: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="A worker's silence, then another gets it."),
+        typer.Option(
+            metavar="DURATION", help="A worker's silence after which another gets a request."
+        ),
     ] = None,
     backoff: Annotated[
         str | None,
@@ -262,7 +264,7 @@ def edit(
         str | None, typer.Option(metavar="DURATION", help="The longest such pause.")
     ] = None,
     timeout: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Of requests that name none.")
+        str | None, typer.Option(metavar="DURATION", help="Timeout of requests that name none.")
     ] = None,
     max_requests: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="Refuse (wait) beyond so many.")
@@ -272,7 +274,7 @@ def edit(
     ] = None,
     dead_letters: Annotated[
         str | None,
-        typer.Option(metavar="MAILBOX", help="For what cannot be done; default: SERVICE.dead."),
+        typer.Option(metavar="MAILBOX", help="Mailbox of dead letters; default: SERVICE.dead."),
     ] = None,
     memory: Annotated[
         bool, typer.Option("--memory", help="In memory only; with --create.")

@@ -26,7 +26,7 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Any setting by its name (repeatable)."),
 ]
-Description = Annotated[str | None, typer.Option(metavar="TEXT", help="What it is for.")]
+Description = Annotated[str | None, typer.Option(metavar="TEXT", help="Description for people.")]
 LevelOption = Annotated[
     str | None, typer.Option(metavar="LEVEL", help="Confirm at: stored or synced (default).")
 ]

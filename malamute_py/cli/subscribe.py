@@ -46,7 +46,7 @@ _MOVE_EVERY_S: Final = 1.0
 _IDLE_MS: Final = 100
 _MEMBER_CREDIT: Final = 1024
 _KINDS: Final = ("prefix", "regex", "fields", "any")
-PATTERN_HELP: Final = "Which records: a.*.#, prefix:a., regex:^a, fields:k=v, any:k,l"
+PATTERN_HELP: Final = "Records to select: a.*.#, prefix:a., regex:^a, fields:k=v, any:k,l"
 
 
 def sub(
@@ -74,7 +74,7 @@ def sub(
         typer.Option("--timeout", metavar="DURATION", help="End when none comes for so long."),
     ] = None,
     durable: Annotated[
-        bool, typer.Option("--durable", help="Only what no power loss can take back.")
+        bool, typer.Option("--durable", help="Only records that no power loss can take back.")
     ] = False,
     cursor: Annotated[
         str | None,
@@ -94,7 +94,7 @@ def sub(
     ] = None,
     kind: Annotated[
         Literal["shared", "keyed", "exclusive"],
-        typer.Option(metavar="KIND", help="Of a group: shared, keyed, exclusive."),
+        typer.Option(metavar="KIND", help="Kind of the group: shared, keyed, exclusive."),
     ] = "shared",
     strict: Annotated[bool, typer.Option("--strict", help="End at a gap (exit code 1).")] = False,
     create: Annotated[
@@ -285,7 +285,7 @@ class _WithCursor(_Reader):
             if error.code != "conflict":
                 raise
             raise CommandFailed(
-                f"cursor {self._name} was moved by somebody else meanwhile ({error.reason}): two"
+                f"cursor {self._name} was moved by another client meanwhile ({error.reason}): two"
                 " readers of one cursor get the same records; share them with --group"
             ) from None
 

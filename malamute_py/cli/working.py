@@ -48,7 +48,7 @@ MALAMUTE_SERVICE, _SUBJECT, _SENDER, _REPLY_TO, _FIELD_NAME of each field, and
   MALAMUTE_NUMBER     of the request
   MALAMUTE_ATTEMPTS   how often it was handed out, this time included
   MALAMUTE_KEY        the same each time, to tell whether it is done already
-  MALAMUTE_DEADLINE   when nobody waits any more; empty: never
+  MALAMUTE_DEADLINE   when the request times out; empty: never
 
 \b
 What it prints is the reply. Its exit code decides:
@@ -79,12 +79,12 @@ def work(
     ctx: typer.Context,
     service: Annotated[
         str,
-        typer.Argument(metavar="SERVICE", help="Whose requests; made when new.",
+        typer.Argument(metavar="SERVICE", help="The service; made when new.",
                        autocompletion=complete.services),
     ],
     command: Annotated[
         list[str],
-        typer.Argument(metavar="COMMAND", help="What to run for each request."),
+        typer.Argument(metavar="COMMAND", help="Command to run for each request."),
     ],
     concurrency: Annotated[
         int, typer.Option("--concurrency", "-c", metavar="N", min=1, help="So many runs at a time.")
@@ -92,13 +92,13 @@ def work(
     pattern: Annotated[str, typer.Option("--pattern", metavar="PATTERN", help=_PATTERN_HELP)] = "#",
     lease: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="If we are silent for so long, another gets it."),
+        typer.Option(metavar="DURATION", help="Silence after which another worker gets a request."),
     ] = None,
     timeout: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Of one run; then it has failed.")
+        str | None, typer.Option(metavar="DURATION", help="Time of a run, after which it failed.")
     ] = None,
     delay: Annotated[
-        str, typer.Option(metavar="DURATION", help="Of what ends with exit code 75; doubles.")
+        str, typer.Option(metavar="DURATION", help="Pause after a run with exit code 75; doubles.")
     ] = "1s",
     grace: Annotated[
         str, typer.Option(metavar="DURATION", help="Between SIGTERM and SIGKILL.")
@@ -316,7 +316,7 @@ class _Crew:
         words.end()
         if ran.stopped == _GONE:
             request.nack()  # The broker may think that the request is still ours.
-            return "gone", "nobody waits for it any more"
+            return "gone", "no requester waits for it any more"
         if ran.stopped == _LATE:
             return self._failed(request, f"it did not end within {self._timeout_text}")
         if ran.stopped == running.TOO_MUCH:

@@ -179,7 +179,7 @@ def _check_places(name: str, of: _Kind, faults: list[str]) -> None:
                 if number >= 0 and numbers.get(id, number) != number
             ]
             _say(faults, f"{name}s {where} at another offset than was confirmed", moved)
-            _say(faults, f"{name}s {where} behind a later one of their producer", _behind(ids))
+            _say(faults, f"{name}s {where} after a later one of their producer", _behind(ids))
             numbered = {number: id for id, number in found}
             other = [
                 id

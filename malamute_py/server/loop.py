@@ -740,7 +740,7 @@ class Loop:
             self._gone(peer, now_ms)
             self._told = True
             if peer.connection is not None:
-                self._guard.cut(peer.connection, "it does not read what it is sent")
+                self._guard.cut(peer.connection, "it does not read its messages")
             self._close(peer.number)
 
     def _retry(self, now_ms: int) -> None:

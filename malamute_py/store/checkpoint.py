@@ -125,7 +125,7 @@ class Checkpoint:
         begin = self.position
         if to_lsn < begin.lsn:
             raise StoreMoved(
-                f"the tables are at position {begin.lsn}, behind {to_lsn} to which they should go"
+                f"the tables are at position {begin.lsn}, after {to_lsn}, where they should end"
             )
         spans = _clipped(ranges, begin.lsn, to_lsn)
         rows = sum(each.rows for each in self._maps)

@@ -84,7 +84,7 @@ class Changes:
         for first, stop in ranges:
             yield from self._range(first, stop)
         if self._unproven and not self._accept_lost:
-            raise ChangesLost(f"{self._unproven}, and nothing behind it proves that it held none")
+            raise ChangesLost(f"{self._unproven}, and nothing after it proves that it held none")
         self._unproven = ""
 
     def _range(self, lsn: int, stop: int) -> Iterator[tuple[int, bytes]]:

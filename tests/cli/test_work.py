@@ -103,7 +103,7 @@ def test_no_answer_in_time_is_code_4_and_says_what_is_missing(m: Run, service: s
     m("service", "edit", service, "--create").ok()
     told = m("request", service, "x", "--timeout", "100ms")
     assert told.code == 4
-    assert "nobody works for it" in told.err
+    assert "no worker offers it" in told.err
 
 
 def test_without_workers_a_request_fails_at_once_when_it_is_to(m: Run, service: str) -> None:

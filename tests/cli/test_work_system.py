@@ -163,7 +163,7 @@ def test_the_exit_code_of_a_request_says_what_became_of_it(at: tuple[str, str]) 
     assert [line.split("\t")[1] for line in out.splitlines()] == ["done", "failed"]
     late = run("request", "judge", "x", "--timeout", "200ms", *at)
     assert late.returncode == 4
-    assert "nobody works for it" in late.stderr
+    assert "no worker offers it" in late.stderr
 
 
 def test_mail_that_was_not_printed_stays(at: tuple[str, str]) -> None:

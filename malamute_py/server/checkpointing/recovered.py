@@ -183,7 +183,7 @@ def find_queues(
                     )  # fmt: skip
                     connection, _ = open_store(directory, log)
                 except (StoreError, JournalError) as why:
-                    raise QueuesLost(f"{rebuilt}. Of the log they cannot be made: {why}") from why
+                    raise QueuesLost(f"{rebuilt}. They cannot be made from the log: {why}") from why
                 try:
                     queues, position = load(connection), position_of(connection)
                 finally:
@@ -224,7 +224,7 @@ def _rest(
         due = facts.streams[CHANGE_STREAM].next
         if 0 <= changes.next < due:
             raise ChangesLost(
-                f"the tables, and the log behind them, end at change {changes.next} of {due}"
+                f"the tables, and the log after them, end at change {changes.next} of {due}"
             )
     except (StoreError, JournalError, OSError) as error:
         raise QueuesLost(str(error)) from error

@@ -101,10 +101,12 @@ class Connections:
             most = bounds.address_connections_max
             return newest, f"its address has {most} connections already"
         if self._silent_by_address[address] > bounds.address_greetings_max:
-            return self._oldest_silent(address, now_ms), "too many of its address say nothing"
+            return self._oldest_silent(
+                address, now_ms
+            ), "too many connections of its address are silent"
         if len(self._silent) > bounds.greetings_max:
             (most_of, _), *_ = self._silent_by_address.most_common(1)
-            return self._oldest_silent(most_of, now_ms), "too many say nothing"
+            return self._oldest_silent(most_of, now_ms), "too many connections are silent"
         return None, ""
 
     def _oldest_silent(self, address: str, now_ms: int) -> Connection | None:

@@ -164,7 +164,7 @@ class Guard:
         surplus, reason = self.connections.surplus(connection)
         if not reason and address in self.left.to_blame():
             surplus = connection
-            reason = "what connections of its address left behind fills the memory"
+            reason = "messages of ended connections of its address fill the memory"
         if surplus is not None:
             self._count("connections_refused_total")
             self._end(surplus, reason)

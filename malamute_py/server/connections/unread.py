@@ -90,7 +90,7 @@ class UnreadBytes:
                 connection.looks = 0
                 connection.rss = self._memory.rss
         elif connection.seen == 0 and now_ms - connection.accepted_ms > self._hello_ms:
-            return "nothing was said after connecting"
+            return "no message came after connecting"
         unread = arrived - connection.base
         if unread <= (SMALL_BYTES if connection.is_tcp else 0):
             connection.unread = connection.memory = connection.rise = 0

@@ -486,7 +486,7 @@ class Rings:
             return HistoryRead(job.token, runs, found.next, found.gaps)
         if job.wanted is not None and not job.wanted():
             # A client that asks and leaves, again and again, must not keep the others waiting.
-            return IndexAnswer(job.token, IndexFailure("cancelled", "nobody waits for it"))
+            return IndexAnswer(job.token, IndexFailure("cancelled", "no reader waits for it"))
         if ring is None:
             return IndexAnswer(
                 job.token, IndexFailure("journal_failed", f"the ring {job.ring} is not open")

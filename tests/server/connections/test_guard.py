@@ -409,7 +409,7 @@ def test_a_system_without_room_for_a_thread_costs_a_try_to_give_memory_back_only
 
 def test_who_leaves_much_behind_again_and_again_comes_in_when_it_was_taken_up() -> None:
     """15 s of one peer that sent tiny messages and came again took 1.2 GiB, without a bound."""
-    refused = "left behind"
+    refused = "ended connections"
     with Watched() as watched:
         guard = watched.guard
         before = guard.memory.rss
