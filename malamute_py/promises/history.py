@@ -179,7 +179,7 @@ def _check_places(name: str, of: _Kind, faults: list[str]) -> None:
                 if number >= 0 and numbers.get(id, number) != number
             ]
             _say(faults, f"{name}s {where} at another offset than was confirmed", moved)
-            _say(faults, f"{name}s {where} after a later one of their producer", _behind(ids))
+            _say(faults, f"{name}s {where} after a later one of their producer", _out_of_order(ids))
             numbered = {number: id for id, number in found}
             other = [
                 id
@@ -201,7 +201,7 @@ def _where(place: str) -> str:
     return f"in {place}" if place else "in the log"
 
 
-def _behind(ids: list[str]) -> list[str]:
+def _out_of_order(ids: list[str]) -> list[str]:
     last: dict[str, int] = {}
     found = []
     for id in ids:

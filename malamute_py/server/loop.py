@@ -215,7 +215,7 @@ class Loop:
         self._guard_at_ms = 0
         self._waiting: dict[int, Peer] = {}
         """Link -> peer for whom messages are held because its socket was full."""
-        self._behind: dict[int, Peer] = {}
+        self._queued: dict[int, Peer] = {}
         """Link -> peer whose commands wait for their turn; the next in turn comes first."""
         self._ended: list[Connection] = []
         self._drained_ms = 0
@@ -260,7 +260,7 @@ class Loop:
                     listener.numbering.ask(now_ms)
             if listener.socket in ready and not self._drain(listener, now_ms):
                 drained = False
-        if self._behind:
+        if self._queued:
             self._catch_up(now_ms)
             drained = False
         self._busy = not drained
@@ -450,8 +450,8 @@ class Loop:
                         continue
                 if peer.connection is None and peer.fd >= 0:
                     self._peers.attach(peer, self._unsure())
-                if peer.behind is not None:
-                    peer.behind.append(Arrived(frames, size, parts))
+                if peer.queued is not None:
+                    peer.queued.append(Arrived(frames, size, parts))
                     continue
                 if peer.connection is not None:
                     peer.connection.delivered += size
@@ -468,8 +468,8 @@ class Loop:
             if len(commands) > share or (
                 size > TABLE_BYTES_MAX and any(map(has_large_table, frames))
             ):
-                peer.behind, peer.commands, peer.frames = deque(), commands, frames[1:]
-                self._behind[peer.number] = peer
+                peer.queued, peer.commands, peer.frames = deque(), commands, frames[1:]
+                self._queued[peer.number] = peer
                 self._take_share(peer, now_ms)
                 worked += share
             else:
@@ -485,14 +485,14 @@ class Loop:
         A peer may send thousands of commands at once, and many peers may: the others' messages come
         between the shares.
         """
-        behind = self._behind
+        queued = self._queued
         for _ in range(max(1, self._burst_commands // self._share_commands // 2)):
-            if not behind:
+            if not queued:
                 return
-            number = next(iter(behind))
-            peer = behind.pop(number)
+            number = next(iter(queued))
+            peer = queued.pop(number)
             if self._peers.get(number) is peer and self._take_share(peer, now_ms):
-                behind[number] = peer
+                queued[number] = peer
             if self._meter() >= self._take_until:
                 return
 
@@ -500,8 +500,8 @@ class Loop:
         """Do a share of a peer's commands that wait; False: none waits any more."""
         left = self._share_commands
         while left:
-            if not peer.commands and not (peer.behind and self._next_message(peer, now_ms)):
-                peer.drop_behind()
+            if not peer.commands and not (peer.queued and self._next_message(peer, now_ms)):
+                peer.drop_queued()
                 return False
             count = _whole(peer.commands, left)
             commands = peer.commands[:count]
@@ -522,8 +522,8 @@ class Loop:
 
     def _next_message(self, peer: Peer, now_ms: int) -> bool:
         """Take apart the next message that waits; False: it is malformed, and none follows."""
-        assert peer.behind
-        arrived = peer.behind.popleft()
+        assert peer.queued
+        arrived = peer.queued.popleft()
         peer.delivered(arrived.bytes, arrived.parts)
         try:
             messages = decode_message(arrived.frames, self._limits)

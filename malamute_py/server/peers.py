@@ -44,7 +44,7 @@ class Peer:
     """One link as the shell sees it."""
 
     __slots__ = (
-        "behind", "commands", "connection", "fd", "frames", "identity", "listener", "number",
+        "queued", "commands", "connection", "fd", "frames", "identity", "listener", "number",
         "pending", "pending_bytes", "retry_at_ms", "retry_ms", "routing_id", "send", "strict",
     )  # fmt: skip
 
@@ -64,7 +64,7 @@ class Peer:
         # Ids of five bytes that begin with 0 are libzmq's own numbering and not used again. Others
         # are the peer's choice, and on a new connection the next one may choose them.
         self.strict = listener.authenticated or len(routing_id) != 5 or routing_id[0] != 0
-        self.behind: deque[Arrived] | None = None
+        self.queued: deque[Arrived] | None = None
         """Messages that came while commands of an earlier one wait for their turn, if some do."""
         self.commands: list[Command] = []
         self.frames: list[Any] = []
@@ -98,11 +98,11 @@ class Peer:
             )
         return True
 
-    def drop_behind(self) -> None:
+    def drop_queued(self) -> None:
         """Drop the link's messages that wait; the guard no longer counts them as unread."""
-        for arrived in self.behind or ():
+        for arrived in self.queued or ():
             self.delivered(arrived.bytes, arrived.parts)
-        self.behind = None
+        self.queued = None
         self.commands, self.frames = [], []
 
     def delivered(self, size: int, parts: int) -> None:
@@ -204,7 +204,7 @@ class Peers:
         routes = self._by_route[peer.listener]
         if routes.get(peer.routing_id) is peer:
             del routes[peer.routing_id]
-        peer.drop_behind()
+        peer.drop_queued()
         if peer.connection is not None:
             peer.connection.links.discard(number)
         peer.pending.clear()

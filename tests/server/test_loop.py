@@ -292,7 +292,7 @@ def test_a_peer_that_sends_more_than_a_share_is_served_in_turns_with_others() ->
         assert noting.of(1) == [Ping(number) for number in range(each)] * count
         peer = noting.running.loop.peers.get(1)
         assert peer is not None
-        noting.turns_until(lambda: peer.behind is None)
+        noting.turns_until(lambda: peer.queued is None)
         assert peer.connection is not None
         assert peer.connection.delivered == (len(message) + 1) * count
     noting.close()
@@ -316,7 +316,7 @@ def test_messages_that_only_wait_take_no_longer_to_be_taken_up_than_a_turn_may()
         while noting.counts[1] < 4_200:
             before = counters["messages_in_total"]
             loop.turn()
-            waited = max(waited, len(found.behind or ()))
+            waited = max(waited, len(found.queued or ()))
             most = max(most, counters["messages_in_total"] - before)
         assert waited > 20, "they waited"
         assert most <= 50, "each message asks once whether the time is over"
@@ -355,7 +355,7 @@ def test_what_waits_of_a_message_is_dropped_with_its_link_though_the_sockets_are
         loop._gone(found, 0)
         loop._close(1)
         assert found in loop._cut_off.values(), "what comes of it is dropped"
-        assert (found.commands, found.frames, found.behind) == ([], [], None)
+        assert (found.commands, found.frames, found.queued) == ([], [], None)
     noting.close()
 
 
@@ -398,7 +398,7 @@ def test_a_malformed_message_behind_others_costs_the_link_after_them() -> None:
         peer.send(b"nonsense")
         noting.turns_until(lambda: ("malformed", 1, "malformed") in noting.running.core.calls)
         assert noting.of(1) == [Ping(number) for number in range(200)]
-        noting.turns_until(lambda: not noting.running.loop._behind)
+        noting.turns_until(lambda: not noting.running.loop._queued)
     noting.close()
 
 
