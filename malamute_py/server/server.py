@@ -65,7 +65,7 @@ from malamute_py.server.journaling.rings import Rings
 from malamute_py.server.loop import Loop
 from malamute_py.server.result_queue import ResultQueue
 from malamute_py.server.sockets import Endpoint, Listener, check_public, parse_endpoint
-from malamute_py.store.bodies import Bodies
+from malamute_py.store.bodies import StoredBodies
 from malamute_py.store.database import DATABASE
 from malamute_py.telemetry import Limiter, Log, open_log, prometheus_text
 
@@ -463,7 +463,7 @@ class Server:
         found = find_queues(
             directory, journal.uuid, journal.rings[MAIN], facts[MAIN], self.config.checkpoint
         )
-        self._rings.bodies = Bodies(directory / DATABASE)
+        self._rings.bodies = StoredBodies(directory / DATABASE)
         return found
 
     def _make_core(self, state: RecoveredState) -> Broker:

@@ -1,4 +1,4 @@
-"""Bodies by number, from the tables.
+"""StoredBodies by number, from the tables.
 
 Owns the reading of bodies that the journal no longer has. The rules: one thread uses it; each read
 is short, so that it never delays the writer's checkpoints of its WAL; both checksums of a batch are
@@ -18,7 +18,7 @@ from malamute_py.store.database import connect, damaged
 from malamute_py.store.errors import StoreError
 
 
-class Bodies:
+class StoredBodies:
     """Reads bodies from the database; a database that is not there yet has no bodies."""
 
     def __init__(self, path: Path) -> None:

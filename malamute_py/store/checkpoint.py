@@ -33,7 +33,7 @@ from malamute_py.store.forms import (
     SERVICES,
 )
 from malamute_py.store.maps import KeyMap, TableMap
-from malamute_py.store.reading import MAIL_STREAM, Changes, Following, Place
+from malamute_py.store.reading import MAIL_STREAM, BodySpan, Changes, Following
 
 _ROWS_MAX: Final = 50_000
 """Rows in memory before they are written into the open transaction: about 50 MB."""
@@ -73,7 +73,7 @@ class Checkpoint:
     """Tables that follow one ring; one thread may use them at a time."""
 
     def __init__(
-        self, connection: sqlite3.Connection, follower: Following, *, accept_lost: bool = False
+        self, connection: sqlite3.Connection, follow: Following, *, accept_lost: bool = False
     ) -> None:
         """connection: in autocommit (see database.connect). accept_lost: see Changes.
 
@@ -87,7 +87,7 @@ class Checkpoint:
         self.before_commit: Callable[[], None] = lambda: None
         """Called when everything is written and nothing committed; tests kill the process there."""
         self._connection = connection
-        self._follower = follower
+        self._read_log = follow
         self._accept_lost = accept_lost
         self._messages = TableMap(connection, MESSAGES)
         self._requests = TableMap(connection, REQUESTS)
@@ -156,7 +156,7 @@ class Checkpoint:
         spans: list[tuple[int, int]],
         going_on: Callable[[], bool],
     ) -> Done:
-        changes = Changes(self._follower, begin.change_next, accept_lost=self._accept_lost)
+        changes = Changes(self._read_log, begin.change_next, accept_lost=self._accept_lost)
         count = 0
         departed: list[int] = []
         for _, record in changes.read(spans):
@@ -200,7 +200,7 @@ class Checkpoint:
 
     # --- bodies ------------------------------------------------------------------------
 
-    def _copy_bodies(self, places: list[Place], going_on: Callable[[], bool]) -> tuple[int, int]:
+    def _copy_bodies(self, places: list[BodySpan], going_on: Callable[[], bool]) -> tuple[int, int]:
         """Copy the bodies that new puts left; returns how many, and how many are not there."""
         if not places:
             return 0, 0
@@ -218,7 +218,7 @@ class Checkpoint:
         return copied, missing
 
     def _bodies(
-        self, places: list[Place], wanted: set[int], going_on: Callable[[], bool]
+        self, places: list[BodySpan], wanted: set[int], going_on: Callable[[], bool]
     ) -> Iterator[tuple[int, bytes]]:
         """Yield (number, batch) of those wanted; bodies that were found leave `wanted`."""
         starts = [place.base for place in places]
@@ -237,7 +237,7 @@ class Checkpoint:
             lsn = place.lsn
             while lsn < place.stop:
                 try:
-                    for stamp, content in self._follower.read(lsn, place.stop, asked):
+                    for stamp, content in self._read_log(lsn, place.stop, asked):
                         wanted.discard(stamp.base_offset)
                         yield stamp.base_offset, stamp.pack() + content
                     break

@@ -110,7 +110,7 @@ def following(directory: Path, *, accept_lost: bool, wait_s: float) -> Iterator[
         follower = Follower(rings.child(directory_name(MAIN)))
         connection = open_database(directory / DATABASE)
         try:
-            checkpoint = Checkpoint(connection, follower, accept_lost=accept_lost)
+            checkpoint = Checkpoint(connection, follower.read, accept_lost=accept_lost)
             if checkpoint.position.ring != follower.ring:
                 raise StoreMoved(f"{DATABASE} belongs to another journal")
             yield checkpoint

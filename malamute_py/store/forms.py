@@ -40,18 +40,18 @@ _ENCODE = msgspec.msgpack.Encoder().encode
 _DECODE_ANY = msgspec.msgpack.Decoder().decode
 
 
-class _Place(msgspec.Struct, array_like=True):
+class _NamedForm(msgspec.Struct, array_like=True):
     number: int
     name: str
 
 
-class _MailboxForm(_Place, array_like=True):
+class _MailboxForm(_NamedForm, array_like=True):
     settings: MailboxSettings
     by: str
     created_ms: int
 
 
-class _ServiceForm(_Place, array_like=True):
+class _ServiceForm(_NamedForm, array_like=True):
     settings: ServiceSettings
     by: str
     created_ms: int

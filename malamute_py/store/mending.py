@@ -28,7 +28,7 @@ from malamute_protocol.stamp import (
     Stamp,
 )
 from malamute_py.changelog.snapshots import decode_snapshot
-from malamute_py.journal import FileStorage, JournalError, Recovery, Ring, RingSettings, Wanted
+from malamute_py.journal import FileStorage, JournalError, Recovery, Ring, RingSettings
 from malamute_py.journal.check import Found, check
 from malamute_py.journal.directory import (
     EPOCH_FILE,
@@ -64,8 +64,8 @@ from malamute_py.journal.types import SEGMENT_HEADER_BYTES, Damage
 from malamute_py.store.database import DATABASE, MARK, connect, lock, position_of
 from malamute_py.store.errors import StoreError
 from malamute_py.store.loading import check as check_tables
-from malamute_py.store.opening import Log, open_store
-from malamute_py.store.reading import CHANGE_STREAM, MAIL_STREAM
+from malamute_py.store.opening import LogFacts, open_store
+from malamute_py.store.reading import CHANGE_STREAM, MAIL_STREAM, Following
 from malamute_py.store.rebuilding import accept, rebuild
 from malamute_py.store.snapshot import MAIN, made_whole, regular, sync_all
 
@@ -172,7 +172,7 @@ def _mend(source: FileStorage, made: Path, progress: Progress) -> Mended:
                 "no table of streams can be read in ring main, so no record can be told from"
                 " another stream's: restore the newest snapshot (`malamute snapshot restore`)"
             )
-        copy = _RingCopy(storage, name, scan, raised.epoch)
+        copy = _RingRepair(storage, name, scan, raised.epoch)
         for size in copy.run():
             mended.bytes += size
             progress(mended.bytes, f"ring {name}")
@@ -188,7 +188,7 @@ def _mend(source: FileStorage, made: Path, progress: Progress) -> Mended:
     return mended
 
 
-class _Place:
+class _PendingStamp:
     """A stamp in the copy that may have to be changed when its neighbours are known."""
 
     __slots__ = ("lsn", "stamp")
@@ -198,7 +198,7 @@ class _Place:
         self.stamp = stamp
 
 
-class _RingCopy:
+class _RingRepair:
     """The copy of one ring: batches where they were, and padding where nothing can be read."""
 
     def __init__(self, storage: Storage, name: str, scan: Scan, epoch: int) -> None:
@@ -212,9 +212,9 @@ class _RingCopy:
         self._files: dict[int, File] = {}
         self._number = -1
         self._data = bytearray()
-        self._last: _Place | None = None
+        self._last: _PendingStamp | None = None
         """The batch before, when its bundle goes on."""
-        self._hole: _Place | None = None
+        self._hole: _PendingStamp | None = None
         """The padding before, until it is known what follows."""
         self._bundle: int | None = None
         """New beginning of a bundle whose beginning is lost."""
@@ -308,7 +308,7 @@ class _RingCopy:
             self._put(stamp)
         self._newest = stamp.epoch, stamp.append_time_ms
         ends = bool(stamp.flags & LAST_OF_BUNDLE)
-        self._last = None if ends else _Place(stamp.lsn, stamp)
+        self._last = None if ends else _PendingStamp(stamp.lsn, stamp)
         if stamp.control_kind == DATA:
             before, holes = self._seen.get(
                 stamp.stream, (self._scan.streams.state(stamp.stream).first, -1)
@@ -334,7 +334,7 @@ class _RingCopy:
             base_offset=0, append_time_ms=self._newest[1], stream=0, origin=0, size=high - lsn,
             count=0, control_kind=PADDING, content_crc=0,
         )  # fmt: skip
-        self._hole = _Place(lsn, padding)
+        self._hole = _PendingStamp(lsn, padding)
         self._put(padding)
         self._holes += 1
         self.filled += high - lsn
@@ -409,26 +409,13 @@ def _open(
         journal.close()
 
 
-class _OfRing:
-    """A ring in the form that the checkpoint follows."""
-
-    def __init__(self, ring: Ring) -> None:
-        self._ring = ring
-
-    def read(
-        self, from_lsn: int, to_lsn: int, wanted: Wanted | None = None
-    ) -> Iterator[tuple[Stamp, memoryview]]:
-        return self._ring.follow(from_lsn, to_lsn, wanted)
-
-
 def _mend_tables(
     directory: Path, made: Path, journal: Journal, ring: Ring, recovery: Recovery, mended: Mended
 ) -> None:
     mail = ring.next_offset(MAIL_STREAM) > 0
     if not mail and not (directory / DATABASE).exists() and not (directory / MARK).exists():
         return
-    log = Log(journal.uuid, ring.uuid, ring.start_lsn, ring.end_lsn, mail)
-    follower = _OfRing(ring)
+    log = LogFacts(journal.uuid, ring.uuid, ring.start_lsn, ring.end_lsn, mail)
     change_next = decode_snapshot(recovery.snapshot).change_next if recovery.snapshot else 0
     changes = [control for control in recovery.controls if control.kind == CHANGE]
     if changes:
@@ -440,23 +427,23 @@ def _mend_tables(
                 raise StoreError(fault)
             connection, _ = open_store(made, log, accept_lost=True)
             with contextlib.closing(connection):
-                mended.queues_lost = accept(connection, log, follower, change_next)
+                mended.queues_lost = accept(connection, log, ring.follow, change_next)
             mended.queues = "copied"
         except (StoreError, sqlite3.Error) as error:
             mended.queues = "rebuilt"
-            _rebuild(made, log, follower, change_next, str(error), journal.epoch, mended)
+            _rebuild(made, log, ring.follow, change_next, str(error), journal.epoch, mended)
 
 
 def _rebuild(
-    made: Path, log: Log, follower: _OfRing, change_next: int, fault: str, epoch: int,
+    made: Path, log: LogFacts, follow: Following, change_next: int, fault: str, epoch: int,
     mended: Mended,
 ) -> None:  # fmt: skip
     try:
-        rebuild(made, log, follower, change_next)
+        rebuild(made, log, follow, change_next)
     except (StoreError, JournalError) as error:
         mended.queues_lost = f"{fault}; of the log: {error}"
         number = epoch << _NUMBERS_SHIFT
-        rebuild(made, log, follower, change_next, accept_lost=True, number_next=number)
+        rebuild(made, log, follow, change_next, accept_lost=True, number_next=number)
     open_store(made, log)[0].close()
 
 

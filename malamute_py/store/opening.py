@@ -39,7 +39,7 @@ class Mark(msgspec.Struct, array_like=True):
     ring: bytes
 
 
-class Log(NamedTuple):
+class LogFacts(NamedTuple):
     """Facts about the log that the tables are compared with."""
 
     directory: bytes
@@ -53,7 +53,7 @@ class Log(NamedTuple):
 
 
 def open_store(
-    directory: Path, log: Log, *, accept_lost: bool = False
+    directory: Path, log: LogFacts, *, accept_lost: bool = False
 ) -> tuple[sqlite3.Connection, bool]:
     """Open the tables of a data directory for writing; returns them and whether they are new.
 
@@ -87,13 +87,13 @@ def open_store(
     return connection, new
 
 
-def _beginning(log: Log) -> Position:
+def _beginning(log: LogFacts) -> Position:
     """Return where new tables begin: with the log, or with the rest of an older program's."""
     whole = log.start_lsn == 0
     return Position(log.start_lsn, 0 if whole else -1, 1, log.directory, log.ring)
 
 
-def _check_new(directory: Path, log: Log) -> None:
+def _check_new(directory: Path, log: LogFacts) -> None:
     """Raise StoreError when there must have been tables before."""
     mark = read_file(FileStorage(directory), MARK)
     if mark is None and not log.held_mail:
@@ -108,7 +108,7 @@ def _check_new(directory: Path, log: Log) -> None:
     )
 
 
-def _check_position(position: Position, log: Log, path: Path, *, accept_lost: bool) -> None:
+def _check_position(position: Position, log: LogFacts, path: Path, *, accept_lost: bool) -> None:
     if position.directory != log.directory or position.ring != log.ring:
         raise StoreMoved(f"{path.name} belongs to another data directory than this journal")
     if position.lsn > log.end_lsn and not accept_lost:

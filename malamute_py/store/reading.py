@@ -9,7 +9,7 @@ checkpoint.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 from malamute_protocol.stamp import CHANGE, DATA, Stamp
 from malamute_py.journal import FollowLost, Wanted
@@ -24,16 +24,11 @@ _PLACE_BYTES: Final = 256 << 10
 """Bytes of the log that are read again to find one body."""
 
 
-class Following(Protocol):
-    """The part of a journal's Follower that is used here."""
-
-    def read(
-        self, from_lsn: int, to_lsn: int, wanted: Wanted | None = None
-    ) -> Iterator[tuple[Stamp, memoryview]]:
-        """Yield the wanted batches in [from, to)."""
+Following: TypeAlias = Callable[[int, int, Wanted | None], Iterator[tuple[Stamp, memoryview]]]
+"""Yields the wanted batches in [from, to): Ring.follow, or a Follower's read."""
 
 
-class Place:
+class BodySpan:
     """A part of the log that holds bodies."""
 
     __slots__ = ("base", "lsn", "stop")
@@ -50,7 +45,7 @@ class Changes:
 
     def __init__(
         self,
-        follower: Following,
+        follow: Following,
         change_next: int,
         *,
         accept_lost: bool = False,
@@ -67,11 +62,11 @@ class Changes:
         """How many changes are gone, as far as offsets tell."""
         self.damages: list[str] = []
         """Damages that were met in the log."""
-        self.places: list[Place] = []
+        self.places: list[BodySpan] = []
         """Places where bodies lie, ascending."""
         self.mail_next = 0
         """Number after the last body that was passed; 0: there was none."""
-        self._follower = follower
+        self._read_log = follow
         self._accept_lost = accept_lost
         self._relevant = relevant
         self._unproven = ""
@@ -88,7 +83,7 @@ class Changes:
         self._unproven = ""
 
     def _range(self, lsn: int, stop: int) -> Iterator[tuple[int, bytes]]:
-        last: Place | None = None
+        last: BodySpan | None = None
         relevant, begin = self._relevant, lsn
 
         def wanted(stamp: Stamp) -> bool:
@@ -100,7 +95,7 @@ class Changes:
                 self.mail_next = stamp.next_offset
                 at, end = stamp.lsn, stamp.lsn + stamp.size
                 if last is None or at - last.lsn > _PLACE_BYTES:
-                    last = Place(stamp.base_offset, at, end)
+                    last = BodySpan(stamp.base_offset, at, end)
                     self.places.append(last)
                 else:
                     last.stop = end
@@ -111,7 +106,7 @@ class Changes:
 
         while lsn < stop:
             try:
-                for stamp, content in self._follower.read(lsn, stop, wanted):
+                for stamp, content in self._read_log(lsn, stop, wanted):
                     if relevant is not None:
                         relevant(max(stamp.bundle_lsn, begin), stamp.lsn + stamp.size)
                     yield from self._batch(stamp, content)

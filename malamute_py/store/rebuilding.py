@@ -15,14 +15,14 @@ from malamute_py.journal import FollowLost
 from malamute_py.store.checkpoint import Checkpoint
 from malamute_py.store.database import Position, create_file, damaged, position_of, writing
 from malamute_py.store.errors import ChangesLost
-from malamute_py.store.opening import Log
+from malamute_py.store.opening import LogFacts
 from malamute_py.store.reading import Changes, Following
 
 
 def rebuild(
     directory: Path,
-    log: Log,
-    follower: Following,
+    log: LogFacts,
+    follow: Following,
     change_next: int,
     *,
     accept_lost: bool = False,
@@ -43,7 +43,7 @@ def rebuild(
     )
 
     def fill(connection: sqlite3.Connection) -> None:
-        checkpoint = Checkpoint(connection, follower, accept_lost=accept_lost)
+        checkpoint = Checkpoint(connection, follow, accept_lost=accept_lost)
         checkpoint.step(log.end_lsn, [(log.start_lsn, log.end_lsn)])
         reached = checkpoint.position.change_next
         if reached < change_next and not accept_lost:
@@ -56,21 +56,23 @@ def rebuild(
         raise damaged(error) from error
 
 
-def accept(connection: sqlite3.Connection, log: Log, follower: Following, change_next: int) -> str:
+def accept(
+    connection: sqlite3.Connection, log: LogFacts, follow: Following, change_next: int
+) -> str:
     """Have the tables go on after what the log lacks; returns what that is, "" for nothing.
 
     Raises StoreError, JournalError, OSError: nothing was changed.
     """
     position = position_of(connection)
     begin = max(position.lsn, log.start_lsn)
-    changes = Changes(follower, position.change_next)
+    changes = Changes(follow, position.change_next)
     try:
         for _ in changes.read([(begin, log.end_lsn)]):
             pass
         if 0 <= changes.next < change_next:
             raise ChangesLost(f"the log ends at change {changes.next} of {change_next}")
     except (ChangesLost, FollowLost) as error:
-        checkpoint = Checkpoint(connection, follower, accept_lost=True)
+        checkpoint = Checkpoint(connection, follow, accept_lost=True)
         checkpoint.step(log.end_lsn, [(begin, log.end_lsn)])
         with writing(connection):
             _stand_at(connection, change_next)

@@ -518,7 +518,7 @@ def _tables_against_log(path: Path, content: Path) -> Iterator[str]:
         raise ChangesLost(f"the tables are at {position.lsn}, the log ends at {closed.end_lsn}")
     first = min(numbers) * meta.segment_bytes
     follower = Follower(main, meta)
-    changes = Changes(follower, position.change_next)
+    changes = Changes(follower.read, position.change_next)
     for _, record in changes.read([(max(first, position.lsn), closed.end_lsn)]):
         change = decode_change(record)
         if not isinstance(change, TABLE_CHANGES):

@@ -32,7 +32,7 @@ from malamute_py.server.checkpointing.process import Checkpointed, CheckpointFai
 from malamute_py.server.checkpointing.recovered import QueuesFound, find_queues, ring_facts
 from malamute_py.server.journaling.rings import Rings
 from malamute_py.server.result_queue import ResultQueue
-from malamute_py.store.bodies import Bodies
+from malamute_py.store.bodies import StoredBodies
 from malamute_py.store.database import DATABASE, connect
 from malamute_py.store.loading import load
 from tests.waiting import WAIT_S
@@ -76,7 +76,7 @@ class Shell:
         )  # fmt: skip
         self.rings.noted = self.checkpoints.parts.add
         self.rings.relieve = self.checkpoints.relieve
-        self.rings.bodies = Bodies(directory / DATABASE)
+        self.rings.bodies = StoredBodies(directory / DATABASE)
         self.now_ms = 0
         self.rings.start()
 

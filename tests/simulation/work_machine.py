@@ -35,13 +35,13 @@ from malamute_py.journal import Follower
 from malamute_py.journal.errors import JournalError
 from malamute_py.server.checkpointing.checkpoints import Checkpoints, Parts
 from malamute_py.server.checkpointing.process import Checkpointed, CheckpointFailed
-from malamute_py.server.checkpointing.recovered import QueuesLost, _OfRing, _rest
+from malamute_py.server.checkpointing.recovered import QueuesLost, _rest
 from malamute_py.store.checkpoint import Checkpoint
 from malamute_py.store.database import Position, create, position_of
 from malamute_py.store.errors import StoreMoved
 from malamute_py.store.follow import Follow
 from malamute_py.store.loading import load
-from malamute_py.store.opening import Log, _check_position
+from malamute_py.store.opening import LogFacts, _check_position
 from malamute_py.store.reading import Changes
 from tests.simulation.machine import Machine, Superseded
 from tests.simulation.model import Violation
@@ -167,7 +167,7 @@ class WorkMachine(Machine):
         """Do one advance of the checkpoint's process. Raises Killed."""
         assert self.database is not None
         if self.checkpoint is None:
-            self.checkpoint = Checkpoint(self.database, Follower(self._storage))
+            self.checkpoint = Checkpoint(self.database, Follower(self._storage).read)
         checkpoint = self.checkpoint
 
         def die() -> None:
@@ -254,13 +254,13 @@ class WorkMachine(Machine):
         """Return the tables, and the log after them. As server/recovered.py, find_queues."""
         assert self.database is not None
         position = position_of(self.database)
-        log = Log(self.uuid, ring.uuid, ring.start_lsn, ring.end_lsn, True)
+        log = LogFacts(self.uuid, ring.uuid, ring.start_lsn, ring.end_lsn, True)
         _check_position(position, log, Path("queues.db"), accept_lost=False)
         known = facts[MAIN].streams[CHANGE_STREAM].next
         if position.change_next > known:
             facts[MAIN].streams[CHANGE_STREAM] = StreamFacts(0, position.change_next)
         self.parts = Parts()
-        changes = Changes(_OfRing(ring), position.change_next, relevant=self.parts.add)
+        changes = Changes(ring.follow, position.change_next, relevant=self.parts.add)
         queues = load(self.database)
         begin = max(position.lsn, ring.start_lsn)
         rest = list(_rest(changes, begin, ring.end_lsn, facts[MAIN]))

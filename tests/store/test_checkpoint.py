@@ -36,7 +36,7 @@ def recovered(logged: LoggedQueues, connection: sqlite3.Connection) -> Queues:
     """Return what a start would make of the tables and the rest of the log."""
     queues = load(connection)
     position = position_of(connection)
-    changes = Changes(follower_of(logged), position.change_next)
+    changes = Changes(follower_of(logged).read, position.change_next)
     for _, record in changes.read([(position.lsn, logged.ring.end_lsn)]):
         change = decode_change(record)
         if not isinstance(change, TABLE_CHANGES):
@@ -72,7 +72,7 @@ def test_tables_and_the_rest_of_the_log_are_the_queues_whatever_is_killed_when(
     logged = LoggedQueues(ring_bytes=400 * 65_536)
     changes = RandomChanges(logged, seed)
     connection = logged.connection()
-    checkpoint = Checkpoint(connection, follower_of(logged))
+    checkpoint = Checkpoint(connection, follower_of(logged).read)
     pending: list[tuple[int, int]] = []
     for _ in range(120):
         begin = logged.ring.end_lsn
@@ -97,7 +97,7 @@ def test_tables_and_the_rest_of_the_log_are_the_queues_whatever_is_killed_when(
             same(load(connection), before)
             checkpoint.before_commit = lambda: None
             if draw.random() < 0.5:
-                checkpoint = Checkpoint(connection, follower_of(logged))
+                checkpoint = Checkpoint(connection, follower_of(logged).read)
             else:
                 same(recovered(logged, connection), logged.queues)
                 continue
@@ -115,14 +115,14 @@ def test_a_message_sent_and_confirmed_within_a_step_touches_no_table() -> None:
     logged = LoggedQueues()
     logged.log(r.MailPut(1, -1, 3, 100, "a", 1))
     end = logged.log(r.MailDone(1, [(0, b"")]))
-    done = Checkpoint(logged.connection(), follower_of(logged)).step(end)
+    done = Checkpoint(logged.connection(), follower_of(logged).read).step(end)
     assert (done.changes, done.rows, done.bodies) == (2, 0, 0)
 
 
 def test_a_body_stays_while_a_request_of_its_put_is_somewhere() -> None:
     logged = LoggedQueues()
     connection = logged.connection()
-    checkpoint = Checkpoint(connection, follower_of(logged))
+    checkpoint = Checkpoint(connection, follower_of(logged).read)
     checkpoint.step(logged.log(r.RequestPut(6, -1, 2, 100, "a", "a", 1)))
     checkpoint.step(logged.log(r.RequestDead(6, [(0, b"\1")], 5, "attempts", 1)))
     checkpoint.step(logged.log(r.RequestDone(6, [(0, b"\2")])))
@@ -138,7 +138,7 @@ def test_a_step_that_nobody_wants_any_more_changes_nothing() -> None:
     for _ in range(30):
         logged.log(*(r.MailPut(1, -1, 1, 100, "a", 1) for _ in range(50)))
     connection = logged.connection()
-    checkpoint = Checkpoint(connection, follower_of(logged))
+    checkpoint = Checkpoint(connection, follower_of(logged).read)
     with pytest.raises(Abandoned):
         checkpoint.step(logged.ring.end_lsn, going_on=lambda: False)
     assert position_of(connection).lsn == 0
@@ -150,14 +150,14 @@ def test_a_step_that_nobody_wants_any_more_changes_nothing() -> None:
 def test_tables_that_another_moved_on_are_not_written(tmp_path: Any) -> None:
     logged = LoggedQueues()
     connection = logged.connection()
-    one = Checkpoint(connection, follower_of(logged))
-    other = Checkpoint(connection, follower_of(logged))
+    one = Checkpoint(connection, follower_of(logged).read)
+    other = Checkpoint(connection, follower_of(logged).read)
     end = logged.log(r.StepTaken("s", b"k", 1))
     other.step(end)
     with pytest.raises(StoreMoved):
         one.step(end)
     with pytest.raises(StoreMoved):
-        Checkpoint(connection, follower_of(logged)).step(end - 8)
+        Checkpoint(connection, follower_of(logged).read).step(end - 8)
 
 
 def damage(logged: LoggedQueues, lsn: int) -> None:
@@ -169,7 +169,7 @@ def damage(logged: LoggedQueues, lsn: int) -> None:
 def test_damage_of_another_stream_is_passed_over() -> None:
     logged = LoggedQueues()
     connection = logged.connection()
-    checkpoint = Checkpoint(connection, follower_of(logged))
+    checkpoint = Checkpoint(connection, follower_of(logged).read)
     begin = logged.log(r.StepTaken("s", b"1", 1))
     logged.noise()
     damage(logged, begin + 20)
@@ -187,12 +187,12 @@ def test_changes_that_are_lost_stop_the_checkpoint_unless_that_is_accepted() -> 
     logged.log(r.StepTaken("s", b"2", 1))
     damage(logged, begin + 20)
     with pytest.raises(ChangesLost):  # Nothing after it proves anything.
-        Checkpoint(connection, follower_of(logged)).step(logged.ring.end_lsn)
+        Checkpoint(connection, follower_of(logged).read).step(logged.ring.end_lsn)
     end = logged.log(r.StepTaken("s", b"3", 1))
     with pytest.raises(ChangesLost):
-        Checkpoint(connection, follower_of(logged)).step(end)
+        Checkpoint(connection, follower_of(logged).read).step(end)
     assert position_of(connection).lsn == 0
-    done = Checkpoint(connection, follower_of(logged), accept_lost=True).step(end)
+    done = Checkpoint(connection, follower_of(logged).read, accept_lost=True).step(end)
     assert done.lost == 1
     keys: Any = load(connection).keys
     assert list(keys) == [("s", b"1"), ("s", b"3")]
@@ -207,7 +207,7 @@ def test_a_body_that_is_damaged_is_missing_and_said() -> None:
     at = logged.storage.read(logged.storage.open("000000000000.seg"), 0, 65_536).index(b"q" * 50)
     assert at > begin
     damage(logged, at)
-    done = Checkpoint(connection, follower_of(logged)).step(end)
+    done = Checkpoint(connection, follower_of(logged).read).step(end)
     assert (done.bodies, done.missing) == (1, 1)
     assert list(stored_bodies(connection)) == [1]
     same(load(connection), logged.queues)
@@ -231,7 +231,7 @@ def test_the_file_shrinks_when_what_was_in_it_has_gone(tmp_path: Any) -> None:
     logged = LoggedQueues(ring_bytes=2_000 * 65_536)
     create_file(tmp_path, Position(0, 0, 1, DIRECTORY, logged.ring.uuid))
     connection = open_database(tmp_path / DATABASE)
-    checkpoint = Checkpoint(connection, follower_of(logged))
+    checkpoint = Checkpoint(connection, follower_of(logged).read)
     for _ in range(500):
         logged.log(r.MailPut(1, -1, 1, 100, "a", 1), bodies=[[b"b" * 60_000]])
     checkpoint.step(logged.ring.end_lsn)
@@ -256,7 +256,7 @@ def test_room_for_what_is_committed_is_there_before_so_that_a_full_disk_can_be_e
     create_file(tmp_path, Position(0, 0, 1, DIRECTORY, logged.ring.uuid))
     path = tmp_path / DATABASE
     connection = open_database(path)
-    checkpoint = Checkpoint(connection, follower_of(logged))
+    checkpoint = Checkpoint(connection, follower_of(logged).read)
     asked: list[int] = []
 
     def full(size: int) -> None:
@@ -276,7 +276,7 @@ def test_room_for_what_is_committed_is_there_before_so_that_a_full_disk_can_be_e
     connection.close()
     connection = open_database(path)
     check(connection, whole=True)
-    checkpoint = Checkpoint(connection, follower_of(logged))
+    checkpoint = Checkpoint(connection, follower_of(logged).read)
     checkpoint.step(logged.ring.end_lsn)
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     assert path.stat().st_size == asked[0]
@@ -293,7 +293,7 @@ def test_room_for_what_is_committed_is_there_before_so_that_a_full_disk_can_be_e
 def test_a_full_disk_leaves_the_tables_as_they_were_and_the_step_is_done_later() -> None:
     logged = LoggedQueues(ring_bytes=400 * 65_536)
     connection = logged.connection()
-    checkpoint = Checkpoint(connection, follower_of(logged))
+    checkpoint = Checkpoint(connection, follower_of(logged).read)
     checkpoint.step(logged.log(r.MailPut(1, -1, 1, 100, "a", 1)))
     before = load(connection)
     for _ in range(30):

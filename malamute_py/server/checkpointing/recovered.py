@@ -16,13 +16,13 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from malamute_protocol.stamp import CHANGE, Stamp
+from malamute_protocol.stamp import CHANGE
 from malamute_py.broker.ready import CHANGE_STREAM, MAIL_STREAM, MAIN, RingFacts, StreamFacts
 from malamute_py.changelog.records import decode_change
 from malamute_py.changelog.snapshots import ProducerFact, decode_snapshot
 from malamute_py.changelog.tables import TABLE_CHANGES, Queues, Tables, apply
 from malamute_py.config import CheckpointSection
-from malamute_py.journal import JournalError, Recovery, Ring, Wanted
+from malamute_py.journal import JournalError, Recovery, Ring
 from malamute_py.journal.errors import NotAFile
 from malamute_py.journal.layout import control_bodies
 from malamute_py.server.checkpointing.checkpoints import Parts
@@ -30,7 +30,7 @@ from malamute_py.server.errors import StartError
 from malamute_py.store.database import DATABASE, Position, lock, position_of
 from malamute_py.store.errors import ChangesLost, StoreError, StoreLocked, StoreMoved
 from malamute_py.store.loading import load
-from malamute_py.store.opening import Log, open_store
+from malamute_py.store.opening import LogFacts, open_store
 from malamute_py.store.reading import Changes
 from malamute_py.store.rebuilding import accept, rebuild
 
@@ -133,18 +133,6 @@ class QueuesFound(NamedTuple):
     """Loss that the operator has accepted; "": none."""
 
 
-class _OfRing:
-    """A ring in the form that the checkpoint follows."""
-
-    def __init__(self, ring: Ring) -> None:
-        self._ring = ring
-
-    def read(
-        self, from_lsn: int, to_lsn: int, wanted: Wanted | None = None
-    ) -> Iterator[tuple[Stamp, memoryview]]:
-        return self._ring.follow(from_lsn, to_lsn, wanted)
-
-
 def find_queues(
     directory: Path, uuid: bytes, ring: Ring, facts: RingFacts, config: CheckpointSection
 ) -> QueuesFound:
@@ -156,8 +144,10 @@ def find_queues(
     """
     where = str(directory / DATABASE)
     mail = facts.streams.get(MAIL_STREAM)
-    log = Log(uuid, ring.uuid, ring.start_lsn, ring.end_lsn, mail is not None and mail.next > 0)
-    follower, known = _OfRing(ring), facts.streams[CHANGE_STREAM].next
+    log = LogFacts(
+        uuid, ring.uuid, ring.start_lsn, ring.end_lsn, mail is not None and mail.next > 0
+    )
+    known = facts.streams[CHANGE_STREAM].next
     accepts = config.lost_changes == "accept"
     rebuilt = accepted = ""
     try:
@@ -166,7 +156,7 @@ def find_queues(
                 connection, new = open_store(directory, log, accept_lost=accepts)
                 try:
                     if accepts and not new:
-                        accepted = accept(connection, log, follower, known)
+                        accepted = accept(connection, log, ring.follow, known)
                     queues, position = load(connection), position_of(connection)
                 finally:
                     connection.close()
@@ -178,7 +168,7 @@ def find_queues(
                     raise  # The tables know changes that this log does not have.
                 try:
                     rebuild(
-                        directory, log, follower, known, accept_lost=accepts,
+                        directory, log, ring.follow, known, accept_lost=accepts,
                         number_next=ring.epoch << _NUMBERS_SHIFT,
                     )  # fmt: skip
                     connection, _ = open_store(directory, log)
@@ -198,7 +188,7 @@ def find_queues(
     if accepted:
         _go_beyond(queues, facts)
     parts = Parts()
-    changes = Changes(follower, position.change_next, relevant=parts.add)
+    changes = Changes(ring.follow, position.change_next, relevant=parts.add)
     rest = _rest(changes, max(position.lsn, ring.start_lsn), ring.end_lsn, facts)
     return QueuesFound(queues, rest, position, parts, changes.damages, new, rebuilt, accepted)
 

@@ -58,7 +58,7 @@ from malamute_py.server.journaling.journal_threads import (
 from malamute_py.server.journaling.queries import answer_query, by_key
 from malamute_py.server.journaling.recent_reads import RecentReads
 from malamute_py.server.result_queue import ResultQueue
-from malamute_py.store.bodies import Bodies
+from malamute_py.store.bodies import StoredBodies
 
 _PREPARE_BYTES = 8 << 20
 """Bytes that housekeeping writes at a time, and syncs: with 2 MiB it came to 210 MB/s, and appends
@@ -152,7 +152,7 @@ class Rings:
         """Told the bounds of each write to ring main that concerns the queues."""
         self.relieve: Callable[[], bool] | None = None
         """Called when ring main has no room: moves its hold; True: it moved."""
-        self.bodies: Bodies | None = None
+        self.bodies: StoredBodies | None = None
         """Reads bodies that the journal no longer has."""
         self._syncer = SyncThread(results, (JournalError,), _explain)
         self._reader: Worker[bool] = Worker("reader", self._take_turn, results)
