@@ -93,7 +93,7 @@ class Grant(Section, frozen=True):
     admin: bool = False
 
 
-class Links(Section, frozen=True):
+class LinksSection(Section, frozen=True):
     """Bounds of connections: how many, their silence, and the bytes that wait for each."""
 
     links_max: Count = 12_000
@@ -155,7 +155,7 @@ class LimitsSection(Section, frozen=True):
         return Limits(**{name: getattr(self, name) for name in Limits.__struct_fields__})
 
 
-class Streams(Section, frozen=True):
+class StreamsSection(Section, frozen=True):
     """Bounds of streams, their subscriptions and producers: beyond a count, `limit`."""
 
     auto_create: bool = True
@@ -180,7 +180,7 @@ class Streams(Section, frozen=True):
     retry_ms: Milliseconds = 100
 
 
-class Memory(Section, frozen=True):
+class MemorySection(Section, frozen=True):
     """Memory that the broker may use for streams and for peers that read slowly."""
 
     hot_bytes: Bytes = 16 << 20
@@ -207,7 +207,7 @@ class JournalSection(Section, frozen=True):
     open_files_max: Count = 32
 
 
-class Mailboxes(Section, frozen=True):
+class MailboxesSection(Section, frozen=True):
     """Bounds of mailboxes: a full one answers `wait`, never drops; too many of them `limit`."""
 
     mailboxes_max: Count = 1_000_000
@@ -226,7 +226,7 @@ class Mailboxes(Section, frozen=True):
     peek_bytes_max: Bytes = 8 << 20
 
 
-class Services(Section, frozen=True):
+class ServicesSection(Section, frozen=True):
     """Bounds of service queues: beyond a count `limit`, beyond a queue's own bounds `wait`."""
 
     services_max: Count = 10_000
@@ -246,7 +246,7 @@ class Services(Section, frozen=True):
     backoff_max_ms: Milliseconds = 60_000
 
 
-class Groups(Section, frozen=True):
+class GroupsSection(Section, frozen=True):
     """Bounds of cursors and consumer groups: beyond a count `limit`."""
 
     cursors_max: Count = 100_000
@@ -259,7 +259,7 @@ class Groups(Section, frozen=True):
     flush_ms: Milliseconds = 1_000
 
 
-class Quotas(Section, frozen=True):
+class QuotasSection(Section, frozen=True):
     """Quotas of one identity in what all share: beyond them `limit`, or `wait` if it passes.
 
     The defaults leave others at least half of a bound over all, or a sixth of it (links).
@@ -333,14 +333,14 @@ class Config(Section, frozen=True):
     listen_public_without_authentication: str = ""
     authentication: Authentication = Authentication()
     permissions: dict[str, Grant] = {}
-    links: Links = Links()
+    links: LinksSection = LinksSection()
     limits: LimitsSection = LimitsSection()
-    streams: Streams = Streams()
-    mailboxes: Mailboxes = Mailboxes()
-    services: Services = Services()
-    groups: Groups = Groups()
-    quotas: Quotas = Quotas()
-    memory: Memory = Memory()
+    streams: StreamsSection = StreamsSection()
+    mailboxes: MailboxesSection = MailboxesSection()
+    services: ServicesSection = ServicesSection()
+    groups: GroupsSection = GroupsSection()
+    quotas: QuotasSection = QuotasSection()
+    memory: MemorySection = MemorySection()
     journal: JournalSection = JournalSection()
     checkpoint: CheckpointSection = CheckpointSection()
     loop: LoopSection = LoopSection()
@@ -461,7 +461,7 @@ def _kinds(section: type[msgspec.Struct], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-QUOTAS: Final = tuple(name for name in Quotas.__struct_fields__ if name != "identities")
+QUOTAS: Final = tuple(name for name in QuotasSection.__struct_fields__ if name != "identities")
 """The resources that a quota may bound."""
 
 KEYS: Final[dict[str, Any]] = _kinds(Config)

@@ -413,7 +413,7 @@ def _dump_records(
 
     names = stream_names(directory)
     number = None if stream is None else _number(stream, names)
-    within = _Range(begin, end)
+    within = _FileRange(begin, end)
     faults = 0
     out = sys.stdout.buffer
     for ring in rings:
@@ -448,7 +448,7 @@ def _batch(dumped: Dumped, number: int | None) -> Iterator[Batch]:
         yield Batch(stamp, Content(dumped.content))
 
 
-class _Range:
+class _FileRange:
     """A range as typed; `now` is one moment for all records."""
 
     def __init__(self, begin: str | None, end: str | None) -> None:
@@ -465,7 +465,7 @@ class _Range:
 
 
 def _limit(text: str | None, none: float) -> tuple[float, float]:
-    """Return an offset and a time; the one that was not given is None."""
+    """Return an offset and a time; the one that was not given is `none`."""
     if text is None:
         return none, none
     return (int(text), none) if is_offset(text) else (none, time_ms(text))

@@ -105,7 +105,7 @@ def pub(
             _one(client, stream, given[0].encode("utf-8", "surrogateescape"), defaults, confirm,
                  as_json)  # fmt: skip
             return 0
-        run = _Run(client, stream, confirm, as_json)
+        run = _Publishing(client, stream, confirm, as_json)
         if files:
             return run.finish(inputs.files(given, defaults, subject_from_name), len(given))
         if sys.stdin.isatty():
@@ -164,7 +164,7 @@ def _check_unconfirmed(client: SyncClient, stream: str) -> None:
         )
 
 
-class _Run:
+class _Publishing:
     """One publisher over all of the input."""
 
     def __init__(self, client: SyncClient, stream: str, confirm: ConfirmAt, as_json: bool) -> None:

@@ -95,7 +95,7 @@ def replay(
         raise CommandFailed("--to-stream is the stream itself; name another", USAGE)
     check_kind(pattern)
     factor = _factor(pace)
-    asked = _Range(begin, end, by == "client")
+    asked = _StreamRange(begin, end, by == "client")
     with ExitStack() as open_parts:
         client = open_parts.enter_context(linked(ctx, stays=True))
         records = asked.subscribe(client, stream, pattern)
@@ -103,7 +103,7 @@ def replay(
             records.accepted()
             sink = _sink(open_parts, client, to_stream, output_file, as_json, bodies_only,
                          with_fields, by == "client")  # fmt: skip
-            run = _Run(records, asked.end, sink, factor, by == "client")
+            run = _Replay(records, asked.end, sink, factor, by == "client")
             interrupted = False
             shown = to_stream is not None or output_file is not None or not output.on_terminal()
             try:
@@ -140,7 +140,7 @@ def _factor(text: str) -> float | None:
     return factor
 
 
-class _Range:
+class _StreamRange:
     """A range as typed."""
 
     def __init__(self, begin: str | None, end: str | None, by_client: bool) -> None:
@@ -339,7 +339,7 @@ def _columns(records: list[Record]) -> dict[str, Any]:
     return found
 
 
-class _Run:
+class _Replay:
     """One replay."""
 
     def __init__(

@@ -50,7 +50,7 @@ for group in $held; do kill -s KILL -- "-$group"; done
 when the pipe that tells it closes, as it does however this process ends."""
 
 
-class Guard:
+class ProcessGuard:
     """Kills the commands that run when this process is killed and cannot do it itself."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ def run(
     on_words: Callable[[bytes], None],
     output_bytes_max: int,
     grace_s: Callable[[], float],
-    guard: Guard,
+    guard: ProcessGuard,
 ) -> Ran:
     """Run a command to its end.
 

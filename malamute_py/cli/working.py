@@ -132,7 +132,7 @@ def work(
         ) as worker:  # fmt: skip
             worker.accepted()
             with (
-                running.Guard() as guard,
+                running.ProcessGuard() as guard,
                 Progress(f"{service}: working", shown=not as_json) as progress,
             ):
                 crew = _Crew(
@@ -158,7 +158,7 @@ class _Crew:
         service: str,
         command: list[str],
         progress: Progress,
-        guard: running.Guard,
+        guard: running.ProcessGuard,
         *,
         timeout_s: float | None,
         delay_ms: int,

@@ -35,7 +35,7 @@ Member: TypeAlias = tuple[int, tuple[Code, ...]]
 """A pattern's number and its facts in filing order, the rarest first."""
 
 
-class _Node:
+class _FactNode:
     """Conjunctions that share the facts on the way to this node."""
 
     __slots__ = ("bucket", "children", "done", "wide")
@@ -47,14 +47,14 @@ class _Node:
         """The numbers in `done` as a bitmap, once they are many."""
         self.bucket: dict[Member, frozenset[Code]] | None = None
         """Members to be compared one by one, with the facts that are still to be compared."""
-        self.children: dict[Code, _Node] | None = None
+        self.children: dict[Code, _FactNode] | None = None
 
 
 class Conjunctions:
     """All conjunctions of one index."""
 
     def __init__(self) -> None:
-        self._root = _Node()
+        self._root = _FactNode()
         self._root.children = {}
         self._codes: dict[HeldFact, Code] = {}
         """Codes of the facts that conjunctions ask for."""
@@ -154,7 +154,7 @@ class Conjunctions:
             if children:
                 pending.extend(filter(None, map(children.get, held)))
 
-    def _insert(self, node: _Node, member: Member, depth: int) -> None:
+    def _insert(self, node: _FactNode, member: Member, depth: int) -> None:
         number, order = member
         while True:
             if depth == len(order):
@@ -175,7 +175,7 @@ class Conjunctions:
                 return
             child = node.children.get(order[depth])
             if child is None:
-                child = node.children[order[depth]] = _Node()
+                child = node.children[order[depth]] = _FactNode()
             node = child
             depth += 1
 

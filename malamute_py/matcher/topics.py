@@ -47,36 +47,36 @@ def _ends(pattern: tuple[str, ...], parts: list[str]) -> set[int]:
     return ends
 
 
-class _Node:
+class _PartNode:
     """A node of the trie, at which the patterns with one beginning divide."""
 
     __slots__ = ("hashed", "literals", "number", "parent", "part", "repeats", "star")
 
-    def __init__(self, parent: _Node | None, part: str) -> None:
+    def __init__(self, parent: _PartNode | None, part: str) -> None:
         self.parent = parent
         self.part = part
         self.repeats = part == "#"
         self.number = -1
         """The number of the pattern that ends here."""
-        self.literals: dict[str, _Node] | None = None
-        self.star: _Node | None = None
-        self.hashed: _Node | None = None
+        self.literals: dict[str, _PartNode] | None = None
+        self.star: _PartNode | None = None
+        self.hashed: _PartNode | None = None
 
-    def descend(self, part: str) -> _Node:
+    def descend(self, part: str) -> _PartNode:
         """Return the node one part further, made if there is none."""
         if part == "*":
             if self.star is None:
-                self.star = _Node(self, part)
+                self.star = _PartNode(self, part)
             return self.star
         if part == "#":
             if self.hashed is None:
-                self.hashed = _Node(self, part)
+                self.hashed = _PartNode(self, part)
             return self.hashed
         if self.literals is None:
             self.literals = {}
         node = self.literals.get(part)
         if node is None:
-            node = self.literals[part] = _Node(self, part)
+            node = self.literals[part] = _PartNode(self, part)
         return node
 
     def is_bare(self) -> bool:
@@ -89,7 +89,7 @@ class TopicTable:
 
     def __init__(self) -> None:
         self._whole: dict[str, int] = {}
-        self._root = _Node(None, "")
+        self._root = _PartNode(None, "")
 
     def add(self, number: int, canonical: Canonical) -> None:
         """File the pattern by its text or its parts."""
@@ -150,9 +150,9 @@ class TopicTable:
                 alike.append(place)
         found: dict[tuple[int, ...], list[int]] = {}
         for length, places in by_length.items():
-            states: dict[tuple[_Node, ...], list[int]] = {(self._root,): places}
+            states: dict[tuple[_PartNode, ...], list[int]] = {(self._root,): places}
             for depth in range(length):
-                onward: dict[tuple[_Node, ...], list[int]] = {}
+                onward: dict[tuple[_PartNode, ...], list[int]] = {}
                 for nodes, members in states.items():
                     _step(nodes, members, parts, depth, onward)
                 states = onward
@@ -191,11 +191,11 @@ class TopicTable:
     def _walk(self, parts: list[str], found: list[int]) -> None:
         here = [self._root]
         for part in parts:
-            onward: list[_Node] = []
+            onward: list[_PartNode] = []
             push = onward.append
             # A node after `#` can be reached from before it and from itself; once is enough. Every
             # other node has one way in, so only these need the check.
-            repeating: set[_Node] | None = None
+            repeating: set[_PartNode] | None = None
             for node in here:
                 literals = node.literals
                 if literals is not None:
@@ -225,15 +225,15 @@ class TopicTable:
 
 
 def _step(
-    nodes: tuple[_Node, ...],
+    nodes: tuple[_PartNode, ...],
     places: list[int],
     parts: list[list[str]],
     depth: int,
-    onward: dict[tuple[_Node, ...], list[int]],
+    onward: dict[tuple[_PartNode, ...], list[int]],
 ) -> None:
     """Go one part further with subjects that have met the same nodes so far."""
-    common: list[_Node] = []
-    literals: list[dict[str, _Node]] = []
+    common: list[_PartNode] = []
+    literals: list[dict[str, _PartNode]] = []
     for node in nodes:
         if node.literals is not None:
             literals.append(node.literals)
@@ -270,7 +270,7 @@ def _step(
         onward.setdefault(shared, []).extend(rest)
 
 
-def _numbers_at(nodes: tuple[_Node, ...]) -> tuple[int, ...]:
+def _numbers_at(nodes: tuple[_PartNode, ...]) -> tuple[int, ...]:
     """Return the numbers of the patterns that end at these nodes, ascending."""
     numbers = {node.number for node in nodes}
     # The last `*` may be missing.

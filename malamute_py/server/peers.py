@@ -44,8 +44,21 @@ class Peer:
     """One link as the shell sees it."""
 
     __slots__ = (
-        "queued", "commands", "connection", "fd", "frames", "identity", "listener", "number",
-        "pending", "pending_bytes", "retry_at_ms", "retry_ms", "routing_id", "send", "strict",
+        "commands",
+        "connection",
+        "fd",
+        "frames",
+        "identity",
+        "listener",
+        "number",
+        "pending",
+        "pending_bytes",
+        "queued",
+        "retry_at_ms",
+        "retry_ms",
+        "routing_id",
+        "send",
+        "strict",
     )  # fmt: skip
 
     def __init__(

@@ -21,7 +21,7 @@ from malamute_protocol.commands import AnyCommand, Atomic, Bye, Command, Ping, P
 from malamute_protocol.encode import encode
 from malamute_protocol.framing import decode_message, encode_message
 from malamute_py.broker.ready import AppendBundle, Event
-from malamute_py.config import Config, LimitsSection, Links, LoopSection
+from malamute_py.config import Config, LimitsSection, LinksSection, LoopSection
 from malamute_py.server import loop as loop_module
 from malamute_py.server.errors import ServerFailed
 from malamute_py.server.result_queue import Died
@@ -403,7 +403,7 @@ def test_a_malformed_message_behind_others_costs_the_link_after_them() -> None:
 
 
 def test_a_connection_that_says_nothing_is_cut() -> None:
-    config = Config(listen=["tcp://127.0.0.1:0"], links=Links(hello_ms=10_000))
+    config = Config(listen=["tcp://127.0.0.1:0"], links=LinksSection(hello_ms=10_000))
     with RunningLoop(config) as running, dealer(running.endpoint) as other:
         running.stop_the_clock()
         ping(other)
@@ -464,7 +464,7 @@ def test_an_error_in_a_look_at_one_connection_costs_that_connection_only(
 
 
 def test_silent_connections_make_room_only_when_they_had_time_to_speak() -> None:
-    links = Links(greetings_max=3, address_greetings_max=3, greeting_ms=1_000)
+    links = LinksSection(greetings_max=3, address_greetings_max=3, greeting_ms=1_000)
     with RunningLoop(Config(listen=LOCAL.listen, links=links)) as running, ExitStack() as stack:
         running.stop_the_clock()
         silent = [stack.enter_context(Zmtp(running.endpoint)) for _ in range(6)]
@@ -529,7 +529,7 @@ def test_a_routing_id_chosen_again_on_a_new_connection_is_a_new_link() -> None:
 def test_a_peer_that_does_not_read_is_blocked_and_others_are_served() -> None:
     config = Config(
         listen=["tcp://127.0.0.1:0"],
-        links=Links(send_messages_max=10, pending_bytes_max=8 << 20),
+        links=LinksSection(send_messages_max=10, pending_bytes_max=8 << 20),
     )
     with RunningLoop(config) as running, dealer(running.endpoint) as other:
         with Zmtp(running.endpoint) as lazy:
@@ -557,7 +557,7 @@ def test_a_peer_that_does_not_read_is_blocked_and_others_are_served() -> None:
 
 
 def test_a_blocked_peer_that_reads_again_gets_everything_in_order() -> None:
-    config = Config(listen=["tcp://127.0.0.1:0"], links=Links(send_messages_max=2))
+    config = Config(listen=["tcp://127.0.0.1:0"], links=LinksSection(send_messages_max=2))
     with RunningLoop(config) as running, Zmtp(running.endpoint) as lazy:
         count = 24
         for number in range(count):

@@ -24,7 +24,7 @@ _FORGOTTEN_MS: Final = 600_000
 _PAUSES_MAX: Final = 10_000
 
 
-class Place(NamedTuple):
+class Origin(NamedTuple):
     """The address and the name of an attempt: pauses and turns are kept by both."""
 
     address: str
@@ -43,17 +43,17 @@ class Pauses:
     """Names at addresses that must wait before another of their passwords is hashed."""
 
     def __init__(self) -> None:
-        self._wrong: OrderedDict[Place, _Wrong] = OrderedDict()
+        self._wrong: OrderedDict[Origin, _Wrong] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._wrong)
 
-    def holds(self, place: Place, now_ms: int) -> bool:
+    def holds(self, place: Origin, now_ms: int) -> bool:
         """Whether a password is denied without being hashed."""
         wrong = self._wrong.get(place)
         return wrong is not None and now_ms < wrong.until_ms
 
-    def failed(self, place: Place, now_ms: int) -> int:
+    def failed(self, place: Origin, now_ms: int) -> int:
         """Count a wrong password; returns the pause that begins, in milliseconds, or 0."""
         wrong = self._wrong.pop(place, None)
         if wrong is None or now_ms - wrong.at_ms > _FORGOTTEN_MS:
@@ -69,7 +69,7 @@ class Pauses:
         wrong.until_ms = now_ms + pause_ms
         return pause_ms
 
-    def succeeded(self, place: Place) -> None:
+    def succeeded(self, place: Origin) -> None:
         """Forget the wrong passwords of a place."""
         self._wrong.pop(place, None)
 
@@ -86,7 +86,7 @@ class Turns(Generic[Job]):
     def __len__(self) -> int:
         return self._count
 
-    def put(self, place: Place, job: Job) -> Job | None:
+    def put(self, place: Origin, job: Job) -> Job | None:
         """Have an attempt wait; returns one that must not wait any longer, this one or another.
 
         When all places are taken, the address with the most attempts loses its last one.

@@ -22,7 +22,7 @@ import zmq
 import zmq.utils.z85
 
 from malamute_py.config import Authentication, ConfigError
-from malamute_py.server.authentication.attempts import Pauses, Place, Turns
+from malamute_py.server.authentication.attempts import Origin, Pauses, Turns
 from malamute_py.server.authentication.credentials import (
     PlainTable,
     checked_key,
@@ -45,9 +45,9 @@ _OK, _LATER, _DENIED = b"200", b"300", b"400"
 class _Attempt(NamedTuple):
     """A password to check."""
 
-    turn: Place
+    turn: Origin
     """Place by the user's name, for turns; the name is empty when no user has the one given."""
-    place: Place
+    place: Origin
     """Place by a digest of the name given, for pauses."""
     password: bytes
     unhashed: bool
@@ -222,8 +222,8 @@ class Authenticator:
         identity = ""
         if domain == ZAP_DOMAIN:
             if mechanism == b"PLAIN" and len(given) == 2:
-                turn = Place(where, self._plain.name(given[0]))
-                place = Place(where, hashlib.blake2b(given[0], digest_size=16).hexdigest())
+                turn = Origin(where, self._plain.name(given[0]))
+                place = Origin(where, hashlib.blake2b(given[0], digest_size=16).hexdigest())
                 self._try(_Attempt(turn, place, given[1], False, reply))
                 return
             if mechanism == b"CURVE" and len(given) == 1 and len(given[0]) == 32:

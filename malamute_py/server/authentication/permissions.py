@@ -15,7 +15,7 @@ from typing import Final
 
 from malamute_protocol.address import NAME_BYTES_MAX
 from malamute_py.broker.limits import Quota
-from malamute_py.config import QUOTAS, Grant, Quotas
+from malamute_py.config import QUOTAS, Grant, QuotasSection
 from malamute_py.server.authentication.carriers import Carriers
 
 LISTED: Final = ("read", "write", "send", "receive", "request", "work")
@@ -80,7 +80,7 @@ class Permissions:
 class QuotaTable:
     """Answers (identity), the `quota` of the broker core."""
 
-    def __init__(self, quotas: Quotas) -> None:
+    def __init__(self, quotas: QuotasSection) -> None:
         """quotas: of every identity, and those of some that differ."""
         common = {name: getattr(quotas, name) for name in QUOTAS}
         self._common = Quota(**common)

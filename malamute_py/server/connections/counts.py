@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-from malamute_py.config import Links
+from malamute_py.config import LinksSection
 from malamute_py.server.connections.connection import Connection
 
 
 class Connections:
     """All connections that were accepted and have not ended; changed by the loop thread only."""
 
-    def __init__(self, bounds: Links, connections_max: int) -> None:
+    def __init__(self, bounds: LinksSection, connections_max: int) -> None:
         """connections_max: no more than the configured number, fewer if descriptors are few."""
         self._bounds = bounds
         self._connections_max = connections_max
