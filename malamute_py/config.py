@@ -2,9 +2,9 @@
 
 Owns the sections below and how they are filled: the file, then MALAMUTE_* variables, then the
 command line, the later over the earlier. The rule: an unknown key is an error that names the
-nearest one, and is never ignored; units are part of the name; defaults of single messages are those
-of malamute_protocol/limits.py, named here and written there. Source: deploy/malamute.toml explains
-each key (a test compares the two).
+nearest one, and is never ignored; units are part of the name; a default that the core or the
+protocol checks is written where it is checked (broker/limits.py, malamute_protocol/limits.py) and
+only named here. Source: deploy/malamute.toml explains each key (a test compares the two).
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ from malamute_protocol import DEFAULT_ENDPOINT
 from malamute_protocol.address import REPLICA, template_fault
 from malamute_protocol.errors import MalamuteError
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
+from malamute_py.broker.limits import BrokerSettings
 
 PUBLIC_WORDS: Final = "I understand that anyone can read and write"
 """Text that an operator has to write to open a broker to a network without authentication."""
 
 ENVIRONMENT_PREFIX: Final = "MALAMUTE_"
+
+_CORE: Final = BrokerSettings()
+"""The bounds that the core has by default."""
 
 MaybeCount = Annotated[int, msgspec.Meta(ge=0)]
 """A count; 0: there is no bound of its own."""
@@ -96,23 +100,23 @@ class Grant(Section, frozen=True):
 class LinksSection(Section, frozen=True):
     """Bounds of connections: how many, their silence, and the bytes that wait for each."""
 
-    links_max: Count = 12_000
-    replicas_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1_024
-    replica_grace_ms: MaybeMilliseconds = 30_000
+    links_max: Count = _CORE.links_max
+    replicas_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = _CORE.replicas_max
+    replica_grace_ms: MaybeMilliseconds = _CORE.replica_grace_ms
     connections_max: Count = 16_384
     address_connections_max: Count = 12_288
     user_connections_max: Count = 12_288
     greetings_max: Count = 4_096
     address_greetings_max: Count = 2_048
     greeting_ms: MaybeMilliseconds = 5_000
-    heartbeat_ms: Milliseconds = 5_000
-    heartbeat_min_ms: Milliseconds = 50
-    heartbeat_max_ms: Milliseconds = 60_000
-    expiry_beats: Annotated[int, msgspec.Meta(ge=2)] = 3
-    window_bytes: Bytes = 16 << 20
-    outbox_commands_max: Count = 20_000
+    heartbeat_ms: Milliseconds = _CORE.heartbeat_ms
+    heartbeat_min_ms: Milliseconds = _CORE.heartbeat_min_ms
+    heartbeat_max_ms: Milliseconds = _CORE.heartbeat_max_ms
+    expiry_beats: Annotated[int, msgspec.Meta(ge=2)] = _CORE.expiry_beats
+    window_bytes: Bytes = _CORE.window_bytes
+    outbox_commands_max: Count = _CORE.outbox_commands_max
     pending_bytes_max: Bytes = 32 << 20
-    queries_max: Count = 1_000
+    queries_max: Count = _CORE.link_queries_max
     handshake_ms: Milliseconds = 5_000
     hello_ms: Milliseconds = 10_000
     keepalive_ms: Milliseconds = 30_000
@@ -129,9 +133,7 @@ class LimitsSection(Section, frozen=True):
 
     record_bytes_max: Bytes = DEFAULT_LIMITS.record_bytes_max
     batch_bytes_max: Bytes = DEFAULT_LIMITS.batch_bytes_max
-    batch_records_max: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = (
-        DEFAULT_LIMITS.batch_records_max
-    )
+    batch_records_max: BatchRecords = DEFAULT_LIMITS.batch_records_max
     subject_bytes_max: Count = DEFAULT_LIMITS.subject_bytes_max
     keys_max: Count = DEFAULT_LIMITS.keys_max
     headers_max: Count = DEFAULT_LIMITS.headers_max
@@ -158,39 +160,39 @@ class LimitsSection(Section, frozen=True):
 class StreamsSection(Section, frozen=True):
     """Bounds of streams, their subscriptions and producers: beyond a count, `limit`."""
 
-    auto_create: bool = True
+    auto_create: bool = _CORE.auto_create
     default: dict[str, Any] = {}
     """Settings of streams that first use creates, as in CREATE_STREAM."""
-    streams_max: Count = 20_000
-    rings_max: Count = 256
-    rings_bytes_max: Bytes = 256 << 30
-    rings_memory_bytes_max: Bytes = 4 << 30
-    settings_bytes_max: Bytes = 64 << 10
-    all_settings_bytes_max: Bytes = 8 << 20
-    link_subscriptions_max: Count = 1_000
+    streams_max: Count = _CORE.streams_max
+    rings_max: Count = _CORE.rings_max
+    rings_bytes_max: Bytes = _CORE.rings_bytes_max
+    rings_memory_bytes_max: Bytes = _CORE.rings_memory_bytes_max
+    settings_bytes_max: Bytes = _CORE.settings_bytes_max
+    all_settings_bytes_max: Bytes = _CORE.all_settings_bytes_max
+    link_subscriptions_max: Count = _CORE.link_subscriptions_max
     """Subscriptions, inboxes, offers and memberships that one link may have, all together."""
-    subscriptions_max: Count = 200_000
-    pattern_bytes_max: Bytes = 64 << 10
-    all_patterns_bytes_max: Bytes = 128 << 20
-    producers_max: Count = 10_000
-    producer_streams_max: Count = 10_000
-    producer_places_max: Count = 20_000
-    last_per_subject_max: Count = 100_000
-    retention_ms: Milliseconds = 1_000
-    retry_ms: Milliseconds = 100
+    subscriptions_max: Count = _CORE.subscriptions_max
+    pattern_bytes_max: Bytes = _CORE.pattern_bytes_max
+    all_patterns_bytes_max: Bytes = _CORE.all_patterns_bytes_max
+    producers_max: Count = _CORE.producers_max
+    producer_streams_max: Count = _CORE.producer_streams_max
+    producer_places_max: Count = _CORE.producer_places_max
+    last_per_subject_max: Count = _CORE.last_per_subject_max
+    retention_ms: Milliseconds = _CORE.retention_ms
+    retry_ms: Milliseconds = _CORE.retry_ms
 
 
 class MemorySection(Section, frozen=True):
     """Memory that the broker may use for streams and for peers that read slowly."""
 
-    hot_bytes: Bytes = 16 << 20
-    unsynced_bytes_max: Bytes = 256 << 20
-    outstanding_bytes: Bytes = 256 << 20
-    share_min_bytes: Bytes = 256 << 10
-    share_max_bytes: Bytes = 16 << 20
-    quantum_bytes: Bytes = 1 << 20
-    step_bytes: Bytes = 8 << 20
-    reads_max: Count = 8
+    hot_bytes: Bytes = _CORE.hot_bytes
+    unsynced_bytes_max: Bytes = _CORE.unsynced_bytes_max
+    outstanding_bytes: Bytes = _CORE.outstanding_bytes
+    share_min_bytes: Bytes = _CORE.share_min_bytes
+    share_max_bytes: Bytes = _CORE.share_max_bytes
+    quantum_bytes: Bytes = _CORE.quantum_bytes
+    step_bytes: Bytes = _CORE.step_bytes
+    reads_max: Count = _CORE.reads_max
 
 
 class JournalSection(Section, frozen=True):
@@ -210,53 +212,53 @@ class JournalSection(Section, frozen=True):
 class MailboxesSection(Section, frozen=True):
     """Bounds of mailboxes: a full one answers `wait`, never drops; too many of them `limit`."""
 
-    mailboxes_max: Count = 1_000_000
+    mailboxes_max: Count = _CORE.mailboxes_max
     default: dict[str, Any] = {}
     """Settings of mailboxes that first use creates, as in EDIT_MAILBOX."""
-    messages_max: Count = 10_000_000
-    bytes_max: Bytes = 64 << 30
-    all_bytes_max: Bytes = 256 << 30
-    memory_bytes_max: Bytes = 256 << 20
-    temporary_bytes_max: Bytes = 64 << 20
-    hot_bytes: Bytes = 32 << 20
-    read_bytes: Bytes = 16 << 20
-    reads_max: Count = 8
-    inbox_read_bytes: Bytes = 1 << 20
-    inbox_reads: Count = 512
-    peek_bytes_max: Bytes = 8 << 20
+    messages_max: Count = _CORE.mailbox_messages_max
+    bytes_max: Bytes = _CORE.mailbox_bytes_max
+    all_bytes_max: Bytes = _CORE.mail_bytes_max
+    memory_bytes_max: Bytes = _CORE.mail_memory_bytes_max
+    temporary_bytes_max: Bytes = _CORE.temporary_bytes_max
+    hot_bytes: Bytes = _CORE.mail_hot_bytes
+    read_bytes: Bytes = _CORE.mail_read_bytes
+    reads_max: Count = _CORE.mail_reads_max
+    inbox_read_bytes: Bytes = _CORE.inbox_read_bytes
+    inbox_reads: Count = _CORE.inbox_reads
+    peek_bytes_max: Bytes = _CORE.peek_bytes_max
 
 
 class ServicesSection(Section, frozen=True):
     """Bounds of service queues: beyond a count `limit`, beyond a queue's own bounds `wait`."""
 
-    services_max: Count = 10_000
+    services_max: Count = _CORE.services_max
     default: dict[str, Any] = {}
     """Settings of service queues that first use creates, as in EDIT_SERVICE."""
-    requests_max: Count = 1_000_000
-    bytes_max: Bytes = 1 << 30
-    all_bytes_max: Bytes = 8 << 30
-    rows_max: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 4_096
-    subjects_max: Count = 1_024
-    offers_max: Count = 100_000
-    lease_ms: Milliseconds = 30_000
-    lease_min_ms: Milliseconds = 100
-    lease_max_ms: Milliseconds = 86_400_000
-    attempts_max: Count = 5
-    backoff_ms: MaybeMilliseconds = 100
-    backoff_max_ms: Milliseconds = 60_000
+    requests_max: Count = _CORE.service_requests_max
+    bytes_max: Bytes = _CORE.service_bytes_max
+    all_bytes_max: Bytes = _CORE.all_requests_bytes_max
+    rows_max: BatchRecords = _CORE.request_rows_max
+    subjects_max: Count = _CORE.request_subjects_max
+    offers_max: Count = _CORE.offers_max
+    lease_ms: Milliseconds = _CORE.lease_ms
+    lease_min_ms: Milliseconds = _CORE.lease_min_ms
+    lease_max_ms: Milliseconds = _CORE.lease_max_ms
+    attempts_max: Count = _CORE.attempts_max
+    backoff_ms: MaybeMilliseconds = _CORE.backoff_ms
+    backoff_max_ms: Milliseconds = _CORE.backoff_max_ms
 
 
 class GroupsSection(Section, frozen=True):
     """Bounds of cursors and consumer groups: beyond a count `limit`."""
 
-    cursors_max: Count = 100_000
-    pin_bytes_max: Bytes = 1 << 30
-    groups_max: Count = 10_000
-    members_max: Count = 1_000
-    window_records: Count = 65_536
-    hold_ms: Milliseconds = 10_000
-    hold_max_ms: Milliseconds = 600_000
-    flush_ms: Milliseconds = 1_000
+    cursors_max: Count = _CORE.cursors_max
+    pin_bytes_max: Bytes = _CORE.pin_bytes_max
+    groups_max: Count = _CORE.groups_max
+    members_max: Count = _CORE.group_members_max
+    window_records: Count = _CORE.group_window_records
+    hold_ms: Milliseconds = _CORE.group_hold_ms
+    hold_max_ms: Milliseconds = _CORE.group_hold_max_ms
+    flush_ms: Milliseconds = _CORE.group_flush_ms
 
 
 class QuotasSection(Section, frozen=True):
@@ -313,7 +315,7 @@ class LoopSection(Section, frozen=True):
     share_commands: Count = 64
     turn_us: Annotated[int, msgspec.Meta(ge=100)] = 10_000
     guard_ms: Milliseconds = 25
-    matching_us: Annotated[int, msgspec.Meta(ge=100)] = 2_000
+    matching_us: Annotated[int, msgspec.Meta(ge=100)] = _CORE.matching_share // 1_000
     drain_ms: MaybeMilliseconds = 2_000
 
 

@@ -106,7 +106,16 @@ def foreign(names: set[str]) -> set[str]:
     }
 
 
-BROKER_PARTS = ("broker", "embedded.py", "journal", "matcher", "server", "store", "telemetry.py")
+BROKER_PARTS = (
+    "broker",
+    "config.py",
+    "embedded.py",
+    "journal",
+    "matcher",
+    "server",
+    "store",
+    "telemetry.py",
+)
 """Files and folders of malamute_py that only a broker imports."""
 
 

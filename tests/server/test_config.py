@@ -37,8 +37,7 @@ SHELL_OWN = {"software", "permit", "quota", "carrier", "facts", "meter"}
 """Settings of the core that are the shell's own: no configuration names them."""
 
 
-def test_the_core_has_the_defaults_of_the_configuration() -> None:
-    """The core's tests run under the bounds that a broker has as it is delivered."""
+def test_each_key_reaches_the_setting_of_the_core_whose_default_it_has() -> None:
     given, own = Server(Config(), log=Lines())._broker_settings(), BrokerSettings()
     for name in set(BrokerSettings.__struct_fields__) - SHELL_OWN:
         assert getattr(given, name) == getattr(own, name), name
