@@ -19,6 +19,7 @@ from malamute_py.cli.commands import say
 from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.letters import MailWriter
 from malamute_py.cli.linking import linked
+from malamute_py.cli.parameters import BodiesOnly, Fields, Properties
 from malamute_py.cli.progress import Progress
 from malamute_py.cli.records import body_of, printable
 from malamute_py.cli.values import count_text, duration_ms, pairs
@@ -63,14 +64,8 @@ def request(
             help="Subject for workers' patterns; again for further keys.",
         ),
     ] = None,
-    field: Annotated[
-        list[str] | None,
-        typer.Option("--field", "-f", metavar="NAME=VALUE", help="A field (repeatable)."),
-    ] = None,
-    properties: Annotated[
-        list[str] | None,
-        typer.Option("--property", "-p", metavar="NAME=VALUE", help="A property (repeatable)."),
-    ] = None,
+    field: Fields = None,
+    properties: Properties = None,
     timeout: Annotated[
         str,
         typer.Option(metavar="DURATION", help="Timeout of the request; 0: none. Default 30s,"
@@ -96,9 +91,7 @@ def request(
         bool,
         typer.Option("--need-workers", help="Fail at once when no worker offers the service."),
     ] = False,
-    bodies_only: Annotated[
-        bool, typer.Option("--bodies-only", help="Only bodies, on a terminal too.")
-    ] = False,
+    bodies_only: BodiesOnly = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON, a line each reply.")] = False,
 ) -> int:  # fmt: skip
     """Ask a service and print the reply."""

@@ -20,6 +20,7 @@ from malamute_py.cli.letters import sender_text
 from malamute_py.cli.linking import linked
 from malamute_py.cli.mailboxes import age, beside, since
 from malamute_py.cli.output import Cell, Column
+from malamute_py.cli.parameters import OfStream, PrefixOption
 from malamute_py.cli.settings import Description, Settings, shown, wanted
 from malamute_py.cli.subscribe import known as known_stream
 from malamute_py.cli.subscribe import start_point
@@ -63,14 +64,8 @@ records that it has not read (yes, no), and how many bytes these are. --json nam
 )
 def ls(
     ctx: typer.Context,
-    stream: Annotated[
-        str,
-        typer.Argument(metavar="STREAM", help="Only those of this stream.", show_default=False,
-                       autocompletion=complete.streams),
-    ] = "",
-    prefix: Annotated[
-        str, typer.Option(metavar="PREFIX", help="Only names that begin like this.")
-    ] = "",
+    stream: OfStream = "",
+    prefix: PrefixOption = "",
     as_json: output.Json = False,
 ) -> None:  # fmt: skip
     """List the cursors."""

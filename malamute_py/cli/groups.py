@@ -17,6 +17,7 @@ from malamute_py.cli.letters import sender_text
 from malamute_py.cli.linking import linked
 from malamute_py.cli.mailboxes import age, beside, since
 from malamute_py.cli.output import Cell, Column
+from malamute_py.cli.parameters import OfStream, PrefixOption
 from malamute_py.cli.subscribe import known as known_stream
 from malamute_py.cli.values import count_text
 
@@ -55,14 +56,8 @@ time of its last move in milliseconds. --json names them.""",
 )
 def ls(
     ctx: typer.Context,
-    stream: Annotated[
-        str,
-        typer.Argument(metavar="STREAM", help="Only those of this stream.", show_default=False,
-                       autocompletion=complete.streams),
-    ] = "",
-    prefix: Annotated[
-        str, typer.Option(metavar="PREFIX", help="Only names that begin like this.")
-    ] = "",
+    stream: OfStream = "",
+    prefix: PrefixOption = "",
     as_json: output.Json = False,
 ) -> None:  # fmt: skip
     """List the groups of consumers."""

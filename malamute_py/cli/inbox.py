@@ -18,6 +18,7 @@ from malamute_py.cli.commands import say
 from malamute_py.cli.failures import INTERRUPTED, USAGE, CommandFailed
 from malamute_py.cli.letters import MailWriter
 from malamute_py.cli.linking import linked, uninterrupted
+from malamute_py.cli.parameters import BodiesOnly
 from malamute_py.cli.values import count_text, duration_ms
 
 if TYPE_CHECKING:
@@ -67,9 +68,7 @@ def inbox(
     create: Annotated[
         bool, typer.Option("--create", help="Make the mailbox when there is none.")
     ] = False,
-    bodies_only: Annotated[
-        bool, typer.Option("--bodies-only", help="Only bodies, on a terminal too.")
-    ] = False,
+    bodies_only: BodiesOnly = False,
     with_fields: Annotated[
         bool, typer.Option("--fields", help="Fields too; in a pipe: subject, fields, body.")
     ] = False,

@@ -17,7 +17,8 @@ from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.inbox import known
 from malamute_py.cli.letters import MailWriter, Peeked, sender_text
 from malamute_py.cli.linking import linked
-from malamute_py.cli.output import Cell, Column
+from malamute_py.cli.output import Cell, Column, kept
+from malamute_py.cli.parameters import MemoryOnCreate, Prefix
 from malamute_py.cli.progress import watched
 from malamute_py.cli.settings import Description, LevelOption, Settings, shown, wanted
 from malamute_py.cli.values import count_text, duration_text, now_ms, size_text, time_text
@@ -46,12 +47,7 @@ memory (yes, no). --json names them.""",
 )
 def ls(
     ctx: typer.Context,
-    prefix: Annotated[
-        str,
-        typer.Argument(
-            metavar="PREFIX", show_default=False, help="Only names that begin like this."
-        ),
-    ] = "",
+    prefix: Prefix = "",
     as_json: output.Json = False,
 ) -> None:
     """List the mailboxes."""
@@ -77,7 +73,7 @@ def ls(
                 Cell(each.bytes, size_text(each.bytes)),
                 age(each.oldest_ms),
                 Cell(each.readers, count_text(each.readers)),
-                _kept(bool(each.settings.get("memory"))),
+                kept(bool(each.settings.get("memory"))),
             )
             for each in found
         ],
@@ -92,10 +88,6 @@ def ls(
 def age(at_ms: int) -> Cell:
     """Return how long ago that was; 0: there is no message."""
     return Cell(at_ms, duration_text(max(0, now_ms() - at_ms)) if at_ms else "-")
-
-
-def _kept(memory: bool) -> Cell:
-    return Cell(memory, "in memory", "yellow") if memory else Cell(memory, "on disk")
 
 
 @app.command("info")
@@ -241,9 +233,7 @@ def edit(
             help="Time to live of messages that name no expiry: 7d; 0: they do not expire.",
         ),
     ] = None,
-    memory: Annotated[
-        bool, typer.Option("--memory", help="In memory only; with --create.")
-    ] = False,
+    memory: MemoryOnCreate = False,
     level: LevelOption = None,
     description: Description = None,
     settings: Settings = None,

@@ -52,6 +52,11 @@ class Cell:
         self.style = style
 
 
+def kept(memory: bool) -> Cell:
+    """Say where something is kept."""
+    return Cell(memory, "in memory", "yellow") if memory else Cell(memory, "on disk")
+
+
 def listing(
     columns: Sequence[Column],
     rows: Iterable[Sequence[Any]],

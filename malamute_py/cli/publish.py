@@ -19,6 +19,15 @@ from malamute_py.cli import complete, inputs, output
 from malamute_py.cli.commands import say
 from malamute_py.cli.failures import INTERRUPTED, CommandFailed
 from malamute_py.cli.linking import LAST_WAIT_MS, linked
+from malamute_py.cli.parameters import (
+    Confirm,
+    Expires,
+    Fields,
+    JsonLines,
+    Properties,
+    Subject,
+    SubjectFromName,
+)
 from malamute_py.cli.progress import Progress
 from malamute_py.cli.values import count_text, duration_text, pairs, size_text
 
@@ -49,48 +58,24 @@ def pub(
         typer.Argument(metavar="BODY", help="One record; without it, the lines of the input.",
                        show_default=False),
     ] = None,
-    subject: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--subject", "-s", metavar="SUBJECT", help="Subject of all; again for further keys."
-        ),
-    ] = None,
-    field: Annotated[
-        list[str] | None,
-        typer.Option("--field", "-f", metavar="NAME=VALUE", help="A field (repeatable)."),
-    ] = None,
-    properties: Annotated[
-        list[str] | None,
-        typer.Option("--property", "-p", metavar="NAME=VALUE", help="A property (repeatable)."),
-    ] = None,
+    subject: Subject = None,
+    field: Fields = None,
+    properties: Properties = None,
     client_time: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="The producer's time: now, now-1h, ISO 8601, ms."),
     ] = None,
-    expires: Annotated[
-        str | None, typer.Option(metavar="TIME", help="When they expire: 10m from now, or a time.")
-    ] = None,
-    confirm: Annotated[
-        Literal["default", "none", "stored", "synced"],
-        typer.Option(
-            metavar="LEVEL",
-            show_default=False,
-            help="Wait for: none, stored, synced. Without it: its own level, mostly synced.",
-        ),
-    ] = "default",
+    expires: Expires = None,
+    confirm: Confirm = "default",
     codec: Annotated[
         Literal["none", "gzip", "snappy", "lz4", "zstd"],
         typer.Option(metavar="CODEC", help="Compress bodies: gzip, snappy, lz4, zstd."),
     ] = "none",
-    json_lines: Annotated[
-        bool, typer.Option("--json-lines", help="Each line of the input is a JSON object.")
-    ] = False,
+    json_lines: JsonLines = False,
     files: Annotated[
         bool, typer.Option("--file", "-F", help="The arguments are files, each one record.")
     ] = False,
-    subject_from_name: Annotated[
-        bool, typer.Option("--subject-from-name", help="With --file: SUBJECT.NAME of each file.")
-    ] = False,
+    subject_from_name: SubjectFromName = False,
     as_json: output.Json = False,
 ) -> int:  # fmt: skip
     """Publish records: an argument, lines, JSON lines or files."""

@@ -20,6 +20,7 @@ from malamute_py.cli import complete, output
 from malamute_py.cli.commands import say
 from malamute_py.cli.failures import INTERRUPTED, USAGE, CommandFailed
 from malamute_py.cli.linking import LAST_WAIT_MS, linked
+from malamute_py.cli.parameters import BodiesOnly
 from malamute_py.cli.progress import Progress
 from malamute_py.cli.records import RecordWriter, blobs
 from malamute_py.cli.subscribe import PATTERN_HELP, check_kind, known, tell_notice
@@ -82,9 +83,7 @@ def replay(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Write a file; .jsonl for JSON lines."),
     ] = None,
-    bodies_only: Annotated[
-        bool, typer.Option("--bodies-only", help="Only bodies, on a terminal too.")
-    ] = False,
+    bodies_only: BodiesOnly = False,
     with_fields: Annotated[bool, typer.Option("--fields", help="Fields too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines; counts as JSON.")] = False,
 ) -> int:  # fmt: skip

@@ -19,6 +19,7 @@ from malamute_py.cli.letters import sender_text
 from malamute_py.cli.linking import linked
 from malamute_py.cli.mailboxes import age, beside, made, since
 from malamute_py.cli.output import Cell, Column
+from malamute_py.cli.parameters import MemoryOnCreate, Prefix
 from malamute_py.cli.progress import watched
 from malamute_py.cli.settings import Description, LevelOption, Settings, shown, wanted
 from malamute_py.cli.values import count_text, duration_text, now_ms, size_text
@@ -60,12 +61,7 @@ workers, requests that they would take now, bytes, time of the oldest in millise
 )
 def ls(
     ctx: typer.Context,
-    prefix: Annotated[
-        str,
-        typer.Argument(
-            metavar="PREFIX", show_default=False, help="Only names that begin like this."
-        ),
-    ] = "",
+    prefix: Prefix = "",
     as_json: output.Json = False,
 ) -> None:
     """List the services."""
@@ -276,9 +272,7 @@ def edit(
         str | None,
         typer.Option(metavar="MAILBOX", help="Mailbox of dead letters; default: SERVICE.dead."),
     ] = None,
-    memory: Annotated[
-        bool, typer.Option("--memory", help="In memory only; with --create.")
-    ] = False,
+    memory: MemoryOnCreate = False,
     level: LevelOption = None,
     description: Description = None,
     settings: Settings = None,

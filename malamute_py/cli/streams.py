@@ -17,7 +17,8 @@ from malamute_py.cli import complete, output
 from malamute_py.cli.commands import group
 from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.linking import linked
-from malamute_py.cli.output import Cell, Column
+from malamute_py.cli.output import Cell, Column, kept
+from malamute_py.cli.parameters import Prefix
 from malamute_py.cli.records import RecordWriter
 from malamute_py.cli.settings import Description, LevelOption, Settings, shown, wanted
 from malamute_py.cli.subscribe import PATTERN_HELP, check_kind, known, tell_notice
@@ -55,12 +56,7 @@ bytes, and whether it is kept in memory (yes, no). --json names them.""",
 )
 def ls(
     ctx: typer.Context,
-    prefix: Annotated[
-        str,
-        typer.Argument(
-            metavar="PREFIX", show_default=False, help="Only names that begin like this."
-        ),
-    ] = "",
+    prefix: Prefix = "",
     as_json: output.Json = False,
 ) -> None:
     """List the streams."""
@@ -82,7 +78,7 @@ def ls(
                 Cell(each.first, count_text(each.first)),
                 Cell(each.tail, count_text(each.tail)),
                 Cell(each.bytes, size_text(each.bytes)),
-                _kept(bool(each.more.get("memory"))),
+                kept(bool(each.more.get("memory"))),
             )
             for each in found
         ],
@@ -92,10 +88,6 @@ def ls(
             "no streams yet; publishing makes one: malamute pub NAME 'a record'"
         ),
     )  # fmt: skip
-
-
-def _kept(memory: bool) -> Cell:
-    return Cell(memory, "in memory", "yellow") if memory else Cell(memory, "on disk")
 
 
 @app.command("info")

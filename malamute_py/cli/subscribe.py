@@ -19,6 +19,7 @@ from malamute_py.cli.absent import absent
 from malamute_py.cli.commands import say
 from malamute_py.cli.failures import INTERRUPTED, USAGE, CommandFailed
 from malamute_py.cli.linking import LAST_WAIT_MS, linked, uninterrupted
+from malamute_py.cli.parameters import BodiesOnly
 from malamute_py.cli.records import RecordWriter
 from malamute_py.cli.values import TIMES, count_text, duration_ms, is_offset, time_ms
 
@@ -100,9 +101,7 @@ def sub(
     create: Annotated[
         bool, typer.Option("--create", help="Make the stream when there is none.")
     ] = False,
-    bodies_only: Annotated[
-        bool, typer.Option("--bodies-only", help="Only bodies, on a terminal too.")
-    ] = False,
+    bodies_only: BodiesOnly = False,
     with_fields: Annotated[
         bool, typer.Option("--fields", help="Fields too; in a pipe: subject, fields, body.")
     ] = False,
