@@ -43,9 +43,7 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 
     def check(self) -> None:
         """Raise BrokerRefused `bad_setting`, which names the setting and its allowed values."""
-        for name in ("ring_bytes", "max_bytes", "max_age_ms"):
-            if not 0 <= getattr(self, name) < 1 << 62:
-                raise BrokerRefused("bad_setting", f"{name} is a number of at least 0")
+        check_numbers(self, "ring_bytes", "max_bytes", "max_age_ms")
         if self.full not in ("overwrite", "refuse"):
             raise BrokerRefused("bad_setting", f"full is overwrite or refuse, not '{self.full}'")
         if self.full == "refuse" and not self.ring_bytes:
@@ -58,8 +56,7 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             )
         if self.body_kind and self.body_kind not in BODY_KINDS:
             raise BrokerRefused("bad_setting", f"body_kind is one of {', '.join(BODY_KINDS)}")
-        if self.level not in LEVELS:
-            raise BrokerRefused("bad_setting", f"level is one of {', '.join(LEVELS)}")
+        check_level(self.level)
         if self.schema and self.body_kind != "arrow":
             raise BrokerRefused("bad_setting", "a schema needs body_kind = arrow")
 
@@ -74,15 +71,7 @@ def settings_of(values: dict[str, Any], bytes_max: int) -> StreamSettings:
 
     Raises BrokerRefused `bad_setting`: unknown, of a wrong type, out of range, too much.
     """
-    try:
-        settings = msgspec.convert(values, StreamSettings)
-        size = len(encode_settings(settings))
-    except (msgspec.MsgspecError, TypeError, OverflowError) as error:
-        raise BrokerRefused("bad_setting", _fault(StreamSettings, error)) from error
-    if size > bytes_max:
-        raise BrokerRefused("bad_setting", f"settings of {size} bytes, at most {bytes_max}")
-    settings.check()
-    return settings
+    return queue_settings(StreamSettings, values, bytes_max, None)
 
 
 def _fault(kind: type[msgspec.Struct], error: Exception) -> str:
@@ -184,7 +173,7 @@ def check_level(level: str) -> None:
         raise BrokerRefused("bad_setting", f"level is one of {', '.join(LEVELS)}")
 
 
-_S = TypeVar("_S", MailboxSettings, ServiceSettings, CursorSettings)
+_S = TypeVar("_S", StreamSettings, MailboxSettings, ServiceSettings, CursorSettings)
 
 
 def queue_settings(kind: type[_S], values: dict[str, Any], bytes_max: int, over: _S | None) -> _S:

@@ -28,6 +28,7 @@ from malamute_protocol.header import (
     claimed_length,
 )
 from malamute_protocol.limits import DEFAULT_LIMITS, UNCHECKED, Limits
+from malamute_protocol.stamp import STAMP_BYTES
 
 CONTENT_MAGIC: Final = 0x31434C4D
 CONTENT_VERSION: Final = 1
@@ -613,10 +614,10 @@ class Content:
         self._limits = limits
         head = self.head
         n, flags, kind, size = head.count, head.flags, head.body_kind, head.content_bytes
-        if size > limits.batch_bytes_max - 96:
+        if size > limits.batch_bytes_max - STAMP_BYTES:
             raise BatchError(
                 "too_large",
-                f"a batch of {size + 96} bytes, at most {limits.batch_bytes_max}",
+                f"a batch of {size + STAMP_BYTES} bytes, at most {limits.batch_bytes_max}",
                 12,
             )
         if size % 8:

@@ -92,10 +92,10 @@ def extract(stamp: Stamp, content: Content, rows: Any) -> tuple[bytes, bytes]:
     crc = int.from_bytes(derived[8:12], "little")
     restamped = stamp._replace(
         flags=stamp.flags | DERIVED,
-        size=96 + len(derived),
+        size=STAMP_BYTES + len(derived),
         count=len(chosen),
         content_crc=crc,
-        stamp_bytes=96,
+        stamp_bytes=STAMP_BYTES,
     )
     return restamped.pack(), derived
 
