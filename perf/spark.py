@@ -26,7 +26,7 @@ from rich.table import Table
 
 from malamute_protocol.batch import encode_fixed
 from malamute_py.client.sync.client import connect_sync
-from perf._daemon import broker
+from perf.curves.brokers import broker
 
 SIZES = (140, 1024)
 SUBJECTS = [f"flights.{number % 10}.{number}" for number in range(100)]

@@ -140,11 +140,11 @@ class Daemon:
         return float(times.user + times.system)
 
     def files(self) -> int:
-        """List the files in the data directory."""
+        """Return how many files the data directory has."""
         return sum(len(names) for _, _, names in os.walk(self._data))
 
     def disk_bytes(self) -> int:
-        """Return the bytes that they occupy on disk."""
+        """Return the bytes that the data directory occupies on disk."""
         return sum(
             os.stat(Path(folder) / name).st_blocks * 512
             for folder, _, names in os.walk(self._data)
