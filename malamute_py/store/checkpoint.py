@@ -108,7 +108,7 @@ class Checkpoint:
         )
         self._tables = Tables()
 
-    def step(
+    def advance(
         self,
         to_lsn: int,
         ranges: Iterable[tuple[int, int]] | None = None,

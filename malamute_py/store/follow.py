@@ -57,7 +57,7 @@ class Began(msgspec.Struct, array_like=True, tag="began"):
     pid: int
 
 
-class Stepped(msgspec.Struct, array_like=True, tag="stepped"):
+class Advanced(msgspec.Struct, array_like=True, tag="advanced"):
     """Answer: the tables have come to a position, durably."""
 
     done: Done
@@ -71,8 +71,8 @@ class Failed(msgspec.Struct, array_like=True, tag="failed"):
     reason: str
 
 
-Answer: TypeAlias = Began | Stepped | Failed
-_ANSWER: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Began | Stepped | Failed)
+Answer: TypeAlias = Began | Advanced | Failed
+_ANSWER: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Began | Advanced | Failed)
 _REQUEST = msgspec.msgpack.Decoder(Follow)
 
 
@@ -202,14 +202,15 @@ def _run(directory: Path, parent: int, *, accept_lost: bool) -> None:
         while (request := requests.next()) is not None:
             began = time.monotonic()
             try:
-                done = checkpoint.step(request.to_lsn, request.ranges, going_on=requests.going_on)
+                going_on = requests.going_on
+                done = checkpoint.advance(request.to_lsn, request.ranges, going_on=going_on)
             except Abandoned:
                 return
             except (MalamuteError, OSError) as error:
                 write_frame(answers, failed(error))
                 continue
             took_ms = round((time.monotonic() - began) * 1000)
-            write_frame(answers, Stepped(done, took_ms))
+            write_frame(answers, Advanced(done, took_ms))
             while requests.quiet() and checkpoint.tidy():
                 pass
 

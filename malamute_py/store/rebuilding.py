@@ -44,7 +44,7 @@ def rebuild(
 
     def fill(connection: sqlite3.Connection) -> None:
         checkpoint = Checkpoint(connection, follow, accept_lost=accept_lost)
-        checkpoint.step(log.end_lsn, [(log.start_lsn, log.end_lsn)])
+        checkpoint.advance(log.end_lsn, [(log.start_lsn, log.end_lsn)])
         reached = checkpoint.position.change_next
         if reached < change_next and not accept_lost:
             raise ChangesLost(f"the log ends at change {reached} of {change_next}")
@@ -73,7 +73,7 @@ def accept(
             raise ChangesLost(f"the log ends at change {changes.next} of {change_next}")
     except (ChangesLost, FollowLost) as error:
         checkpoint = Checkpoint(connection, follow, accept_lost=True)
-        checkpoint.step(log.end_lsn, [(begin, log.end_lsn)])
+        checkpoint.advance(log.end_lsn, [(begin, log.end_lsn)])
         with writing(connection):
             _stand_at(connection, change_next)
         return str(error)

@@ -345,7 +345,7 @@ def _checkpoint_runs_ahead(stack: contextlib.ExitStack) -> None:
 
         return step
 
-    _put(stack, WorkMachine, "checkpoint_step", make)
+    _put(stack, WorkMachine, "checkpoint_advance", make)
 
 
 def _hold_before_commit(stack: contextlib.ExitStack) -> None:

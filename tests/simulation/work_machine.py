@@ -84,7 +84,7 @@ class SimulatedProcess:
         machine, rng = self.machine, self.machine.rng
         draw = rng.random() if not machine.calm else 1.0
         try:
-            done = machine.checkpoint_step(job, kill=draw < machine.kill_share)
+            done = machine.checkpoint_advance(job, kill=draw < machine.kill_share)
         except Killed:
             machine.trace.note("checkpoint", "killed")
             self._answer(CheckpointFailed("died", "it was killed"))
@@ -163,7 +163,7 @@ class WorkMachine(Machine):
     def _storage(self) -> Any:
         return self.root.child("rings").child(MAIN)
 
-    def checkpoint_step(self, job: Follow, *, kill: bool = False) -> Any:
+    def checkpoint_advance(self, job: Follow, *, kill: bool = False) -> Any:
         """Do one advance of the checkpoint's process. Raises Killed."""
         assert self.database is not None
         if self.checkpoint is None:
@@ -185,7 +185,7 @@ class WorkMachine(Machine):
             place = self.rng.choice(("before_commit", "_copy_bodies", "_flush"))
             setattr(checkpoint, place, die_amid if place == "_flush" else lambda *_: die())
         try:
-            done = checkpoint.step(job.to_lsn, job.ranges)
+            done = checkpoint.advance(job.to_lsn, job.ranges)
         except Killed:
             self.checkpoint = None
             raise
@@ -300,7 +300,7 @@ class WorkMachine(Machine):
             # The process goes on until it sees that its broker is gone.
             self.disk.between = None
             self.disk.crash_at_write = self.disk.crash_at_sync = -1
-            self.checkpoint_step(process.job)
+            self.checkpoint_advance(process.job)
             self.trace.note("checkpoint", "behind its broker's death")
         super().stop(power=power, mode=mode)
         self.checkpoint = None

@@ -93,7 +93,7 @@ def test_tables_and_the_rest_of_the_log_are_the_queues_whatever_is_killed_when(
 
             checkpoint.before_commit = die
             with pytest.raises(Killed):
-                checkpoint.step(at, ranges)
+                checkpoint.advance(at, ranges)
             same(load(connection), before)
             checkpoint.before_commit = lambda: None
             if draw.random() < 0.5:
@@ -101,7 +101,7 @@ def test_tables_and_the_rest_of_the_log_are_the_queues_whatever_is_killed_when(
             else:
                 same(recovered(logged, connection), logged.queues)
                 continue
-        done = checkpoint.step(at, ranges)
+        done = checkpoint.advance(at, ranges)
         assert (done.lsn, done.change_next) == position_of(connection)[:2]
         same(load(connection), logged.queues)
         alive = logged.alive()
@@ -115,7 +115,7 @@ def test_a_message_sent_and_confirmed_within_a_step_touches_no_table() -> None:
     logged = LoggedQueues()
     logged.log(r.MailPut(1, -1, 3, 100, "a", 1))
     end = logged.log(r.MailDone(1, [(0, b"")]))
-    done = Checkpoint(logged.connection(), follower_of(logged).read).step(end)
+    done = Checkpoint(logged.connection(), follower_of(logged).read).advance(end)
     assert (done.changes, done.rows, done.bodies) == (2, 0, 0)
 
 
@@ -123,13 +123,13 @@ def test_a_body_stays_while_a_request_of_its_put_is_somewhere() -> None:
     logged = LoggedQueues()
     connection = logged.connection()
     checkpoint = Checkpoint(connection, follower_of(logged).read)
-    checkpoint.step(logged.log(r.RequestPut(6, -1, 2, 100, "a", "a", 1)))
-    checkpoint.step(logged.log(r.RequestDead(6, [(0, b"\1")], 5, "attempts", 1)))
-    checkpoint.step(logged.log(r.RequestDone(6, [(0, b"\2")])))
+    checkpoint.advance(logged.log(r.RequestPut(6, -1, 2, 100, "a", "a", 1)))
+    checkpoint.advance(logged.log(r.RequestDead(6, [(0, b"\1")], 5, "attempts", 1)))
+    checkpoint.advance(logged.log(r.RequestDone(6, [(0, b"\2")])))
     assert list(stored_bodies(connection)) == [0]
-    checkpoint.step(logged.log(r.RequestRevived(5, 6, [(0, b"")], 1)))
+    checkpoint.advance(logged.log(r.RequestRevived(5, 6, [(0, b"")], 1)))
     assert list(stored_bodies(connection)) == [0]
-    checkpoint.step(logged.log(r.RequestDone(6, [(0, b"")])))
+    checkpoint.advance(logged.log(r.RequestDone(6, [(0, b"")])))
     assert not stored_bodies(connection)
 
 
@@ -140,10 +140,10 @@ def test_a_step_that_nobody_wants_any_more_changes_nothing() -> None:
     connection = logged.connection()
     checkpoint = Checkpoint(connection, follower_of(logged).read)
     with pytest.raises(Abandoned):
-        checkpoint.step(logged.ring.end_lsn, going_on=lambda: False)
+        checkpoint.advance(logged.ring.end_lsn, going_on=lambda: False)
     assert position_of(connection).lsn == 0
     assert not load(connection).messages
-    checkpoint.step(logged.ring.end_lsn)
+    checkpoint.advance(logged.ring.end_lsn)
     same(load(connection), logged.queues)
 
 
@@ -153,11 +153,11 @@ def test_tables_that_another_moved_on_are_not_written(tmp_path: Any) -> None:
     one = Checkpoint(connection, follower_of(logged).read)
     other = Checkpoint(connection, follower_of(logged).read)
     end = logged.log(r.StepTaken("s", b"k", 1))
-    other.step(end)
+    other.advance(end)
     with pytest.raises(StoreMoved):
-        one.step(end)
+        one.advance(end)
     with pytest.raises(StoreMoved):
-        Checkpoint(connection, follower_of(logged).read).step(end - 8)
+        Checkpoint(connection, follower_of(logged).read).advance(end - 8)
 
 
 def damage(logged: LoggedQueues, lsn: int) -> None:
@@ -174,7 +174,7 @@ def test_damage_of_another_stream_is_passed_over() -> None:
     logged.noise()
     damage(logged, begin + 20)
     end = logged.log(r.StepTaken("s", b"2", 1))
-    done = checkpoint.step(end)
+    done = checkpoint.advance(end)
     assert len(done.damages) == 1
     assert not done.lost
     same(load(connection), logged.queues)
@@ -187,12 +187,12 @@ def test_changes_that_are_lost_stop_the_checkpoint_unless_that_is_accepted() -> 
     logged.log(r.StepTaken("s", b"2", 1))
     damage(logged, begin + 20)
     with pytest.raises(ChangesLost):  # Nothing after it proves anything.
-        Checkpoint(connection, follower_of(logged).read).step(logged.ring.end_lsn)
+        Checkpoint(connection, follower_of(logged).read).advance(logged.ring.end_lsn)
     end = logged.log(r.StepTaken("s", b"3", 1))
     with pytest.raises(ChangesLost):
-        Checkpoint(connection, follower_of(logged).read).step(end)
+        Checkpoint(connection, follower_of(logged).read).advance(end)
     assert position_of(connection).lsn == 0
-    done = Checkpoint(connection, follower_of(logged).read, accept_lost=True).step(end)
+    done = Checkpoint(connection, follower_of(logged).read, accept_lost=True).advance(end)
     assert done.lost == 1
     keys: Any = load(connection).keys
     assert list(keys) == [("s", b"1"), ("s", b"3")]
@@ -207,7 +207,7 @@ def test_a_body_that_is_damaged_is_missing_and_said() -> None:
     at = logged.storage.read(logged.storage.open("000000000000.seg"), 0, 65_536).index(b"q" * 50)
     assert at > begin
     damage(logged, at)
-    done = Checkpoint(connection, follower_of(logged).read).step(end)
+    done = Checkpoint(connection, follower_of(logged).read).advance(end)
     assert (done.bodies, done.missing) == (1, 1)
     assert list(stored_bodies(connection)) == [1]
     same(load(connection), logged.queues)
@@ -234,11 +234,11 @@ def test_the_file_shrinks_when_what_was_in_it_has_gone(tmp_path: Any) -> None:
     checkpoint = Checkpoint(connection, follower_of(logged).read)
     for _ in range(500):
         logged.log(r.MailPut(1, -1, 1, 100, "a", 1), bodies=[[b"b" * 60_000]])
-    checkpoint.step(logged.ring.end_lsn)
+    checkpoint.advance(logged.ring.end_lsn)
     assert not checkpoint.tidy()
     for number in range(500):
         logged.log(r.MailDone(1, [(number, b"")]))
-    checkpoint.step(logged.ring.end_lsn)
+    checkpoint.advance(logged.ring.end_lsn)
     turns = 0
     while checkpoint.tidy():
         turns += 1
@@ -267,7 +267,7 @@ def test_room_for_what_is_committed_is_there_before_so_that_a_full_disk_can_be_e
     for _ in range(50):
         logged.log(r.MailPut(1, -1, 1, 100, "a", 1), bodies=[[b"b" * 60_000]])
     with pytest.raises(OSError, match="full"):
-        checkpoint.step(logged.ring.end_lsn)
+        checkpoint.advance(logged.ring.end_lsn)
     assert asked[0] > 50 * 60_000
     same(load(connection), Queues())
     # Killed when the room was there and nothing committed: bytes beyond are garbage.
@@ -277,13 +277,13 @@ def test_room_for_what_is_committed_is_there_before_so_that_a_full_disk_can_be_e
     connection = open_database(path)
     check(connection, whole=True)
     checkpoint = Checkpoint(connection, follower_of(logged).read)
-    checkpoint.step(logged.ring.end_lsn)
+    checkpoint.advance(logged.ring.end_lsn)
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     assert path.stat().st_size == asked[0]
     # Deleted rows need hardly any room.
     for number in range(50):
         logged.log(r.MailDone(1, [(number, b"")]))
-    checkpoint.step(logged.ring.end_lsn)
+    checkpoint.advance(logged.ring.end_lsn)
     assert (tmp_path / f"{DATABASE}-wal").stat().st_size < 50 * 60_000 // 4
     check(connection, whole=True)
     same(load(connection), logged.queues)
@@ -294,16 +294,16 @@ def test_a_full_disk_leaves_the_tables_as_they_were_and_the_step_is_done_later()
     logged = LoggedQueues(ring_bytes=400 * 65_536)
     connection = logged.connection()
     checkpoint = Checkpoint(connection, follower_of(logged).read)
-    checkpoint.step(logged.log(r.MailPut(1, -1, 1, 100, "a", 1)))
+    checkpoint.advance(logged.log(r.MailPut(1, -1, 1, 100, "a", 1)))
     before = load(connection)
     for _ in range(30):
         logged.log(*(r.MailPut(1, -1, 1, 100, "a", 1) for _ in range(50)))
     pages = connection.execute("PRAGMA page_count").fetchone()[0]
     connection.execute(f"PRAGMA max_page_count = {pages + 3}")
     with pytest.raises(StoreError, match="full"):
-        checkpoint.step(logged.ring.end_lsn)
+        checkpoint.advance(logged.ring.end_lsn)
     same(load(connection), before)
     connection.execute("PRAGMA max_page_count = 1000000")
-    checkpoint.step(logged.ring.end_lsn)
+    checkpoint.advance(logged.ring.end_lsn)
     same(load(connection), logged.queues)
     check(connection, whole=True)

@@ -366,7 +366,7 @@ class Checkpoints:
                     accept_lost=accept_lost,
                     wait_s=max(deadline - time.monotonic(), 0.0),
                 ) as checkpoint:
-                    done = checkpoint.step(
+                    done = checkpoint.advance(
                         visible,
                         self.parts.upto(visible),
                         going_on=lambda: time.monotonic() < deadline,

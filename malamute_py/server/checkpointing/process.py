@@ -27,10 +27,10 @@ from malamute_py.config import CheckpointSection
 from malamute_py.server.result_queue import Died, ResultQueue
 from malamute_py.store.checkpoint import Done
 from malamute_py.store.follow import (
+    Advanced,
     Began,
     Failed,
     Follow,
-    Stepped,
     read_answer,
     write_frame,
 )
@@ -187,7 +187,7 @@ class CheckpointProcess:
             answer = read_answer(child.stdout)  # type: ignore[arg-type]
         except (OSError, msgspec.MsgspecError) as error:
             return self._died(str(error))
-        if isinstance(answer, Stepped):
+        if isinstance(answer, Advanced):
             return Checkpointed(answer.done, answer.took_ms, restarted)
         if isinstance(answer, Failed):
             # Any error may have ended it: a new process begins from what is on the disk.
