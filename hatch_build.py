@@ -28,9 +28,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent
 BUILT = ROOT / "build" / "mypyc"
-"""Of each group: C sources, libraries, the log, and the digest of what they were made from."""
+"""Results of each group: C sources, libraries, the log, and the digest of what they were made
+from."""
 TREE = ROOT / "build" / "compiled"
-"""What goes on PYTHONPATH: a copy of the packages with the compiled modules."""
+"""Folder for PYTHONPATH: a copy of the packages with the compiled modules."""
 ASKED = "MALAMUTE_COMPILE"
 SUFFIX: str = sysconfig.get_config_var("EXT_SUFFIX")
 
@@ -52,7 +53,7 @@ class Group:
         self._made_from = self.folder / "digest"
 
     def digest(self) -> str:
-        """Of all that its C depends on."""
+        """Return a digest of all that its C depends on."""
         from mypy.version import __version__ as mypy_version
 
         told = hashlib.sha256(f"{sys.version} {mypy_version} {self.modules}".encode())
@@ -62,7 +63,7 @@ class Group:
         return told.hexdigest()
 
     def made(self) -> bool:
-        """Whether its libraries are those of the sources as they are."""
+        """Whether its libraries are those of the present sources."""
         return self._made_from.exists() and self._made_from.read_text() == self.digest()
 
     def begin(self) -> subprocess.Popen[bytes]:
@@ -76,7 +77,7 @@ class Group:
             )  # fmt: skip
 
     def end(self, compiling: subprocess.Popen[bytes], digest: str) -> None:
-        """Wait for it. Raises Impossible; the log stays."""
+        """Wait for the process. Raises Impossible; the log stays."""
         if compiling.wait():
             lines = self.log.read_text(errors="replace").splitlines()
             said = [line for line in lines if "error" in line.lower()] or lines or ["no word"]
@@ -84,7 +85,7 @@ class Group:
         self._made_from.write_text(digest)
 
     def compile(self) -> None:
-        """In this process, into its folder."""
+        """Compile in this process, into its folder."""
         from mypyc.build import mypycify
         from setuptools import Distribution
 
@@ -103,21 +104,21 @@ class Group:
 
 
 def groups() -> list[Group]:
-    """What pyproject.toml lists."""
+    """Return the groups that pyproject.toml lists."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     return [Group(**group) for group in wheel["hooks"]["custom"]["groups"]]
 
 
 def packages() -> dict[str, Path]:
-    """Name -> folder of the packages that a wheel holds."""
+    """Return name -> folder of the packages that a wheel holds."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     folders = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     return {Path(folder).name: ROOT / folder for folder in folders}
 
 
 def libraries() -> dict[str, Path]:
-    """Path in a wheel -> compiled module, compiled now where a source has changed.
+    """Return path in a wheel -> module, compiled now where a source has changed.
 
     Raises Impossible with the reason why there is none.
     """
@@ -162,7 +163,7 @@ def assemble(found: dict[str, Path]) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """`make compile`; or, in a process of its own, one group."""
+    """Run `make compile`; or, in a process of its own, compile one group."""
     if arguments[:1] == ["--group"]:
         (group,) = (group for group in groups() if group.name == arguments[1])
         group.compile()
@@ -185,10 +186,10 @@ except ImportError:  # `make compile` needs no hatchling
 else:
 
     class CompiledModules(BuildHookInterface[Any]):
-        """A wheel that is asked for so has the compiled modules beside the plain ones."""
+        """A build hook of hatchling, which puts compiled modules beside the plain ones."""
 
         def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-            """See hatchling's build hooks."""
+            """Add the compiled modules; see hatchling's build hooks."""
             if version == "editable" or not os.environ.get(ASKED):
                 return
             try:

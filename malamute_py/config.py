@@ -1,16 +1,15 @@
 """The broker's configuration: every key, its default and what it may be.
 
-Owns the sections below and how they are filled: the file, then MALAMUTE_* variables, then
-the command line, the later over the earlier. The rule: an unknown key is an error
-that names the nearest one, never a silent nothing; units are part of the name; defaults of single
-messages are those of malamute_protocol/limits.py, named here and written there. Source:
-deploy/malamute.toml explains each key (a test compares the two).
+Owns the sections below and how they are filled: the file, then MALAMUTE_* variables, then the
+command line, the later over the earlier. The rule: an unknown key is an error that names the
+nearest one, and is never ignored; units are part of the name; a default that the core or the
+protocol checks is written where it is checked (broker/limits.py, malamute_protocol/limits.py) and
+only named here. Source: deploy/malamute.toml explains each key (a test compares the two).
 """
 
 from __future__ import annotations
 
 import difflib
-import ipaddress
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -21,16 +20,20 @@ import msgspec
 
 from malamute_protocol import DEFAULT_ENDPOINT
 from malamute_protocol.address import REPLICA, template_fault
-from malamute_protocol.errors import MalamuteError
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
+from malamute_py.broker.limits import BrokerSettings
+from malamute_py.sections import ConfigError, HttpSection, check_http
 
 PUBLIC_WORDS: Final = "I understand that anyone can read and write"
-"""What an operator has to write to open a broker to a network without authentication."""
+"""Text that an operator has to write to open a broker to a network without authentication."""
 
 ENVIRONMENT_PREFIX: Final = "MALAMUTE_"
 
+_CORE: Final = BrokerSettings()
+"""The bounds that the core has by default."""
+
 MaybeCount = Annotated[int, msgspec.Meta(ge=0)]
-"""0: no bound of its own."""
+"""A count; 0: there is no bound of its own."""
 Count = Annotated[int, msgspec.Meta(ge=1)]
 """A count of at least one."""
 BatchRecords = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
@@ -38,18 +41,8 @@ BatchRecords = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
 Bytes = Annotated[int, msgspec.Meta(ge=1)]
 Milliseconds = Annotated[int, msgspec.Meta(ge=1)]
 MaybeMilliseconds = Annotated[int, msgspec.Meta(ge=0)]
-"""0: never."""
+"""A duration; 0: never."""
 Names = list[str]
-
-
-class ConfigError(MalamuteError):
-    """A setting is unknown or wrong: `key` and `why` say which and what to write."""
-
-    def __init__(self, key: str, why: str) -> None:
-        """key: the dotted name in the configuration."""
-        super().__init__(f"{key}: {why}" if key else why)
-        self.key = key
-        self.why = why
 
 
 class Section(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -61,59 +54,59 @@ class Authentication(Section, frozen=True):
 
     mechanism: Literal["none", "plain", "curve"] = "none"
     ipc_without: bool = False
-    """Leave ipc endpoints to the permissions of their socket files."""
+    """Value that leaves ipc endpoints to the permissions of their socket files."""
     users: dict[str, str] = {}
-    """plain: name -> scrypt hash, as `malamute user hash` or hash_password() makes it."""
+    """plain only: name -> scrypt hash, as `malamute user hash` or hash_password() makes it."""
     users_file: str = ""
-    """plain: a file of lines `name hash`, beside `users`."""
+    """plain only: a file of lines `name hash`, beside `users`."""
     hash_threads: Annotated[int, msgspec.Meta(ge=1, le=16)] = 2
-    """plain: passwords that are hashed at one time, 50 ms and 16 MiB each."""
+    """plain only: passwords that are hashed at one time, 50 ms and 16 MiB each."""
     server_key_file: str = ""
-    """curve: the broker's secret key, 40 characters of Z85; made on first use."""
+    """curve only: the broker's secret key, 40 characters of Z85; made on first use."""
     clients: dict[str, str] = {}
-    """curve: identity -> public key, 40 characters of Z85."""
+    """curve only: identity -> public key, 40 characters of Z85."""
     identities: dict[str, Names] = {}
     """User -> templates of the identities that its replicas may have beside `<user>-{n}`."""
 
 
 class Grant(Section, frozen=True):
-    """What one identity may do; in names `*` stands for any characters."""
+    """Permissions of one identity; in names `*` stands for any characters."""
 
     read: Names = []
-    """Streams that it may read, with their cursors and groups."""
+    """Streams that the identity may read, with their cursors and groups."""
     write: Names = []
-    """Streams that it may publish to, and create by first use."""
+    """Streams that the identity may publish to, and create by first use."""
     send: Names = []
-    """Mailboxes that it may send to, and create by first use."""
+    """Mailboxes that the identity may send to, and create by first use."""
     receive: Names = []
-    """Mailboxes that it may read beside its own, which has its name."""
+    """Mailboxes that the identity may read beside its own, which has its name."""
     request: Names = []
-    """Services that it may ask, and create by first use."""
+    """Services that the identity may ask, and create by first use."""
     work: Names = []
-    """Services that it may offer."""
+    """Services that the identity may offer."""
     admin: bool = False
 
 
-class Links(Section, frozen=True):
-    """Connections: how many, the silence they may keep, and what waits for each."""
+class LinksSection(Section, frozen=True):
+    """Bounds of connections: how many, their silence, and the bytes that wait for each."""
 
-    links_max: Count = 12_000
-    replicas_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1_024
-    replica_grace_ms: MaybeMilliseconds = 30_000
+    links_max: Count = _CORE.links_max
+    replicas_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = _CORE.replicas_max
+    replica_grace_ms: MaybeMilliseconds = _CORE.replica_grace_ms
     connections_max: Count = 16_384
     address_connections_max: Count = 12_288
     user_connections_max: Count = 12_288
     greetings_max: Count = 4_096
     address_greetings_max: Count = 2_048
     greeting_ms: MaybeMilliseconds = 5_000
-    heartbeat_ms: Milliseconds = 5_000
-    heartbeat_min_ms: Milliseconds = 50
-    heartbeat_max_ms: Milliseconds = 60_000
-    expiry_beats: Annotated[int, msgspec.Meta(ge=2)] = 3
-    window_bytes: Bytes = 16 << 20
-    outbox_commands_max: Count = 20_000
+    heartbeat_ms: Milliseconds = _CORE.heartbeat_ms
+    heartbeat_min_ms: Milliseconds = _CORE.heartbeat_min_ms
+    heartbeat_max_ms: Milliseconds = _CORE.heartbeat_max_ms
+    expiry_beats: Annotated[int, msgspec.Meta(ge=2)] = _CORE.expiry_beats
+    window_bytes: Bytes = _CORE.window_bytes
+    outbox_commands_max: Count = _CORE.outbox_commands_max
     pending_bytes_max: Bytes = 32 << 20
-    queries_max: Count = 1_000
+    queries_max: Count = _CORE.link_queries_max
     handshake_ms: Milliseconds = 5_000
     hello_ms: Milliseconds = 10_000
     keepalive_ms: Milliseconds = 30_000
@@ -123,16 +116,14 @@ class Links(Section, frozen=True):
 
 
 class LimitsSection(Section, frozen=True):
-    """Sizes and counts of what a client may send; too much is refused as `too_large`.
+    """Sizes and counts of what a client may send; beyond them it is refused `too_large`.
 
     Defaults of one message, batch and record are the protocol's.
     """
 
     record_bytes_max: Bytes = DEFAULT_LIMITS.record_bytes_max
     batch_bytes_max: Bytes = DEFAULT_LIMITS.batch_bytes_max
-    batch_records_max: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = (
-        DEFAULT_LIMITS.batch_records_max
-    )
+    batch_records_max: BatchRecords = DEFAULT_LIMITS.batch_records_max
     subject_bytes_max: Count = DEFAULT_LIMITS.subject_bytes_max
     keys_max: Count = DEFAULT_LIMITS.keys_max
     headers_max: Count = DEFAULT_LIMITS.headers_max
@@ -152,50 +143,50 @@ class LimitsSection(Section, frozen=True):
     unread_share_bytes_max: Bytes = 256 << 20
 
     def of_messages(self) -> Limits:
-        """Bounds of one message, batch and record: what the protocol's code checks."""
+        """Return the bounds of one message, batch and record, which the protocol's code checks."""
         return Limits(**{name: getattr(self, name) for name in Limits.__struct_fields__})
 
 
-class Streams(Section, frozen=True):
-    """Streams, their subscriptions and producers: beyond a count the answer is `limit`."""
+class StreamsSection(Section, frozen=True):
+    """Bounds of streams, their subscriptions and producers: beyond a count, `limit`."""
 
-    auto_create: bool = True
+    auto_create: bool = _CORE.auto_create
     default: dict[str, Any] = {}
     """Settings of streams that first use creates, as in CREATE_STREAM."""
-    streams_max: Count = 20_000
-    rings_max: Count = 256
-    rings_bytes_max: Bytes = 256 << 30
-    rings_memory_bytes_max: Bytes = 4 << 30
-    settings_bytes_max: Bytes = 64 << 10
-    all_settings_bytes_max: Bytes = 8 << 20
-    link_subscriptions_max: Count = 1_000
-    """Subscriptions, inboxes, offers and memberships of one link, all together."""
-    subscriptions_max: Count = 200_000
-    pattern_bytes_max: Bytes = 64 << 10
-    all_patterns_bytes_max: Bytes = 128 << 20
-    producers_max: Count = 10_000
-    producer_streams_max: Count = 10_000
-    producer_places_max: Count = 20_000
-    last_per_subject_max: Count = 100_000
-    retention_ms: Milliseconds = 1_000
-    retry_ms: Milliseconds = 100
+    streams_max: Count = _CORE.streams_max
+    rings_max: Count = _CORE.rings_max
+    rings_bytes_max: Bytes = _CORE.rings_bytes_max
+    rings_memory_bytes_max: Bytes = _CORE.rings_memory_bytes_max
+    settings_bytes_max: Bytes = _CORE.settings_bytes_max
+    all_settings_bytes_max: Bytes = _CORE.all_settings_bytes_max
+    link_subscriptions_max: Count = _CORE.link_subscriptions_max
+    """Subscriptions, inboxes, offers and memberships that one link may have, all together."""
+    subscriptions_max: Count = _CORE.subscriptions_max
+    pattern_bytes_max: Bytes = _CORE.pattern_bytes_max
+    all_patterns_bytes_max: Bytes = _CORE.all_patterns_bytes_max
+    producers_max: Count = _CORE.producers_max
+    producer_streams_max: Count = _CORE.producer_streams_max
+    producer_places_max: Count = _CORE.producer_places_max
+    last_per_subject_max: Count = _CORE.last_per_subject_max
+    retention_ms: Milliseconds = _CORE.retention_ms
+    retry_ms: Milliseconds = _CORE.retry_ms
 
 
-class Memory(Section, frozen=True):
-    """What the broker may keep in memory for streams and for peers that read slowly."""
+class MemorySection(Section, frozen=True):
+    """Memory that the broker may use for streams and for peers that read slowly."""
 
-    hot_bytes: Bytes = 16 << 20
-    unsynced_bytes_max: Bytes = 256 << 20
-    outstanding_bytes: Bytes = 256 << 20
-    share_min_bytes: Bytes = 256 << 10
-    share_max_bytes: Bytes = 16 << 20
-    quantum_bytes: Bytes = 1 << 20
-    step_bytes: Bytes = 8 << 20
-    reads_max: Count = 8
+    hot_bytes: Bytes = _CORE.hot_bytes
+    unsynced_bytes_max: Bytes = _CORE.unsynced_bytes_max
+    outstanding_bytes: Bytes = _CORE.outstanding_bytes
+    share_min_bytes: Bytes = _CORE.share_min_bytes
+    share_max_bytes: Bytes = _CORE.share_max_bytes
+    quantum_bytes: Bytes = _CORE.quantum_bytes
+    step_bytes: Bytes = _CORE.step_bytes
+    reads_max: Count = _CORE.reads_max
 
 
 class JournalSection(Section, frozen=True):
-    """The ring `main`, and what rings that streams ask for have unless they say otherwise."""
+    """Settings of ring `main`, and of rings that streams ask for unless they say otherwise."""
 
     segment_bytes: Bytes = 64 << 20
     ring_bytes: Bytes = 4 << 30
@@ -208,60 +199,60 @@ class JournalSection(Section, frozen=True):
     open_files_max: Count = 32
 
 
-class Mailboxes(Section, frozen=True):
-    """Mailboxes: a full one answers `wait`, never drops; too many of them `limit`."""
+class MailboxesSection(Section, frozen=True):
+    """Bounds of mailboxes: a full one answers `wait`, never drops; too many of them `limit`."""
 
-    mailboxes_max: Count = 1_000_000
+    mailboxes_max: Count = _CORE.mailboxes_max
     default: dict[str, Any] = {}
     """Settings of mailboxes that first use creates, as in EDIT_MAILBOX."""
-    messages_max: Count = 10_000_000
-    bytes_max: Bytes = 64 << 30
-    all_bytes_max: Bytes = 256 << 30
-    memory_bytes_max: Bytes = 256 << 20
-    temporary_bytes_max: Bytes = 64 << 20
-    hot_bytes: Bytes = 32 << 20
-    read_bytes: Bytes = 16 << 20
-    reads_max: Count = 8
-    inbox_read_bytes: Bytes = 1 << 20
-    inbox_reads: Count = 512
-    peek_bytes_max: Bytes = 8 << 20
+    messages_max: Count = _CORE.mailbox_messages_max
+    bytes_max: Bytes = _CORE.mailbox_bytes_max
+    all_bytes_max: Bytes = _CORE.mail_bytes_max
+    memory_bytes_max: Bytes = _CORE.mail_memory_bytes_max
+    temporary_bytes_max: Bytes = _CORE.temporary_bytes_max
+    hot_bytes: Bytes = _CORE.mail_hot_bytes
+    read_bytes: Bytes = _CORE.mail_read_bytes
+    reads_max: Count = _CORE.mail_reads_max
+    inbox_read_bytes: Bytes = _CORE.inbox_read_bytes
+    inbox_reads: Count = _CORE.inbox_reads
+    peek_bytes_max: Bytes = _CORE.peek_bytes_max
 
 
-class Services(Section, frozen=True):
-    """Service queues: beyond a count `limit`, beyond what a queue holds `wait`."""
+class ServicesSection(Section, frozen=True):
+    """Bounds of service queues: beyond a count `limit`, beyond a queue's own bounds `wait`."""
 
-    services_max: Count = 10_000
+    services_max: Count = _CORE.services_max
     default: dict[str, Any] = {}
     """Settings of service queues that first use creates, as in EDIT_SERVICE."""
-    requests_max: Count = 1_000_000
-    bytes_max: Bytes = 1 << 30
-    all_bytes_max: Bytes = 8 << 30
-    rows_max: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 4_096
-    subjects_max: Count = 1_024
-    offers_max: Count = 100_000
-    lease_ms: Milliseconds = 30_000
-    lease_min_ms: Milliseconds = 100
-    lease_max_ms: Milliseconds = 86_400_000
-    attempts_max: Count = 5
-    backoff_ms: MaybeMilliseconds = 100
-    backoff_max_ms: Milliseconds = 60_000
+    requests_max: Count = _CORE.service_requests_max
+    bytes_max: Bytes = _CORE.service_bytes_max
+    all_bytes_max: Bytes = _CORE.all_requests_bytes_max
+    rows_max: BatchRecords = _CORE.request_rows_max
+    subjects_max: Count = _CORE.request_subjects_max
+    offers_max: Count = _CORE.offers_max
+    lease_ms: Milliseconds = _CORE.lease_ms
+    lease_min_ms: Milliseconds = _CORE.lease_min_ms
+    lease_max_ms: Milliseconds = _CORE.lease_max_ms
+    attempts_max: Count = _CORE.attempts_max
+    backoff_ms: MaybeMilliseconds = _CORE.backoff_ms
+    backoff_max_ms: Milliseconds = _CORE.backoff_max_ms
 
 
-class Groups(Section, frozen=True):
-    """Cursors and consumer groups: beyond a count `limit`."""
+class GroupsSection(Section, frozen=True):
+    """Bounds of cursors and consumer groups: beyond a count `limit`."""
 
-    cursors_max: Count = 100_000
-    pin_bytes_max: Bytes = 1 << 30
-    groups_max: Count = 10_000
-    members_max: Count = 1_000
-    window_records: Count = 65_536
-    hold_ms: Milliseconds = 10_000
-    hold_max_ms: Milliseconds = 600_000
-    flush_ms: Milliseconds = 1_000
+    cursors_max: Count = _CORE.cursors_max
+    pin_bytes_max: Bytes = _CORE.pin_bytes_max
+    groups_max: Count = _CORE.groups_max
+    members_max: Count = _CORE.group_members_max
+    window_records: Count = _CORE.group_window_records
+    hold_ms: Milliseconds = _CORE.group_hold_ms
+    hold_max_ms: Milliseconds = _CORE.group_hold_max_ms
+    flush_ms: Milliseconds = _CORE.group_flush_ms
 
 
-class Quotas(Section, frozen=True):
-    """What one identity may have of what all share: beyond it `limit`, or `wait` if it passes.
+class QuotasSection(Section, frozen=True):
+    """Quotas of one identity in what all share: beyond them `limit`, or `wait` if it passes.
 
     The defaults leave others at least half of a bound over all, or a sixth of it (links).
     """
@@ -291,7 +282,7 @@ class Quotas(Section, frozen=True):
 
 
 class CheckpointSection(Section, frozen=True):
-    """The tables of mailboxes, services, cursors and groups, which follow ring main."""
+    """Settings of the tables of mailboxes, services, cursors and groups, which follow ring main."""
 
     interval_ms: Milliseconds = 5_000
     log_bytes: Bytes = 64 << 20
@@ -306,7 +297,7 @@ class CheckpointSection(Section, frozen=True):
 
 
 class LoopSection(Section, frozen=True):
-    """How much is taken from the sockets before it is answered."""
+    """How much a turn of the loop takes from the sockets before it is answered."""
 
     burst_messages: Count = 256
     burst_bytes: Bytes = 2 << 20
@@ -314,24 +305,12 @@ class LoopSection(Section, frozen=True):
     share_commands: Count = 64
     turn_us: Annotated[int, msgspec.Meta(ge=100)] = 10_000
     guard_ms: Milliseconds = 25
-    matching_us: Annotated[int, msgspec.Meta(ge=100)] = 2_000
+    matching_us: Annotated[int, msgspec.Meta(ge=100)] = _CORE.matching_share // 1_000
     drain_ms: MaybeMilliseconds = 2_000
 
 
-class HttpSection(Section, frozen=True):
-    """The HTTP side: metrics and health, served by a process of its own."""
-
-    bind: str = ""
-    """HOST:PORT; empty: there is no HTTP side."""
-    token_file: str = ""
-    """A file with the token that a request has to bring."""
-    labels_max: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 100
-    connections_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 64
-    request_ms: Annotated[int, msgspec.Meta(ge=100)] = 10_000
-
-
 class LogSection(Section, frozen=True):
-    """The log goes to standard error."""
+    """Settings of the log, which goes to standard error."""
 
     level: Literal["debug", "info", "warning", "error", "critical"] = "info"
     form: Literal["auto", "console", "json"] = "auto"
@@ -341,19 +320,19 @@ class Config(Section, frozen=True):
     """A whole configuration; the defaults are a broker for this machine only."""
 
     data_directory: str = "malamute-data"
-    """Empty: everything in memory, gone when the broker stops."""
+    """Directory of all data; empty: everything is in memory, gone when the broker stops."""
     listen: list[str] = msgspec.field(default_factory=lambda: [DEFAULT_ENDPOINT])
     listen_public_without_authentication: str = ""
     authentication: Authentication = Authentication()
     permissions: dict[str, Grant] = {}
-    links: Links = Links()
+    links: LinksSection = LinksSection()
     limits: LimitsSection = LimitsSection()
-    streams: Streams = Streams()
-    mailboxes: Mailboxes = Mailboxes()
-    services: Services = Services()
-    groups: Groups = Groups()
-    quotas: Quotas = Quotas()
-    memory: Memory = Memory()
+    streams: StreamsSection = StreamsSection()
+    mailboxes: MailboxesSection = MailboxesSection()
+    services: ServicesSection = ServicesSection()
+    groups: GroupsSection = GroupsSection()
+    quotas: QuotasSection = QuotasSection()
+    memory: MemorySection = MemorySection()
     journal: JournalSection = JournalSection()
     checkpoint: CheckpointSection = CheckpointSection()
     loop: LoopSection = LoopSection()
@@ -376,7 +355,8 @@ def load(
     if path is not None:
         table = _read_file(Path(path))
         try:
-            # By itself: once variables and overrides are in it, no fault could be laid to it.
+            # The file is checked by itself: once variables and overrides are in it, no fault could
+            # be attributed to it.
             _typed(table)
         except ConfigError as error:
             raise ConfigError(error.key, f"{error.why} (in {path})") from None
@@ -407,7 +387,7 @@ def _typed(table: Mapping[str, Any]) -> Config:
 
 
 def parse_value(key: str, text: str) -> Any:
-    """The value of a key written as text: a TOML value, or the text itself where text fits.
+    """Read a key's value: a TOML value, or the text itself where text fits.
 
     A list may be written with commas: tcp://127.0.0.1:9797,ipc:///run/malamute.sock; a number of
     bytes with its unit: 64MiB.
@@ -420,7 +400,7 @@ def parse_value(key: str, text: str) -> Any:
             return _toml_value(key, text)
         return [part.strip() for part in text.split(",") if part.strip()]
     if isinstance(kind, tuple):
-        return text  # one of a few words; convert() names them when it is none
+        return text  # One of a few words; convert() names them when it is none.
     size = _SIZE.fullmatch(text.strip()) if key.rpartition(".")[2].count("bytes") else None
     if size is not None:
         return int(size[1]) << _SHIFTS[size[2].lower()]
@@ -454,7 +434,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _kinds(section: type[msgspec.Struct], prefix: str = "") -> dict[str, Any]:
-    """Dotted key -> str, list, dict, a tuple of words, or None for everything else."""
+    """Return dotted key -> str, list, dict, a tuple of words, or None for all others."""
     found: dict[str, Any] = {}
     for field in msgspec.inspect.type_info(section).fields:  # type: ignore[attr-defined]
         kind = field.type
@@ -474,11 +454,11 @@ def _kinds(section: type[msgspec.Struct], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-QUOTAS: Final = tuple(name for name in Quotas.__struct_fields__ if name != "identities")
-"""What a quota may be of."""
+QUOTAS: Final = tuple(name for name in QuotasSection.__struct_fields__ if name != "identities")
+"""The resources that a quota may bound."""
 
 KEYS: Final[dict[str, Any]] = _kinds(Config)
-"""Every key, dotted -> how its value is written."""
+"""Dotted key -> how its value is written."""
 
 _SHIFTS: Final = {"kib": 10, "mib": 20, "gib": 30, "tib": 40}
 _SIZE: Final = re.compile(r"(\d+)\s*(kib|mib|gib|tib)", re.IGNORECASE)
@@ -493,9 +473,9 @@ _SECTIONS: Final = sorted({key.partition(".")[0] for key in KEYS if "." in key})
 
 
 def _key_of_variable(name: str) -> str | None:
-    """The key of an environment variable; None when it is none of ours.
+    """Return the key of an environment variable; None when it is none of ours.
 
-    MALAMUTE_ variables of other programs (the client's, say) pass; one that begins like a
+    MALAMUTE_ variables of other programs (the client's, for example) pass; one that begins like a
     section of ours is a misspelling.
     """
     if not name.startswith(ENVIRONMENT_PREFIX):
@@ -539,7 +519,7 @@ def _unknown(key: str) -> ConfigError:
 
 
 def _there_is(key: str) -> str:
-    """What may be written where a key stands that resembles none."""
+    """List what may be written where a key stands that resembles none."""
     section = key.partition(".")[0]
     if section in _SECTIONS:
         names = [name.partition(".")[2] for name in KEYS if name.startswith(f"{section}.")]
@@ -551,17 +531,17 @@ def _there_is(key: str) -> str:
 def _nearest(name: str, known: Iterable[str]) -> str:
     known = list(known)
     near: list[str] = []
-    if "." not in name:  # the right key without its section
+    if "." not in name:  # The right key without its section.
         near = [key for key in known if key.rpartition(".")[2] == name][:1]
     near = near or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    if not near:  # the right key in the wrong section
+    if not near:  # The right key in the wrong section.
         last = name.rpartition(".")[2]
         near = [key for key in known if key.rpartition(".")[2] == last][:1]
     return f"; did you mean {near[0]}?" if near else ""
 
 
 def _validation_error(text: str) -> ConfigError:
-    """What msgspec found, in our words: the key first, then what is allowed."""
+    """Put msgspec's finding in our words: the key first, then what is allowed."""
     message, _, path = text.partition(" - at `$")
     key = re.sub(r"\[\.\.\.\]", "", path.rstrip("`")).lstrip(".")
     words = KEYS.get(key)
@@ -668,34 +648,6 @@ def _check_together(config: Config) -> None:
         raise ConfigError(
             "authentication.clients",
             'mechanism = "curve" needs the public key of each client: name = "key"',
-        )
-
-
-def parse_bind(text: str) -> tuple[str, int, bool]:
-    """Host and port to serve HTTP at, and whether other machines may reach it.
-
-    Raises ConfigError.
-    """
-    host, separator, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not (separator and host and port.isascii() and port.isdigit() and int(port) < 65536):
-        raise ConfigError(
-            "http.bind", f"{text!r} is no address; write 127.0.0.1:9798 (port 0: any free one)"
-        )
-    try:
-        public = not ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        public = host != "localhost"
-    return host, int(port), public
-
-
-def check_http(http: HttpSection) -> None:
-    """Raise ConfigError for an address that is none, or that is open to other machines."""
-    if http.bind and parse_bind(http.bind)[2] and not http.token_file:
-        raise ConfigError(
-            "http.bind",
-            f"{http.bind} can be reached from other machines: set http.token_file to a file with a "
-            "token that requests have to bring, or bind 127.0.0.1",
         )
 
 

@@ -36,7 +36,7 @@ _LET_GO_S = 2.0
 
 
 class ConnectOptions(ClientOptions, total=False):
-    """All that `connect()` and `connect_sync()` take but the endpoint and the zmq context."""
+    """Options of `connect()` and `connect_sync()`, without the endpoint and the zmq context."""
 
     wait: bool
     timeout_ms: int | None
@@ -62,7 +62,7 @@ class EmbeddedBroker:
         log: Log | None = None,
         **settings: Any,
     ) -> None:
-        """Raises ConfigError for an unknown setting."""
+        """Note the settings; raises ConfigError for an unknown one."""
         inproc = f"inproc://malamute-{os.getpid()}-{next(_numbers)}"
         wanted: dict[str, Any] = {
             "data_directory": "" if data is None else str(data),
@@ -93,7 +93,7 @@ class EmbeddedBroker:
         return self
 
     def stop(self) -> None:
-        """Stop serving; clients are told, what was confirmed is kept (in a directory).
+        """Stop serving; clients are told, and confirmed data is kept (in a directory).
 
         Raises ServerFailed when the broker had failed.
         """
@@ -119,27 +119,27 @@ class EmbeddedBroker:
 
     @property
     def endpoint(self) -> str:
-        """Endpoint for clients in this process, with `context`."""
+        """The endpoint for clients in this process, with `context`."""
         return self.server.endpoints[0]
 
     @property
     def tcp_endpoint(self) -> str:
-        """Endpoint for other processes; with tcp=True."""
+        """The endpoint for other processes; with tcp=True."""
         for endpoint in self.server.endpoints:
             if endpoint.startswith("tcp://"):
                 return endpoint
         raise ValueError("it listens in this process only: EmbeddedBroker(tcp=True)")
 
     def connect(self, **options: Unpack[ConnectOptions]) -> Connecting:
-        """A client of this broker for asyncio; options as for malamute_py.connect()."""
+        """Return a client of this broker for asyncio; options as for malamute_py.connect()."""
         return connect(self.endpoint, context=self.context, **options)
 
     def connect_sync(self, **options: Unpack[ConnectOptions]) -> SyncClient:
-        """A client of this broker for threads; options as for malamute_py.connect_sync()."""
+        """Return a client of this broker for threads; options as for malamute_py.connect_sync()."""
         return connect_sync(self.endpoint, context=self.context, **options)
 
     def __enter__(self) -> Self:
-        """start()."""
+        """Start the broker."""
         return self.start()
 
     def __exit__(
@@ -148,11 +148,11 @@ class EmbeddedBroker:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """stop()."""
+        """Stop the broker."""
         self.stop()
 
     async def __aenter__(self) -> Self:
-        """start(), without holding up the event loop."""
+        """Start the broker, without holding up the event loop."""
         return await asyncio.to_thread(self.start)
 
     async def __aexit__(
@@ -161,21 +161,22 @@ class EmbeddedBroker:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """stop(), without holding up the event loop."""
+        """Stop the broker, without holding up the event loop."""
         await asyncio.to_thread(self.stop)
 
 
 def _end(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     """End the context, and with it the clients that were not closed.
 
-    Each is told, and closes its own socket: one that is closed under the thread that sleeps on
-    it never wakes that thread. Those whose event loop turns no more are closed from here.
+    Each client is told, and closes its own socket: a socket that is closed under the thread that
+    sleeps on it never wakes that thread. Clients whose event loop no longer turns are closed from
+    here.
     """
     ending = threading.Thread(target=context.term, name="malamute-end", daemon=True)
     ending.start()
     ending.join(_LET_GO_S)
     while ending.is_alive():
-        with contextlib.suppress(RuntimeError):  # one of them went while they were listed
+        with contextlib.suppress(RuntimeError):  # A client was closed while they were listed.
             for socket in list(context._sockets):
                 socket.close(0)
         ending.join(0.1)

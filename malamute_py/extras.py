@@ -1,8 +1,8 @@
 """Optional parts of the distribution: which extra brings a package that is missing.
 
 Owns the table from an import name to the extra of pyproject.toml that installs it. The rule: the
-client needs no extra; whatever needs one says which, and how to install it, when the import fails.
-A test compares the table with pyproject.toml.
+client needs no extra; a part that needs one says which, and how to install it, when the import
+fails. A test compares the table with pyproject.toml.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ EXTRAS: Final[dict[str, str]] = {
     "uvicorn": "http",
     "zstandard": "codecs",
 }
-"""Extra that installs a package, by the name under which the package is imported."""
+"""Import name of a package -> the extra that installs it."""
 
 
 def missing(error: ModuleNotFoundError, what: str) -> str | None:
-    """A sentence that says how to install what a failed import needed.
+    """Return a sentence that says how to install what a failed import needed.
 
-    what: the part that was wanted, as the subject of the sentence: "the broker".
-    Returns None when no extra of this distribution brings the module.
+    what: the part that was wanted, as the subject of the sentence: "the broker". Returns None when
+    no extra of this distribution brings the module.
     """
     package = (error.name or "").partition(".")[0]
     extra = EXTRAS.get(package)

@@ -1,8 +1,8 @@
-"""Which form of the hot modules is installed, and which one runs: compiled by mypyc, or plain.
+"""The installed form of the hot modules, and the one that runs: compiled by mypyc, or plain.
 
-Owns nothing; tells what lies in the packages' folders and what this process has loaded. The list
-of what is compiled is in pyproject.toml, and both forms do the same (ARCHITECTURE.md). Whoever
-measures sets MALAMUTE_FORM, and a program that runs in another form than that must not go on.
+Tells which files lie in the packages' folders and which of them this process has loaded. The list
+of compiled modules is in pyproject.toml, and both forms do the same (ARCHITECTURE.md). A measuring
+person sets MALAMUTE_FORM, and a program that runs in another form than that must not go on.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from pathlib import Path
 import malamute_protocol
 
 ASKED = "MALAMUTE_FORM"
-"""The environment's word for the form that is meant: `compiled`, `plain`, or whichever it is."""
+"""Environment variable with the form that is meant: `compiled`, `plain`, or empty for either."""
 PLAIN = "plain Python"
 _SUFFIX = EXTENSION_SUFFIXES[0]
 _PACKAGES = ("malamute_py", "malamute_protocol")
 
 
 def compiled_modules() -> int:
-    """How many modules of the installed packages are compiled; 0: all of them are plain."""
+    """Return how many modules of the installed packages are compiled; 0: all of them are plain."""
     folders = (Path(__file__).parent, Path(malamute_protocol.__file__).parent)
     return sum(1 for folder in folders for _ in folder.rglob(f"*{_SUFFIX}"))
 
 
 def loaded_modules() -> int:
-    """How many modules that this process has loaded until now are compiled."""
+    """Return how many modules that this process has loaded until now are compiled."""
     return sum(
         name.partition(".")[0] in _PACKAGES
         and (getattr(module, "__file__", None) or "").endswith(_SUFFIX)
@@ -37,7 +37,7 @@ def loaded_modules() -> int:
 
 
 def form() -> str:
-    """A word for people of what is installed: "35 modules compiled", or "plain Python"."""
+    """Say for people what is installed: "35 modules compiled", or "plain Python"."""
     return _word(compiled_modules())
 
 
@@ -47,7 +47,7 @@ def running_form() -> str:
 
 
 def another_than_asked(running: str) -> str:
-    """What to say when MALAMUTE_FORM means another form than the one that runs, else ""."""
+    """Return an error text when MALAMUTE_FORM means another form than the running one, else ""."""
     asked = os.environ.get(ASKED, "")
     if not asked or (asked == "plain") == (running == PLAIN):
         return ""

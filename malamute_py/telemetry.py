@@ -1,4 +1,4 @@
-"""What the daemon tells about itself: log lines.
+"""Log lines of the daemon.
 
 Owns the set-up of the log and how often a line is written. The rule: nothing here is global, so
 that several brokers fit in one process and an embedded one leaves the program's own logging alone;
@@ -26,7 +26,7 @@ class Log(Protocol):
 
 
 def open_log(level: str = "info", form: str = "auto", stream: TextIO | None = None) -> Log:
-    """A logger that writes to `stream` (standard error when None).
+    """Return a logger that writes to `stream` (standard error when None).
 
     form: `console` for people, `json` for machines, `auto`: console on a terminal.
     """
@@ -54,7 +54,7 @@ def open_log(level: str = "info", form: str = "auto", stream: TextIO | None = No
 class Limiter:
     """Lets each event name through a few times in a period, and counts the rest.
 
-    A hostile peer can cause an event a message; a line costs 7 us, a full log a disk.
+    A hostile peer can cause an event with each message; a line costs 7 us, a full log a disk.
     """
 
     def __init__(self, lines_max: int = 20, period_ms: int = 10_000) -> None:
@@ -74,7 +74,7 @@ class Limiter:
         return count <= self._lines_max
 
     def suppressed(self, now_ms: int) -> dict[str, int]:
-        """Names and counts of what was withheld in a period that is over; reported once."""
+        """Return names and counts of what was withheld in a period that is over; reported once."""
         if now_ms - self._since_ms < self._period_ms or not self._seen:
             return {}
         held = {n: c - self._lines_max for n, c in self._seen.items() if c > self._lines_max}
@@ -84,9 +84,9 @@ class Limiter:
 
 
 class Refusals:
-    """Which rings refuse appends: said when it begins, changes and ends, else counted.
+    """Rings that refuse appends: logged when a refusal begins, changes and ends, else counted.
 
-    A full disk refuses as often as its producers try; a line each says nothing new.
+    A full disk refuses as often as its producers try; a line for each would say nothing new.
     """
 
     def __init__(self, period_ms: int = 10_000) -> None:
@@ -98,7 +98,7 @@ class Refusals:
         self._last_ms: dict[str, int] = {}
 
     def begins(self, ring: str, code: str, now_ms: int) -> bool:
-        """Count a refusal; True when the ring did not refuse for this before."""
+        """Count a refusal; True when the ring did not refuse for this reason before."""
         self._last_ms[ring] = now_ms
         if self._codes.get(ring) == code:
             self._counts[ring] += 1
@@ -108,7 +108,7 @@ class Refusals:
         return True
 
     def ends(self, ring: str) -> tuple[str, int] | None:
-        """The ring took an append, or is gone: what ended, and the count not reported."""
+        """Note an append that was taken, or a ring that is gone; returns the end to report."""
         if not self._codes:
             return None
         code = self._codes.pop(ring, None)
@@ -122,7 +122,7 @@ class Refusals:
         }
 
     def counts(self, now_ms: int) -> list[tuple[str, str, int]]:
-        """(ring, code, count) of a period that is over, beyond what was said; reported once."""
+        """Return (ring, code, count) of a period that is over, beyond those reported before."""
         if now_ms - self._since_ms < self._period_ms:
             return []
         self._since_ms = now_ms

@@ -46,14 +46,14 @@ CURVES_S = {
     "subscriptions": 86, "clients": 94, "streams": 46, "headers": 22, "groups": 21,
     "backlog": 65, "mailboxes": 40, "journal": 70,
 }  # fmt: skip
-"""Of three runs on two cores, as they took when others worked there too."""
+"""Seconds of three runs of each curve, on two cores that others used, too."""
 LIMIT_S = 9.5
-"""Of one pass over the limits."""
+"""Seconds of one pass over the limits."""
 LIMITS, CURVES = "limits", "curves"
 
 
 def load_peers(names: Sequence[str]) -> tuple[dict[str, Peer], dict[str, str]]:
-    """Return the peers that can take part; and what cannot, peers and clients, with the reason."""
+    """Return the peers that can take part; and peers and clients that cannot, with the reason."""
     peers: dict[str, Peer] = {}
     left_out: dict[str, str] = {}
     for name in names:
@@ -113,7 +113,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def curve_seconds(names: Sequence[str], plan: Plan) -> dict[str, float]:
-    """What each curve is thought to take."""
+    """Return the seconds that each curve is expected to take."""
     return {name: CURVES_S.get(name, 60) * plan.runs / 3 for name in names}
 
 
@@ -198,13 +198,13 @@ def record(options: argparse.Namespace) -> int:
         return 0
     out: Path = options.out or (RESULTS if whole else OUT / "results.json")
     try:
-        # Before anything is measured: to hear at the end that there is no such file is too late.
+        # Before anything is measured: a missing file is reported at once, not at the end.
         before = None if options.against is None else load(options.against)
         results = begin(options, out, plan)
     except (InMemory, Unreadable) as error:
         raise SystemExit(str(error)) from None
     results.left_out = {name: placeless(why) for name, why in left_out.items()}
-    # Of peers that only an earlier sitting measured the versions stay.
+    # Versions of peers that only an earlier sitting measured stay as they are.
     results.versions |= {name: peer.versions() for name, peer in peers.items()}
     asked = {column.peer for column in results.columns}
     results.left_out = {n: why for n, why in results.left_out.items() if n not in asked}
@@ -217,8 +217,7 @@ def record(options: argparse.Namespace) -> int:
         for name, why in left_out.items():
             screen.says(f"left out: {name}: {why}")
         if with_limits and not results.limits:
-            # First: what the servers' data leaves to the disk when it is removed would be in
-            # the way.
+            # Limits come first: data of servers that the disk still removes would disturb them.
             scale = 0.3 if options.quick else 1.0
             results.limits = limits.measure(
                 data, disk_of(options.data), plan.runs, scale, lambda t: screen.says(f"limit: {t}")
@@ -240,7 +239,7 @@ def record(options: argparse.Namespace) -> int:
 def measure_curve(
     name: str, curve: Any, options: argparse.Namespace, plan: Plan, results: Results, screen: Screen
 ) -> None:
-    """One curve into the results; one that fails is told, and the others go on."""
+    """Measure one curve into the results; a curve that fails is reported, and the others go on."""
     screen.begins_curve(name)
     since = time.monotonic()
     small = options.quick or options.counts
@@ -249,7 +248,7 @@ def measure_curve(
                               lambda text: screen.says(f"  {text}"))  # fmt: skip
     except (Exception, SystemExit) as error:
         if isinstance(error, SystemExit) and isinstance(error.code, int):
-            raise  # a signal's, and not a curve's that says what is amiss
+            raise  # The exit of a signal, not of a curve that says what is wrong.
         screen.says(f"curve {name} failed: {error}")
         results.curves_failed[name] = placeless(str(error).partition("\n")[0])
     else:
@@ -261,7 +260,7 @@ def measure_curve(
 
 @contextlib.contextmanager
 def _folder(data: Path) -> Any:
-    """A folder for this recording alone, removed at its end."""
+    """Make a folder for this recording alone, removed at its end."""
     folder = Path(tempfile.mkdtemp(prefix="perf-", dir=data)).resolve()
     try:
         yield folder
@@ -289,7 +288,7 @@ def _ended(signum: int, frame: object) -> None:
 
 
 def main() -> int:
-    # Servers and drivers have sessions of their own: whatever ends us, we end them.
+    # Servers and drivers have sessions of their own: however this process ends, it ends them.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _ended)
     atexit.register(end_all)

@@ -71,7 +71,7 @@ def best(work: Callable[[], object], times: int = 3) -> float:
 
 
 def percentile(times: list[int], part: int) -> float:
-    """In microseconds, of nanoseconds."""
+    """Return a percentile of nanoseconds, in microseconds."""
     times.sort()
     return times[min(len(times) * part // 100, len(times) - 1)] / 1000
 
@@ -83,7 +83,7 @@ def contents(records: int, size: int) -> tuple[bytes, int, Any]:
 
 
 def open_ring(storage: Storage, segments_ahead: int) -> Ring:
-    """A ring whose first segments are prepared, as housekeeping would have them."""
+    """Open a ring whose first segments are prepared, as housekeeping would have them."""
     ring, _ = Ring.open(storage, settings=SETTINGS, epoch=1)
     ring._space.need(segments_ahead)
     return ring
@@ -123,7 +123,7 @@ def append_figures(make: Callable[[], Storage], what: str, total: int) -> Figure
 
 
 def bundle_figures(make: Callable[[], Storage], what: str) -> Figures:
-    """Bundles of many small batches, as mail comes: with header index and without."""
+    """Measure bundles of many small batches, as mail comes: with header index and without."""
     figures: Figures = []
     content, crc, keys = contents(1, 200)
     for name, stream in (("indexed", 1), ("without header index", MAIL)):
@@ -151,7 +151,7 @@ def bundle_figures(make: Callable[[], Storage], what: str) -> Figures:
 
 
 def follow_figures(parent: Path) -> Figures:
-    """A million batches of mail, one change in 64, read behind the writer."""
+    """Measure the reading of a million batches of mail, one change in 64, after the writer."""
     with directory_in(parent) as path:
         ring = open_ring(FileStorage(path), 8)
         content, crc, _ = contents(1, 200)
@@ -189,7 +189,7 @@ def follow_figures(parent: Path) -> Figures:
 
 
 def sync_figures(parent: Path) -> Figures:
-    """One batch, one sync; and with a writer that goes on beside the syncing thread."""
+    """Measure one batch and one sync; and with a writer that goes on beside the syncing thread."""
     figures: Figures = []
     for records, size in ((1, 12), (1000, 64)):
         with directory_in(parent) as path:
@@ -238,7 +238,7 @@ def sync_figures(parent: Path) -> Figures:
 
 
 def mapped_figures(parent: Path) -> Figures:
-    """The same stores by mapping and by pwritev, with a sync now and then as in a broker."""
+    """Measure equal stores by mapping and by pwritev, with a sync now and then as in a broker."""
     figures: Figures = []
     size = SETTINGS.segment_bytes
     for part in (4096, 65_536, 1 << 20):
@@ -281,7 +281,7 @@ def mapped_figures(parent: Path) -> Figures:
 
 
 def stall_figures(parent: Path) -> Figures:
-    """How long a busy thread is held up while another reads 64 MiB that are not cached."""
+    """Measure the wait of a busy thread while another reads 64 MiB that are not cached."""
     figures: Figures = []
     size = SETTINGS.segment_bytes
     with directory_in(parent) as path:
@@ -381,7 +381,7 @@ def read_figures(make: Callable[[], Storage], what: str, total: int) -> Figures:
 
 
 def index_figures(parent: Path) -> Figures:
-    """What the index adds to an append, and what a rare subject costs to replay."""
+    """Measure the index's share of an append, and the replay of a rare subject."""
     figures: Figures = []
     count = 20_000
     tables = []
@@ -426,7 +426,7 @@ def index_figures(parent: Path) -> Figures:
 
 
 def recovery_figures(parent: Path) -> Figures:
-    """Opening again: a whole segment of batches, after a crash and after an orderly close."""
+    """Measure a second opening: a segment full of batches, after a crash and an orderly close."""
     figures: Figures = []
     for records, size in ((10, 12), (1000, 64)):
         for clean in (False, True):
@@ -453,7 +453,7 @@ def recovery_figures(parent: Path) -> Figures:
 
 
 def streams_figures(parent: Path) -> Figures:
-    """1,000 streams in one ring."""
+    """Measure 1,000 streams in one ring."""
     with directory_in(parent) as path:
         ring = open_ring(FileStorage(path), 2)
         content, crc, keys = contents(1, 12)

@@ -28,7 +28,7 @@ from malamute_py.demo.daemon import Daemon
 from malamute_py.journal import FileStorage, Follower, FollowLost, open_reader
 from malamute_py.journal.directory import RINGS, directory_name
 from malamute_py.mapped import LogReader
-from perf._daemon import OUT
+from perf.curves.brokers import OUT
 
 SIZES = (12, 140, 1120, 11_760)
 BATCH_BYTES = 256 << 10

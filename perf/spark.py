@@ -1,12 +1,12 @@
-"""How fast Spark reads a stream: rows a second of whole triggers, into `noop`.
+"""Rate at which Spark reads a stream: rows a second of whole triggers, into `noop`.
 
-    python -m perf.spark [--rows 2000000] [--triggers 5] [--json]
+python -m perf.spark [--rows 2000000] [--triggers 5] [--json]
 
-A broker in a process of its own, local[2], two tasks a trigger, bodies of 140 B and 1 KiB
-with 100 subjects and one field. A trigger's time is all of it: the plan, the write-ahead log,
-the tasks, the commit. The first trigger of each query, which starts workers and compiles, is
-left out. Three ways: all columns; all columns of one record in ten, selected by the broker;
-and a filter in Spark for the same tenth.
+A broker in a process of its own, local[2], two tasks a trigger, bodies of 140 B and 1 KiB with 100
+subjects and one field. A trigger's time is all of it: the plan, the write-ahead log, the tasks, the
+commit. The first trigger of each query, which starts workers and compiles, is left out. Three ways:
+all columns; all columns of one record in ten, selected by the broker; and a filter in Spark for the
+same tenth.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rich.table import Table
 
 from malamute_protocol.batch import encode_fixed
 from malamute_py.client.sync.client import connect_sync
-from perf._daemon import broker
+from perf.curves.brokers import broker
 
 SIZES = (140, 1024)
 SUBJECTS = [f"flights.{number % 10}.{number}" for number in range(100)]
@@ -53,7 +53,7 @@ def publish(endpoint: str, stream: str, rows: int, size: int) -> None:
 
 
 def session(directory: str) -> Any:
-    """A session as the measurements of the notes had it."""
+    """Make a session with the settings that the recorded measurements had."""
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -74,7 +74,7 @@ def session(directory: str) -> Any:
 def measure(
     spark: Any, endpoint: str, stream: str, per_trigger: int, pattern: str, where: str
 ) -> dict[str, Any]:
-    """Run a query over the stream; figures of its triggers but the first."""
+    """Run a query over the stream; returns figures of its triggers but the first."""
     frame = (
         spark.readStream.format("malamute")
         .options(endpoint=endpoint, stream=stream, startingOffsets="earliest", pattern=pattern)

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from malamute_py import connect_sync
 from malamute_py.client.sync.client import SyncClient
 from malamute_py.promises.daemon import Daemon
-from perf._daemon import broker
+from perf.curves.brokers import broker
 
 BODIES = [bytes(1_024)] * 500
 EACH_S = 1.0

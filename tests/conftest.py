@@ -1,4 +1,4 @@
-"""What holds for every test: isolation from the person's own settings, and how hypothesis runs.
+"""Fixtures of every test: isolation from the person's own settings, and how hypothesis runs.
 
 Owns nothing else; a fixture that one area needs lives in that area's folder.
 """

@@ -65,7 +65,7 @@ def sockets_kept() -> None:
 
 
 def write_skipped() -> None:
-    """What is confirmed is not always in the file."""
+    """Leave some confirmed batches out of the file."""
     write, calls = FileStorage.write, [0]
 
     def sometimes(self: FileStorage, file: Any, position: int, buffers: Any) -> None:

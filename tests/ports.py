@@ -1,7 +1,7 @@
-"""A port of this machine that stays a test's own while nobody listens there.
+"""A port of this machine that stays a test's own while no process listens there.
 
 Owns the reservation. The rule: the port is bound and not listening for as long as it is
-kept, so that the kernel gives it to nobody else, neither to a broker that asks for a free
+kept, so that the kernel gives it to no other process, neither to a broker that asks for a free
 one nor to a client as its own end, and a connection is refused until libzmq, which shares
 addresses of this kind, listens there. Source: socket(7), SO_REUSEADDR.
 """

@@ -41,7 +41,7 @@ WIDTH: Final = 100
 LEFT_OVER: Final = re.compile(
     r".*(\b(async|asyncio|await|awaits|awaited)\b|\bif True:|# *sync:).*", re.IGNORECASE
 )
-"""What a generated file must not have: a table lacks something, or a mark was mistyped."""
+"""Text that a generated file must not have: a table lacks something, or a mark was mistyped."""
 
 TERMS: Final = {
     "AsyncGenerator": "Generator",
@@ -79,12 +79,12 @@ WORDS: Final = (
 
 
 class File(NamedTuple):
-    """What is known of one file beside TERMS and WORDS."""
+    """Facts about one file beside TERMS and WORDS."""
 
     classes: tuple[str, ...]
     """Classes with `Sync` before their names in the synchronous client."""
     words: tuple[tuple[str, str], ...] = ()
-    """Further words, replaced before WORDS; each must be there."""
+    """Further words, replaced before WORDS; each must occur."""
     names: Mapping[str, str] = {}
     """Further names."""
 
@@ -106,7 +106,7 @@ TIMEOUT: Final = " ".join(
         "it can then be gone on with.",
     )
 )
-"""What threads can say of an iterator and tasks, which can be cancelled, need not."""
+"""Text about iterators and tasks, which can be cancelled, for which threads need no word."""
 
 RESULT: Final = "`result()` of what this returns"
 ROOM_MS: Final = "timeout_ms: how long to wait for room in the window; None: until there is some."
@@ -257,11 +257,11 @@ class Text:
             self._starts.append(self._starts[-1] + len(line))
 
     def at(self, line: int, column: int) -> int:
-        """The offset of a token's place: lines from 1, columns in characters."""
+        """Return the offset of a token's place: lines from 1, columns in characters."""
         return self._starts[line - 1] + column
 
     def span(self, node: ast.expr) -> tuple[int, int]:
-        """Where an expression begins and ends; its columns are in bytes."""
+        """Return where an expression begins and ends; its columns are in bytes."""
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
         return (
@@ -274,12 +274,12 @@ class Text:
         return self._starts[line - 1] + len(text)
 
     def of(self, node: ast.expr) -> str:
-        """The text of an expression."""
+        """Return the text of an expression."""
         start, end = self.span(node)
         return self.text[start:end]
 
     def edited(self, edits: list[Edit]) -> str:
-        """The text with all edits done, which must not overlap."""
+        """Return the text with all edits done, which must not overlap."""
         pieces, place = [], 0
         for start, end, text in sorted(edits):
             assert start >= place, self.text[start:end]
@@ -289,7 +289,7 @@ class Text:
 
 
 def generate(name: str) -> str:
-    """The synchronous file for asyncio's file of the same name. Raises ValueError."""
+    """Make the synchronous file from asyncio's file of this name. Raises ValueError."""
     file = FILES[name]
     names = {**TERMS, **{known: f"Sync{known}" for known in file.classes}, **file.names}
     text = marked(Text((SOURCES / name).read_text()))
@@ -308,7 +308,7 @@ def generate(name: str) -> str:
 
 
 def marked(source: Text) -> str:
-    """Leave out what is asyncio's only, and put in what is for threads."""
+    """Leave out what is marked for asyncio only, and put in what is marked for threads."""
     lines = source.text.splitlines(keepends=True)
     statements = {
         line: node
@@ -331,7 +331,7 @@ def marked(source: Text) -> str:
 
 
 def _without_twin(source: Text, line: int, statement: ast.stmt | None) -> Iterator[int]:
-    """The lines that go with one that is marked `# asyncio only`."""
+    """Return the lines that go with one that is marked `# asyncio only`."""
     first = last = line
     if statement is not None:
         first = min(
@@ -382,7 +382,7 @@ def blocking(source: Text) -> str:
 
 
 def _wait(source: Text, node: ast.Await) -> Edit:
-    """`await future` is pending.result(None), `await link.limit(future, ...)` its result(...)."""
+    """Turn `await future` into pending.result(None), and link.limit(...) into result(...)."""
     start, _ = source.span(node)
     inner, end = source.span(node.value)
     if isinstance(node.value, ast.Name):
@@ -426,7 +426,7 @@ def _words(source: Text, file: File) -> str:
             if known in text:
                 unseen.pop(known, None)
                 text = text.replace(known, instead)
-        # A class is named by what is called of it: `Client.subscribe()`.
+        # A class's words are known by the class with the method: `Client.subscribe()`.
         for known in file.classes:
             text = re.sub(rf"(?<![\w.]){known}(?=\.\w)", f"Sync{known}", text)
         return text
@@ -446,7 +446,7 @@ def _words(source: Text, file: File) -> str:
 
 
 def _refilled(docstring: str, column: int, worded: Callable[[str], str]) -> str:
-    """The docstring in other words; only pieces that have changed have their lines broken anew."""
+    """Put the docstring in other words, and break lines anew only in pieces that have changed."""
     lines = (" " * column + docstring).split("\n")
     made: list[str] = []
     piece: list[str] = []
@@ -470,7 +470,7 @@ def _refilled(docstring: str, column: int, worded: Callable[[str], str]) -> str:
 
 
 def _formatted(text: str, path: Path) -> str:
-    """The text without imports that nothing needs, in the project's form."""
+    """Format the text, without imports that nothing needs, in the project's form."""
     for arguments in (
         ("check", "--fix-only", "--select", "F401,I001,PIE790,W291"),
         ("format",),

@@ -21,14 +21,14 @@ from malamute_py.changelog.settings import (
 )
 
 Rows: TypeAlias = tuple[int, bytes]
-"""Messages or requests of one put: the number of its first, and which rows of it as a bitmap
-(LSB first, little-endian); empty: all that are left."""
+"""Messages or requests of one put: the number of the first one, and a bitmap of the rows meant (LSB
+first, little-endian). An empty bitmap means all rows that are left."""
 
 Run: TypeAlias = tuple[bytes, int, int]
-"""Requests that replies answer: key of the request's batch, row of the first, how many."""
+"""Requests that replies answer: the key of the request's batch, the row of the first, how many."""
 
 Range: TypeAlias = tuple[int, int]
-"""Offsets [from, to)."""
+"""Offsets from the first number up to, but without, the second."""
 
 
 # --- streams and producers ------------------------------------------------------------
@@ -67,15 +67,16 @@ class ProducerOpened(msgspec.Struct, frozen=True, array_like=True, gc=False, tag
     id: int
     identity: str
     epoch: int
-    """Epoch of the producer. A known id keeps its own or more; `fence` gives the next one."""
+    """Epoch of the producer. A known id keeps its epoch or takes a higher one; `fence` raises it by
+    one."""
     fence: bool = False
-    """Its epoch is one above what it was before this record."""
+    """True: the producer's epoch is one above the epoch that it had before this record."""
 
 
 class ProducersForgotten(
     msgspec.Struct, frozen=True, array_like=True, gc=False, tag="producers_forgotten"
 ):
-    """The table was full: these were the longest unused."""
+    """Producers are forgotten: the table was full, and these were the longest unused."""
 
     ids: list[int]
 
@@ -101,7 +102,7 @@ class MailboxRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag
 
 
 class MailPut(msgspec.Struct, array_like=True, gc=False, tag="mail_put"):
-    """Messages [base, base + count) lie in a mailbox; their bodies in the mail stream there.
+    """Messages [base, base + count) lie in a mailbox; the mail stream has their bodies.
 
     Not frozen: `base` is known when the bundle is handed to the journal.
     """
@@ -117,16 +118,16 @@ class MailPut(msgspec.Struct, array_like=True, gc=False, tag="mail_put"):
     priority: int = 0
     deliver_at_ms: int = 0
     expires_at_ms: int = 0
-    """The earliest expiry of a row; 0: none expires."""
+    """The earliest expiry of a row; 0: no row expires."""
     expiries: list[int] = []
-    """One for each row, when they differ; 0: never."""
+    """One expiry for each row, when they differ; 0: the row never expires."""
     about: list[Run] = []
-    """Replies: what each row answers, in order."""
+    """Replies only: the request that each row answers, in order."""
     last: bool = False
     why: str = ""
-    """A notice instead of an answer: why there will be none."""
+    """Notices only: why there will be no answer to the request."""
     asked_by: str = ""
-    """Replies and notices: who sent the request, whose share of mail they take."""
+    """Replies and notices only: the sender of the request, whose share of mail they take."""
 
 
 class MailDone(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="mail_done"):
@@ -138,13 +139,13 @@ class MailDone(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="mail
 
 
 class MailAgain(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="mail_again"):
-    """A recipient wants messages again, not before a time; an attempt counts for each."""
+    """A recipient gives messages back until a time; each of them has one attempt more."""
 
     mailbox: int
     rows: list[Rows]
     not_before_ms: int = 0
     pause_ms: int = 0
-    """Length of the pause that ends at not_before_ms; 0: an earlier version noted none."""
+    """Length of the pause that ends at not_before_ms; 0: an earlier version did not record it."""
 
 
 # --- services ----------------------------------------------------------------------------
@@ -168,7 +169,7 @@ class ServiceRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag
 
 
 class RequestPut(msgspec.Struct, array_like=True, gc=False, tag="request_put"):
-    """Requests [base, base + count) wait in a service queue; their bodies in the mail stream.
+    """Requests [base, base + count) wait in a service queue; the mail stream has their bodies.
 
     Not frozen: `base` is known when the bundle is handed to the journal.
     """
@@ -179,16 +180,16 @@ class RequestPut(msgspec.Struct, array_like=True, gc=False, tag="request_put"):
     size: int
     sender: str
     reply_to: str
-    """Name of a mailbox; temporary ones begin with `~`."""
+    """Name of the mailbox that gets the replies; names of temporary mailboxes begin with `~`."""
     at_ms: int
     deadline_ms: int = 0
     key: bytes = b""
     subjects: list[str] = []
-    """One for all rows, or one for each."""
+    """Subjects of the requests: one for all rows, or one for each row."""
 
 
 class WorkTaken(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="work_taken"):
-    """Requests were handed to a worker; an attempt counts for each."""
+    """Requests were handed to a worker; each of them has one attempt more."""
 
     service: int
     rows: list[Rows]
@@ -199,18 +200,18 @@ class WorkTaken(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="wor
 
 
 class WorkReceived(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="work_received"):
-    """The worker said that it has them."""
+    """A worker confirmed that it has received requests."""
 
     service: int
     rows: list[Rows]
 
 
 class WorkReturned(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="work_returned"):
-    """Requests in hand wait again.
+    """Requests that a worker held wait in their queue again.
 
-    why: died, lease, returned, fenced, requeued, withdrawn or released. Withdrawn: the offer ended
-    in order, and what it had not said to have received was no attempt. Released: the worker
-    stopped, and none of it was an attempt.
+    why: died, lease, returned, fenced, requeued, withdrawn or released. Withdrawn: the worker ended
+    its offer in order, and requests that it had not confirmed to have received count no attempt.
+    Released: the worker stopped, and none of the requests counts an attempt.
     """
 
     service: int
@@ -218,7 +219,7 @@ class WorkReturned(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="
     why: str
     not_before_ms: int = 0
     pause_ms: int = 0
-    """Length of the pause that ends at not_before_ms; 0: an earlier version noted none."""
+    """Length of the pause that ends at not_before_ms; 0: an earlier version did not record it."""
 
 
 class RequestDone(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="request_done"):
@@ -240,7 +241,7 @@ class RequestDead(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="r
 
 
 class RequestRevived(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="request_revived"):
-    """Dead letters wait in their service queue again, their attempts counted from none."""
+    """Dead letters wait in their service queue again; their attempts count from 0."""
 
     mailbox: int
     service: int
@@ -259,7 +260,7 @@ class CursorSet(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="cur
     next: int
     at_ms: int
     settings: CursorSettings | None = None
-    """None: as they were."""
+    """Settings of the cursor; None: they stay as they were."""
     why: str = "moved"
     by: str = ""
     epoch: int = 0
@@ -267,14 +268,14 @@ class CursorSet(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="cur
 
 
 class CursorRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="cursor_removed"):
-    """A cursor is gone."""
+    """A cursor was removed."""
 
     stream: int
     name: str
 
 
 class GroupSet(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="group_set"):
-    """A group stands at `next`, with nothing done ahead. why: created, reset or clamped."""
+    """A group stands at `next`, and no record after it is done. why: created, reset or clamped."""
 
     stream: int
     name: str
@@ -289,11 +290,11 @@ class GroupSet(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="grou
     epoch: int = 0
     """Epoch of the log in which `next` was a position of the stream; 0: not known."""
     durable: bool = False
-    """Its members get only records that no power loss can take back."""
+    """True: members of the group get only records that no power loss can take back."""
 
 
 class GroupDone(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="group_done"):
-    """Offsets that the group needs no more: acknowledged, not selected, expired or gone."""
+    """Offsets that a group needs no more: acknowledged, not selected, expired or gone."""
 
     stream: int
     name: str
@@ -303,7 +304,7 @@ class GroupDone(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="gro
 
 
 class GroupRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="group_removed"):
-    """A group is gone."""
+    """A group was removed."""
 
     stream: int
     name: str
@@ -313,7 +314,7 @@ class GroupRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="
 
 
 class StepTaken(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="step_taken"):
-    """An atomic step of this key was taken, in the bundle that this record lies in."""
+    """An atomic step with this key was taken, in the bundle that this record lies in."""
 
     sender: str
     key: bytes
@@ -333,10 +334,10 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 def encode_change(change: Change) -> bytes:
-    """One record of the log: a MessagePack array that begins with its name."""
+    """Encode one record of the log: a MessagePack array that begins with the record's name."""
     return _ENCODER.encode(change)
 
 
 def decode_change(body: bytes) -> Change:
-    """A record of the log; raises msgspec.MsgspecError when it is not one."""
+    """Decode one record of the log; raises msgspec.MsgspecError when the bytes are none."""
     return _CHANGE.decode(body)

@@ -1,7 +1,8 @@
-"""Settings of what the broker keeps: streams, mailboxes, services, cursors.
+"""Settings of streams, mailboxes, services and cursors.
 
-Owns their names, defaults and what each may be. The rule: a setting that is unknown or out of
-range is refused by name, and nothing else of the command is done. Source: SPEC.md, section 13.
+Owns their names, their defaults and the values that each may have. The rule: a setting that is
+unknown or out of range is refused by name, and the command that names it changes nothing. Source:
+SPEC.md, section 13.
 """
 
 from __future__ import annotations
@@ -21,29 +22,28 @@ _SHOWN_MAX = 60
 
 
 class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What one stream was asked to be. Zero means without a bound of its own."""
+    """Settings of one stream. Zero means that the stream has no bound of its own."""
 
     memory: bool = False
-    """Kept in memory only: gone when the broker ends."""
+    """True: the stream is kept in memory only and is gone when the broker ends."""
     ring_bytes: int = 0
-    """A ring of its own of this size; 0: the ring that it shares with others."""
+    """Size of the stream's own ring; 0: the stream shares a ring with others."""
     full: str = "overwrite"
-    """What a full ring of its own does: `overwrite` the oldest, or `refuse`."""
+    """Behaviour of the stream's own ring when it is full: `overwrite` the oldest records, or
+    `refuse` new ones."""
     max_bytes: int = 0
     max_age_ms: int = 0
     body_kind: str = ""
-    """`blob`, `list` or `arrow`; empty until the first batch settles it."""
+    """`blob`, `list` or `arrow`; empty until the first batch of the stream decides it."""
     schema: bytes = b""
-    """Typed streams: the Arrow schema message that the bodies follow."""
+    """Typed streams only: the Arrow schema message that the bodies follow."""
     level: str = "synced"
-    """What a publish of level 0 is confirmed at: `stored` or `synced`."""
+    """Level at which a publish that asks for level 0 is confirmed: `stored` or `synced`."""
     description: str = ""
 
     def check(self) -> None:
-        """Raises BrokerRefused `bad_setting`, naming the setting and what it may be."""
-        for name in ("ring_bytes", "max_bytes", "max_age_ms"):
-            if not 0 <= getattr(self, name) < 1 << 62:
-                raise BrokerRefused("bad_setting", f"{name} is a number of at least 0")
+        """Raise BrokerRefused `bad_setting`, which names the setting and its allowed values."""
+        check_numbers(self, "ring_bytes", "max_bytes", "max_age_ms")
         if self.full not in ("overwrite", "refuse"):
             raise BrokerRefused("bad_setting", f"full is overwrite or refuse, not '{self.full}'")
         if self.full == "refuse" and not self.ring_bytes:
@@ -56,34 +56,26 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             )
         if self.body_kind and self.body_kind not in BODY_KINDS:
             raise BrokerRefused("bad_setting", f"body_kind is one of {', '.join(BODY_KINDS)}")
-        if self.level not in LEVELS:
-            raise BrokerRefused("bad_setting", f"level is one of {', '.join(LEVELS)}")
+        check_level(self.level)
         if self.schema and self.body_kind != "arrow":
             raise BrokerRefused("bad_setting", "a schema needs body_kind = arrow")
 
 
 FIXED_SETTINGS = ("memory", "ring_bytes", "full", "schema")
-"""What an edit cannot change: records lie where they lie. body_kind may be settled once."""
+"""Settings that an edit cannot change, since records stay where they were written. An empty
+body_kind may be set once."""
 
 
 def settings_of(values: dict[str, Any], bytes_max: int) -> StreamSettings:
-    """Settings as a client named them, over the defaults.
+    """Put the settings that a client named over the defaults.
 
     Raises BrokerRefused `bad_setting`: unknown, of a wrong type, out of range, too much.
     """
-    try:
-        settings = msgspec.convert(values, StreamSettings)
-        size = len(encode_settings(settings))
-    except (msgspec.MsgspecError, TypeError, OverflowError) as error:
-        raise BrokerRefused("bad_setting", _fault(StreamSettings, error)) from error
-    if size > bytes_max:
-        raise BrokerRefused("bad_setting", f"settings of {size} bytes, at most {bytes_max}")
-    settings.check()
-    return settings
+    return queue_settings(StreamSettings, values, bytes_max, None)
 
 
 def _fault(kind: type[msgspec.Struct], error: Exception) -> str:
-    """What a conversion found wrong, in words: the setting first, then what is allowed."""
+    """Say what a conversion found wrong: the setting first, then what is allowed."""
     message, _, path = str(error).partition(" - at `$.")
     known = ", ".join(kind.__struct_fields__)
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", message, re.DOTALL)
@@ -96,53 +88,55 @@ def _fault(kind: type[msgspec.Struct], error: Exception) -> str:
 
 
 def encode_settings(settings: StreamSettings) -> bytes:
-    """Settings as MessagePack, those at their default left out."""
+    """Encode settings as MessagePack, without those that have their default."""
     return msgspec.msgpack.encode(settings)
 
 
 class MailboxSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What one mailbox was asked to be. Zero means without a bound of its own."""
+    """Settings of one mailbox. Zero means that the mailbox has no bound of its own."""
 
     memory: bool = False
-    """Kept in memory only: gone when the broker ends, and confirmed as `none`."""
+    """True: the mailbox is kept in memory only, is gone when the broker ends, and mail to it is
+    confirmed as `none`."""
     max_messages: int = 0
-    """Beyond it SEND is refused `wait`; 0: the broker's own bound."""
+    """Messages beyond which SEND is refused with `wait`; 0: the broker's bound for all
+    mailboxes."""
     max_bytes: int = 0
     ttl_ms: int = 0
-    """Time to live of messages that name no expiry; 0: they do not expire."""
+    """Time to live of messages that name no expiry; 0: such messages do not expire."""
     level: str = "synced"
-    """What a SEND of level 0 is confirmed at: `stored` or `synced`."""
+    """Level at which a SEND that asks for level 0 is confirmed: `stored` or `synced`."""
     description: str = ""
 
     def check(self) -> None:
-        """Raises BrokerRefused `bad_setting`, naming the setting and what it may be."""
+        """Raise BrokerRefused `bad_setting`, which names the setting and its allowed values."""
         check_numbers(self, "max_messages", "max_bytes", "ttl_ms")
         check_level(self.level)
 
 
 class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What one service queue was asked to be. Zero means the broker's default."""
+    """Settings of one service queue. Zero means the broker's default."""
 
     memory: bool = False
     max_requests: int = 0
-    """Waiting or in hand; beyond it REQUEST is refused `wait`."""
+    """Requests, waiting or held by workers, beyond which REQUEST is refused with `wait`."""
     max_bytes: int = 0
     attempts_max: int = 0
-    """Handed out so often without completion, a request becomes a dead letter."""
+    """Hand-outs of a request without an end after which it becomes a dead letter."""
     lease_ms: int = 0
-    """Silence of a worker about a request after which it goes to another."""
+    """Time without a word from the worker about a request after which another worker gets it."""
     backoff_ms: int = 0
-    """Pause before a request is handed out again; doubles with each attempt."""
+    """Pause before a request is handed out again; it doubles with each attempt."""
     backoff_max_ms: int = 0
     timeout_ms: int = 0
-    """Timeout of requests that name none; 0: no timeout."""
+    """Timeout of requests that name none; 0: such requests have no timeout."""
     dead_letters: str = ""
-    """Mailbox for what could not be done; empty: `NAME.dead`."""
+    """Mailbox of the service's dead letters; empty: `NAME.dead`."""
     level: str = "synced"
     description: str = ""
 
     def check(self) -> None:
-        """Raises BrokerRefused `bad_setting`, naming the setting and what it may be."""
+        """Raise BrokerRefused `bad_setting`, which names the setting and its allowed values."""
         check_numbers(
             self, "max_requests", "max_bytes", "attempts_max", "lease_ms", "backoff_ms",
             "backoff_max_ms", "timeout_ms",
@@ -153,37 +147,37 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
 
 
 class CursorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What one cursor was asked to be."""
+    """Settings of one cursor."""
 
     pin: bool = False
-    """History at and behind the cursor is kept, up to pin_bytes_max."""
+    """True: the journal keeps the records from the cursor on, up to pin_bytes_max."""
     pin_bytes_max: int = 0
-    """0: the broker's default."""
+    """Bytes of history that the cursor may hold; 0: the broker's default."""
     description: str = ""
 
     def check(self) -> None:
-        """Raises BrokerRefused `bad_setting`, naming the setting and what it may be."""
+        """Raise BrokerRefused `bad_setting`, which names the setting and its allowed values."""
         check_numbers(self, "pin_bytes_max")
 
 
 def check_numbers(settings: msgspec.Struct, *names: str) -> None:
-    """Raises BrokerRefused `bad_setting` when one of them is negative or beyond all sense."""
+    """Raise BrokerRefused `bad_setting` when a number is negative or absurdly large."""
     for name in names:
         if not 0 <= getattr(settings, name) < 1 << 62:
             raise BrokerRefused("bad_setting", f"{name} is a number of at least 0")
 
 
 def check_level(level: str) -> None:
-    """Raises BrokerRefused `bad_setting` when it is no level that can be a default."""
+    """Raise BrokerRefused `bad_setting` when the level cannot be a default."""
     if level not in LEVELS:
         raise BrokerRefused("bad_setting", f"level is one of {', '.join(LEVELS)}")
 
 
-_S = TypeVar("_S", MailboxSettings, ServiceSettings, CursorSettings)
+_S = TypeVar("_S", StreamSettings, MailboxSettings, ServiceSettings, CursorSettings)
 
 
 def queue_settings(kind: type[_S], values: dict[str, Any], bytes_max: int, over: _S | None) -> _S:
-    """Settings as a client named them, over those that hold (None: the defaults).
+    """Put the settings that a client named over those that hold (None: over the defaults).
 
     Raises BrokerRefused `bad_setting`: unknown, of a wrong type, out of range, too much.
     """

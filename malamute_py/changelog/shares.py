@@ -1,10 +1,10 @@
-"""Shares: who has how many of what is bounded over all, and who is to lose the next one.
+"""Shares of a bounded number of entries: how many each owner has, and who loses the next one.
 
-Owns the accounting by owner. The rules: the owner that has the most loses its oldest, and among
-owners that have as many the one whose oldest is older; so each of n owners keeps at least an n-th
-of the bound, whatever the others do. Which one that is follows from the entries and their order
-alone: a start that adds them in order, and every replica, finds the same. Each call costs about
-the same however many there are.
+Owns the accounting by owner. The rules: when the bound is reached, the owner with the most entries
+loses its oldest entry, and among owners with equally many the one whose oldest entry is older. Each
+of n owners so keeps at least an n-th of the bound, whatever the others do. The choice follows from
+the entries and their order alone, so that a start that adds them in order, and every replica, makes
+the same choice. A call costs about the same however many entries there are.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from typing import Final, Generic, TypeVar
 K = TypeVar("K")
 
 _STALE_MAX: Final = 64
-"""Entries that hold no more of a heap or of the owners that moved, beside as many as hold."""
+"""Stale entries that a heap, or the set of moved owners, may have beside as many valid ones."""
 
 
 class _Equals:
-    """Owners that have equally many."""
+    """Owners that have equally many entries."""
 
     __slots__ = ("heap", "owners")
 
     def __init__(self) -> None:
         self.owners: dict[str, int] = {}
-        """Owner -> place of its oldest."""
+        """Owner -> place of its oldest entry."""
         self.heap: list[tuple[int, str]] = []
-        """Oldest entry of each owner, in order, and stale entries; not kept for a lone owner."""
+        """A heap of the oldest entry of each owner, stale ones included; not kept for a lone
+        owner."""
 
     def add(self, owner: str, oldest: int) -> None:
-        """An owner has so many now, or another oldest."""
+        """Note an owner that now has this number of entries, or another oldest entry."""
         owners, heap = self.owners, self.heap
         owners[owner] = oldest
         count = len(owners)
@@ -42,7 +43,7 @@ class _Equals:
             heappush(heap, (oldest, owner))
 
     def first(self) -> str:
-        """The owner whose oldest is the oldest of all."""
+        """Return the owner whose oldest entry is the oldest of all."""
         heap, owners = self.heap, self.owners
         if len(owners) == 1:
             return next(iter(owners))
@@ -52,31 +53,32 @@ class _Equals:
 
 
 class Shares(Generic[K]):
-    """Entries by owner, each owner's in order."""
+    """Entries by owner, each owner's entries in order."""
 
     __slots__ = ("_equals", "_most", "_moved", "_next", "_owners", "_ranked", "total")
 
     def __init__(self) -> None:
         self._owners: dict[str, OrderedDict[K, int]] = {}
-        """Owner -> entry -> its place among all."""
+        """Owner -> entry -> its place among the entries of all owners."""
         self._moved: dict[str, None] = {}
-        """Owners that have another count than that by which they are ranked, or none yet: adding
-        an entry costs no more than noting its owner here, until it is asked whose is to go."""
+        """Owners whose count differs from the one by which they are ranked, or that are not ranked
+        yet. Adding an entry only notes its owner here; ranking waits until a caller asks which
+        entry is to go."""
         self._ranked: dict[str, int] = {}
-        """Owner -> the count by which it is found in `_equals`."""
+        """Owner -> the count under which `_equals` has it."""
         self._equals: dict[int, _Equals] = {}
-        """How many -> the owners that are ranked by so many."""
+        """Count -> the owners that are ranked with this count."""
         self._most = 0
-        """The greatest count by which an owner is ranked."""
+        """The greatest count with which an owner is ranked."""
         self._next = 0
         self.total = 0
 
     def count(self, owner: str) -> int:
-        """How many an owner has."""
+        """Return how many entries an owner has."""
         return len(self._owners.get(owner, ()))
 
     def add(self, owner: str, entry: K) -> None:
-        """The newest of all; one that is there already stays where it is."""
+        """Add an entry as the newest of all; an entry that is there already stays where it is."""
         mine = self._owners.get(owner)
         if mine is None:
             mine = self._owners[owner] = OrderedDict()
@@ -88,7 +90,7 @@ class Shares(Generic[K]):
         self._moved[owner] = None
 
     def turn(self, owner: str, entry: K) -> K:
-        """Add one that is not there, and return the one that goes for it, which has gone."""
+        """Add an entry that is not there yet; remove and return the one that makes room for it."""
         if self._moved:
             self._rank()
         mine = self._owners.get(owner)
@@ -97,7 +99,8 @@ class Shares(Generic[K]):
             loser, out = self.next_out()
             self.drop(loser, out)
             return out
-        # It has the most already, as a lone busy owner always has: no count changes.
+        # The owner that has the most takes the place of its own oldest entry: no count changes. A
+        # lone busy owner always does this.
         mine[entry] = self._next
         self._next += 1
         out, _ = mine.popitem(last=False)
@@ -105,7 +108,7 @@ class Shares(Generic[K]):
         return out
 
     def drop(self, owner: str, entry: K) -> None:
-        """Forget an entry."""
+        """Remove an entry."""
         mine = self._owners.get(owner)
         if mine is None or mine.pop(entry, None) is None:
             return
@@ -114,7 +117,7 @@ class Shares(Generic[K]):
         if not mine:
             del self._owners[owner]
             if len(self._moved) > 2 * len(self._owners) + _STALE_MAX:
-                # Owners come and go, and it is never asked whose entry is to go.
+                # Owners come and go without a call that ranks them.
                 self._rank()
 
     def renew(self, owner: str, entry: K) -> None:
@@ -123,23 +126,23 @@ class Shares(Generic[K]):
         self.add(owner, entry)
 
     def next_out(self) -> tuple[str, K]:
-        """Owner and entry that are to go next; there must be one."""
+        """Return owner and entry that are to go next; there must be an entry."""
         if self._moved:
             self._rank()
         owner = self._equals[self._most].first()
         return owner, next(iter(self._owners[owner]))
 
     def oldest(self, owner: str, count: int) -> list[K]:
-        """So many of an owner's, the oldest first."""
+        """Return up to so many of an owner's entries, the oldest first."""
         return [entry for entry, _ in zip(self._owners.get(owner, ()), range(count), strict=False)]
 
     @property
     def fair(self) -> int:
-        """What each owner may have when all have equally many."""
+        """Return how many entries each owner may have when all have equally many."""
         return self.total // max(1, len(self._owners))
 
     def _rank(self) -> None:
-        """Rank each owner that has moved by what it has now."""
+        """Rank each owner that has moved by its present count."""
         ranked, equals_of = self._ranked, self._equals
         for owner in self._moved:
             before = ranked.pop(owner, 0)

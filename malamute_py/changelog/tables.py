@@ -1,10 +1,10 @@
-"""What the change log makes: the tables, and the one function that applies a record to them.
+"""The tables that the change log makes, and the one function that applies a record to them.
 
-Owns the rows and `apply`. The rules: it sees no clock, no randomness and no link, so every replay
-and every replica reaches the same tables; it is asked of a record once, in the order of the log;
-what it does not find it leaves alone. `Tables` (streams, producers) are small and ride at each
-segment's start; `Queues` have a checkpoint of their own, whose maps may load a row when it is asked
-for. Source: docs/design.md (Journal; Queues and the checkpoint).
+Owns the rows and `apply`. The rules: `apply` sees no clock, no randomness and no link, so every
+replay and every replica reaches the same tables; each record is applied once, in the order of the
+log; a record about something that is not there changes nothing. `Tables` (streams, producers) are
+small and are written at each segment's start; `Queues` have a checkpoint of their own, whose maps
+may load a row when it is asked for. Source: docs/design.md (Journal; Queues and the checkpoint).
 """
 
 from __future__ import annotations
@@ -56,20 +56,21 @@ from malamute_py.changelog.settings import (
 from malamute_py.changelog.shares import Shares
 
 WITHDRAWN: Final = "withdrawn"
-"""Why work comes back that its worker, ending its offer in order, had not begun."""
+"""Reason of requests that come back because their worker ended its offer before it began them."""
 RELEASED: Final = "released"
-"""Why work comes back whose worker stopped before it came to an end."""
+"""Reason of requests that come back because their worker stopped before it finished them."""
 KEYS_MAX: Final = 100_000
-"""Keys that are remembered; beyond it the identity that has most loses its oldest."""
+"""Keys that are remembered in all; beyond it the identity that has most loses its oldest."""
 ANONYMOUS: Final = "~"
-"""Owner of all keys of senders without an identity, whose names begin so: they have one share."""
+"""Owner of the keys of all senders without an identity, whose names begin with this; they share one
+share."""
 
 
 # --- the rows ----------------------------------------------------------------------------
 
 
 class StreamRow(msgspec.Struct):
-    """What is durably known of one stream."""
+    """The durable facts of one stream."""
 
     number: int
     name: str
@@ -81,7 +82,7 @@ class StreamRow(msgspec.Struct):
 
 
 class ProducerRow(msgspec.Struct):
-    """What is durably known of one producer."""
+    """The durable facts of one producer."""
 
     id: int
     identity: str
@@ -89,18 +90,18 @@ class ProducerRow(msgspec.Struct):
 
 
 class Tables(msgspec.Struct):
-    """Streams and producers."""
+    """The tables of streams and producers."""
 
     streams: dict[int, StreamRow] = {}
     producers: dict[int, ProducerRow] = {}
-    """In the order of their opening."""
+    """Producers in the order of their opening."""
     next_number: int = 1
-    """The next stream's number; 0 is the change log itself."""
+    """Number of the next stream; 0 is the change log itself."""
     names: dict[str, int] = {}
 
 
 class MailboxRow(msgspec.Struct):
-    """One mailbox."""
+    """The durable facts of one mailbox."""
 
     number: int
     name: str
@@ -110,7 +111,7 @@ class MailboxRow(msgspec.Struct):
 
 
 class ServiceRow(msgspec.Struct):
-    """One service queue."""
+    """The durable facts of one service queue."""
 
     number: int
     name: str
@@ -120,25 +121,26 @@ class ServiceRow(msgspec.Struct):
 
 
 class Rare(msgspec.Struct, gc=False):
-    """What few messages have."""
+    """Facts that only few messages have, apart from MessageRow to keep that small."""
 
     expiries: list[int] = []
     about: list[Run] = []
     last: bool = False
     why: list[tuple[bytes, str]] = []
-    """Dead letters and notices: (rows as a bitmap, why), the newest last."""
+    """Dead letters and notices only: (rows as a bitmap, why), the newest last."""
     request: RequestPut | None = None
-    """Dead letters: what it was."""
+    """Dead letters only: the request that the message was."""
     again: list[tuple[int, bytes]] = []
-    """(time, rows as a bitmap): given back apart from the others, and not before it."""
+    """(time, rows as a bitmap) of rows that were given back apart from the others, not to be handed
+    out before the time."""
     tries: list[tuple[int, bytes]] = []
-    """(how often, rows as a bitmap): given back so often apart from the others."""
+    """(attempts, rows as a bitmap) of rows that were given back apart from the others."""
     asked_by: str = ""
-    """Replies and notices: who sent the request."""
+    """Replies and notices only: the sender of the request."""
 
 
 class MessageRow(msgspec.Struct, gc=False):
-    """What one put left in a mailbox; the bodies lie in the mail stream at its number."""
+    """The messages that one put left in a mailbox; the mail stream has their bodies."""
 
     base: int
     count: int
@@ -146,20 +148,20 @@ class MessageRow(msgspec.Struct, gc=False):
     sender: str
     at_ms: int
     left: int
-    """Rows that have not left, as a bitmap."""
+    """Bitmap of the rows that have not left the mailbox."""
     priority: int = 0
     not_before_ms: int = 0
-    """0: at once."""
+    """Time before which the rows are not handed out; 0: at once."""
     expires_at_ms: int = 0
     attempts: int = 0
-    """Given back by a recipient so often."""
+    """How often a recipient gave the rows back."""
     rare: Rare | None = None
     pause_ms: int = 0
     """The longest pause that a recipient asked for."""
 
     @property
     def weighs_on(self) -> str:
-        """Whose share of mail it takes: its sender's; a reply or a notice takes its requester's."""
+        """Return whose share of mail it takes: the sender's, or the requester's (reply, notice)."""
         rare = self.rare
         return self.sender if rare is None else rare.asked_by or self.sender
 
@@ -172,27 +174,27 @@ class Hold(msgspec.Struct, gc=False):
     at_ms: int
     lease_ms: int
     received: int = 0
-    """Rows among them that the worker said to have received."""
+    """Bitmap of the rows that the worker confirmed to have received."""
 
 
 class RequestRow(msgspec.Struct, gc=False):
-    """What is left of one put into a service queue."""
+    """The requests that one put left in a service queue."""
 
     put: RequestPut
     left: int
-    """Rows that have not left: waiting or held, as a bitmap."""
+    """Bitmap of the rows that have not left: waiting, or held by a worker."""
     waiting: int
     holds: list[Hold] = []
     attempts: dict[int, int] = {}
-    """How often -> rows that were handed out so often; none for those that never were."""
+    """Attempts -> bitmap of the rows with so many; rows that were never handed out are in none."""
     delayed: dict[int, int] = {}
-    """Time -> rows that wait, and not before it."""
+    """Time -> bitmap of the waiting rows that are not handed out before it."""
     pause_ms: int = 0
-    """The longest pause that was noted for any of the rows."""
+    """The longest pause that was recorded for any of the rows."""
 
 
 class CursorRow(msgspec.Struct):
-    """One cursor."""
+    """The durable facts of one cursor."""
 
     stream: int
     name: str
@@ -205,7 +207,7 @@ class CursorRow(msgspec.Struct):
 
 
 class GroupRow(msgspec.Struct):
-    """One group: everything before `next` is done, and what lies in `done`."""
+    """The durable facts of one group: the records before `next`, and those in `done`, are done."""
 
     stream: int
     name: str
@@ -213,17 +215,17 @@ class GroupRow(msgspec.Struct):
     pattern: bytes
     next: int
     done: list[Range] = []
-    """Behind `next`: ascending, apart from one another."""
+    """Ranges of offsets after `next`: ascending, with a gap between each two."""
     moved_ms: int = 0
     by: str = ""
     epoch: int = 0
     """Epoch of the log in which these were positions of the stream; 0: not known."""
     durable: bool = False
-    """Its members get only records that no power loss can take back."""
+    """True: members of the group get only records that no power loss can take back."""
 
 
 class KeyRow(msgspec.Struct, gc=False):
-    """Where a batch of this key went; base -1: it was a step."""
+    """The place of a batch that was published under a key; base -1: the key was a step's."""
 
     base: int
     count: int
@@ -231,16 +233,16 @@ class KeyRow(msgspec.Struct, gc=False):
 
 
 Key: TypeAlias = tuple[str, bytes]
-"""(sender, key) of a batch or a step."""
+"""Sender and key of a batch or a step."""
 
 
 class Remembering(MutableMapping[Key, KeyRow]):
-    """Keys of senders, each of whom has a share: what is alike in memory and in a table."""
+    """Keys of senders, each of whom has a share: the common part of memory and a table."""
 
     _shares: Shares[Key] | None = None
 
     def remember(self, key: Key, row: KeyRow, most: int) -> None:
-        """Remember a key; when there are `most`, the oldest one of an owner is forgotten."""
+        """Remember a key; when there are `most`, one owner's oldest key is forgotten."""
         shares = self._shares
         if shares is None:
             shares = self._shares = Shares()
@@ -255,30 +257,31 @@ class Remembering(MutableMapping[Key, KeyRow]):
 
 
 def owner_of(key: Key) -> str:
-    """Whose share a key is of."""
+    """Return the owner in whose share a key counts."""
     sender = key[0]
     return ANONYMOUS if sender.startswith(ANONYMOUS) else sender
 
 
 class Keys(OrderedDict[Key, KeyRow], Remembering):
-    """Keys in memory; an OrderedDict, as a dict walks past all entries that were deleted."""
+    """Keys in memory. An OrderedDict, as a dict walks past all entries that were deleted."""
 
 
 class Queues(msgspec.Struct):
-    """Mailboxes, services, cursors, groups, and the keys that were taken."""
+    """Tables of mailboxes, services, cursors and groups, and of the keys that were taken."""
 
     mailboxes: MutableMapping[int, MailboxRow] = {}
     services: MutableMapping[int, ServiceRow] = {}
     messages: MutableMapping[tuple[int, int], MessageRow] = {}
-    """(mailbox, number of its first) -> what a put left there, in the order of the log."""
+    """(mailbox, number of the first message) -> messages that a put left there, in the order of the
+    log."""
     requests: MutableMapping[int, RequestRow] = {}
-    """Number of its first -> what is left of a put, in the order of the log."""
+    """Number of the first request -> requests that a put left, in the order of the log."""
     cursors: MutableMapping[tuple[int, str], CursorRow] = {}
     groups: MutableMapping[tuple[int, str], GroupRow] = {}
     keys: Remembering = msgspec.field(default_factory=Keys)
-    """(sender, key) -> where it went; the oldest first."""
+    """(sender, key) -> place of the batch; the oldest first."""
     next_number: int = 1
-    """The next mailbox's or service's number."""
+    """Number of the next mailbox or service."""
 
 
 # --- applying ------------------------------------------------------------------------------
@@ -302,12 +305,12 @@ TABLE_CHANGES: Final = (
 
 
 def mask_of(rows: bytes, left: int) -> int:
-    """The rows of a bitmap that are left; an empty one names them all."""
+    """Return the rows that a bitmap names among those left; an empty bitmap names all of them."""
     return int.from_bytes(rows, "little") & left if rows else left
 
 
 def rows_of(mask: int) -> bytes:
-    """A bitmap as records have it."""
+    """Return a bitmap in the form that records have."""
     return mask.to_bytes((mask.bit_length() + 7) // 8, "little")
 
 
@@ -337,7 +340,7 @@ def _stream_removed(tables: Tables, queues: Queues, change: StreamRemoved) -> No
 def _producer_opened(tables: Tables, queues: Queues, change: ProducerOpened) -> None:
     known = tables.producers.get(change.id)
     if change.fence:
-        # Two that are on their way at once get an epoch each.
+        # Two openings that are under way at once get an epoch each.
         if known is not None:
             known.epoch += 1
     elif known is None or known.epoch <= change.epoch:
@@ -415,7 +418,7 @@ def _mail_again(tables: Tables, queues: Queues, change: MailAgain) -> None:
 def _moved(
     kept: list[tuple[int, bytes]], mask: int, to: Callable[[int], int]
 ) -> list[tuple[int, bytes]]:
-    """Rows by a number, those of a mask moved to another; what is in none counts as 0."""
+    """Move the rows of `mask` among rows by a number; rows without an entry have number 0."""
     found: dict[int, int] = {}
     rest = mask
     for number, rows in kept:
@@ -466,7 +469,7 @@ def _work_taken(tables: Tables, queues: Queues, change: WorkTaken) -> None:
 
 
 def _count(row: RequestRow, mask: int) -> None:
-    """One attempt more for these rows."""
+    """Count one attempt more for these rows."""
     if not row.attempts:
         row.attempts[1] = mask
         return
@@ -483,7 +486,7 @@ def _count(row: RequestRow, mask: int) -> None:
 
 
 def _uncount(row: RequestRow, mask: int) -> None:
-    """One attempt less for these rows, each of which has one."""
+    """Count one attempt less for these rows, each of which has at least one."""
     counted: dict[int, int] = {}
     for times, rows in row.attempts.items():
         for number, some in ((times, rows & ~mask), (times - 1, rows & mask)):
@@ -499,7 +502,7 @@ def _undelay(row: RequestRow, mask: int) -> None:
 
 
 def _release(row: RequestRow, mask: int) -> None:
-    """Take these rows out of their holders' hands."""
+    """Take these rows out of the hands of their holders."""
     kept: list[Hold] = []
     for hold in row.holds:
         hold.rows &= ~mask
@@ -519,7 +522,7 @@ def _work_received(tables: Tables, queues: Queues, change: WorkReceived) -> None
 
 
 def _received(row: RequestRow) -> int:
-    """Rows in hand whose holders said that they have them."""
+    """Return the rows in hand that their holders confirmed to have received."""
     rows = 0
     for hold in row.holds:
         rows |= hold.received
@@ -546,7 +549,7 @@ def _work_returned(tables: Tables, queues: Queues, change: WorkReturned) -> None
 
 
 def _leave(queues: Queues, base: int, rows: bytes) -> tuple[RequestRow, int] | None:
-    """Rows leave their service queue; returns what they left and which they were."""
+    """Remove rows from their service queue; returns the row of the table and the rows removed."""
     row = queues.requests.get(base)
     if row is None:
         return None
@@ -585,7 +588,7 @@ def _request_dead(tables: Tables, queues: Queues, change: RequestDead) -> None:
             _set_apart(row, rare)
         row.left |= mask
         if len(rare.why) >= put.count:
-            # Some died before, were put back and die again: the last time is what counts.
+            # Some of them died before, were put back and die again: the last time is what counts.
             rare.why = [
                 (rows_of(rest), why)
                 for rows, why in rare.why
@@ -596,7 +599,7 @@ def _request_dead(tables: Tables, queues: Queues, change: RequestDead) -> None:
 
 
 def _set_apart(row: MessageRow, rare: Rare) -> None:
-    """What was said of all of a put is said of those that lie there; more are about to come."""
+    """Move facts that held for all rows of a put to its present rows, before others join them."""
     left = row.left
     rare.again = _each(rare.again, left, row.not_before_ms, 0)
     rare.tries = _each(rare.tries, left, row.attempts, row.attempts)
@@ -606,7 +609,7 @@ def _set_apart(row: MessageRow, rare: Rare) -> None:
 def _each(
     kept: list[tuple[int, bytes]], left: int, others: int, more: int
 ) -> list[tuple[int, bytes]]:
-    """Rows by a number, each raised by `more`; the rest of what is left by `others`, if not 0."""
+    """Return rows by a number, each raised by `more`; rows without one get `others`, if not 0."""
     found = []
     for number, rows in kept:
         here = int.from_bytes(rows, "little") & left
@@ -675,10 +678,10 @@ def _group_done(tables: Tables, queues: Queues, change: GroupDone) -> None:
 
 
 def with_done(next: int, done: list[Range], ranges: Iterable[Range]) -> tuple[int, list[Range]]:
-    """`next` and what is done after it, once `ranges` are done too.
+    """Return `next`, and the ranges done after it, once `ranges` are done too.
 
-    done: ascending, with gaps between them. What is new is looked up among them: a group whose
-    members are many has a thousand, and each acknowledgement brings a few.
+    done: ascending, with gaps between them. New ranges are looked up among them: a group with many
+    members has a thousand, and each acknowledgement brings a few.
     """
     merged = done[:]
     for first, end in ranges:

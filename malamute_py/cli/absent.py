@@ -1,7 +1,7 @@
-"""What a person is told when a name is not there.
+"""Messages for a name that the broker does not have.
 
-Owns the words. The rule: the nearest name is offered, and otherwise how such a thing comes
-into being; a misspelt name never makes a new thing.
+Owns the words. The rule: the nearest name is offered, and otherwise how such a thing comes into
+being; a misspelt name never makes a new thing.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def absent(
     following: str,
     where: str = "",
 ) -> Facts:
-    """What ask() says of the thing of this name.
+    """Return the answer of ask() about the thing of this name.
 
-    kind: stream, mailbox, service, cursor or group. names: those that there are. following:
-    what to do when none is near. where: says of which stream.
-    Raises CommandFailed when there is none; BrokerRefused.
+    kind: stream, mailbox, service, cursor or group. names: those that there are. following: what to
+    do when none is near. where: says of which stream. Raises CommandFailed when there is none;
+    BrokerRefused.
     """
     try:
         return ask()

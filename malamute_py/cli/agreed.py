@@ -1,7 +1,7 @@
-"""A person's word for what cannot be undone.
+"""The question to a person before a command does what cannot be undone.
 
-Owns the question. The rule: the name is typed once more, or --yes stands on the line; without
-a person nothing is assumed.
+Owns the question. The rule: the name is typed once more, or --yes stands on the line; where no
+person can answer, nothing is assumed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def agreed(doing: str, name: str, *, yes: bool) -> None:
-    """Raise CommandFailed unless it was agreed to. doing: begins with a verb: purge desk (...)."""
+    """Raise CommandFailed unless the person agreed. doing: begins with a verb: purge desk (...)."""
     if yes:
         return
     if not sys.stdin.isatty():

@@ -1,7 +1,7 @@
 """The command's root: its options and its help.
 
-Owns what stands before a command. The rule: nothing is loaded here that `--help` does not
-need.
+Owns the options before a command. The rule: modules that `--help` does not need are not loaded
+here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _show_version(wanted: bool) -> None:
 
 
 def _context_names(incomplete: str) -> list[str]:
-    """Names of the person's contexts, for completion."""
+    """List names of the person's contexts, for completion."""
     from malamute_py.cli import complete
 
     return complete.context_names(incomplete)
@@ -77,7 +77,7 @@ def root(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Under which name to connect; web-{n}: the broker puts a free number there.",
+            help="Identity to connect with; in web-{n} the broker puts a free number.",
             callback=remember,
             expose_value=False,
         ),

@@ -1,8 +1,8 @@
 """`malamute request`: ask a service.
 
-Owns the words for what becomes of a request. The rule: the exit code says it: 0 answered, 1
-failed (why stands on standard error), 4 not answered in time; a request that nobody waits for
-any more is cancelled at the broker.
+Owns the words for the fate of a request. The rule: the exit code tells it: 0 answered, 1 failed
+(standard error says why), 4 not answered in time; a request for which no caller waits any more is
+cancelled at the broker.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from malamute_py.cli.commands import say
 from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.letters import MailWriter
 from malamute_py.cli.linking import linked
+from malamute_py.cli.parameters import BodiesOnly, Fields, Properties
 from malamute_py.cli.progress import Progress
 from malamute_py.cli.records import body_of, printable
 from malamute_py.cli.values import count_text, duration_ms, pairs
@@ -48,7 +49,7 @@ def request(
     ctx: typer.Context,
     service: Annotated[
         str,
-        typer.Argument(metavar="SERVICE", help="Whom to ask; made when new.",
+        typer.Argument(metavar="SERVICE", help="The service; made when new.",
                        autocompletion=complete.services),
     ],
     given: Annotated[
@@ -60,20 +61,14 @@ def request(
         list[str] | None,
         typer.Option(
             "--subject", "-s", metavar="SUBJECT",
-            help="What workers' patterns look at; again for further keys.",
+            help="Subject for workers' patterns; again for further keys.",
         ),
     ] = None,
-    field: Annotated[
-        list[str] | None,
-        typer.Option("--field", "-f", metavar="NAME=VALUE", help="A field (repeatable)."),
-    ] = None,
-    properties: Annotated[
-        list[str] | None,
-        typer.Option("--property", "-p", metavar="NAME=VALUE", help="A property (repeatable)."),
-    ] = None,
+    field: Fields = None,
+    properties: Properties = None,
     timeout: Annotated[
         str,
-        typer.Option(metavar="DURATION", help="How long it is of use; 0: for ever. Default 30s,"
+        typer.Option(metavar="DURATION", help="Timeout of the request; 0: none. Default 30s,"
                      " or 0 when only queued."),
     ] = "",
     stream: Annotated[
@@ -96,9 +91,7 @@ def request(
         bool,
         typer.Option("--need-workers", help="Fail at once when no worker offers the service."),
     ] = False,
-    bodies_only: Annotated[
-        bool, typer.Option("--bodies-only", help="Only bodies, on a terminal too.")
-    ] = False,
+    bodies_only: BodiesOnly = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON, a line each reply.")] = False,
 ) -> int:  # fmt: skip
     """Ask a service and print the reply."""
@@ -115,7 +108,7 @@ def request(
         "need_workers": need_workers,
     }
     body = inputs.whole() if given is None else given.encode("utf-8", "surrogateescape")
-    # A request may take long: it outlives a broker that is started anew.
+    # A request may take long: it outlives a restart of the broker.
     with linked(ctx, stays=not queued) as client:
         if key:
             inputs.tell_key(client)
@@ -167,7 +160,7 @@ def _submit(
 
 
 def _show_bodies(replies: list[Letter]) -> None:
-    """The one reply: its bytes as they are, or its lines for a person."""
+    """Print the one reply: its bytes as they are, or its lines for a person."""
     for reply in replies:
         body = body_of(reply)
         if output.on_terminal():
@@ -196,7 +189,7 @@ def _ask(
                 else iter([client.request(service, body, **options)])
             )  # fmt: skip
             for reply in replies:
-                if reply.why:  # it was completed, and nothing more is said
+                if reply.why:  # The request was completed without a further reply.
                     break
                 progress.stop()
                 show([reply])
@@ -223,7 +216,7 @@ def _failed(kind: str) -> str:
 
 
 def _late(client: SyncClient, service: str, typed: str, replies: int) -> str:
-    """Why there may have been no answer."""
+    """Return why there may have been no answer."""
     text = f"{service}: no answer within {typed}"
     if replies:
         return f"{service}: the last reply did not come within {typed}; {replies} came"
@@ -232,7 +225,7 @@ def _late(client: SyncClient, service: str, typed: str, replies: int) -> str:
     except BrokerRefused:
         return text
     if not facts.offers:
-        return f"{text}: nobody works for it; `malamute work {service} -- COMMAND` does"
+        return f"{text}: no worker offers it; `malamute work {service} -- COMMAND` does"
     if facts.waiting:
         workers = count_text(facts.offers, "worker")
         return f"{text}: {count_text(facts.waiting, 'request')} waiting for {workers}"

@@ -1,8 +1,8 @@
 """`malamute broker`: run a broker in the foreground.
 
 Owns its options and the words for the person who starts it on a terminal. The rule: options
-override variables, which override the file; in a pipe there are JSON log lines and nothing
-else. Source: config.py; deploy/malamute.toml.
+override variables, which override the file; in a pipe there are JSON log lines and no other text.
+Source: config.py; deploy/malamute.toml.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def broker(
         list[str] | None,
         typer.Option(
             metavar="ENDPOINT",
-            help="Where to listen (repeatable): tcp://HOST:PORT, port 0 for any; ipc:///PATH.",
+            help="Endpoint to listen on (repeatable): tcp://HOST:PORT, port 0 for any; ipc:///PATH.",
         ),
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where the journal is kept; default malamute-data."),
+        typer.Option(metavar="DIR", help="Directory of the data; default malamute-data."),
     ] = None,
     memory: Annotated[
         bool, typer.Option("--memory", help="Keep everything in memory; gone at the end.")
@@ -103,7 +103,7 @@ def broker(
 
 
 def _stop_on_signals(server: Server) -> None:
-    """A signal during a long start ends in order too, once all is open; a second one at once.
+    """Have a signal during a long start end in order, once all is open; a second one at once.
 
     run() has its own handlers while it serves.
     """
@@ -146,7 +146,7 @@ class _Greeting:
         self.critical = log.critical
 
     def info(self, event: str, **facts: Any) -> None:
-        """Say what matters to a person; everything else goes to the log."""
+        """Print what matters to a person; every other line goes to the log."""
         if event == "listening":
             _greet(facts)
         elif event == "stopped":

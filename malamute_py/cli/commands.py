@@ -1,9 +1,9 @@
 """The root of the command line: which commands there are, and how they end.
 
-Owns the group class that every command hangs from. The rules: a command's module is loaded
-when it is called and not before, so that help is quick; --endpoint, --context and
---connect-timeout may stand before or after the command; every expected failure leaves as
-one line on standard error and an exit code; a closed pipe is quiet.
+Owns the group class that every command belongs to. The rules: a command's module is loaded when it
+is called and not before, so that help is quick; --endpoint, --context and --connect-timeout may
+stand before or after the command; every expected failure leaves as one line on standard error and
+an exit code; a closed pipe is quiet.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Entry(NamedTuple):
     """A command that is loaded when it is called."""
 
     home: str
-    """Module in this package and name in it, of a function or a group."""
+    """The command's module in this package, and the name of a function or group in it."""
     help: str
     at_a_broker: bool = True
-    """Whether it talks to a broker, and so takes the options that say to which."""
+    """True: the command talks to a broker, and so takes the options that say to which."""
     hidden: bool = False
 
 
@@ -70,11 +70,11 @@ COMMANDS: Final[dict[str, Entry]] = {
 }
 
 _SHARED: Final = frozenset({"endpoint", "context_name", "identity", "connect_timeout"})
-"""Options of the root that a command at a broker also takes."""
+"""Options of the root that a command which talks to a broker also takes."""
 
 
 def group(name: str) -> typer.Typer:
-    """The group of commands of this name; plain help, as the root's."""
+    """Return the group of commands of this name, with plain help as the root's."""
     return typer.Typer(
         help=COMMANDS[name].help,
         no_args_is_help=True,
@@ -89,7 +89,7 @@ class Commands(TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self._loaded: dict[str, Any] = {}
-        # The base class only wants the names: for the list, and for "did you mean".
+        # The base class wants only the names: for the list, and for "did you mean".
         self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -113,7 +113,7 @@ class Commands(TyperGroup):
             formatter.write_dl(rows)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; whoever read our output and went away has seen enough."""
+        """Run the command; a reader that closed its end of the pipe has seen enough."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -140,7 +140,7 @@ class Commands(TyperGroup):
                 **extra,
             )
             sys.stdout.flush()
-        except BrokenPipeError:  # at the last flush
+        except BrokenPipeError:  # Writing failed at the last flush.
             _drop_output()
             sys.exit(failures.OK)
         except typer.Abort:
@@ -151,7 +151,7 @@ class Commands(TyperGroup):
             if explained is None:
                 raise
             text, code = explained
-            if text.startswith("Usage:"):  # a group without a command: its help, as it is
+            if text.startswith("Usage:"):  # A group without a command prints its help.
                 print(text, file=sys.stderr)
             else:
                 say(f"error: {text}")
@@ -184,13 +184,13 @@ def _leaves(command: Any) -> Iterator[Any]:
 
 
 def say(text: str) -> None:
-    """One line on standard error, whoever reads it."""
+    """Write one line to standard error, whether or not it is read."""
     with contextlib.suppress(OSError, ValueError):
         print(" ".join(text.split()), file=sys.stderr, flush=True)
 
 
 def _drop_output() -> None:
-    """What is still buffered goes nowhere, and the interpreter's last flush succeeds."""
+    """Discard what is still buffered, so that the interpreter's last flush succeeds."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

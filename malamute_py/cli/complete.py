@@ -1,7 +1,7 @@
 """Completion of names in the shell.
 
-Owns the words offered for what the broker has, and for contexts. The rule: it answers at
-once or not at all: whatever goes wrong, nothing is offered and nothing is said.
+Owns the words offered for the broker's names, and for contexts. The rule: it answers at once or not
+at all: when anything goes wrong, it offers and prints nothing.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _OFFERED_MAX: Final = 200
 def _asked(
     ctx: typer.Context, incomplete: str, ask: Callable[[SyncClient], list[str]]
 ) -> list[str]:
-    """Names of the chosen broker that begin so."""
+    """List names of the chosen broker that begin with the word so far."""
     try:
         from malamute_py.client.sync.client import connect_sync
 
-        # A word that is being completed is no place for lines about links.
+        # Lines about links would spoil the word that is being completed.
         logging.getLogger("malamute.client").setLevel(logging.CRITICAL)
         context = contexts.chosen(options(ctx))
         if context.authentication == "plain" and not (
             context.password_env or context.password_file
         ):
-            return []  # it would ask for the password in the middle of a word
+            return []  # The credential would ask for the password in the middle of a word.
         with connect_sync(
             context.endpoints, wait=False, timeout_ms=_WAIT_MS, credential=context.credential()
         ) as client:
@@ -46,28 +46,28 @@ def _asked(
 
 
 def streams(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of streams."""
+    """List names of streams."""
     return _asked(
         ctx, incomplete, lambda client: [each.name for each in client.list_streams(incomplete)]
     )
 
 
 def mailboxes(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of mailboxes."""
+    """List names of mailboxes."""
     return _asked(
         ctx, incomplete, lambda client: [each.name for each in client.list_mailboxes(incomplete)]
     )
 
 
 def services(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of services."""
+    """List names of services."""
     return _asked(
         ctx, incomplete, lambda client: [each.name for each in client.list_services(incomplete)]
     )
 
 
 def cursors(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of cursors of the stream before it."""
+    """List names of cursors of the stream named before."""
     stream = ctx.params.get("stream") or ""
     return _asked(
         ctx, incomplete,
@@ -76,7 +76,7 @@ def cursors(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def groups(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of groups of the stream before it."""
+    """List names of groups of the stream named before."""
     stream = ctx.params.get("stream") or ""
     return _asked(
         ctx,
@@ -86,14 +86,14 @@ def groups(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def links(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Numbers of links."""
+    """List numbers of links."""
     return _asked(
         ctx, incomplete, lambda client: [str(each.link) for each in client.list_links(1000)]
     )
 
 
 def context_names(incomplete: str) -> list[str]:
-    """Names of the person's contexts."""
+    """List names of the person's contexts."""
     try:
         return [name for name in contexts.Contexts.load().contexts if name.startswith(incomplete)]
     except Exception:  # noqa: BLE001 - as above

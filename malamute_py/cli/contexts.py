@@ -1,10 +1,10 @@
 """Contexts: brokers by name, and which one a command talks to.
 
-Owns the file of contexts and the order of precedence: --endpoint, --context,
-MALAMUTE_ENDPOINT, MALAMUTE_CONTEXT, the context in use, this machine. The rules: no
-password is ever written here or taken from the command line, only where to find it; an
-endpoint named by itself gets no credential of a context. The variables are the client's
-and are no keys of the broker's configuration. Source: XDG base directory specification.
+Owns the file of contexts and the order of precedence: --endpoint, --context, MALAMUTE_ENDPOINT,
+MALAMUTE_CONTEXT, the context in use, this machine. The rules: no password is ever written here or
+taken from the command line, only where to find it; an endpoint that is given on the line or in the
+variable gets no credential of a context. The variables are the client's and are no keys of the
+broker's configuration. Source: XDG base directory specification.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ KEY_CHARACTERS: Final = 40
 
 @dataclass(frozen=True)
 class Context:
-    """How to reach one broker."""
+    """The way to reach one broker."""
 
     endpoint: str = DEFAULT_ENDPOINT
-    """One, or several with commas: tried in turn."""
+    """One endpoint, or several with commas, which are tried in turn."""
     user: str = ""
     password_env: str = ""
     """Name of the variable that holds the password."""
     password_file: str = ""
     server_key: str = ""
-    """CURVE: the broker's public key."""
+    """CURVE only: the broker's public key."""
     secret_key_file: str = ""
-    """CURVE: a file with this client's secret key."""
+    """CURVE only: a file with this client's secret key."""
     description: str = ""
     identity: str = ""
-    """Under which name to connect; with `{n}`, the broker puts a free number there."""
+    """Identity to connect with; the broker puts a free number in place of `{n}`."""
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """Each by itself. Raises CommandFailed."""
+        """Return the endpoints one by one. Raises CommandFailed."""
         found = tuple(part.strip() for part in self.endpoint.split(",") if part.strip())
         for each in found:
             if "://" not in each:
@@ -62,11 +62,11 @@ class Context:
 
     @property
     def authentication(self) -> str:
-        """Which credential it uses, in a word."""
+        """Return the kind of credential, in a word."""
         return "curve" if self.server_key else "plain" if self.user else "none"
 
     def credential(self) -> Credential:
-        """Read or ask for what the broker wants. Raises CommandFailed."""
+        """Read the credential that the broker wants, or ask for it. Raises CommandFailed."""
         if self.server_key:
             return self._curve()
         if not self.user:
@@ -120,14 +120,14 @@ def _read_secret(path: str) -> str:
 
 @dataclass
 class Contexts:
-    """All of the person's contexts."""
+    """All contexts of the person."""
 
     current: str = ""
     contexts: dict[str, Context] = field(default_factory=dict)
 
     @classmethod
     def load(cls) -> Contexts:
-        """Read the file; none at all is fine. Raises CommandFailed."""
+        """Read the file; a missing file is fine. Raises CommandFailed."""
         path = file()
         try:
             table = json.loads(path.read_text())
@@ -165,7 +165,7 @@ class Contexts:
         beside.replace(path)
 
     def get(self, name: str) -> Context:
-        """One context. Raises CommandFailed, with the nearest name."""
+        """Return one context. Raises CommandFailed, with the nearest name."""
         found = self.contexts.get(name)
         if found is None:
             import difflib
@@ -177,13 +177,13 @@ class Contexts:
 
 
 def file() -> Path:
-    """Where contexts are kept."""
+    """Return the path of the file of contexts."""
     home = os.environ.get("XDG_CONFIG_HOME")
     return (Path(home) if home else Path.home() / ".config") / "malamute" / "contexts.json"
 
 
 def chosen(options: dict[str, Any]) -> Context:
-    """The broker that a command talks to. options: `endpoint` and `context_name`, if given.
+    """Return the broker to talk to. options: `endpoint` and `context_name`, if given.
 
     Raises CommandFailed.
     """

@@ -1,7 +1,7 @@
 """`malamute cursor ...`: list, show, move, reset, edit, remove.
 
-Owns the words for places that the broker keeps for readers. The rule: a move goes forward
-only, as a reader's does; going back has a name of its own. Source: SPEC.md, section 4.8.
+Owns the words for positions that the broker keeps for readers. The rule: a move goes forward only,
+as a reader's does; going back is a command of its own. Source: SPEC.md, section 4.8.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from malamute_py.cli.letters import sender_text
 from malamute_py.cli.linking import linked
 from malamute_py.cli.mailboxes import age, beside, since
 from malamute_py.cli.output import Cell, Column
+from malamute_py.cli.parameters import OfStream, PrefixOption
 from malamute_py.cli.settings import Description, Settings, shown, wanted
 from malamute_py.cli.subscribe import known as known_stream
 from malamute_py.cli.subscribe import start_point
@@ -40,9 +41,9 @@ Name = Annotated[
 
 
 def known(client: SyncClient, stream: str, cursor: str, following: str = "") -> CursorFacts:
-    """Facts about a cursor. Raises CommandFailed, with the nearest name, when there is none.
+    """Return facts about a cursor. Raises CommandFailed, with the nearest name, without one.
 
-    following: what makes it here, when that is not reading with it.
+    following: how it comes into being, when that is not by reading with it.
     """
     known_stream(client, stream)
     return absent(
@@ -63,14 +64,8 @@ records that it has not read (yes, no), and how many bytes these are. --json nam
 )
 def ls(
     ctx: typer.Context,
-    stream: Annotated[
-        str,
-        typer.Argument(metavar="STREAM", help="Only of this stream.", show_default=False,
-                       autocompletion=complete.streams),
-    ] = "",
-    prefix: Annotated[
-        str, typer.Option(metavar="PREFIX", help="Only names that begin like this.")
-    ] = "",
+    stream: OfStream = "",
+    prefix: PrefixOption = "",
     as_json: output.Json = False,
 ) -> None:  # fmt: skip
     """List the cursors."""
@@ -151,7 +146,9 @@ def move(
     ],
     since_offset: Annotated[
         int | None,
-        typer.Option("--since", metavar="OFFSET", min=0, help="Only if it stands there until now."),
+        typer.Option(
+            "--since", metavar="OFFSET", min=0, help="Only if the cursor stands there now."
+        ),
     ] = None,
     as_json: output.Json = False,
 ) -> None:
@@ -190,7 +187,7 @@ def reset(
     ],
     as_json: output.Json = False,
 ) -> None:
-    """Have a cursor stand elsewhere, forward or back."""
+    """Move a cursor elsewhere, forward or back."""
     start = start_point(point)
     if point.strip().lower() == "last":
         raise CommandFailed("a cursor stands at one place: earliest, latest, OFFSET or TIME", USAGE)
@@ -234,11 +231,11 @@ def edit(
         bool, typer.Option("--create", help="Make the cursor when there is none.")
     ] = False,
     start: Annotated[
-        str, typer.Option(metavar="POINT", help="Where a new one stands.")
+        str, typer.Option(metavar="POINT", help="Position of a new cursor.")
     ] = "earliest",
     as_json: output.Json = False,
 ) -> None:
-    """Change settings of a cursor, or make one; those not named stay."""
+    """Change settings of a cursor, or make one; settings that are not named stay."""
     asked = wanted(settings, pin=pin, pin_bytes_max=pin_bytes, description=description)
     if not asked and not create:
         raise CommandFailed("nothing to change; name a setting, such as --pin", USAGE)

@@ -1,7 +1,7 @@
-"""How a command ends: exit codes, and errors as one line.
+"""Ends of a command: exit codes, and errors as one line.
 
-Owns the meaning of each exit code and the words for every failure that is expected. The
-rule: a line says what happened, to what, and what to do next; only a bug shows a traceback.
+Owns the meaning of each exit code and the words for every failure that is expected. The rule: a
+line says what happened, to what, and what to do next; only a bug shows a traceback.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from malamute_py.extras import missing
 
 OK: Final = 0
 FAILED: Final = 1
-"""The broker refused, or something is damaged or missing."""
+"""Exit code: the broker refused, or something is damaged or missing."""
 USAGE: Final = 2
-"""The command line, a setting or a pattern is wrong."""
+"""Exit code: the command line, a setting or a pattern is wrong."""
 UNREACHABLE: Final = 3
-"""No link to a broker, or it was lost."""
+"""Exit code: there was no link to a broker, or it was lost."""
 TIMED_OUT: Final = 4
 LOST: Final = 5
-"""The command did what it was asked for, and records were lost."""
+"""Exit code: the command did what it was asked for, and records were lost."""
 INTERRUPTED: Final = 130
 
 _NEXT: Final = {
@@ -52,7 +52,7 @@ _NEXT: Final = {
     "unknown_link": "`malamute client ls` lists them",
     "kicked": "the broker's operator ended this link",
 }
-"""What to do next, by the code of a refusal."""
+"""Code of a refusal -> what to do next."""
 
 _USAGE_CODES: Final = frozenset(
     {"bad_name", "bad_setting", "bad_pattern", "unknown_pattern_kind", "bad_start"}
@@ -69,7 +69,7 @@ class CommandFailed(typer.TyperException):
 
 
 def unreachable(endpoint: str, why: str) -> CommandFailed:
-    """No broker answers there."""
+    """Make the error for a broker that does not answer."""
     following = "start one with `malamute broker`, or name another with --endpoint or --context"
     if why.startswith("nothing answers"):
         return CommandFailed(f"no broker answers at {endpoint}; {following}", UNREACHABLE)
@@ -81,12 +81,12 @@ def unreachable(endpoint: str, why: str) -> CommandFailed:
 
 
 def _has_settings(ctx: Any) -> bool:
-    """Whether the command takes --set: max_messages=1 alone was then meant for it."""
+    """Whether the command takes --set, for which max_messages=1 alone was then meant."""
     return ctx is not None and any("--set" in each.opts for each in ctx.command.params)
 
 
 def explained(error: BaseException) -> tuple[str, int] | None:
-    """One line and the exit code for an expected failure; None for a bug."""
+    """Return one line and the exit code for an expected failure; None for a bug."""
     from malamute_py.cli import late
 
     if isinstance(error, typer.TyperException):

@@ -1,6 +1,6 @@
 """`malamute group ...`: list, show, remove.
 
-Owns the words for groups and for what each member has in hand. Source: SPEC.md, section 4.8.
+Owns the words for groups and for the records that each member holds. Source: SPEC.md, section 4.8.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from malamute_py.cli.letters import sender_text
 from malamute_py.cli.linking import linked
 from malamute_py.cli.mailboxes import age, beside, since
 from malamute_py.cli.output import Cell, Column
+from malamute_py.cli.parameters import OfStream, PrefixOption
 from malamute_py.cli.subscribe import known as known_stream
 from malamute_py.cli.values import count_text
 
@@ -35,7 +36,7 @@ Name = Annotated[
 
 
 def known(client: SyncClient, stream: str, group: str) -> GroupFacts:
-    """Facts about a group. Raises CommandFailed, with the nearest name, when there is none."""
+    """Return facts about a group. Raises CommandFailed, with the nearest name, without one."""
     known_stream(client, stream)
     return absent(
         lambda: client.group_info(stream, group),
@@ -55,14 +56,8 @@ time of its last move in milliseconds. --json names them.""",
 )
 def ls(
     ctx: typer.Context,
-    stream: Annotated[
-        str,
-        typer.Argument(metavar="STREAM", help="Only of this stream.", show_default=False,
-                       autocompletion=complete.streams),
-    ] = "",
-    prefix: Annotated[
-        str, typer.Option(metavar="PREFIX", help="Only names that begin like this.")
-    ] = "",
+    stream: OfStream = "",
+    prefix: PrefixOption = "",
     as_json: output.Json = False,
 ) -> None:  # fmt: skip
     """List the groups of consumers."""
@@ -117,7 +112,7 @@ when its oldest record in hand was delivered, both in milliseconds (0: none). --
 them.""",
 )
 def info(ctx: typer.Context, stream: Stream, group: Name, as_json: output.Json = False) -> None:
-    """Show one group: how far it is, and what members have in hand."""
+    """Show one group: how far it is, and what members hold."""
     with linked(ctx) as client:
         found = known(client, stream, group)
     members: list[dict[str, Any]] = [
@@ -166,20 +161,20 @@ def info(ctx: typer.Context, stream: Stream, group: Name, as_json: output.Json =
             for each in members
         ],
         as_json=False,
-        empty="nobody is a member now",
+        empty="the group has no members now",
         mark="member",
     )  # fmt: skip
 
 
 def _named(more: dict[str, Any]) -> dict[str, Any]:
-    """Facts beside, the visibility by its name."""
+    """Return the facts that have no column, with the visibility by its name."""
     if "visibility" not in more:
         return more
     return {**more, "visibility": "durable" if more["visibility"] else "live"}
 
 
 def pattern_text(pattern: list[Any]) -> str:
-    """A pattern as it is typed; one that cannot be typed as its list."""
+    """Return a pattern as it is typed; one that cannot be typed as its list."""
     match pattern:
         case [] | ["all"]:
             return "#"

@@ -40,8 +40,8 @@ def http(
     ] = 100,
 ) -> None:
     """Serve metrics and health of a broker over HTTP."""
-    from malamute_py.config import HttpSection
     from malamute_py.http.serving import serve
+    from malamute_py.sections import HttpSection
 
     context = chosen(options(ctx))
     section = HttpSection(bind=bind, token_file=token_file, labels_max=labels_max)

@@ -1,8 +1,8 @@
 """`malamute inbox`: read a mailbox.
 
-Owns the words for a reader of mail. The rule: a message is acknowledged when it has been
-printed and flushed, never before: whatever ends the command, what was not printed goes to
-the next reader.
+Owns the words for a reader of mail. The rule: a message is acknowledged when it has been printed
+and flushed, never before: however the command ends, messages that were not printed go to the next
+reader.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from malamute_py.cli.commands import say
 from malamute_py.cli.failures import INTERRUPTED, USAGE, CommandFailed
 from malamute_py.cli.letters import MailWriter
 from malamute_py.cli.linking import linked, uninterrupted
+from malamute_py.cli.parameters import BodiesOnly
 from malamute_py.cli.values import count_text, duration_ms
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ _CREDIT: Final = 1024
 _CREDIT_BYTES: Final = 8 << 20
 _LEFT_RECORDS: Final = 1 << 20
 _LEFT_BYTES: Final = 1 << 30
-"""With --no-ack: what is held is never given back before the end."""
+"""Credit in bytes with --no-ack, where messages are given back at the end only."""
 _LOOK_MS: Final = 200
 
 
@@ -46,7 +47,7 @@ def inbox(
     ctx: typer.Context,
     mailbox: Annotated[
         str | None,
-        typer.Argument(metavar="MAILBOX", help="Whose; default: your own.",
+        typer.Argument(metavar="MAILBOX", help="The mailbox; default: your own.",
                        autocompletion=complete.mailboxes),
     ] = None,
     count: Annotated[
@@ -67,9 +68,7 @@ def inbox(
     create: Annotated[
         bool, typer.Option("--create", help="Make the mailbox when there is none.")
     ] = False,
-    bodies_only: Annotated[
-        bool, typer.Option("--bodies-only", help="Only bodies, on a terminal too.")
-    ] = False,
+    bodies_only: BodiesOnly = False,
     with_fields: Annotated[
         bool, typer.Option("--fields", help="Fields too; in a pipe: subject, fields, body.")
     ] = False,
@@ -96,7 +95,8 @@ def inbox(
                 try:
                     _print(client, reader, printed, writer, count, until_empty, timeout_ms)
                 finally:
-                    # Also when our reader went away: what was printed is not to come again.
+                    # Also when our reader went away: messages that were printed are not to come
+                    # again.
                     printed.acknowledge()
         except KeyboardInterrupt:
             if output.on_terminal():
@@ -110,7 +110,7 @@ def inbox(
 
 
 def own(client: SyncClient) -> str:
-    """Name of the client's own mailbox. Raises CommandFailed when it has none."""
+    """Return the name of the client's own mailbox. Raises CommandFailed when it has none."""
     welcome = client.welcome
     if welcome is None or not welcome.identity:
         raise CommandFailed(
@@ -122,9 +122,9 @@ def own(client: SyncClient) -> str:
 
 
 def known(client: SyncClient, mailbox: str, following: str = "") -> Any:
-    """Facts about a mailbox. Raises CommandFailed, with the nearest name, when there is none.
+    """Return facts about a mailbox. Raises CommandFailed, with the nearest name, without one.
 
-    following: what makes it here, when that is not sending to it.
+    following: how it comes into being, when that is not by sending to it.
     """
     return absent(
         lambda: client.mailbox_info(mailbox),
@@ -159,11 +159,11 @@ class _Printed:
 
     @property
     def many(self) -> bool:
-        """The broker should be told now."""
+        """Whether the broker should be told now."""
         return self._count >= _CREDIT
 
     def acknowledge(self) -> None:
-        """Take them out of the mailbox."""
+        """Take the printed messages out of the mailbox."""
         ranges, self._ranges, self._count = sorted(self._ranges), [], 0
         if not ranges:
             return
@@ -208,7 +208,7 @@ def _print(
 
 
 def _next(reader: SyncInbox, single: bool, timeout_ms: int | None) -> Any:
-    """One message, or those that were sent together; None at the end. Raises Timeout."""
+    """Return a message, or those sent together with it; None at the end. Raises Timeout."""
     if single:
         mail = reader.next(timeout_ms)
         return None if mail is None else [mail]
@@ -216,13 +216,13 @@ def _next(reader: SyncInbox, single: bool, timeout_ms: int | None) -> Any:
 
 
 def _at_hand(client: SyncClient, reader: SyncInbox, name: str, single: bool) -> Any:
-    """The next as long as there is something to deliver; None: there is not."""
+    """Return the next messages as long as there are any; None: there are none."""
     while True:
         try:
             return _next(reader, single, 0)
         except Timeout:
             facts = client.mailbox_info(name)
-        # What was on its way to us came before that answer, on the same link.
+        # Messages on their way to us came before that answer, on the same link.
         try:
             return _next(reader, single, 0)
         except Timeout:

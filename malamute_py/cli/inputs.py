@@ -1,8 +1,7 @@
 """Input of commands that send: lines, files and JSON lines, a chunk at a time.
 
-Owns the reading. The rules: what has arrived is handed on at once; input is never held whole;
-a line that cannot be read stops the command by its number. Source: records.py has the names
-of the JSON form.
+Owns the reading. The rules: input is handed on as it arrives and never held whole; a line that
+cannot be read stops the command by its number. Source: records.py has the names of the JSON form.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ _IGNORED: Final = frozenset(
         "number", "sender", "attempts", "about", "last", "why", "priority", "held", "not_before",
     }
 )  # fmt: skip
-"""What `sub --json` and `inbox --json` print beside, and nobody can send."""
+"""Keys that `sub --json` and `inbox --json` print and that no sender can set."""
 _KNOWN: Final = (
     "body", "body_base64", "subject", "keys", "fields", "client_time", "expires", "properties",
 )  # fmt: skip
 
 
 class Defaults:
-    """What the options say of every record; times are read anew for each chunk."""
+    """Values that the options give to every record; times are read anew for each chunk."""
 
     def __init__(
         self,
@@ -55,17 +54,17 @@ class Defaults:
         self.codec = codec
         self._client_time = client_time
         self._expires = expires
-        self.times()  # what cannot be read is refused before anything is published
+        self.times()  # A value that cannot be read is refused before anything is published.
 
     def times(self) -> tuple[int | None, int | None]:
-        """Client time and expiry, as of now."""
+        """Return client time and expiry as of now."""
         return (
             time_ms(self._client_time) if self._client_time is not None else None,
             later_ms(self._expires) if self._expires is not None else None,
         )
 
     def options(self) -> dict[str, Any]:
-        """For publish_many, when all records are alike but for their bodies."""
+        """Return options for publish_many, when all records differ in their bodies only."""
         client_time, expires = self.times()
         found: dict[str, Any] = {
             "client_time_ms": client_time, "expires_at_ms": expires, "codec": self.codec,
@@ -102,7 +101,7 @@ def check_sources(
 
 
 def tell_key(client: SyncClient) -> None:
-    """Say so when a key is of little use: what has no identity is another sender each time."""
+    """Warn of a key that is of little use: without an identity each process is another sender."""
     if client.welcome is None or not client.welcome.identity:
         say(
             "--key: this client has no identity, so the next command is another sender to the"
@@ -111,7 +110,7 @@ def tell_key(client: SyncClient) -> None:
 
 
 def whole() -> bytes:
-    """All of standard input. Raises CommandFailed when that is too much."""
+    """Read all of standard input. Raises CommandFailed when that is too much."""
     if sys.stdin.isatty():
         say("type the body; end with Ctrl-D")
     body = sys.stdin.buffer.read(_LINE_BYTES_MAX + 1)
@@ -121,7 +120,7 @@ def whole() -> bytes:
 
 
 def _chunks(source: IO[bytes]) -> Iterator[list[bytes]]:
-    """Whole lines, as many as have arrived; waits only when there is none."""
+    """Yield whole lines, as many as have arrived; wait only when there is none."""
     read = getattr(source, "read1", source.read)
     rest: list[bytes] = []
     held = 0
@@ -143,7 +142,7 @@ def _chunks(source: IO[bytes]) -> Iterator[list[bytes]]:
 
 
 def lines(source: IO[bytes], defaults: Defaults) -> Iterator[Piece]:
-    """Each line a body, as many in a piece as have arrived."""
+    """Yield lines as bodies, as many in a piece as have arrived."""
     for bodies in _chunks(source):
         yield bodies, _alike(defaults, len(bodies))
 
@@ -155,7 +154,7 @@ def _alike(defaults: Defaults, count: int) -> dict[str, Any]:
 
 
 def files(paths: Sequence[str], defaults: Defaults, from_name: bool) -> Iterator[Piece]:
-    """Each file a body, and a piece. from_name: its name ends the subject."""
+    """Yield each file as a body, and a piece. from_name: its name ends the subject."""
     prefix = defaults.subject if isinstance(defaults.subject, str) else defaults.subject[0]
     for path in map(Path, paths):
         body = path.read_bytes()
@@ -170,7 +169,7 @@ def files(paths: Sequence[str], defaults: Defaults, from_name: bool) -> Iterator
 
 
 def objects(source: IO[bytes], defaults: Defaults) -> Iterator[Piece]:
-    """Each line a JSON object. Raises CommandFailed after what came before a bad line."""
+    """Yield each line as a JSON object. Raises CommandFailed after all lines before a bad one."""
     number = 0
     for lines in _chunks(source):
         client_time, expires = defaults.times()

@@ -165,7 +165,7 @@ def _stat(rings: tuple[RingStat, ...], names: dict[int, str], facts: dict[str, A
 
 
 def stream_names(directory: Path) -> dict[int, str]:
-    """Names by number, from the change log in ring main; what is damaged is left out."""
+    """Return names by number, from the change log in ring main; damaged records are left out."""
     import msgspec
 
     from malamute_protocol.errors import BatchError
@@ -269,7 +269,7 @@ def repair(
         Path, typer.Argument(metavar="NEW", help="The directory to be made.", show_default=False)
     ],
     as_json: Annotated[
-        bool, typer.Option("--json", help="What was lost, as JSON; the default in a pipe.")
+        bool, typer.Option("--json", help="Losses as JSON; the default in a pipe.")
     ] = False,
 ) -> int:
     """Make a sound copy of a damaged data directory.
@@ -501,7 +501,7 @@ def _dump_records(
 
     names = stream_names(directory)
     number = None if stream is None else _number(stream, names)
-    within = _Range(begin, end)
+    within = _FileRange(begin, end)
     faults = 0
     out = sys.stdout.buffer
     for ring in rings:
@@ -527,7 +527,7 @@ def _dump_records(
 
 
 def _batch(dumped: Dumped, number: int | None) -> Iterator[Batch]:
-    """The data batch, if it is one of the stream."""
+    """Decode the data batch, if it is one of the stream."""
     from malamute_protocol.batch import Batch
     from malamute_protocol.content import Content
 
@@ -536,16 +536,16 @@ def _batch(dumped: Dumped, number: int | None) -> Iterator[Batch]:
         yield Batch(stamp, Content(dumped.content))
 
 
-class _Range:
-    """From where to where, as typed; `now` is one moment for all records."""
+class _FileRange:
+    """A range as typed; `now` is one moment for all records."""
 
     def __init__(self, begin: str | None, end: str | None) -> None:
-        """Raises CommandFailed."""
+        """Parse both ends. Raises CommandFailed."""
         self._first_offset, self._first_ms = _limit(begin, -math.inf)
         self._end_offset, self._end_ms = _limit(end, math.inf)
 
     def has(self, offset: int, at_ms: int) -> bool:
-        """Whether a record lies in it."""
+        """Whether a record lies in the range."""
         return (
             self._first_offset <= offset < self._end_offset
             and self._first_ms <= at_ms < self._end_ms
@@ -553,7 +553,7 @@ class _Range:
 
 
 def _limit(text: str | None, none: float) -> tuple[float, float]:
-    """An offset and a time; the one that was not given is none."""
+    """Return an offset and a time; the one that was not given is `none`."""
     if text is None:
         return none, none
     return (int(text), none) if is_offset(text) else (none, time_ms(text))

@@ -1,7 +1,7 @@
 """Mail as text: columns for a person, bodies or JSON lines for programs.
 
-Owns what a message shows beside a record's parts: number, sender, how often it was handed
-out, and what it is about. Source: records.py.
+Owns what a message shows beside a record's parts: number, sender, attempts, and the request that it
+is about. Source: records.py.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from malamute_py.client.session.letters import Letter
 
 _ANONYMOUS_SHOWN: Final = 9
-"""Characters shown of a client without an identity: `~` and the first digits."""
+"""Characters that are shown of a client without an identity: `~` and the first digits."""
 
 
 class MailWriter(RecordWriter):
     """Writes messages in one form."""
 
     def write_all(self, messages: Iterable[Any]) -> None:
-        """Some messages, flushed together."""
+        """Write some messages, and flush once."""
         if self._plain and not self._escaped:
             bodies = [body_of(each) for each in messages]
             if bodies:
@@ -56,7 +56,7 @@ class MailWriter(RecordWriter):
 
 
 def sender_text(sender: str) -> str:
-    """A sender's name for a person: that of an anonymous one is cut."""
+    """Return a sender's name for a person: an anonymous sender's is cut."""
     if not sender:
         return "the broker"
     if sender.startswith("~"):
@@ -65,7 +65,7 @@ def sender_text(sender: str) -> str:
 
 
 def notes_of(mail: Letter | Peeked) -> list[str]:
-    """What a person has to know before the body."""
+    """List what a person has to know before the body."""
     notes = []
     if mail.attempts > 1:
         notes.append(f"handed out {mail.attempts} times")
@@ -81,7 +81,7 @@ def notes_of(mail: Letter | Peeked) -> list[str]:
 
 
 def mail_object(mail: Any) -> dict[str, Any]:
-    """A message as one JSON object; what it does not have is left out."""
+    """Return a message as one JSON object, without keys for what it does not have."""
     found: dict[str, Any] = {"number": mail.number, "sender": mail.sender}
     found.update(as_object(mail))
     del found["offset"]
@@ -99,7 +99,7 @@ def mail_object(mail: Any) -> dict[str, Any]:
 
 
 class Peeked:
-    """A message that was looked at where it lies, with the attributes of one that was read."""
+    """A message that was looked at in its mailbox, with the attributes of one that was read."""
 
     about = None
     last = False
@@ -124,11 +124,11 @@ class Peeked:
 
     @property
     def cut(self) -> bool:
-        """The broker did not show all of the body."""
+        """Whether the broker showed a part of the body only."""
         return len(self.body) < self.size
 
     def beside(self) -> dict[str, Any]:
-        """What only a look at the mailbox tells, for JSON."""
+        """Return, for JSON, the facts that only a look at the mailbox tells."""
         found: dict[str, Any] = {"held": self.held}
         if self.priority:
             found["priority"] = self.priority
@@ -140,7 +140,7 @@ class Peeked:
 
 
 def key_text(key: bytes) -> str:
-    """A key as text: as it was typed, or in hexadecimal digits when it is none."""
+    """Return a key as text: as it was typed, or in hexadecimal digits when it is none."""
     try:
         text = key.decode("ascii")
     except UnicodeDecodeError:

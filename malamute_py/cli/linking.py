@@ -1,7 +1,7 @@
 """The link to the broker that a command talks to.
 
-Owns how a command waits for it, and what it does when it goes. The rules: a command that
-asks one thing ends when its link is lost (exit code 3); one that streams goes on when the
+Owns how a command waits for the link, and what it does when the link is lost. The rules: a command
+that asks one thing ends when its link is lost (exit code 3); one that streams goes on when the
 broker is back, and says both on standard error.
 """
 
@@ -32,7 +32,7 @@ LAST_WAIT_MS: Final = 5_000
 
 
 class _Watch:
-    """What becomes of the link, as the client's thread tells it."""
+    """The state of the link, as the client's thread reports it."""
 
     def __init__(self, stays: bool) -> None:
         self.client: SyncClient | None = None
@@ -59,7 +59,7 @@ class _Watch:
 
 @contextmanager
 def linked(ctx: typer.Context, *, stays: bool = False) -> Iterator[SyncClient]:
-    """A client of the chosen broker. stays: go on after a lost link.
+    """Connect a client to the chosen broker. stays: go on after a lost link.
 
     Raises CommandFailed when no broker answers; BrokerRefused, ConnectionLost.
     """
@@ -69,7 +69,7 @@ def linked(ctx: typer.Context, *, stays: bool = False) -> Iterator[SyncClient]:
     context = chosen(options(ctx))
     timeout_ms = duration_ms(options(ctx).get("connect_timeout", CONNECT_TIMEOUT))
     watch = _Watch(stays)
-    # The watch says so itself.
+    # The watch reports it.
     logging.getLogger("malamute.client.link").setLevel(logging.ERROR)
     try:
         client = connect_sync(
@@ -84,7 +84,7 @@ def linked(ctx: typer.Context, *, stays: bool = False) -> Iterator[SyncClient]:
         raise unreachable(", ".join(context.endpoints), watch.reason) from None
     watch.client = client
     if not stays and not client.linked:
-        client.abort()  # lost before the watch had a client that it could end
+        client.abort()  # The link was lost before the watch had a client that it could end.
     try:
         with client:
             yield client
@@ -96,9 +96,9 @@ def linked(ctx: typer.Context, *, stays: bool = False) -> Iterator[SyncClient]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits for the end of the block; a second one does not.
+    """Hold Ctrl-C back until the end of the block; a second one is not held back.
 
-    For what must not be torn apart, such as printing a record and noting that it is printed.
+    For work that must not be torn apart, such as printing a record and noting that it is printed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

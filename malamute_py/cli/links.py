@@ -1,4 +1,4 @@
-"""`malamute client ...` and `malamute info`: who is connected, and how the broker does."""
+"""`malamute client ...` and `malamute info`: the connected clients, and the broker's state."""
 
 from __future__ import annotations
 
@@ -77,9 +77,11 @@ def _size(facts: dict[str, Any], name: str) -> Cell:
 def kick(
     ctx: typer.Context,
     link: Annotated[
-        str, typer.Argument(metavar="LINK", help="Its number, as `client ls` shows it.")
+        str, typer.Argument(metavar="LINK", help="Number of the link, as `client ls` shows it.")
     ],
-    reason: Annotated[str, typer.Option(metavar="TEXT", help="What the client is told.")] = "",
+    reason: Annotated[
+        str, typer.Option(metavar="TEXT", help="Reason that the client is told.")
+    ] = "",
     as_json: output.Json = False,
 ) -> None:
     """End a client's link; the client does not come back by itself."""

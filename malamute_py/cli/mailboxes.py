@@ -1,7 +1,7 @@
 """`malamute mailbox ...`: list, show, peek, purge, edit, remove.
 
-Owns the words for what lies in mailboxes. The rule: looking never consumes; what takes mail
-away is asked for once more. Source: SPEC.md, section 4.7.
+Owns the words for messages in mailboxes. The rule: looking never consumes; a command that takes
+mail away asks first. Source: SPEC.md, section 4.7.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.inbox import known
 from malamute_py.cli.letters import MailWriter, Peeked, sender_text
 from malamute_py.cli.linking import linked
-from malamute_py.cli.output import Cell, Column
+from malamute_py.cli.output import Cell, Column, kept
+from malamute_py.cli.parameters import MemoryOnCreate, Prefix
 from malamute_py.cli.progress import watched
 from malamute_py.cli.settings import Description, LevelOption, Settings, shown, wanted
 from malamute_py.cli.values import count_text, duration_text, now_ms, size_text, time_text
@@ -46,12 +47,7 @@ memory (yes, no). --json names them.""",
 )
 def ls(
     ctx: typer.Context,
-    prefix: Annotated[
-        str,
-        typer.Argument(
-            metavar="PREFIX", show_default=False, help="Only names that begin like this."
-        ),
-    ] = "",
+    prefix: Prefix = "",
     as_json: output.Json = False,
 ) -> None:
     """List the mailboxes."""
@@ -77,7 +73,7 @@ def ls(
                 Cell(each.bytes, size_text(each.bytes)),
                 age(each.oldest_ms),
                 Cell(each.readers, count_text(each.readers)),
-                _kept(bool(each.settings.get("memory"))),
+                kept(bool(each.settings.get("memory"))),
             )
             for each in found
         ],
@@ -90,12 +86,8 @@ def ls(
 
 
 def age(at_ms: int) -> Cell:
-    """How long ago that was; 0: nothing is there."""
+    """Return how long ago that was; 0: there is no message."""
     return Cell(at_ms, duration_text(max(0, now_ms() - at_ms)) if at_ms else "-")
-
-
-def _kept(memory: bool) -> Cell:
-    return Cell(memory, "in memory", "yellow") if memory else Cell(memory, "on disk")
 
 
 @app.command("info")
@@ -131,13 +123,13 @@ def _show(found: MailboxFacts, as_json: bool) -> None:
 
 
 def since(at_ms: int) -> Cell:
-    """A time, and how long ago that was."""
+    """Return a time, and how long ago that was."""
     ago = f"{time_text(at_ms)} ({duration_text(max(0, now_ms() - at_ms))} ago)"
     return Cell(at_ms, ago if at_ms else "-", "" if at_ms else "dim")
 
 
 def made(created_ms: int, by: str) -> dict[str, Any]:
-    """When and by whom something was made."""
+    """Return when and by whom something was made."""
     return {
         "created_ms": Cell(created_ms, time_text(created_ms)),
         "by": Cell(by, sender_text(by) if by else "anonymous", "" if by else "dim"),
@@ -145,7 +137,7 @@ def made(created_ms: int, by: str) -> dict[str, Any]:
 
 
 def beside(more: dict[str, Any], as_json: bool) -> dict[str, Any]:
-    """Facts without a name of their own here: for programs."""
+    """Return the facts that have no column of their own: for programs."""
     return {} if output.on_terminal() and not as_json else more
 
 
@@ -154,7 +146,7 @@ def beside(more: dict[str, Any], as_json: bool) -> dict[str, Any]:
     epilog="""\b
 Examples:
   malamute mailbox peek ann                the 10 oldest messages
-  malamute mailbox peek ann --after 4711   those behind that number
+  malamute mailbox peek ann --after 4711   those after that number
   malamute mailbox peek lookup.dead        what a service could not do
 
 In a pipe a line is a body; --json has all that is known. They come in the order of their
@@ -173,7 +165,7 @@ def peek(
     bodies_only: Annotated[bool, typer.Option("--bodies-only", help="Only bodies.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines.")] = False,
 ) -> None:
-    """Look at messages where they lie; nothing is taken."""
+    """Show messages and leave them in the mailbox."""
     writer = MailWriter(as_json=as_json, bodies_only=bodies_only, with_fields=with_fields)
     with linked(ctx) as client:
         known(client, mailbox)
@@ -198,7 +190,7 @@ def peek(
 def purge(
     ctx: typer.Context, mailbox: Name, yes: Yes = False, as_json: output.Json = False
 ) -> None:
-    """Empty a mailbox, but for what a reader has in hand."""
+    """Empty a mailbox, except for messages that a reader holds."""
     with linked(ctx) as client:
         found = known(client, mailbox)
         free = found.messages - found.held
@@ -241,9 +233,7 @@ def edit(
             help="Time to live of messages that name no expiry: 7d; 0: they do not expire.",
         ),
     ] = None,
-    memory: Annotated[
-        bool, typer.Option("--memory", help="In memory only; with --create.")
-    ] = False,
+    memory: MemoryOnCreate = False,
     level: LevelOption = None,
     description: Description = None,
     settings: Settings = None,
@@ -252,7 +242,7 @@ def edit(
     ] = False,
     as_json: output.Json = False,
 ) -> None:
-    """Change settings of a mailbox, or make one; those not named stay."""
+    """Change settings of a mailbox, or make one; settings that are not named stay."""
     asked = wanted(
         settings, max_messages=max_messages, max_bytes=max_bytes, ttl_ms=ttl,
         memory=memory or None, level=level, description=description,

@@ -1,6 +1,6 @@
 """`malamute context ...`: brokers by name, and `malamute user ...`.
 
-Owns the words for contexts; contexts.py owns what they are. The rule: a password is asked
+Owns the words for contexts; contexts.py owns their form and file. The rule: a password is asked
 for, or read from a file or a variable, never written on the command line.
 """
 
@@ -66,9 +66,9 @@ Without --password-file or --password-env the password is taken from MALAMUTE_PA
 asked for.""",
 )
 def add(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="How to call it.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the context.")],
     endpoint: Annotated[
-        str, typer.Option(help="Of the broker; several with commas are tried in turn.")
+        str, typer.Option(help="Endpoint of the broker; several with commas are tried in turn.")
     ] = DEFAULT_ENDPOINT,
     user: Annotated[str, typer.Option(help="User name (PLAIN).")] = "",
     password_file: Annotated[str, typer.Option(metavar="FILE", help="Holds the password.")] = "",
@@ -79,10 +79,10 @@ def add(
         str, typer.Option(metavar="KEY", help="The broker's public key (CURVE).")
     ] = "",
     secret_key_file: Annotated[
-        str, typer.Option(metavar="FILE", help="Holds this client's secret key (CURVE).")
+        str, typer.Option(metavar="FILE", help="File with this client's secret key (CURVE).")
     ] = "",
     identity: Annotated[
-        str, typer.Option(metavar="NAME", help="Under which name to connect, such as web-{n}.")
+        str, typer.Option(metavar="NAME", help="Identity to connect with, such as web-{n}.")
     ] = "",
     description: Annotated[str, typer.Option(metavar="TEXT", help="What it is.")] = "",
     use: Annotated[bool, typer.Option("--use", help="Use it from now on.")] = False,
@@ -173,7 +173,7 @@ The key that is printed stands in the broker's configuration, under
 def key(
     file: Annotated[
         Path,
-        typer.Argument(metavar="FILE", help="Where the secret key is kept; must not exist yet."),
+        typer.Argument(metavar="FILE", help="File for the secret key; must not exist yet."),
     ],
 ) -> None:
     """Make a CURVE key pair for a client.
@@ -193,7 +193,7 @@ def key(
 def hash_() -> None:
     """Hash a password for the broker's configuration.
 
-    It is asked for, or the input's first line.
+    The password is asked for, or read as the first line of the input.
     """
     from malamute_py.server.authentication.credentials import hash_password
 

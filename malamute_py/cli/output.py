@@ -1,8 +1,8 @@
-"""What commands print: tables and colour for people, lines and JSON for programs.
+"""Output of commands: tables and colour for people, lines and JSON for programs.
 
-Owns the decision between the three. The rule: tables and colour only where standard output
-is a terminal (NO_COLOR is honoured), tab-separated lines without a header in a pipe, and
-JSON when it was asked for; nothing is cut off in a pipe.
+Owns the decision between the three. The rule: tables and colour only where standard output is a
+terminal (NO_COLOR is honoured), tab-separated lines without a header in a pipe, and JSON when it
+was asked for; nothing is cut off in a pipe.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Column(NamedTuple):
     right: bool = False
     style: str = ""
     whole: bool = False
-    """Never broken over two lines."""
+    """True: the column is never broken over two lines."""
     spare: bool = False
-    """Left out, the last first, where a terminal is too narrow for all."""
+    """True: the column is left out, the last first, where a terminal is too narrow for all."""
 
 
 class Cell:
-    """A value, and its text for people where that differs; in JSON it is the value alone."""
+    """A value, and its text for people where that differs; JSON has the value alone."""
 
     __slots__ = ("style", "text", "value")
 
@@ -50,6 +50,11 @@ class Cell:
         self.value = value
         self.text = text
         self.style = style
+
+
+def kept(memory: bool) -> Cell:
+    """Say where something is kept."""
+    return Cell(memory, "in memory", "yellow") if memory else Cell(memory, "on disk")
 
 
 def listing(
@@ -62,8 +67,8 @@ def listing(
 ) -> None:
     """Print rows of values or Cells.
 
-    empty: what a person is told when there are none. mark: begins each line in a pipe, where
-    a command prints more than one listing.
+    empty: text for a person when there are no rows. mark: begins each line in a pipe, where a
+    command prints more than one listing.
     """
     kept = list(rows)
     if as_json:
@@ -114,11 +119,11 @@ def _table(columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> None:
 
 
 _FOLDED: Final = 12
-"""Columns of text may be folded down to this width."""
+"""Width down to which columns of text may be folded."""
 
 
 def _width(column: Column, rows: Sequence[Sequence[Cell]], at: int) -> int:
-    """What a column needs at the least."""
+    """Return the least width of a column."""
     from rich.cells import cell_len
 
     longest = max((cell_len(row[at].text) for row in rows), default=0)
@@ -128,7 +133,7 @@ def _width(column: Column, rows: Sequence[Sequence[Cell]], at: int) -> int:
 
 
 def _total(widths: Iterable[int]) -> int:
-    """The width of a table: three between two columns, one at each edge."""
+    """Return the width of a table: three between two columns, one at each edge."""
     kept = list(widths)
     return sum(kept) + 3 * (len(kept) - 1) + 2
 
@@ -154,7 +159,7 @@ def _facts(values: Mapping[str, Any]) -> None:
 
     def add(table: Mapping[str, Any], indent: str) -> None:
         for key, value in table.items():
-            # What a Cell shows has its unit with it.
+            # The text of a Cell has its unit with it.
             known = key.removesuffix("_ms") if isinstance(value, Cell) else key
             name = indent + known.replace("_", " ")
             if isinstance(value, Mapping):
@@ -184,7 +189,7 @@ def _value(cell: Any) -> Any:
 
 
 def _line(value: Any) -> str:
-    """One value as plain text without tabs or line ends."""
+    """Return one value as plain text without tabs or line ends."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, bytes):
@@ -213,7 +218,7 @@ def _jsonable(value: Any) -> Any:
 
 
 def done(text: str, value: Mapping[str, Any], *, as_json: bool) -> None:
-    """Tell that something was done: a line, or JSON facts."""
+    """Report that something was done: as a line, or as JSON facts."""
     if as_json:
         print_json(value, compact=True)
     elif in_colour():
@@ -223,7 +228,7 @@ def done(text: str, value: Mapping[str, Any], *, as_json: bool) -> None:
 
 
 def console() -> Any:
-    """A rich console on standard output."""
+    """Return a rich console on standard output."""
     from rich.console import Console
 
     return Console(highlight=False, soft_wrap=False)

@@ -1,7 +1,7 @@
 """A progress line on standard error, for a person only.
 
-Owns how far a long command says it has come. The rule: without a terminal, or in its
-background (`malamute work ... &`), there is none, and it never mixes with what a command prints.
+Owns how a long command shows how far it is. The rule: without a terminal, or in its background
+(`malamute work ... &`), there is none, and it never mixes with what a command prints.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class Progress:
 
     @property
     def shown(self) -> bool:
-        """Whether a person sees it."""
+        """Whether a person sees the line."""
         return self._shown
 
     def update(self, done: int, detail: str = "", *, total: int | None = None) -> None:
-        """So much is done."""
+        """Set how much is done."""
         if self._bar is None:
             return
         now = time.monotonic()
@@ -81,12 +81,12 @@ class Progress:
         self._bar.update(self._task, completed=done, detail=detail)
 
     def title(self, text: str) -> None:
-        """What is being done now."""
+        """Set what is being done."""
         if self._bar is not None:
             self._bar.update(self._task, description=text)
 
     def say(self, text: str) -> None:
-        """One line on standard error, above the progress line when there is one."""
+        """Write one line to standard error, above the progress line when there is one."""
         if self._bar is None:
             say(text)
             return
@@ -95,7 +95,7 @@ class Progress:
         self._bar.console.print(Text(text))
 
     def stop(self) -> None:
-        """Make room for what the command prints; may be repeated."""
+        """Remove the line to make room for the command's output; may be repeated."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -110,18 +110,18 @@ class Progress:
 
 
 def _in_the_foreground() -> bool:
-    """Whether the terminal's line is ours; another command's stands there otherwise."""
+    """Whether the terminal's line is ours and not another command's."""
     try:
         return os.tcgetpgrp(sys.stderr.fileno()) == os.getpgrp()
-    except OSError:  # a terminal, but not the one that controls us: nobody types there
+    except OSError:  # This is a terminal, but not the one that controls us: no person types there.
         return True
 
 
 def watched(title: str, total: int, ask: Callable[[], Answer], left: Callable[[], int]) -> Answer:
-    """What ask() returns, with the way to it shown to a person.
+    """Return what ask() returns, and show its progress to a person.
 
-    total: how much there is to do. left: asks how much of it is left; it is called from this
-    thread while ask() runs in another. Raises what ask() raises.
+    total: how much there is to do. left: asks how much of it is left; it is called from this thread
+    while ask() runs in another. Raises what ask() raises.
     """
     with Progress(title, total=total) as progress:
         if not progress.shown:
@@ -133,7 +133,7 @@ def watched(title: str, total: int, ask: Callable[[], Answer], left: Callable[[]
         try:
             answer = thread.submit(ask)
             while not wait_for([answer], _ASK_EVERY_S).done:
-                with contextlib.suppress(MalamuteError):  # what ask() raises says more
+                with contextlib.suppress(MalamuteError):  # The error of ask() says more.
                     progress.update(max(0, total - left()))
             return answer.result()
         finally:

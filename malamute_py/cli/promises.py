@@ -1,4 +1,4 @@
-"""`malamute verify-promises`: whether a broker keeps what it confirms, while it is disturbed.
+"""`malamute verify-promises`: check that a broker keeps its promises while it is disturbed.
 
 Owns the command's options and how its verdict is shown; the run is malamute_py/promises.
 """
@@ -46,10 +46,10 @@ def verify_promises(
     ] = False,
     journal: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Where to write what was asked, confirmed and found."),
+        typer.Option(metavar="FILE", help="File for the journal of calls, confirms and findings."),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Of the order of disturbances; none: a new one.")
+        int | None, typer.Option(help="Seed of the disturbances; none: a new one.")
     ] = None,
     as_json: output.Json = False,
 ) -> None:

@@ -1,8 +1,8 @@
 """`malamute pub`: publish an argument, lines, JSON lines or files.
 
-Owns the one window through which the input goes. The rules: what has arrived is published at
-once and in as few batches as it needs; an interruption waits for what was taken; a line that
-cannot be read stops the command, after what came before it. Source: inputs.py reads.
+Owns the one publisher through which the input goes. The rules: input is published as it arrives and
+in as few batches as it needs; an interruption waits for what was taken; a line that cannot be read
+stops the command, after everything before it. Source: inputs.py reads.
 """
 
 from __future__ import annotations
@@ -19,6 +19,15 @@ from malamute_py.cli import complete, inputs, output
 from malamute_py.cli.commands import say
 from malamute_py.cli.failures import INTERRUPTED, CommandFailed
 from malamute_py.cli.linking import LAST_WAIT_MS, linked
+from malamute_py.cli.parameters import (
+    Confirm,
+    Expires,
+    Fields,
+    JsonLines,
+    Properties,
+    Subject,
+    SubjectFromName,
+)
 from malamute_py.cli.progress import Progress
 from malamute_py.cli.values import count_text, duration_text, pairs, size_text
 
@@ -41,7 +50,7 @@ def pub(
     ctx: typer.Context,
     stream: Annotated[
         str,
-        typer.Argument(metavar="STREAM", help="Where to; made when new.",
+        typer.Argument(metavar="STREAM", help="The stream; made when new.",
                        autocompletion=complete.streams),
     ],
     bodies: Annotated[
@@ -49,48 +58,24 @@ def pub(
         typer.Argument(metavar="BODY", help="One record; without it, the lines of the input.",
                        show_default=False),
     ] = None,
-    subject: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--subject", "-s", metavar="SUBJECT", help="Their subject; again for further keys."
-        ),
-    ] = None,
-    field: Annotated[
-        list[str] | None,
-        typer.Option("--field", "-f", metavar="NAME=VALUE", help="A field (repeatable)."),
-    ] = None,
-    properties: Annotated[
-        list[str] | None,
-        typer.Option("--property", "-p", metavar="NAME=VALUE", help="A property (repeatable)."),
-    ] = None,
+    subject: Subject = None,
+    field: Fields = None,
+    properties: Properties = None,
     client_time: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="The producer's time: now, now-1h, ISO 8601, ms."),
     ] = None,
-    expires: Annotated[
-        str | None, typer.Option(metavar="TIME", help="When they expire: 10m from now, or a time.")
-    ] = None,
-    confirm: Annotated[
-        Literal["default", "none", "stored", "synced"],
-        typer.Option(
-            metavar="LEVEL",
-            show_default=False,
-            help="Wait for: none, stored, synced. Without it: its own level, mostly synced.",
-        ),
-    ] = "default",
+    expires: Expires = None,
+    confirm: Confirm = "default",
     codec: Annotated[
         Literal["none", "gzip", "snappy", "lz4", "zstd"],
         typer.Option(metavar="CODEC", help="Compress bodies: gzip, snappy, lz4, zstd."),
     ] = "none",
-    json_lines: Annotated[
-        bool, typer.Option("--json-lines", help="Each line of the input is a JSON object.")
-    ] = False,
+    json_lines: JsonLines = False,
     files: Annotated[
         bool, typer.Option("--file", "-F", help="The arguments are files, each one record.")
     ] = False,
-    subject_from_name: Annotated[
-        bool, typer.Option("--subject-from-name", help="With --file: SUBJECT.NAME of each file.")
-    ] = False,
+    subject_from_name: SubjectFromName = False,
     as_json: output.Json = False,
 ) -> int:  # fmt: skip
     """Publish records: an argument, lines, JSON lines or files."""
@@ -105,7 +90,7 @@ def pub(
             _one(client, stream, given[0].encode("utf-8", "surrogateescape"), defaults, confirm,
                  as_json)  # fmt: skip
             return 0
-        run = _Run(client, stream, confirm, as_json)
+        run = _Publishing(client, stream, confirm, as_json)
         if files:
             return run.finish(inputs.files(given, defaults, subject_from_name), len(given))
         if sys.stdin.isatty():
@@ -164,8 +149,8 @@ def _check_unconfirmed(client: SyncClient, stream: str) -> None:
         )
 
 
-class _Run:
-    """One window over all of the input."""
+class _Publishing:
+    """One publisher over all of the input."""
 
     def __init__(self, client: SyncClient, stream: str, confirm: ConfirmAt, as_json: bool) -> None:
         self._client = client
@@ -176,7 +161,7 @@ class _Run:
         self._began = time.monotonic()
 
     def finish(self, source: Iterator[inputs.Piece], total: int | None) -> int:
-        """Publish all of it and say how much that was; returns the exit code."""
+        """Publish all of it and report how much that was; returns the exit code."""
         interrupted = False
         unreadable: CommandFailed | OSError | None = None
         window = self._client.publisher(self._stream, confirm=self._confirm, keep=False)
@@ -190,9 +175,9 @@ class _Run:
                 except KeyboardInterrupt:
                     interrupted = True
                 except MalamuteError:
-                    raise  # Timeout and ConnectionLost are OSErrors, too
+                    raise  # Timeout and ConnectionLost are OSErrors, too.
                 except (CommandFailed, OSError) as error:
-                    unreadable = error  # what came before it is still to be confirmed
+                    unreadable = error  # Records before it are still to be confirmed.
                 progress.title("confirming")
                 window.wait(LAST_WAIT_MS if interrupted else None)
             if self._confirm == "none":

@@ -1,8 +1,8 @@
 """Records as text: columns for a person, bodies or JSON lines for programs.
 
-Owns the three forms and the names in the JSON one, which `pub --json-lines` reads back.
-The rules: in a pipe a body's bytes are never changed; on a terminal nothing in a body can
-steer the terminal; whatever is written is flushed a batch at a time.
+Owns the three forms and the names in the JSON one, which `pub --json-lines` reads back. The rules:
+in a pipe a body's bytes are never changed; on a terminal nothing in a body can steer the terminal;
+output is flushed a batch at a time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RecordWriter:
         client_time: bool = False,
         out: IO[bytes] | None = None,
     ) -> None:
-        """out: a file instead of standard output. client_time: show that one to a person."""
+        """out: a file instead of standard output. client_time: show that time to a person."""
         self.count = 0
         self.bytes = 0
         self._out = sys.stdout.buffer if out is None else out
@@ -61,7 +61,7 @@ class RecordWriter:
         self._day = datetime.now().astimezone().date()
 
     def write(self, batch: Batch) -> None:
-        """All delivered records of a batch."""
+        """Write all delivered records of a batch."""
         if self._plain and not self._escaped and not batch.content.head.body_kind:
             bodies = batch.bodies()
             self._emit(b"\n".join(bodies) + b"\n", len(bodies))
@@ -69,7 +69,7 @@ class RecordWriter:
             self.write_records(batch.records())
 
     def write_records(self, records: Iterable[Record]) -> None:
-        """Some records."""
+        """Write some records."""
         lines = [self.line(record) for record in records]
         if lines:
             self._emit(b"\n".join(lines) + b"\n", len(lines))
@@ -84,7 +84,7 @@ class RecordWriter:
         self._out.flush()
 
     def line(self, record: Record) -> bytes:
-        """One record, without the end of line."""
+        """Return one record, without the end of line."""
         if self._json:
             import msgspec
 
@@ -116,7 +116,7 @@ class RecordWriter:
 
     @staticmethod
     def _wider(width: int, subject: str) -> int:
-        """Columns grow with what they show, to a bound."""
+        """Widen columns to fit what they show, to a bound."""
         return max(width, min(len(subject), _SUBJECT_WIDTH_MAX))
 
     def _named(self, record: Record) -> str:
@@ -125,7 +125,7 @@ class RecordWriter:
         return self._paint("33", named.translate(ESCAPES) or "-")
 
     def _time(self, at_ms: int | None) -> str:
-        """Time of day; a line with the date first when the day has changed."""
+        """Return the time of day; a line with the date first when the day has changed."""
         if at_ms is None:
             return f"{'-':<12}"
         try:
@@ -142,7 +142,7 @@ class RecordWriter:
 
 
 def blobs(record: Record) -> bytes | list[bytes] | None:
-    """The body; the parts of a list; None for a row of an Arrow table."""
+    """Return the body as a list of its parts; None for a row of an Arrow table."""
     try:
         return record.body
     except TypeError:
@@ -153,7 +153,7 @@ def blobs(record: Record) -> bytes | list[bytes] | None:
 
 
 def body_of(record: Record) -> bytes:
-    """The body as one line; the parts of a list with tabs between them."""
+    """Return the body as one line; the parts of a list with tabs between them."""
     body = blobs(record)
     if body is None:
         return b"<a row of an Arrow table>"
@@ -161,14 +161,14 @@ def body_of(record: Record) -> bytes:
 
 
 def printable(body: bytes) -> str:
-    """A body on a terminal: control characters escaped, a long one cut."""
+    """Return a body for a terminal: control characters escaped, a long one cut."""
     text = body[:SHOWN_BYTES_MAX].decode("utf-8", "backslashreplace").translate(ESCAPES)
     hidden = len(body) - SHOWN_BYTES_MAX
     return text if hidden <= 0 else f"{text} … {hidden:,} more bytes"
 
 
 def as_object(record: Record) -> dict[str, Any]:
-    """A record as one JSON object; what it does not have is left out."""
+    """Return a record as one JSON object, without keys for what it does not have."""
     found: dict[str, Any] = {
         "offset": record.offset,
         "time": iso_text(record.append_time_ms),
@@ -196,7 +196,7 @@ def as_object(record: Record) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Properties may hold bytes, which JSON cannot."""
+    """Replace bytes in properties, which JSON cannot hold."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

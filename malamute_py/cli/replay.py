@@ -1,8 +1,8 @@
 """`malamute replay`: a range of a stream once more, to the terminal, a file or a stream.
 
-Owns the range, the pace and the destination. The rules: the range is half open and its end
-is settled before the first record; a copy keeps subject, fields, times and properties;
-gaps are said; the counts at the end tell what was read and what was written.
+Owns the range, the pace and the destination. The rules: the range is half open and its end is
+settled before the first record; a copy keeps subject, fields, times and properties; gaps are
+reported; the counts at the end say what was read and what was written.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from malamute_py.cli import complete, output
 from malamute_py.cli.commands import say
 from malamute_py.cli.failures import INTERRUPTED, USAGE, CommandFailed
 from malamute_py.cli.linking import LAST_WAIT_MS, linked
+from malamute_py.cli.parameters import BodiesOnly
 from malamute_py.cli.progress import Progress
 from malamute_py.cli.records import RecordWriter, blobs
 from malamute_py.cli.subscribe import PATTERN_HELP, check_kind, known, tell_notice
@@ -82,9 +83,7 @@ def replay(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Write a file; .jsonl for JSON lines."),
     ] = None,
-    bodies_only: Annotated[
-        bool, typer.Option("--bodies-only", help="Only bodies, on a terminal too.")
-    ] = False,
+    bodies_only: BodiesOnly = False,
     with_fields: Annotated[bool, typer.Option("--fields", help="Fields too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines; counts as JSON.")] = False,
 ) -> int:  # fmt: skip
@@ -95,7 +94,7 @@ def replay(
         raise CommandFailed("--to-stream is the stream itself; name another", USAGE)
     check_kind(pattern)
     factor = _factor(pace)
-    asked = _Range(begin, end, by == "client")
+    asked = _StreamRange(begin, end, by == "client")
     with ExitStack() as open_parts:
         client = open_parts.enter_context(linked(ctx, stays=True))
         records = asked.subscribe(client, stream, pattern)
@@ -103,7 +102,7 @@ def replay(
             records.accepted()
             sink = _sink(open_parts, client, to_stream, output_file, as_json, bodies_only,
                          with_fields, by == "client")  # fmt: skip
-            run = _Run(records, asked.end, sink, factor, by == "client")
+            run = _Replay(records, asked.end, sink, factor, by == "client")
             interrupted = False
             shown = to_stream is not None or output_file is not None or not output.on_terminal()
             try:
@@ -125,7 +124,7 @@ def replay(
 
 
 def _factor(text: str) -> float | None:
-    """How many times faster than it was; None: flat out. Raises CommandFailed."""
+    """Return the factor of the pace; None: as fast as possible. Raises CommandFailed."""
     lowered = text.strip().lower()
     if lowered in ("flat", "flat-out", "max"):
         return None
@@ -140,13 +139,13 @@ def _factor(text: str) -> float | None:
     return factor
 
 
-class _Range:
-    """From where to where, as typed."""
+class _StreamRange:
+    """A range as typed."""
 
     def __init__(self, begin: str | None, end: str | None, by_client: bool) -> None:
-        """Raises CommandFailed."""
+        """Parse both ends. Raises CommandFailed."""
         self.end = 0
-        """Known once it is subscribed to."""
+        """The end of the range; known once the command has subscribed."""
         self._by_client = by_client
         self._from_offset = int(begin) if begin and is_offset(begin) else None
         self._to_offset = int(end) if end and is_offset(end) else None
@@ -160,7 +159,7 @@ class _Range:
                 raise CommandFailed(f"--to {end} lies before --from {begin}", USAGE)
 
     def subscribe(self, client: SyncClient, stream: str, pattern: str) -> SyncSubscription:
-        """The subscription that covers it."""
+        """Return the subscription that covers the range."""
         from malamute_py.client.position import AtClientTime, AtTime
 
         tail = known(client, stream).tail
@@ -188,30 +187,30 @@ class _Range:
 
 
 class _Sink(Protocol):
-    """Where records go."""
+    """The destination of records."""
 
     count: int
     bytes: int
 
     def write(self, batch: Batch) -> None:
-        """A whole batch."""
+        """Write a whole batch."""
 
     def write_records(self, records: list[Record]) -> None:
-        """Some records of one batch."""
+        """Write some records of one batch."""
 
     def flush(self) -> None:
-        """Have seen what was written; called once that is counted."""
+        """Make written records visible; called once they are counted."""
 
     @property
     def safe(self) -> int:
-        """Records that are where they should be, whatever comes."""
+        """Return how many records have arrived, whatever happens next."""
 
     def finish(self, timeout_ms: int | None) -> None:
-        """Everything was written; wait until it is safe. Raises Timeout."""
+        """Wait until everything written has arrived. Raises Timeout."""
 
 
 class _Writer(RecordWriter):
-    """Writes text; what is flushed was counted, so that an interrupt tells of all that is seen."""
+    """Writes text; flushed records were counted, so that an interrupt tells of all that is seen."""
 
     def _written(self) -> None:
         pass
@@ -224,7 +223,7 @@ class _Writer(RecordWriter):
         return self.count
 
     def finish(self, timeout_ms: int | None) -> None:
-        """Nothing is left to do."""
+        """Do nothing: flushed text has arrived."""
 
 
 def _sink(
@@ -258,14 +257,14 @@ class _ToStream:
         self._window = client.publisher(stream, keep=False)
 
     def write(self, batch: Batch) -> None:
-        """Copies of a batch's delivered records."""
+        """Publish copies of a batch's delivered records."""
         if batch.content.head.body_kind == _ARROW:
             self._write_arrow(batch)
         else:
             self.write_records(list(batch.records()))
 
     def write_records(self, records: list[Record]) -> None:
-        """Copies of some records of one batch."""
+        """Publish copies of some records of one batch."""
         from malamute_protocol.encode import encode_lists
 
         bodies: list[Any] = [blobs(record) for record in records]
@@ -304,15 +303,15 @@ class _ToStream:
         self.bytes += len(message)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no record is held back."""
 
     @property
     def safe(self) -> int:
-        """Records that the broker has confirmed."""
+        """Return how many records the broker has confirmed."""
         return self._window.confirmed
 
     def finish(self, timeout_ms: int | None) -> None:
-        """Wait until all of it is confirmed. Raises Timeout."""
+        """Wait until all records are confirmed. Raises Timeout."""
         self._window.wait(timeout_ms)
 
 
@@ -322,7 +321,7 @@ def _keys(record: Record) -> str | tuple[str, ...]:
 
 
 def _columns(records: list[Record]) -> dict[str, Any]:
-    """What else the records have, a value each; columns that are empty are left out."""
+    """Return the further columns of the records, a value each, without empty columns."""
     found: dict[str, Any] = {}
     fields = [record.fields for record in records]
     if any(fields):
@@ -339,7 +338,7 @@ def _columns(records: list[Record]) -> dict[str, Any]:
     return found
 
 
-class _Run:
+class _Replay:
     """One replay."""
 
     def __init__(
@@ -357,7 +356,7 @@ class _Run:
         self._factor = factor
         self._by_client = by_client
         self._first = self.next = position.next if position is not None else 0
-        """`next`: the first offset that was neither written nor passed over."""
+        """The first offset that was neither written nor passed over."""
         self._began = time.monotonic()
         self._seen: list[int] = []
         self._origin: tuple[int, float] | None = None
@@ -394,7 +393,7 @@ class _Run:
         self.next = last + 1
 
     def _pass_over(self) -> None:
-        """Everything up to the reader's position was written or was not asked for."""
+        """Count all up to the reader's position as written, or as not asked for."""
         position = self._records.position
         if position is not None:
             self.next = position.next
@@ -405,7 +404,7 @@ class _Run:
         return f"{self._sink.count:,} records, {rate:,.0f}/s"
 
     def _paced(self, batch: Batch, report: Callable[[], None]) -> Iterator[list[Record]]:
-        """The batch's records in the groups that fall due together."""
+        """Yield the batch's records in the groups that fall due together."""
         assert self._factor is not None
         ready: list[Record] = []
         for record in batch.records():
@@ -427,7 +426,7 @@ class _Run:
             yield ready
 
     def tell(self, stream: str, target: str, *, as_json: bool, interrupted: bool) -> None:
-        """The counts at the end."""
+        """Print the counts at the end."""
         spent_ms = round((time.monotonic() - self._began) * 1000)
         sink = self._sink
         covered = max(0, self.next - self._first)

@@ -1,8 +1,8 @@
 """One run of a command: its input, its output, and its end.
 
-Owns the child process and what flows to and from it. The rules: it never blocks on a pipe,
-keeps at most so much of the output, and when the run is to end the child's whole group gets
-SIGTERM and, after the grace, SIGKILL; and when this process is killed, a guard kills it.
+Owns the child process and what flows to and from it. The rules: it never blocks on a pipe, keeps at
+most so much of the output, and when the run is to end the child's whole group gets SIGTERM and,
+after the grace, SIGKILL; and when this process is killed, a guard kills it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ TOO_MUCH: Final = "too much"
 
 
 class Ran(NamedTuple):
-    """How a run ended."""
+    """The end of a run."""
 
     code: int
     """Exit code; negative: the signal that ended it."""
     output: bytes
     last_words: str
-    """Its last line on standard error."""
+    """The last line that it wrote to standard error."""
     stopped: str
-    """Why it was told to end; empty: it ended by itself."""
+    """Why the run was told to end; empty: it ended by itself."""
 
 
 _GUARDING: Final = """held=" "
@@ -46,15 +46,15 @@ while read -r what group; do
 done
 for group in $held; do kill -s KILL -- "-$group"; done
 """
-"""A shell's: it is told of each group that runs and ends, and kills those that are left when the
-pipe that tells it is closed, as it is by whatever end of this process."""
+"""Program of a shell: it is told of each group that begins and ends, and kills those that are left
+when the pipe that tells it closes, as it does however this process ends."""
 
 
-class Guard:
-    """Ends what runs when this process is killed and cannot do it itself."""
+class ProcessGuard:
+    """Kills the commands that run when this process is killed and cannot do it itself."""
 
     def __init__(self) -> None:
-        """Raises OSError when there is no shell."""
+        """Start the shell. Raises OSError when there is none."""
         self._lock = threading.Lock()
         self._shell = subprocess.Popen(
             ["/bin/sh", "-c", _GUARDING], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
@@ -62,23 +62,23 @@ class Guard:
         )  # fmt: skip
 
     def held(self, group: int) -> None:
-        """A group runs."""
+        """Tell the guard that a process group runs."""
         self._tell(f"+ {group}\n")
 
     def left(self, group: int) -> None:
-        """Note that a process group has ended."""
+        """Tell the guard that a process group has ended."""
         self._tell(f"- {group}\n")
 
     def _tell(self, line: str) -> None:
         pipe = self._shell.stdin
         assert pipe is not None
-        # Killed by somebody, the guard is missed by nobody but the killed.
+        # A guard that was killed by another process is of no use any more, and no reason to stop.
         with self._lock, contextlib.suppress(OSError):
             pipe.write(line.encode())
             pipe.flush()
 
     def close(self) -> None:
-        """End it; nothing runs any more."""
+        """End the guard; nothing runs any more."""
         pipe = self._shell.stdin
         assert pipe is not None
         with contextlib.suppress(OSError):
@@ -102,7 +102,7 @@ def run(
     on_words: Callable[[bytes], None],
     output_bytes_max: int,
     grace_s: Callable[[], float],
-    guard: Guard,
+    guard: ProcessGuard,
 ) -> Ran:
     """Run a command to its end.
 
@@ -155,7 +155,7 @@ class _Run:
         self._stopped_at = 0.0
 
     def finish(self) -> Ran:
-        """Pump until it has ended."""
+        """Read and write until the command has ended."""
         child = self._child
         assert child.stdin is not None
         assert child.stdout is not None
@@ -178,7 +178,7 @@ class _Run:
                         selector.unregister(pipe)
                         reading -= 1
                 if ended and not any(key.fileobj is not child.stdin for key, _ in ready):
-                    break  # what it has left running may keep its pipes open
+                    break  # Processes that the command left running may keep its pipes open.
                 self._look()
         while True:
             try:
@@ -187,7 +187,7 @@ class _Run:
             except subprocess.TimeoutExpired:
                 self._look()
         if self._stopped:
-            _signal(child, signal.SIGKILL)  # whatever of its group is left
+            _signal(child, signal.SIGKILL)  # Kill the processes of its group that are left.
         words = self._tail.decode("utf-8", "replace").strip().splitlines()
         return Ran(code, b"".join(self._kept), words[-1] if words else "", self._stopped)
 
@@ -209,14 +209,14 @@ class _Run:
             except BlockingIOError:
                 return
             except OSError:
-                self._rest = self._rest[:0]  # it does not want to read on
+                self._rest = self._rest[:0]  # The command does not want to read on.
         if not self._rest:
             selector.unregister(pipe)
             with contextlib.suppress(OSError):
                 pipe.close()
 
     def _read(self, pipe: IO[bytes], output: bool) -> bool:
-        """Take what is there; False at the end."""
+        """Read what is there; False at the end."""
         try:
             data = os.read(pipe.fileno(), _READ_BYTES)
         except BlockingIOError:
@@ -237,6 +237,6 @@ class _Run:
 
 
 def _signal(child: subprocess.Popen[bytes], number: int) -> None:
-    """To the child's whole group."""
+    """Send a signal to the child's whole group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, number)

@@ -1,8 +1,8 @@
 """`malamute send`: put messages into a mailbox.
 
-Owns the words for one message and for many. The rules: a message counts as sent when the
-broker has confirmed it; a full mailbox is waited for, and said; input is read as `pub` reads
-it. Source: inputs.py.
+Owns the words for one message and for many. The rules: a message counts as sent when the broker has
+confirmed it; the command waits for a full mailbox, and says so; input is read as `pub` reads it.
+Source: inputs.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -19,6 +19,15 @@ from malamute_py.cli import complete, inputs, output
 from malamute_py.cli.commands import say
 from malamute_py.cli.failures import INTERRUPTED, USAGE, CommandFailed
 from malamute_py.cli.linking import linked
+from malamute_py.cli.parameters import (
+    Confirm,
+    Expires,
+    Fields,
+    JsonLines,
+    Properties,
+    Subject,
+    SubjectFromName,
+)
 from malamute_py.cli.progress import Progress
 from malamute_py.cli.values import (
     count_text,
@@ -55,7 +64,7 @@ def send(
     ctx: typer.Context,
     mailbox: Annotated[
         str,
-        typer.Argument(metavar="MAILBOX", help="Whose; made when new.",
+        typer.Argument(metavar="MAILBOX", help="The mailbox; made when new.",
                        autocompletion=complete.mailboxes),
     ],
     bodies: Annotated[
@@ -63,23 +72,10 @@ def send(
         typer.Argument(metavar="BODY", help="One message; without it, the lines of the input.",
                        show_default=False),
     ] = None,
-    subject: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--subject", "-s", metavar="SUBJECT", help="Their subject; again for further keys."
-        ),
-    ] = None,
-    field: Annotated[
-        list[str] | None,
-        typer.Option("--field", "-f", metavar="NAME=VALUE", help="A field (repeatable)."),
-    ] = None,
-    properties: Annotated[
-        list[str] | None,
-        typer.Option("--property", "-p", metavar="NAME=VALUE", help="A property (repeatable)."),
-    ] = None,
-    expires: Annotated[
-        str | None, typer.Option(metavar="TIME", help="When they expire: 10m from now, or a time.")
-    ] = None,
+    subject: Subject = None,
+    field: Fields = None,
+    properties: Properties = None,
+    expires: Expires = None,
     deliver_at: Annotated[
         str | None, typer.Option("--at", metavar="TIME", help="Deliver them then, not before.")
     ] = None,
@@ -93,29 +89,18 @@ def send(
         str, typer.Option(metavar="TEXT", help="Names one message: it is taken once, however often"
                           " it is sent.")
     ] = "",
-    confirm: Annotated[
-        Literal["default", "none", "stored", "synced"],
-        typer.Option(
-            metavar="LEVEL",
-            show_default=False,
-            help="Wait for: none, stored, synced. Without it: its own level, mostly synced.",
-        ),
-    ] = "default",
+    confirm: Confirm = "default",
     timeout: Annotated[
         str, typer.Option(metavar="DURATION", help="How long to try when the mailbox is full.")
     ] = _TIMEOUT,
     whole: Annotated[
         bool, typer.Option("--whole", help="The whole input is one message.")
     ] = False,
-    json_lines: Annotated[
-        bool, typer.Option("--json-lines", help="Each line of the input is a JSON object.")
-    ] = False,
+    json_lines: JsonLines = False,
     files: Annotated[
         bool, typer.Option("--file", "-F", help="The arguments are files, each one message.")
     ] = False,
-    subject_from_name: Annotated[
-        bool, typer.Option("--subject-from-name", help="With --file: SUBJECT.NAME of each file.")
-    ] = False,
+    subject_from_name: SubjectFromName = False,
     as_json: output.Json = False,
 ) -> int:  # fmt: skip
     """Send messages to a mailbox: an argument, lines, JSON lines or files."""
@@ -156,7 +141,7 @@ def _delivery(at: str | None, after: str | None) -> int:
 
 
 class _Sending:
-    """What holds for all messages of one command."""
+    """The settings for all messages of one command."""
 
     def __init__(
         self, mailbox: str, confirm: str, priority: int, deliver_at_ms: int, timeout: str,
@@ -178,7 +163,7 @@ class _Sending:
         self._began = time.monotonic()
 
     def one(self, client: SyncClient, body: bytes, defaults: inputs.Defaults, key: bytes) -> None:
-        """Send one message and say its number."""
+        """Send one message and print its number."""
         options = defaults.options()
         try:
             told = client.send(
@@ -205,7 +190,7 @@ class _Sending:
         )  # fmt: skip
 
     def many(self, client: SyncClient, source: Iterator[inputs.Piece], total: int | None) -> int:
-        """Send all of it and say how much that was; returns the exit code."""
+        """Send all of the input and report how much that was; returns the exit code."""
         interrupted = False
         unreadable: CommandFailed | OSError | None = None
         warned = False
@@ -252,7 +237,7 @@ class _Sending:
         )
 
     def _tell_partly(self, tried: int) -> None:
-        """tried: how many were on their way when it failed; some of them may be there."""
+        """Report a partial failure. tried: messages under way at the failure; some may be there."""
         if self._count:
             say(f"{count_text(self._count, 'message')} confirmed, to number {self._last}")
         if tried > 1:

@@ -1,6 +1,6 @@
 """`malamute service ...`: list, show, requeue, edit, remove.
 
-Owns the words for queues of requests and for who has them in hand. Source: SPEC.md, section
+Owns the words for queues of requests and for the workers that hold them. Source: SPEC.md, section
 4.7.
 """
 
@@ -19,6 +19,7 @@ from malamute_py.cli.letters import sender_text
 from malamute_py.cli.linking import linked
 from malamute_py.cli.mailboxes import age, beside, made, since
 from malamute_py.cli.output import Cell, Column
+from malamute_py.cli.parameters import MemoryOnCreate, Prefix
 from malamute_py.cli.progress import watched
 from malamute_py.cli.settings import Description, LevelOption, Settings, shown, wanted
 from malamute_py.cli.values import count_text, duration_text, now_ms, size_text
@@ -39,9 +40,9 @@ Names = Annotated[
 
 
 def known(client: SyncClient, service: str, following: str = "") -> ServiceFacts:
-    """Facts about a service. Raises CommandFailed, with the nearest name, when there is none.
+    """Return facts about a service. Raises CommandFailed, with the nearest name, without one.
 
-    following: what makes it here, when that is not a request or a worker.
+    following: how it comes into being, when that is not by a request or a worker.
     """
     return absent(
         lambda: client.service_info(service),
@@ -60,12 +61,7 @@ workers, requests that they would take now, bytes, time of the oldest in millise
 )
 def ls(
     ctx: typer.Context,
-    prefix: Annotated[
-        str,
-        typer.Argument(
-            metavar="PREFIX", show_default=False, help="Only names that begin like this."
-        ),
-    ] = "",
+    prefix: Prefix = "",
     as_json: output.Json = False,
 ) -> None:
     """List the services."""
@@ -111,7 +107,7 @@ def _count(number: int, style: str = "") -> Cell:
 
 @app.command("info")
 def info(ctx: typer.Context, service: Name, as_json: output.Json = False) -> None:
-    """Show one service: what waits, and who works on what."""
+    """Show one service: the requests that wait, and those that workers hold."""
     with linked(ctx) as client:
         _show(known(client, service), as_json)
 
@@ -185,7 +181,7 @@ _ZERO = {
 
 
 def _attempts(found: ServiceFacts) -> Cell:
-    """How often what is there was handed out, in words."""
+    """Say in words how often the requests there were handed out."""
     counts = [
         f"{count:,} {'not yet' if not times else 'once' if times == 1 else f'{times} times'}"
         for times, count in found.attempts
@@ -213,12 +209,12 @@ def requeue(
     service: Name,
     numbers: Annotated[
         list[int] | None,
-        typer.Argument(metavar="NUMBER", help="Which; default: all dead letters.",
+        typer.Argument(metavar="NUMBER", help="Their numbers; default: all dead letters.",
                        show_default=False),
     ] = None,
     as_json: output.Json = False,
 ) -> None:  # fmt: skip
-    """Put dead letters, or requests in hand, back into the queue."""
+    """Put dead letters, or requests that workers hold, back into the queue."""
     with linked(ctx) as client:
         found = known(client, service)
         if not numbers and not found.dead:
@@ -248,11 +244,13 @@ def edit(
     service: Name,
     attempts: Annotated[
         int | None,
-        typer.Option(metavar="N", min=0, help="Handed out so often, it is a dead letter."),
+        typer.Option(metavar="N", min=0, help="Hand-outs after which a request is a dead letter."),
     ] = None,
     lease: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="A worker's silence, then another gets it."),
+        typer.Option(
+            metavar="DURATION", help="A worker's silence after which another gets a request."
+        ),
     ] = None,
     backoff: Annotated[
         str | None,
@@ -262,7 +260,7 @@ def edit(
         str | None, typer.Option(metavar="DURATION", help="The longest such pause.")
     ] = None,
     timeout: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Of requests that name none.")
+        str | None, typer.Option(metavar="DURATION", help="Timeout of requests that name none.")
     ] = None,
     max_requests: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="Refuse (wait) beyond so many.")
@@ -272,11 +270,9 @@ def edit(
     ] = None,
     dead_letters: Annotated[
         str | None,
-        typer.Option(metavar="MAILBOX", help="For what cannot be done; default: SERVICE.dead."),
+        typer.Option(metavar="MAILBOX", help="Mailbox of dead letters; default: SERVICE.dead."),
     ] = None,
-    memory: Annotated[
-        bool, typer.Option("--memory", help="In memory only; with --create.")
-    ] = False,
+    memory: MemoryOnCreate = False,
     level: LevelOption = None,
     description: Description = None,
     settings: Settings = None,
@@ -285,7 +281,7 @@ def edit(
     ] = False,
     as_json: output.Json = False,
 ) -> None:
-    """Change settings of a service, or make one; those not named stay."""
+    """Change settings of a service, or make one; settings that are not named stay."""
     asked = wanted(
         settings, attempts_max=attempts, lease_ms=lease, backoff_ms=backoff,
         backoff_max_ms=backoff_max, timeout_ms=timeout, max_requests=max_requests,
@@ -306,7 +302,7 @@ def edit(
 
 @app.command("rm")
 def rm(ctx: typer.Context, services: Names, yes: Yes = False, as_json: output.Json = False) -> None:
-    """Remove services and their requests; who asked is told."""
+    """Remove services and their requests; the requesters are told."""
     with linked(ctx) as client:
         for name, found in {name: known(client, name) for name in services}.items():
             count = found.waiting + found.held + found.delayed

@@ -1,7 +1,7 @@
 """Settings of streams, mailboxes, services and cursors, as people type and read them.
 
-Owns the units: a setting whose name says bytes takes a size, one that ends in _ms a duration.
-The rule: what a setting may be is the broker's to say; here is only how it is written.
+Owns the units: a setting whose name says bytes takes a size, one that ends in _ms a duration. The
+rule: the broker decides what a setting may be; this module knows only how it is written.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Any setting by its name (repeatable)."),
 ]
-Description = Annotated[str | None, typer.Option(metavar="TEXT", help="What it is for.")]
+Description = Annotated[str | None, typer.Option(metavar="TEXT", help="Description for people.")]
 LevelOption = Annotated[
     str | None, typer.Option(metavar="LEVEL", help="Confirm at: stored or synced (default).")
 ]
@@ -34,7 +34,7 @@ _WORDS: Final = ("description", "level", "full", "dead_letters", "body_kind")
 
 
 def wanted(texts: list[str] | None, **flags: Any) -> dict[str, Any]:
-    """Settings from --set and from flags by their names; a flag that is None was not given.
+    """Return settings from --set and from flags; a flag that is None was not given.
 
     Raises CommandFailed.
     """
@@ -54,7 +54,7 @@ def _read(name: str, value: Any) -> Any:
 
 
 def shown(settings: Mapping[str, Any], zero: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Settings for a person. zero: what 0 stands for, where that is not "no limit"."""
+    """Return settings for a person. zero: meaning of 0, where that is not "no limit"."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         if type(value) is not int:

@@ -2,7 +2,7 @@
 
 Owns the words for what was taken, found and restored, and the exit codes: 1 when anything is
 damaged. The rules: the broker is not asked, its directory is read on the machine where it lies;
-nothing that is there is ever written over. Source: store/snapshot.py.
+existing files are never overwritten. Source: store/snapshot.py.
 """
 
 from __future__ import annotations

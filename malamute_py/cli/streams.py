@@ -1,7 +1,7 @@
 """`malamute stream ...`: list, show, create, edit, remove, peek.
 
-Owns the words for the settings of a stream. The rule: what cannot be undone is asked for
-once more; looking never consumes. Source: SPEC.md, section 4.7.
+Owns the words for the settings of a stream. The rule: a command that cannot be undone asks first;
+looking never consumes. Source: SPEC.md, section 4.7.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from malamute_py.cli import complete, output
 from malamute_py.cli.commands import group
 from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.linking import linked
-from malamute_py.cli.output import Cell, Column
+from malamute_py.cli.output import Cell, Column, kept
+from malamute_py.cli.parameters import Prefix
 from malamute_py.cli.records import RecordWriter
 from malamute_py.cli.settings import Description, LevelOption, Settings, shown, wanted
 from malamute_py.cli.subscribe import PATTERN_HELP, check_kind, known, tell_notice
@@ -55,12 +56,7 @@ bytes, and whether it is kept in memory (yes, no). --json names them.""",
 )
 def ls(
     ctx: typer.Context,
-    prefix: Annotated[
-        str,
-        typer.Argument(
-            metavar="PREFIX", show_default=False, help="Only names that begin like this."
-        ),
-    ] = "",
+    prefix: Prefix = "",
     as_json: output.Json = False,
 ) -> None:
     """List the streams."""
@@ -82,7 +78,7 @@ def ls(
                 Cell(each.first, count_text(each.first)),
                 Cell(each.tail, count_text(each.tail)),
                 Cell(each.bytes, size_text(each.bytes)),
-                _kept(bool(each.more.get("memory"))),
+                kept(bool(each.more.get("memory"))),
             )
             for each in found
         ],
@@ -92,10 +88,6 @@ def ls(
             "no streams yet; publishing makes one: malamute pub NAME 'a record'"
         ),
     )  # fmt: skip
-
-
-def _kept(memory: bool) -> Cell:
-    return Cell(memory, "in memory", "yellow") if memory else Cell(memory, "on disk")
 
 
 @app.command("info")
@@ -125,7 +117,7 @@ def _show(found: StreamFacts, as_json: bool) -> None:
 
 
 def _told(more: dict[str, Any]) -> dict[str, Any]:
-    """What else the broker says, with times and epochs that a person can read."""
+    """Return further facts, with times and epochs that a person can read."""
     told = dict(more)
     for key in ("last_time_ms", "created_ms"):
         if key in told:
@@ -164,7 +156,7 @@ def create(
     settings: Settings = None,
     as_json: output.Json = False,
 ) -> None:
-    """Create a stream; the same again is fine."""
+    """Create a stream; creating it again with these settings is fine."""
     asked = wanted(
         settings, max_age_ms=max_age, max_bytes=max_bytes, memory=memory or None,
         ring_bytes=ring_bytes, full=full, level=level, body_kind=body_kind, description=description,
@@ -191,7 +183,7 @@ def edit(
     full: Annotated[str | None, typer.Option(hidden=True)] = None,
     as_json: output.Json = False,
 ) -> None:
-    """Change settings of a stream; those not named stay."""
+    """Change settings of a stream; settings that are not named stay."""
     asked = wanted(
         settings, max_age_ms=max_age, max_bytes=max_bytes, level=level, body_kind=body_kind,
         description=description,
@@ -288,7 +280,7 @@ def peek(
 
 
 def _newest(client: SyncClient, facts: StreamFacts, pattern: str, count: int) -> Iterator[Record]:
-    """The newest records that match, oldest first: reads back in ever larger steps."""
+    """Return the newest records that match, oldest first: reads back in ever larger steps."""
     span = count
     while True:
         begin = max(facts.first, facts.tail - span)

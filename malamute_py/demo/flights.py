@@ -42,7 +42,7 @@ class Flights:
     """JSON objects: row, flight, tailnum, dep_delay (null: cancelled), distance."""
 
     def __len__(self) -> int:
-        """How many departures."""
+        """Return how many departures there are."""
         return len(self.bodies)
 
     def slice(self, start: int, stop: int) -> Flights:
@@ -110,7 +110,7 @@ def _fields(carrier: str, origin: str, delayed: bool, cancelled: bool) -> dict[s
 
 
 class Figures:
-    """What the table itself says, by SQL: the expectation of every check."""
+    """Figures of the table, by SQL: the expectation of every check."""
 
     def __init__(self, workdir: Path, limit: int | None = None) -> None:
         """Unpack the file below `workdir` and open it in duckdb; `limit` as in load()."""
@@ -152,7 +152,7 @@ class Figures:
         return [row for (row,) in found.fetchall()]
 
     def count(self) -> int:
-        """How many departures."""
+        """Return how many departures match."""
         return int(self._connection.execute("select count(*) from flights").fetchone()[0])
 
     def average_delay(self) -> dict[str, float]:

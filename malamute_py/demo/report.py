@@ -1,6 +1,6 @@
-"""What was checked, against what, and how it came out: for people, and as JSON.
+"""Checks of one run: expectation, finding and outcome, for people and as JSON.
 
-Owns the list of checks of one run. A check holds both figures; it is never only a tick.
+Owns the list of checks. A check holds both figures; it is never only a tick.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One claim: what the table says, what came through the broker."""
+    """One claim: the table's figure, and the one that came through the broker."""
 
     scene: str
     claim: str
@@ -45,7 +45,7 @@ class Report:
         self.console.print(Padding(f"[dim]{escape(text)}[/dim]", (0, 0, 0, 4)))
 
     def same_rows(self, claim: str, expected: list[int], found: list[int]) -> None:
-        """Compare row numbers: the very rows, in the very order."""
+        """Compare row numbers: these rows, and in this order."""
         if expected == found:
             self._add(claim, _rows(len(expected)), f"{len(found):,}, in order", True)
             return
@@ -80,7 +80,7 @@ class Report:
         return bool(self.checks) and all(check.holds for check in self.checks)
 
     def table(self) -> Table:
-        """All checks, scene by scene, for a terminal of 80 columns or more."""
+        """Return all checks, scene by scene, for a terminal of 80 columns or more."""
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("What was checked", ratio=1)
         table.add_column("by the table", overflow="fold")
@@ -97,7 +97,7 @@ class Report:
         return table
 
     def to_json(self) -> str:
-        """All checks as one JSON document."""
+        """Return all checks as one JSON document."""
         return json.dumps([asdict(check) for check in self.checks], ensure_ascii=False, indent=1)
 
 

@@ -30,16 +30,16 @@ STREAM = "flights"
 MIB = 1 << 20
 SILENCE_S = 30.0
 HEARTBEAT_MS = 250
-"""How often the broker says how far a subscription has come that gets no records."""
+"""Interval at which the broker tells the position of a subscription that gets no records."""
 FLIGHT = 32
 """Publications in flight when the broker is killed."""
 RESIDENT_MAX_BYTES = 32 * MIB
-"""How much the broker's memory may move while one subscriber is some 120 MiB behind."""
+"""Bound on the change of the broker's memory while one subscriber lags by some 120 MiB."""
 
 
 @dataclass(slots=True)
 class Stage:
-    """What every scene works with."""
+    """The parts that every scene works with."""
 
     daemon: Daemon
     flights: Flights
@@ -48,14 +48,14 @@ class Stage:
 
 
 def row_of(body: bytes) -> int:
-    """The row number that a record's body carries."""
+    """Return the row number that a record's body carries."""
     return int(json.loads(body)["row"])
 
 
 async def batches_until(subscription: Subscription, end: int) -> AsyncIterator[Batch]:
-    """What a live subscription gets until it has covered offset `end`.
+    """Yield the batches of a live subscription until it has covered offset `end`.
 
-    A selection is only known to be complete when what follows its last record is, too.
+    A selection is known to be complete only when the records after its last one are covered, too.
     Gives up, so that the checks fail, when nothing moves for SILENCE_S.
     """
     reached = -1
@@ -72,13 +72,13 @@ async def batches_until(subscription: Subscription, end: int) -> AsyncIterator[B
 
 
 async def rows_until(subscription: Subscription, end: int) -> list[int]:
-    """Row numbers of a live subscription until it has covered offset `end`."""
+    """Return row numbers of a live subscription until it has covered offset `end`."""
     batches = batches_until(subscription, end)
     return [row_of(body) async for batch in batches for body in batch.bodies()]
 
 
 async def rows_to_end(subscription: Subscription) -> list[int]:
-    """Row numbers of a bounded subscription."""
+    """Return row numbers of a bounded subscription."""
     return [row_of(body) async for batch in subscription.batches() for body in batch.bodies()]
 
 
@@ -99,7 +99,7 @@ PATTERNS: tuple[tuple[str, Pattern, str], ...] = (
                     pattern.not_(pattern.prefix("flights.EWR."))),
      "dest = 'BOS' and delayed and origin <> 'EWR'"),
 )  # fmt: skip
-"""Name, pattern, and the same selection in SQL."""
+"""Name, pattern, and the selection of the pattern in SQL."""
 
 
 async def publish(client: Client, stream: str, flights: Flights) -> None:
@@ -205,7 +205,7 @@ async def _slow(stage: Stage, half_way: asyncio.Event) -> None:
 
 
 async def replay(stage: Stage) -> None:
-    """One day by scheduled time, one destination by subject: both exact."""
+    """Read one day by scheduled time, and one destination by subject: both exact."""
     report, figures = stage.report, stage.figures
     report.begin("Replay")
     day = 1372896000000  # 2013-07-04T00:00Z
@@ -238,7 +238,7 @@ async def replay(stage: Stage) -> None:
 
 
 async def sudden_death(stage: Stage) -> None:
-    """SIGKILL amid publishing: everything confirmed is there once, and in the end everything."""
+    """Kill the broker amid publishing: all that was confirmed is there once, in the end all."""
     report, flights = stage.report, stage.flights
     report.begin("Sudden death")
     stream = "flights.again"
@@ -280,7 +280,7 @@ async def sudden_death(stage: Stage) -> None:
 
 
 async def days(stage: Stage) -> tuple[list[str], list[int], list[int]]:
-    """Departures a day and late ones, from the stream's records by their columns."""
+    """Count departures a day, and late ones, from the stream's records by their columns."""
     report = stage.report
     report.begin("The year, as read back")
     found: list[tuple[int, str, int, bool, float | None]] = []

@@ -32,7 +32,7 @@ def session(workdir: Path) -> Any:
         .config("spark.sql.warehouse.dir", str(workdir / "warehouse"))
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.log.level", "ERROR")
-        # What runs for a minute is not worth compiling well: a third less processor time.
+        # A run of a minute is not worth compiling well: a third less processor time.
         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         .config("spark.ui.showConsoleProgress", "false")
     )
@@ -42,7 +42,7 @@ def session(workdir: Path) -> Any:
 
 @contextlib.contextmanager
 def _output_to(file: Path) -> Iterator[None]:
-    """Let what is started meanwhile write to a file: the JVM says much that is of no use here."""
+    """Have programs that start meanwhile write to a file: the JVM's messages are of no use here."""
     sys.stdout.flush()
     sys.stderr.flush()
     kept = os.dup(1), os.dup(2)
@@ -58,7 +58,7 @@ def _output_to(file: Path) -> Iterator[None]:
 
 
 def averages(frame: Any) -> dict[str, float]:
-    """Average delay of each carrier from the bodies and fields of a frame of records."""
+    """Compute each carrier's average delay from the bodies and fields of a frame of records."""
     from pyspark.sql import functions as f
 
     rows = (
@@ -99,7 +99,7 @@ def run(
     count: int,
     workdir: Path,
 ) -> None:
-    """Both ways of reading, each compared with the table."""
+    """Read in both ways, and compare each with the table."""
     report.begin("Spark")
     spark = session(workdir)
     try:

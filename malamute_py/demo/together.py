@@ -1,6 +1,6 @@
 """The scenes with mailboxes, services, groups and atomic steps: work that survives deaths.
 
-Owns what is shown and in which order; see scenes.py. What dies here is a process, by SIGKILL.
+Owns what is shown and in which order; see scenes.py. Processes die here by SIGKILL.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ ENRICHER_DEATHS = 3
 CREDIT = 4_096
 """Records that a member of the group holds at one time."""
 PAUSE_S = 0.005
-"""What a member takes over a batch."""
+"""Time that a member spends on a batch."""
 PATIENCE_S = 120.0
 
 
 @contextmanager
 def program(*words: str) -> Iterator[subprocess.Popen[str]]:
-    """One of crew.py's programs, started; killed at the end if it still runs."""
+    """Start one of crew.py's programs; it is killed at the end if it still runs."""
     process = subprocess.Popen(
         [sys.executable, "-m", "malamute_py.demo.crew", *words],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
@@ -246,7 +246,7 @@ async def _until(client: Client, stream: str, tail: int) -> None:
 
 
 async def play(stage: Stage) -> None:
-    """All of them, in order."""
+    """Run all scenes in order."""
     await lookups(stage)
     await absent_crew(stage)
     await shared_group(stage)

@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from malamute_py.config import ConfigError
 from malamute_py.http.serving import serve
 from malamute_py.http.settings import Start
+from malamute_py.sections import ConfigError
 
 NICENESS = 5
 """The broker comes first where both want a processor."""

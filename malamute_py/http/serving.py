@@ -17,12 +17,12 @@ from typing import Any, Final
 import uvicorn
 
 from malamute_py.client.settings import Credential
-from malamute_py.config import ConfigError, HttpSection, check_http, parse_bind
 from malamute_py.http.application import application
 from malamute_py.http.broker_link import keep_linked
 from malamute_py.http.connections import INCOMPLETE_BYTES_MAX, Bounds
 from malamute_py.http.settings import read_token
 from malamute_py.http.source import Source
+from malamute_py.sections import ConfigError, HttpSection, check_http, parse_bind
 
 BACKLOG: Final = 64
 _STOP_S: Final = 1

@@ -16,7 +16,7 @@ import msgspec
 
 from malamute_protocol import DEFAULT_ENDPOINT
 from malamute_py.client.settings import Credential, Curve, Plain
-from malamute_py.config import ConfigError, HttpSection
+from malamute_py.sections import ConfigError, HttpSection
 
 TOKEN_CHARACTERS_MIN: Final = 16
 

@@ -1,9 +1,9 @@
-"""The matcher: which patterns match a header, whatever their number.
+"""The matcher: which patterns match a header, however many patterns there are.
 
-`Index` is what a stream uses; `scan.matches` is its obvious twin; `candidates` narrows a replay to
-the batches that may match. A further kind of pattern subclasses `PatternKind` and is made known by
-`register_kind`; kinds.py tells how. Imports the protocol and nothing of the broker. Source:
-docs/design.md, Matching.
+`Index` holds the patterns of a stream; `scan.matches` is its simple twin for tests; `candidates`
+narrows a replay to the batches that may match. A further kind of pattern subclasses `PatternKind`
+and is made known by `register_kind`; kinds.py tells how. Imports the protocol and no module of the
+broker. Source: docs/design.md, Matching.
 """
 
 from malamute_py.matcher.candidates import ByKey, HeaderIndex, SubjectLookup, candidates

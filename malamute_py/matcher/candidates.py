@@ -1,4 +1,4 @@
-"""Which batches of a journal segment may hold records that a pattern matches.
+"""Batches of a journal segment that may hold records which a pattern matches.
 
 Owns the conservative evaluation of a pattern over a segment's header index. The rule: the answer
 contains every batch that holds a matching record, always; it contains no other for topic, prefix
@@ -22,31 +22,31 @@ KeyTest: TypeAlias = Callable[[str], bool]
 
 
 class HeaderIndex(Protocol):
-    """What a segment knows of the headers in it: numbers of batches in bitmaps."""
+    """The headers of a segment and the batches that hold them, as bitmaps of batch numbers."""
 
     @property
     def exact(self) -> bool:
         """False: subjects() gives leading parts only, each whole or cut off at a dot.
 
-        None at all, "", may lead to anything.
+        An empty leading part, "", may belong to any key.
         """
 
     def subjects(self) -> Iterable[tuple[str, BitMap]]:
-        """Every key (subject or further key), or its leading parts, and who holds it."""
+        """Every key (subject or further key), or its leading parts, and the batches with it."""
 
     def field(self, name: str, value: str | None) -> BitMap | None:
-        """Who holds a record with the field (value None: whatever its value).
+        """Batches that hold a record with the field (value None: with any value).
 
-        None, where the field is not indexed: anyone may.
+        None: the field is not indexed, and any batch may hold it.
         """
 
     def everything(self) -> BitMap:
-        """Every batch."""
+        """All batches of the segment."""
 
 
 @runtime_checkable
 class SubjectLookup(Protocol):
-    """What a header index may offer besides, so that a whole subject needs no walk."""
+    """An optional part of a header index: a whole subject then needs no walk over all of them."""
 
     def subject(self, key: str) -> BitMap:
         """Return the holders of a record with just this key; where not exact, possible holders."""
@@ -90,7 +90,7 @@ class ByKey:
 
 
 def candidates(wire: object, index: HeaderIndex) -> BitMap | None:
-    """The batches that may hold a match, None for all of them; raises PatternError."""
+    """Return the batches that may hold a match, None for all of them; raises PatternError."""
     return _evaluate(normalise(wire), index)
 
 
@@ -142,14 +142,14 @@ def _key_test(pattern: Canonical) -> KeyTest:
 
 
 def _leading_test(pattern: Canonical) -> KeyTest | None:
-    """Whether a key that is, or goes on after, these leading parts may match."""
+    """Return a test whether a key with these leading parts, or just these, may match."""
     text: str = pattern[1]
     if pattern[0] == "topic":
         parts = tuple(text.split("."))
         return lambda key: not key or may_lead_to_match(parts, key.split("."))
     if pattern[0] == "prefix":
         return lambda key: not key or key.startswith(text) or text.startswith(f"{key}.")
-    # What an expression needs further on cannot be told from the leading parts.
+    # The leading parts of a key cannot answer what an expression needs further on.
     return None
 
 
@@ -161,7 +161,7 @@ def _by_field(pattern: Canonical, index: HeaderIndex) -> BitMap | None:
 def _without(inner: Canonical, index: HeaderIndex) -> BitMap | None:
     """Batches with a record that does not match inner, where keys alone decide that.
 
-    Such a record's keys all fail inner, so its batch holds a key that does.
+    No key of such a record matches inner, so its batch holds a key that does not.
     """
     leaves = inner[1:] if inner[0] == "or" else (inner,)
     if any(leaf[0] not in ("topic", "prefix", "regex") for leaf in leaves):

@@ -1,9 +1,9 @@
-"""Everything, and combinations of patterns by and, or, not.
+"""The pattern that matches everything, and combinations of patterns by and, or, not.
 
-Owns how combinations are brought to one form and where the index looks for them. The rule:
-a combination that is not itself a negation always has a conjunction to be filed under;
-`positive` brings every pattern to that form or to the negation of one, so that no pattern
-has to be tried on each header merely because there is a `not` in it.
+Owns how combinations are brought to one form and where the index looks for them. The rule: a
+combination that is not itself a negation always has a conjunction to be filed under; `positive`
+brings every pattern to that form or to the negation of one, so that no pattern has to be tried on
+each header merely because there is a `not` in it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ NONE: Canonical = ("not", ALL)
 
 
 def _sorted(children: set[Canonical]) -> tuple[Canonical, ...]:
-    # repr, as patterns of different shape do not compare.
+    # By repr, as patterns of different shape do not compare.
     return tuple(sorted(children, key=repr))
 
 
 def conjoin(children: Sequence[Canonical]) -> Canonical:
-    """The canonical `and` of canonical patterns."""
+    """Make the canonical `and` of canonical patterns."""
     flat: set[Canonical] = set()
     for child in children:
         flat.update(child[1:] if child[0] == "and" else (child,))
@@ -51,7 +51,7 @@ def conjoin(children: Sequence[Canonical]) -> Canonical:
 
 
 def disjoin(children: Sequence[Canonical]) -> Canonical:
-    """The canonical `or` of canonical patterns."""
+    """Make the canonical `or` of canonical patterns."""
     flat: set[Canonical] = set()
     for child in children:
         flat.update(child[1:] if child[0] == "or" else (child,))
@@ -64,7 +64,7 @@ def disjoin(children: Sequence[Canonical]) -> Canonical:
 
 
 def negate(child: Canonical) -> Canonical:
-    """The canonical `not` of a canonical pattern."""
+    """Make the canonical `not` of a canonical pattern."""
     if child[0] != "not":
         return ("not", child)
     inner: Canonical = child[1]
@@ -110,11 +110,11 @@ class CompiledPattern(NamedTuple):
     canonical: Canonical
     matches: Predicate
     slow: bool
-    """One header may cost much: it is to be matched in steps."""
+    """Whether one header may cost so much that it has to be matched in steps."""
 
     @property
     def wire(self) -> Pattern:
-        """The canonical wire form."""
+        """Return the canonical wire form."""
         return to_wire(self.canonical)
 
 
@@ -126,17 +126,17 @@ def compile_pattern(wire: object) -> CompiledPattern:
 
 
 class AllTable:
-    """At most one number: all patterns that match everything are the same pattern."""
+    """Holds one number at most, as all patterns that match everything are the same pattern."""
 
     def __init__(self) -> None:
         self._number = -1
 
     def add(self, number: int, canonical: Canonical) -> None:
-        """Keep it."""
+        """Keep the number."""
         self._number = number
 
     def discard(self, number: int, canonical: Canonical) -> None:
-        """Forget it."""
+        """Forget the number."""
         self._number = -1
 
     def lookup(self, keys: Keys, fields: Fields, found: list[int]) -> None:
@@ -151,15 +151,15 @@ class AllKind(PatternKind):
     name = "all"
 
     def check(self, wire: Sequence[Any]) -> Sequence[Any]:
-        """As the protocol says."""
+        """Check the form that SPEC.md gives."""
         return check_all(wire)
 
     def predicate(self, canonical: Canonical) -> Predicate:
-        """Always."""
+        """Return a predicate that is always true."""
         return lambda keys, fields: True
 
     def table(self) -> Table:
-        """One number."""
+        """Return a table of one number."""
         return AllTable()
 
 
@@ -169,22 +169,22 @@ class AndKind(PatternKind):
     name = "and"
 
     def check(self, wire: Sequence[Any]) -> Sequence[Any]:
-        """As the protocol says."""
+        """Check the form that SPEC.md gives."""
         return check_many(wire)
 
     def canonical(self, wire: list[Any]) -> Canonical:
-        """Flat, sorted, each once."""
+        """Flatten nested `and`, sort the parts, and keep each once."""
         return conjoin([canonicalise(child) for child in wire[1:]])
 
     def predicate(self, canonical: Canonical) -> Predicate:
-        """All of them."""
+        """Return a predicate that asks all parts."""
         children = tuple(predicate_of(child) for child in canonical[1:])
         return lambda keys, fields: all(child(keys, fields) for child in children)
 
     def filing(self, canonical: Canonical) -> Filing:
-        """The facts of all children that are conjunctions, as one; the predicate does the rest.
+        """File under the facts of all children that are conjunctions; the predicate does the rest.
 
-        Without such a child, under the conjunctions of the child that has the fewest.
+        Without such a child, file under the conjunctions of the child that has the fewest.
         """
         facts: set[Fact] = set()
         exact = True
@@ -212,20 +212,20 @@ class OrKind(PatternKind):
     name = "or"
 
     def check(self, wire: Sequence[Any]) -> Sequence[Any]:
-        """As the protocol says."""
+        """Check the form that SPEC.md gives."""
         return check_many(wire)
 
     def canonical(self, wire: list[Any]) -> Canonical:
-        """Flat, sorted, each once."""
+        """Flatten nested `or`, sort the parts, and keep each once."""
         return disjoin([canonicalise(child) for child in wire[1:]])
 
     def predicate(self, canonical: Canonical) -> Predicate:
-        """Any of them."""
+        """Return a predicate that asks until a part matches."""
         children = tuple(predicate_of(child) for child in canonical[1:])
         return lambda keys, fields: any(child(keys, fields) for child in children)
 
     def filing(self, canonical: Canonical) -> Filing:
-        """Under every conjunction of every child."""
+        """File under every conjunction of every child."""
         filings = [kind_of(child).filing(child) for child in canonical[1:]]
         conjunctions = {conjunction for filing in filings for conjunction in filing.conjunctions}
         return Filing(tuple(conjunctions), all(filing.exact for filing in filings))
@@ -237,18 +237,18 @@ class NotKind(PatternKind):
     name = "not"
 
     def check(self, wire: Sequence[Any]) -> Sequence[Any]:
-        """As the protocol says."""
+        """Check the form that SPEC.md gives."""
         return check_not(wire)
 
     def canonical(self, wire: list[Any]) -> Canonical:
-        """Twice is none."""
+        """Drop a `not` of a `not`."""
         return negate(canonicalise(wire[1]))
 
     def predicate(self, canonical: Canonical) -> Predicate:
-        """The opposite."""
+        """Return the opposite predicate."""
         child = predicate_of(canonical[1])
         return lambda keys, fields: not child(keys, fields)
 
     def filing(self, canonical: Canonical) -> Filing:
-        """Nowhere: the index files the opposite and takes the complement."""
+        """File nowhere: the index files the opposite and takes the complement."""
         raise AssertionError("a negation is not filed")

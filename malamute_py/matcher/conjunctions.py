@@ -2,9 +2,9 @@
 
 Owns which sets of facts are contained in the set of facts that hold of a header. The rule: a
 conjunction sits in the bucket of its rarest fact until that bucket has grown beyond BUCKET_MAX;
-then the bucket is split by each member's next fact. So a look-up visits only what shares its rare
-facts with the header, whatever the number of conjunctions. A plain hit count over all criteria, as
-in the Malamute whitepaper, touches every subscription that shares any criterion (docs/design.md,
+then the bucket is split by each member's next fact. A look-up so visits only conjunctions that
+share their rare facts with the header, however many there are. A plain hit count over all criteria,
+as in the Malamute whitepaper, touches every subscription that shares any criterion (docs/design.md,
 Matching: 187 us for ten criteria at 100,000).
 """
 
@@ -22,46 +22,47 @@ HeldFact: TypeAlias = "int | str | tuple[str, str]"
 """A fact of a header: the number of a leaf that matches, a field's name, a field and value."""
 
 Code: TypeAlias = int
-"""What a fact is called in here: Python hashes an int at once, a tuple of texts each time."""
+"""A number in place of a fact: Python hashes an int at once, and a tuple of texts anew each
+time."""
 
 BUCKET_MAX = 8
-"""Conjunctions a bucket holds before it is split; 4 to 32 cost about the same."""
+"""Conjunctions that a bucket holds before it is split; bounds from 4 to 32 cost about the same."""
 
 _WIDE = 64
-"""Numbers that end at one node before they are kept as a bitmap."""
+"""Numbers that may end at one node before they are kept as a bitmap."""
 
 Member: TypeAlias = tuple[int, tuple[Code, ...]]
 """A pattern's number and its facts in filing order, the rarest first."""
 
 
-class _Node:
-    """Conjunctions that share the facts on the way here."""
+class _FactNode:
+    """Conjunctions that share the facts on the way to this node."""
 
     __slots__ = ("bucket", "children", "done", "wide")
 
     def __init__(self) -> None:
         self.done: set[int] = set()
-        """Numbers whose facts are used up here: they hold."""
+        """Numbers of conjunctions that have no further fact: they hold."""
         self.wide: BitMap | None = None
-        """Numbers in `done` as a bitmap, once they are many."""
+        """The numbers in `done` as a bitmap, once they are many."""
         self.bucket: dict[Member, frozenset[Code]] | None = None
-        """Members to be compared one by one, with the facts still to be compared."""
-        self.children: dict[Code, _Node] | None = None
+        """Members to be compared one by one, with the facts that are still to be compared."""
+        self.children: dict[Code, _FactNode] | None = None
 
 
 class Conjunctions:
     """All conjunctions of one index."""
 
     def __init__(self) -> None:
-        self._root = _Node()
+        self._root = _FactNode()
         self._root.children = {}
         self._codes: dict[HeldFact, Code] = {}
-        """Facts that conjunctions ask for."""
+        """Codes of the facts that conjunctions ask for."""
         self._new_code = count()
         self._crowd: dict[Code, int] = {}
-        """In how many conjunctions a fact occurs."""
+        """Fact -> in how many conjunctions it occurs."""
         self._order: dict[tuple[int, frozenset[HeldFact]], tuple[Code, ...]] = {}
-        """The filing order that was chosen at the time, needed again to take out."""
+        """The filing order of each number when it was added; discard() needs it again."""
 
     def __len__(self) -> int:
         return len(self._order)
@@ -71,9 +72,9 @@ class Conjunctions:
         assert facts
         codes = {fact: self._code(fact) for fact in facts}
         crowd = self._crowd
-        # Coarse ranks (powers of 16), then names, keep the order alike for alike conjunctions:
-        # they share their way, field after field, and a header follows one value of each
-        # instead of every permutation.
+        # Coarse ranks (powers of 16), then names, keep the order alike for alike conjunctions. They
+        # share their path, field after field, and a header follows one value of each field instead
+        # of every permutation.
         filed = sorted(codes, key=lambda f: (crowd[codes[f]].bit_length() // 4, _name(f)))
         order = tuple([codes[fact] for fact in filed])
         for code in order:
@@ -99,17 +100,18 @@ class Conjunctions:
         self._remove((number, order))
 
     def lookup(self, facts: Iterable[HeldFact], found: list[int], wide: list[BitMap]) -> None:
-        """Append the numbers, or bitmaps of numbers, of conjunctions that hold whole."""
+        """Append the numbers, or bitmaps of numbers, of conjunctions all of whose facts hold."""
         codes = self._codes
         held = frozenset([codes[fact] for fact in facts if fact in codes])
         if held:
             self._collect(held, found, wide)
 
     def classes(self, headers: Iterable[Fields]) -> list[tuple[BitMap, list[int]]]:
-        """Of many headers: (numbers, places of headers of whose fields just these hold).
+        """Group many headers: (numbers, places of the headers of whose fields just these hold).
 
-        Two classes may have the same numbers. Of a header only what some conjunction asks for
-        counts, so that what makes every header another, a sequence or a time, costs a look.
+        Two groups may have the same numbers. Only the fields that some conjunction asks for are
+        compared, so that a field which differs in each header, a sequence or a time, costs one
+        look.
         """
         codes = self._codes
         alike: dict[tuple[Code, ...], list[int]] = {}
@@ -136,7 +138,7 @@ class Conjunctions:
         return classes
 
     def _collect(self, held: frozenset[Code], found: list[int], wide: list[BitMap]) -> None:
-        """As lookup(), of facts by their codes."""
+        """Do the work of lookup() for facts given by their codes."""
         contained = held.issuperset
         pending = [self._root]
         while pending:
@@ -152,7 +154,7 @@ class Conjunctions:
             if children:
                 pending.extend(filter(None, map(children.get, held)))
 
-    def _insert(self, node: _Node, member: Member, depth: int) -> None:
+    def _insert(self, node: _FactNode, member: Member, depth: int) -> None:
         number, order = member
         while True:
             if depth == len(order):
@@ -173,7 +175,7 @@ class Conjunctions:
                 return
             child = node.children.get(order[depth])
             if child is None:
-                child = node.children[order[depth]] = _Node()
+                child = node.children[order[depth]] = _FactNode()
             node = child
             depth += 1
 
@@ -194,7 +196,7 @@ class Conjunctions:
         else:
             assert node.bucket is not None
             del node.bucket[member]
-        # Prune what is empty; a split node with no children left may be a bucket again.
+        # Prune empty nodes; a split node with no children left may be a bucket again.
         for at in range(depth, 0, -1):
             node = way[at]
             if node.done or node.bucket or node.children:
@@ -207,7 +209,7 @@ class Conjunctions:
 
 
 def _name(fact: HeldFact) -> tuple[int, str]:
-    """What facts of equal rarity are sorted by."""
+    """Return the key by which facts of equal rarity are sorted."""
     if isinstance(fact, int):
         return (0, str(fact))
     return (1, fact) if isinstance(fact, str) else (2, "\0".join(fact))

@@ -1,22 +1,21 @@
 r"""Regular expressions, many of them compiled into one automaton (RE2 sets).
 
-Owns what a regular expression means (RE2 syntax, found anywhere in the key, no
-backtracking) and how much one may cost. The rules: time is linear in the key's length
-times the size of the compiled programs, and both are bounded; an answer is never silently
-wrong: a set whose automaton ran out of memory answers like one without a match (RE2's
-set.cc; the Python binding drops the reason), so each set holds the empty expression as a
-witness, and where that is missing its members are tried one by one. New expressions wait
-in a small overlay and move to ever larger sets, as one large set would have to be rebuilt,
-in one stall, for each of them.
+Owns what a regular expression means (RE2 syntax, found anywhere in the key, no backtracking) and
+how much one may cost. The rules: time is linear in the key's length times the size of the compiled
+programs, and both are bounded; an answer is never silently wrong: a set whose automaton ran out of
+memory answers like one without a match (RE2's set.cc; the Python binding drops the reason), so each
+set holds the empty expression as a witness, and where that is missing its members are tried one by
+one. New expressions wait in a small overlay and move to ever larger sets, as one large set would
+have to be rebuilt, in one stall, for each of them.
 
-The bound is for the worst. An automaton that meets ever new states costs up to 17 ns a byte
-of the key and instruction of all programs (google-re2 1.1, measured with keys and expressions
-made for it): 17 expressions like `([ab]{0,30}a){0,30}c` took 100 ms for one new key of 255
-bytes. What makes so many states is repetition, counted or written out, and so an expression
-full of it is counted REPEATED_WEIGHT times as large as it is: all such of one index together
-take 10 to 16 ms at worst for such a key, and one alone takes 1. Usual ones (anchored, 16
-instructions) took 30 us for 30,000 instructions together.
-Source: RE2's set.cc and dfa.cc.
+The bound is for the worst case. An automaton that meets ever new states costs up to 17 ns for each
+byte of the key and each instruction of all programs (google-re2 1.1, measured with keys and
+expressions made for it): 17 expressions like `([ab]{0,30}a){0,30}c` took 100 ms for one new key of
+255 bytes. Repetition, counted or written out, is what makes so many states, so an expression full
+of it is counted as REPEATED_WEIGHT times as large as it is. All such expressions of one index
+together take 10 to 16 ms at worst for such a key, and one alone takes 1 ms. Usual expressions
+(anchored, 16 instructions) took 30 us for 30,000 instructions together. Source: RE2's set.cc and
+dfa.cc.
 """
 
 from __future__ import annotations
@@ -37,16 +36,17 @@ PATTERN_MAX: Final = 8_000
 PROGRAMS_MAX: Final = 30_000
 """Instructions of all expressions in one index: about 1,900 usual ones. SPEC.md, section 7."""
 REPEATED_WEIGHT: Final = 8
-"""What an instruction of an expression counts that repeats a lot."""
+"""Factor by which an instruction counts in an expression that repeats a lot."""
 QUANTIFIERS_MAX: Final = 32
-"""An expression with more of `?`, `*`, `+` and empty alternatives repeats a lot."""
+"""Number of `?`, `*`, `+` and empty alternatives beyond which an expression counts as one that
+repeats a lot."""
 SET_COUNT_MAX: Final = 512
 SET_PROGRAM_MAX: Final = 2_000
-"""Bounds of one set, so that an add, which may build one, stalls the loop for a few ms (11 with
-sets of 1,024 and 50,000), and so that one look for one key of 255 bytes takes 6 ms at worst:
-between two sets the broker's loop may turn to others."""
+"""Bounds of one set. An add, which may build a set, so stalls the loop for a few ms (11 with sets
+of 1,024 and 50,000), and one look for one key of 255 bytes takes 6 ms at worst: between two sets
+the broker's loop may turn to others."""
 SET_MEMORY_BYTES: Final = 8 << 20
-"""What the automaton of one set may take; it starts small and grows as keys need it."""
+"""Memory that the automaton of one set may take; it starts small and grows as keys need it."""
 EXPRESSION_MEMORY_BYTES: Final = 1 << 20
 OVERLAY_MAX: Final = 16
 """Expressions tried one by one before they are put into a set; each costs about 2 us."""
@@ -106,26 +106,26 @@ def _repeats(expression: str) -> bool:
 
 
 def _weight(expression: str, compiled: Any) -> int:
-    """What an expression counts of the bounds."""
+    """Return what an expression counts towards the bounds."""
     size: int = compiled.programsize
     return size * REPEATED_WEIGHT if _repeats(expression) else size
 
 
 _COMBINED: Final = frozenset({"and", "or", "not"})
-"""Kinds whose parts are patterns."""
+"""Names of the kinds whose parts are patterns."""
 
 
 def weight_of(canonical: Canonical) -> int:
-    """What the expressions in a pattern count of the bounds, each as often as it is in it."""
+    """Return what the expressions in a pattern count, each as often as it occurs in it."""
     if canonical[0] == RegexKind.name:
         return _weight(canonical[1], _compile(canonical[1]))
     if canonical[0] not in _COMBINED:
-        return 0  # a field may be called `regex`
+        return 0  # A field may have the name `regex`.
     return sum(weight_of(part) for part in canonical[1:])
 
 
 def check_weight(canonical: Canonical) -> int:
-    """What the expressions in a pattern count. Raises PatternError: together too much for one."""
+    """Return what the expressions of a pattern count; PatternError: too much for one pattern."""
     weight = weight_of(canonical)
     if weight > PATTERN_MAX:
         raise PatternError(
@@ -137,7 +137,7 @@ def check_weight(canonical: Canonical) -> int:
 
 
 class _Set:
-    """Expressions compiled together; members that were discarded stay until it is rebuilt."""
+    """Expressions compiled together; discarded members stay until the set is rebuilt."""
 
     __slots__ = ("alive", "automaton", "members", "program", "singly")
 
@@ -147,7 +147,7 @@ class _Set:
         self.alive = len(members)
         self.program = sum(member[2] for member in members)
         self.singly: list[Any] | None = None
-        """Each compiled alone, once that was needed."""
+        """Each expression compiled alone, once that was needed."""
         automaton = re2.Set.SearchSet(_options(SET_MEMORY_BYTES))
         automaton.Add(b"")
         for _, expression, _ in members:
@@ -156,7 +156,7 @@ class _Set:
             automaton.Compile()
             self.automaton = automaton
         except re2.error:
-            # Too large together although each is allowed: slower, but right.
+            # Together they are too large, although each is allowed: slower, but right.
             self.automaton = None
 
     def living(self) -> list[tuple[int, str, int]]:
@@ -190,7 +190,7 @@ class RegexTable:
         return len(self._overlay) + len(self._where)
 
     def add(self, number: int, canonical: Canonical) -> None:
-        """Take it up, or raise PatternError when all together would be too large."""
+        """Take up an expression; raises PatternError when all together would be too large."""
         expression: str = canonical[1]
         compiled = _compile(expression)
         weight = _weight(expression, compiled)
@@ -207,7 +207,7 @@ class RegexTable:
             self._settle()
 
     def discard(self, number: int, canonical: Canonical) -> None:
-        """Forget it; a set is rebuilt when half of it is gone."""
+        """Forget an expression; a set is rebuilt when half of it is gone."""
         overlaid = self._overlay.pop(number, None)
         if overlaid is not None:
             self._program -= overlaid[2]
@@ -236,9 +236,9 @@ class RegexTable:
                     found.append(number)
 
     def steps(self, keys: Keys, found: list[int]) -> Iterator[None]:
-        """As lookup, one set or expression and one key a step.
+        """Do the work of lookup in steps of one set or expression and one key.
 
-        Expressions may come and go between the steps: those that are there throughout are found.
+        Expressions may come and go between the steps; those that are there throughout are found.
         """
         for key in keys:
             encoded = key.encode()
@@ -283,14 +283,14 @@ class RegexKind(PatternKind):
     name = "regex"
 
     def check(self, wire: Sequence[Any]) -> Sequence[Any]:
-        """As the protocol says; whether RE2 can compile it shows when it is compiled."""
+        """Check the form that SPEC.md gives; RE2 sees the expression only when it is compiled."""
         return check_regex(wire)
 
     def predicate(self, canonical: Canonical) -> Predicate:
-        """RE2 on its own."""
+        """Compile the expression alone, with RE2."""
         compiled = _compile(canonical[1])
         return lambda keys, fields: any(compiled.search(key.encode()) for key in keys)
 
     def table(self) -> Table:
-        """Sets and an overlay."""
+        """Return a table of sets and an overlay."""
         return RegexTable()

@@ -1,8 +1,8 @@
 """Field patterns: presence or value of a record's fields, all of them or any.
 
-They have no table of their own: each asks for facts, and the index's conjunctions find
-them by their rarest. Source: appendix A of the Malamute whitepaper, field matching
-(docs/design.md, References).
+Field patterns have no table: each asks for facts, and the index's conjunctions find it by its
+rarest fact. Source: appendix A of the Malamute whitepaper, field matching (docs/design.md,
+References).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class FieldsKind(PatternKind):
     name = "fields"
 
     def check(self, wire: Sequence[Any]) -> Sequence[Any]:
-        """As the protocol says."""
+        """Check the form that SPEC.md gives."""
         return check_fields(wire)
 
     def canonical(self, wire: list[Any]) -> Canonical:
-        """Sorted, each criterion once, none that another makes idle."""
+        """Sort the criteria, keep each once, and drop those that another one implies."""
         criteria = {tuple(criterion) for criterion in wire[2]}
         mode = wire[1]
         present = {criterion for criterion in criteria if len(criterion) == 1}
@@ -36,7 +36,7 @@ class FieldsKind(PatternKind):
         return ("fields", "all" if len(criteria) == 1 else mode, tuple(sorted(criteria)))
 
     def predicate(self, canonical: Canonical) -> Predicate:
-        """Look the names up."""
+        """Return a predicate that looks the names up."""
         wanted = tuple((c[0], c[1] if len(c) == 2 else None) for c in canonical[2])
         if canonical[1] == "all":
 
@@ -61,7 +61,7 @@ class FieldsKind(PatternKind):
         return holds_any
 
     def filing(self, canonical: Canonical) -> Filing:
-        """All: one conjunction. Any: one for each criterion."""
+        """File `all` under one conjunction, and `any` under one for each criterion."""
         facts: list[Fact] = [c[0] if len(c) == 1 else (c[0], c[1]) for c in canonical[2]]
         if canonical[1] == "all":
             return Filing((frozenset(facts),), exact=True)

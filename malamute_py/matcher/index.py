@@ -1,10 +1,10 @@
 """The index: from a header to the numbers of all patterns that match it.
 
 Owns the numbers of one stream's patterns. The rules: the same pattern has one number, however often
-it is added; a header seen before is one dictionary look-up; a new one costs by what it meets, not
-by how many patterns there are; add and discard cost the same however many headers are remembered.
-Source: docs/design.md, Matching; scan.py says the same by comparing one by one, and the tests hold
-the two together.
+it is added; a header seen before is one dictionary look-up; a new header costs by what it matches,
+not by how many patterns there are; add and discard cost the same however many headers are
+remembered. Source: docs/design.md, Matching. scan.py gives the same answers by comparing one
+pattern at a time, and the tests hold the two together.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MEMO_BYTES_MAX = 64 << 20
 
 
 class _Pattern:
-    """One numbered pattern: those that were added, and the parts that others are made of."""
+    """One numbered pattern: one that a caller added, or a part that others are made of."""
 
     __slots__ = ("asked", "canonical", "conjunctions", "held", "negates", "number", "parts")
 
@@ -46,25 +46,26 @@ class _Pattern:
         self.number = number
         self.canonical = canonical
         self.asked = 0
-        """How often add() was called for it, less discard()."""
+        """How often add() was called for the pattern, less the calls of discard()."""
         self.held = 0
-        """How many other patterns are filed by it."""
+        """How many other patterns are filed by this one."""
         self.conjunctions: tuple[frozenset[HeldFact], ...] | None = None
-        """What it is filed under; None for a leaf, which is in its kind's table."""
+        """Conjunctions that the pattern is filed under; None for a leaf, which is in its kind's
+        table."""
         self.negates = -1
-        """The number of the pattern that this one is the complement of."""
+        """The number of the pattern whose complement this one is."""
         self.parts: list[int] = []
-        """The numbers that this one holds."""
+        """The numbers of the parts that this pattern holds."""
 
 
 STEP_HEADERS: Final = 64
-"""Headers that are matched in one step where no expression is looked for."""
+"""Headers that are matched in one step where no regular expression is involved."""
 
 
 def _gather(
     alike: dict[bytes, tuple[BitMap, list[int]]], numbers: BitMap, places: list[int]
 ) -> None:
-    """Put places with those that the same patterns match."""
+    """Put each place to the others that the same patterns match."""
     if not numbers:
         return
     value = numbers.serialize()
@@ -85,9 +86,9 @@ class Index:
         memo_bytes_max: int = MEMO_BYTES_MAX,
         programs_max: int = PROGRAMS_MAX,
     ) -> None:
-        """memo_*: bounds of what is remembered of headers seen; 0 headers remembers none.
+        """memo_*: bounds of the headers that are remembered; 0 headers remembers none.
 
-        programs_max: what all regular expressions may count together.
+        programs_max: bound of all regular expressions together, by their weight.
         """
         self._programs_max = programs_max
         self._memo = Memo(memo_headers_max, memo_bytes_max)
@@ -99,15 +100,16 @@ class Index:
         self._leaves_in: dict[str, int] = {}
         self._conjunctions = Conjunctions()
         self._leaf_facts: dict[int, int] = {}
-        """Leaves that conjunctions ask for, and how many do."""
+        """Leaf -> how many conjunctions ask for it."""
         self._checks: dict[int, Predicate] = {}
-        """Numbers filed more widely than they match, with what decides."""
+        """Numbers that are filed more widely than they match -> the predicate that decides."""
         self._checked = BitMap()
         self._check_weights: dict[int, int] = {}
-        """What the expressions in them count; those filed as leaves count in their table."""
+        """Weight of the expressions in a pattern; expressions filed as leaves count in their
+        table."""
         self._check_weight = 0
         self._complements: dict[int, int] = {}
-        """Inner number -> the number of its negation."""
+        """Number of a pattern -> the number of its negation."""
         self._negated = BitMap()
         self._negations = BitMap()
         self._hidden = BitMap()
@@ -117,18 +119,18 @@ class Index:
         self._asked = 0
 
     def __len__(self) -> int:
-        """How many different patterns were added and not discarded."""
+        """Return how many different patterns were added and not discarded."""
         return self._asked
 
     def pattern(self, number: int) -> Pattern:
-        """The canonical wire form of a pattern; raises KeyError if the number is not in use."""
+        """Return the canonical wire form of a pattern; KeyError: the number is not in use."""
         pattern = self._patterns[number]
         if not pattern.asked:
             raise KeyError(number)
         return to_wire(pattern.canonical)
 
     def add(self, wire: object) -> int:
-        """Take up a pattern and return its number, the same for patterns that say the same.
+        """Take up a pattern and return its number, the same for patterns that mean the same.
 
         Raises PatternError: the index is as before.
         """
@@ -162,7 +164,7 @@ class Index:
             self._give_up(pattern)
 
     def match(self, keys: Keys, fields: Fields) -> BitMap:
-        """The numbers of all patterns that match the header; not to be changed.
+        """Return the numbers of all patterns that match the header; a caller must not change them.
 
         keys: the subject and any further keys. fields: sorted by name, each name once.
         """
@@ -173,14 +175,14 @@ class Index:
         return numbers
 
     def classes(self, headers: Sequence[tuple[Keys, Fields]]) -> list[tuple[BitMap, list[int]]]:
-        """Many headers at once: (numbers of patterns, places of the headers that just these match).
+        """Match many headers: (numbers of patterns, places of the headers that just these match).
 
-        For tables too large to come again: what is found is not remembered, and what is remembered
-        is not driven out by it. Headers that nothing matches are in none.
+        For tables too large to come again: the answer is not remembered, and drives out nothing
+        that is. Headers that no pattern matches are left out.
         """
         alike: dict[bytes, tuple[BitMap, list[int]]] = {}
         if not (self._tables or self._complements or self._checks or self._hidden):
-            # Nothing but fields is asked for.
+            # All patterns ask for fields only.
             for bits, places in self._conjunctions.classes(fields for _, fields in headers):
                 _gather(alike, bits, places)
             return list(alike.values())
@@ -213,9 +215,9 @@ class Index:
         return "regex" in self._tables or bool(self._check_weight)
 
     def steps(self, keys: Keys, fields: Fields) -> Generator[None, None, BitMap]:
-        """As match, in steps between which patterns may come and go.
+        """Do the work of match in steps, between which patterns may come and go.
 
-        Numbers of patterns that are there throughout are right; of the others any may be in it.
+        The answer is right for patterns that are there throughout; others may or may not be in it.
         """
         numbers = self._memo.get(keys, fields)
         if numbers is not None:
@@ -234,12 +236,12 @@ class Index:
 
     @property
     def memo_headers(self) -> int:
-        """How many headers are remembered."""
+        """Return how many headers are remembered."""
         return len(self._memo)
 
     @property
     def memo_bytes(self) -> int:
-        """About what the memory of headers takes."""
+        """Return about how many bytes the remembered headers take."""
         return self._memo.bytes
 
     # --- a header never seen before --------------------------------------------------
@@ -259,7 +261,7 @@ class Index:
     def _conclude(
         self, keys: Keys, fields: Fields, found: list[int]
     ) -> Generator[None, None, BitMap]:
-        """From what the tables found to the numbers, in steps where patterns are asked alone."""
+        """Turn the findings of the tables into numbers, in steps where patterns are asked alone."""
         if len(self._conjunctions):
             facts: list[HeldFact] = [*fields]
             facts.extend([name for name, _ in fields])
@@ -307,7 +309,7 @@ class Index:
         except BaseException:
             for part in pattern.parts:
                 self._let_go(part)
-            # It was never in a result, so it may be used again at once.
+            # The number was never in a result, so it may be used again at once.
             heappush(self._free, number)
             raise
         self._patterns[number] = pattern
@@ -360,7 +362,7 @@ class Index:
             self._checked.add(pattern.number)
 
     def _give_up(self, pattern: _Pattern) -> None:
-        """Take a pattern that no caller asks for or holds out of everything."""
+        """Remove a pattern that no caller asks for and no other pattern holds."""
         number = pattern.number
         del self._patterns[number]
         del self._numbers[pattern.canonical]
@@ -410,7 +412,7 @@ class Index:
             heappush(self._free, number)
 
     def _note(self, number: int, predicate: Predicate | None) -> None:
-        """Tell the memo that a pattern came, or went; its log may let go of a number then."""
+        """Tell the memo that a pattern came or went; its log may then free a number."""
         left = self._memo.note(number, predicate)
         if left is None:
             return
@@ -421,7 +423,7 @@ class Index:
 
 
 class Classing:
-    """Headers put together by what matches them, in steps between which others have their turn."""
+    """Headers grouped by the patterns that match them, in steps with other work in between."""
 
     def __init__(
         self,
@@ -431,16 +433,17 @@ class Classing:
     ) -> None:
         """headers: of one batch; asked for after the steps of `first`, which make them."""
         self._alike: dict[bytes, tuple[BitMap, list[int]]] = {}
-        # Without this object, so that all is free at once when no reader waits for it any more.
+        # Without a reference to this object, so that all is free at once when its last reader
+        # leaves.
         self.steps: Final = self._all(index, headers, first, self._alike)
 
     def run(self, more: Callable[[], bool]) -> bool:
-        """Go on until all is done (True) or `more`, asked after each step, says no."""
+        """Go on until all is done (True), or until `more`, asked after each step, says no."""
         return all(more() for _ in self.steps)
 
     @property
     def classes(self) -> list[tuple[BitMap, list[int]]]:
-        """What Index.classes returns, once all is done."""
+        """Return what Index.classes would return; only after run() returned True."""
         return list(self._alike.values())
 
     @staticmethod

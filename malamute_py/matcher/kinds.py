@@ -1,10 +1,10 @@
-"""What a kind of pattern is, the table of kinds, and canonical patterns.
+"""The interface of a kind of pattern, the table of kinds, and canonical patterns.
 
 Owns the interface by which kinds plug in; the built-in kinds use it and nothing else. The rule: a
 pattern is first checked (malamute_protocol.pattern), then canonicalised to a hashable tuple, and
 two patterns are the same exactly when these tuples are equal. To add a kind, subclass PatternKind,
 give `name`, `check`, `canonical` and `predicate`, and call register_kind; that is enough to be
-correct, at the cost of one predicate call a pattern for each header never seen before. A `table`
+correct, at the cost of one call of the predicate for each pattern and each new header. A `table`
 makes it fast. Source: docs/design.md, Matching.
 """
 
@@ -37,14 +37,14 @@ class Leaf(NamedTuple):
 
 
 Fact: TypeAlias = "Leaf | str | tuple[str, str]"
-"""What may hold of a header: a leaf matches, a field is present, a field has a value."""
+"""A statement about a header: a leaf matches, a field is present, a field has a value."""
 
 
 class Filing(NamedTuple):
-    """Where the index looks for a pattern: it is a candidate once a conjunction holds whole.
+    """The conjunctions under which the index files a pattern: it is a candidate once one holds.
 
-    exact: every candidate matches; else the predicate decides. The conjunctions must
-    cover the pattern: no header matches it without one of them holding.
+    exact: every candidate matches; otherwise the predicate decides. The conjunctions must cover the
+    pattern: no header matches it without one of them holding.
     """
 
     conjunctions: tuple[frozenset[Fact], ...]
@@ -65,7 +65,7 @@ class Table(Protocol):
 
 
 class PatternKind(ABC):
-    """One kind of pattern: what is well formed, what is the same, what matches, how to find it."""
+    """One kind of pattern: its form, its canonical form, its predicate, its place in the index."""
 
     name: str
 
@@ -78,35 +78,35 @@ class PatternKind(ABC):
         """Compile the pattern on its own; raises PatternError if that cannot be done."""
 
     def canonical(self, wire: Pattern) -> Canonical:
-        """The one form of all patterns that say the same; wire passed the check."""
+        """Return the one form of all patterns that mean the same; wire has passed the check."""
         return (self.name, *wire[1:])
 
     def filing(self, canonical: Canonical) -> Filing:
-        """Where the index looks for the pattern: by default in the kind's own table."""
+        """Tell where the index files the pattern: by default in the kind's own table."""
         return Filing((frozenset((Leaf(canonical),)),), exact=True)
 
     def table(self) -> Table:
-        """A new table for one index: by default one that tries every pattern in turn."""
+        """Make a table for one index: by default one that tries every pattern in turn."""
         return ScanTable(self)
 
 
 class ScanTable:
-    """The table of a kind that brings none: every pattern is tried."""
+    """The table of a kind that has none of its own: it tries every pattern."""
 
     def __init__(self, kind: PatternKind) -> None:
         self._kind = kind
         self._predicates: dict[int, Predicate] = {}
 
     def add(self, number: int, canonical: Canonical) -> None:
-        """Compile and keep."""
+        """Compile the pattern and keep it."""
         self._predicates[number] = self._kind.predicate(canonical)
 
     def discard(self, number: int, canonical: Canonical) -> None:
-        """Forget."""
+        """Forget the pattern."""
         del self._predicates[number]
 
     def lookup(self, keys: Keys, fields: Fields, found: list[int]) -> None:
-        """Try each."""
+        """Try each pattern."""
         found.extend(n for n, predicate in self._predicates.items() if predicate(keys, fields))
 
 
@@ -114,7 +114,7 @@ _KINDS: dict[str, PatternKind] = {}
 
 
 def install(kind: PatternKind) -> None:
-    """Put a kind into the table; its check is the protocol's own."""
+    """Put a kind into the table, with the check that the protocol has for it."""
     _KINDS[kind.name] = kind
 
 
@@ -131,12 +131,12 @@ def unregister_kind(kind: PatternKind) -> None:
 
 
 def kind_of(canonical: Canonical) -> PatternKind:
-    """The kind of a canonical pattern."""
+    """Return the kind of a canonical pattern."""
     return _KINDS[canonical[0]]
 
 
 def canonicalise(wire: Pattern) -> Canonical:
-    """The canonical form of a pattern that has passed validate."""
+    """Return the canonical form of a pattern that has passed validate."""
     kind = _KINDS.get(wire[0])
     if kind is None:
         raise PatternError("unknown_pattern_kind", f"this broker has no pattern kind '{wire[0]}'")
@@ -149,5 +149,5 @@ def predicate_of(canonical: Canonical) -> Predicate:
 
 
 def to_wire(canonical: Canonical) -> Pattern:
-    """The wire form of a canonical pattern."""
+    """Return the wire form of a canonical pattern."""
     return [to_wire(item) if isinstance(item, tuple) else item for item in canonical]

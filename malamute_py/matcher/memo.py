@@ -1,11 +1,11 @@
 """Headers seen before, each with the numbers of the patterns that match it.
 
-Owns the bound on what is remembered and how it is kept right when patterns come and go.
-The rule: a change costs the same however much is remembered. Changes go to a short log;
-an entry that is looked up catches up with the log, or, when it missed more than the log
-still holds, is as good as unknown. A number leaves the log only when no entry can be
-brought up to date from before its discard: only then may it be given to another pattern.
-Result bitmaps are replaced, never changed: a caller keeps what it was given.
+Owns the bound on what is remembered and how it is kept right when patterns come and go. The rule: a
+change costs the same however much is remembered. Changes go to a short log; an entry that is looked
+up catches up with the log, or counts as unknown when it missed more than the log still holds. A
+number leaves the log only when no entry can be brought up to date from before its discard: only
+then may it be given to another pattern. Result bitmaps are replaced, never changed: a caller keeps
+what it was given.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pyroaring import BitMap
 from malamute_py.matcher.kinds import Fields, Keys, Predicate
 
 LOG_MAX = 64
-"""Changes an entry may lag behind; catching up with more costs what a new look-up does."""
+"""Changes that an entry may lag behind; catching up with more costs as much as a new look-up."""
 
 _ENTRY_BYTES = 700
-"""An entry without its texts and numbers: key tuples, dictionary slot, bitmap."""
+"""Bytes of an entry besides its texts and numbers: key tuples, dictionary slot, bitmap."""
 
 
 class _Entry:
@@ -50,11 +50,11 @@ class Memo:
 
     @property
     def generation(self) -> int:
-        """How many patterns have come and gone."""
+        """Return how many patterns have come and gone."""
         return self._generation
 
     def get(self, keys: Keys, fields: Fields) -> BitMap | None:
-        """What matches the header as of now, or None if that is not known."""
+        """Return what matches the header now, or None if that is not known."""
         entry = self._entries.get((keys, fields))
         if entry is None:
             return None
@@ -63,7 +63,7 @@ class Memo:
         return self._catch_up(entry, keys, fields)
 
     def put(self, keys: Keys, fields: Fields, numbers: BitMap) -> None:
-        """Remember what matches the header as of now."""
+        """Remember what matches the header now."""
         header = (keys, fields)
         size = _ENTRY_BYTES + _bitmap_bytes(numbers) + sum(map(len, keys))
         for name, value in fields:
@@ -78,7 +78,7 @@ class Memo:
             self.bytes -= oldest.bytes
 
     def note(self, number: int, predicate: Predicate | None) -> int | None:
-        """Note that a pattern came; without a predicate: that it went.
+        """Note that a pattern came or, without a predicate, that it went.
 
         Returns a number that went before, once nothing remembered can contain it.
         """
@@ -99,7 +99,8 @@ class Memo:
             assert change is not None
             number, predicate = change
             if number in seen:
-                # What became of it later counts: who comes and goes again costs nothing.
+                # The last change of a number counts: a pattern that comes and goes again costs
+                # nothing.
                 continue
             seen.add(number)
             holds = predicate is not None and predicate(keys, fields)
@@ -120,6 +121,6 @@ class Memo:
 
 
 def _bitmap_bytes(numbers: BitMap) -> int:
-    """About what the bitmap takes: two bytes a number, at most 8 KiB for each 65,536."""
+    """Return about how many bytes the bitmap takes: two a number, at most 8 KiB for each 65,536."""
     count = len(numbers)
     return min(2 * count, 8192 * ((numbers.max() >> 16) + 1)) if count else 0

@@ -23,7 +23,7 @@ class PrefixTable:
         self._lengths: list[int] = []
 
     def add(self, number: int, canonical: Canonical) -> None:
-        """File by text."""
+        """File the prefix by its text."""
         text: str = canonical[1]
         self._numbers[text] = number
         if self._of_length.setdefault(len(text), 0) == 0:
@@ -31,7 +31,7 @@ class PrefixTable:
         self._of_length[len(text)] += 1
 
     def discard(self, number: int, canonical: Canonical) -> None:
-        """Forget the text, and its length with the last of that length."""
+        """Forget the prefix, and its length with the last prefix of that length."""
         text: str = canonical[1]
         del self._numbers[text]
         self._of_length[len(text)] -= 1
@@ -57,18 +57,18 @@ class PrefixKind(PatternKind):
     name = "prefix"
 
     def check(self, wire: Sequence[Any]) -> Sequence[Any]:
-        """As the protocol says."""
+        """Check the form that SPEC.md gives."""
         return check_prefix(wire)
 
     def canonical(self, wire: list[Any]) -> Canonical:
-        """Every subject begins with the empty text."""
+        """Bring the empty prefix, with which every subject begins, to `all`."""
         return ("prefix", wire[1]) if wire[1] else ("all",)
 
     def predicate(self, canonical: Canonical) -> Predicate:
-        """Ask the string."""
+        """Return a predicate that asks the string."""
         text: str = canonical[1]
         return lambda keys, fields: any(key.startswith(text) for key in keys)
 
     def table(self) -> Table:
-        """By text and length."""
+        """Return a table by text and length."""
         return PrefixTable()

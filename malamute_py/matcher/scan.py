@@ -1,7 +1,7 @@
-"""The obvious twin of the index: one pattern against one header, read off the definition.
+"""The simple twin of the index: one pattern against one header, read off the definition.
 
-Owns nothing and shares no code with what it checks, the check of the wire form apart. It
-is the oracle of the tests, and the place to look up what a pattern means.
+Shares no code with what it checks, except the check of the wire form. Tests compare the index with
+it, and readers can look up in it what a pattern means.
 """
 
 from __future__ import annotations

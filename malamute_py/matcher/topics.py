@@ -31,7 +31,7 @@ def may_lead_to_match(pattern: tuple[str, ...], parts: list[str]) -> bool:
 def _ends(pattern: tuple[str, ...], parts: list[str]) -> set[int]:
     """How many pattern parts may be used up once all subject parts are; more may still follow.
 
-    A position just after a `#` stays alive on every further part.
+    A position just after a `#` stays possible with every further part.
     """
     ends = {0}
     for part in parts:
@@ -47,36 +47,36 @@ def _ends(pattern: tuple[str, ...], parts: list[str]) -> set[int]:
     return ends
 
 
-class _Node:
-    """Where the patterns with one beginning part ways."""
+class _PartNode:
+    """A node of the trie, at which the patterns with one beginning divide."""
 
     __slots__ = ("hashed", "literals", "number", "parent", "part", "repeats", "star")
 
-    def __init__(self, parent: _Node | None, part: str) -> None:
+    def __init__(self, parent: _PartNode | None, part: str) -> None:
         self.parent = parent
         self.part = part
         self.repeats = part == "#"
         self.number = -1
-        """The pattern that ends here."""
-        self.literals: dict[str, _Node] | None = None
-        self.star: _Node | None = None
-        self.hashed: _Node | None = None
+        """The number of the pattern that ends here."""
+        self.literals: dict[str, _PartNode] | None = None
+        self.star: _PartNode | None = None
+        self.hashed: _PartNode | None = None
 
-    def descend(self, part: str) -> _Node:
-        """The node one part further, made if there is none."""
+    def descend(self, part: str) -> _PartNode:
+        """Return the node one part further, made if there is none."""
         if part == "*":
             if self.star is None:
-                self.star = _Node(self, part)
+                self.star = _PartNode(self, part)
             return self.star
         if part == "#":
             if self.hashed is None:
-                self.hashed = _Node(self, part)
+                self.hashed = _PartNode(self, part)
             return self.hashed
         if self.literals is None:
             self.literals = {}
         node = self.literals.get(part)
         if node is None:
-            node = self.literals[part] = _Node(self, part)
+            node = self.literals[part] = _PartNode(self, part)
         return node
 
     def is_bare(self) -> bool:
@@ -85,11 +85,11 @@ class _Node:
 
 
 class TopicTable:
-    """Whole subjects in a dictionary, everything with a wildcard in a trie."""
+    """Topic patterns: whole subjects in a dictionary, everything with a wildcard in a trie."""
 
     def __init__(self) -> None:
         self._whole: dict[str, int] = {}
-        self._root = _Node(None, "")
+        self._root = _PartNode(None, "")
 
     def add(self, number: int, canonical: Canonical) -> None:
         """File the pattern by its text or its parts."""
@@ -127,7 +127,7 @@ class TopicTable:
             node = above
 
     def lookup(self, keys: Keys, fields: Fields, found: list[int]) -> None:
-        """Walk the trie with each key, all alternatives abreast."""
+        """Walk the trie with each key, all alternatives at once."""
         for key in keys:
             number = self._whole.get(key)
             if number is not None:
@@ -135,7 +135,7 @@ class TopicTable:
             self._walk(key.split("."), found)
 
     def classes(self, subjects: Sequence[str]) -> dict[tuple[int, ...], list[int]]:
-        """Of many subjects: numbers of patterns -> places of the subjects that just these match.
+        """Match many subjects: numbers of patterns -> places of the subjects that just these match.
 
         Subjects walk the trie together for as long as they meet the same nodes, so that a level at
         which no pattern names a part costs nothing. Subjects without a match are left out.
@@ -150,9 +150,9 @@ class TopicTable:
                 alike.append(place)
         found: dict[tuple[int, ...], list[int]] = {}
         for length, places in by_length.items():
-            states: dict[tuple[_Node, ...], list[int]] = {(self._root,): places}
+            states: dict[tuple[_PartNode, ...], list[int]] = {(self._root,): places}
             for depth in range(length):
-                onward: dict[tuple[_Node, ...], list[int]] = {}
+                onward: dict[tuple[_PartNode, ...], list[int]] = {}
                 for nodes, members in states.items():
                     _step(nodes, members, parts, depth, onward)
                 states = onward
@@ -191,11 +191,11 @@ class TopicTable:
     def _walk(self, parts: list[str], found: list[int]) -> None:
         here = [self._root]
         for part in parts:
-            onward: list[_Node] = []
+            onward: list[_PartNode] = []
             push = onward.append
-            # A node after `#` can be reached from before it and from itself, once is enough.
-            # Every other node has one way in, so only these need the check.
-            repeating: set[_Node] | None = None
+            # A node after `#` can be reached from before it and from itself; once is enough. Every
+            # other node has one way in, so only these need the check.
+            repeating: set[_PartNode] | None = None
             for node in here:
                 literals = node.literals
                 if literals is not None:
@@ -225,15 +225,15 @@ class TopicTable:
 
 
 def _step(
-    nodes: tuple[_Node, ...],
+    nodes: tuple[_PartNode, ...],
     places: list[int],
     parts: list[list[str]],
     depth: int,
-    onward: dict[tuple[_Node, ...], list[int]],
+    onward: dict[tuple[_PartNode, ...], list[int]],
 ) -> None:
-    """One part further with subjects that have met the same nodes so far."""
-    common: list[_Node] = []
-    literals: list[dict[str, _Node]] = []
+    """Go one part further with subjects that have met the same nodes so far."""
+    common: list[_PartNode] = []
+    literals: list[dict[str, _PartNode]] = []
     for node in nodes:
         if node.literals is not None:
             literals.append(node.literals)
@@ -270,7 +270,7 @@ def _step(
         onward.setdefault(shared, []).extend(rest)
 
 
-def _numbers_at(nodes: tuple[_Node, ...]) -> tuple[int, ...]:
+def _numbers_at(nodes: tuple[_PartNode, ...]) -> tuple[int, ...]:
     """Return the numbers of the patterns that end at these nodes, ascending."""
     numbers = {node.number for node in nodes}
     # The last `*` may be missing.
@@ -285,11 +285,11 @@ class TopicKind(PatternKind):
     name = "topic"
 
     def check(self, wire: Sequence[Any]) -> Sequence[Any]:
-        """As the protocol says."""
+        """Check the form that SPEC.md gives."""
         return check_topic(wire)
 
     def canonical(self, wire: list[Any]) -> Canonical:
-        """`#` is everything, and so is `#.*`, whose last part may be missing."""
+        """Bring `#`, and `#.*` whose last part may be missing, to the pattern of everything."""
         return ("all",) if wire[1] in ("#", "#.*") else ("topic", wire[1])
 
     def predicate(self, canonical: Canonical) -> Predicate:
@@ -303,12 +303,12 @@ class TopicKind(PatternKind):
         return lambda keys, fields: any(parts_match(pattern, key.split(".")) for key in keys)
 
     def table(self) -> Table:
-        """The trie."""
+        """Return a trie."""
         return TopicTable()
 
 
 def _positional(pattern: tuple[str, ...]) -> Predicate:
-    """The predicate of a pattern without `#`: the number of parts is known."""
+    """Make the predicate of a pattern without `#`, whose number of parts is known."""
     literals = tuple((at, part) for at, part in enumerate(pattern) if part != "*")
     most = len(pattern)
     least = most - 1 if pattern[-1] == "*" else most

@@ -33,17 +33,17 @@ class Daemon:
     ) -> None:
         """directory: for the data and the log; made when missing.
 
-        settings: `key=value` as for `malamute broker --set`. program: what runs instead of the
-        command line's own module, with the same arguments.
+        settings: `key=value` as for `malamute broker --set`. program: module that runs instead of
+        the command line's own, with the same arguments.
         """
         directory.mkdir(parents=True, exist_ok=True)
         self._data = directory / "data"
         self._log = directory / "broker.log"
         self._settings = settings
         self._program = program or (sys.executable, "-m", "malamute_py.cli")
-        # The address must outlive the process, so the port is chosen here and not by it; and it
-        # is kept, bound and not listening, so that no other process has it while this one is dead.
-        # libzmq shares addresses of this kind.
+        # The address must outlive the process, so the port is chosen here and not by the process.
+        # It is kept bound and not listening, so that no other process has it while this one is
+        # dead. libzmq shares addresses of this kind.
         self._address = socket.socket()
         self._address.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._address.bind(("127.0.0.1", 0))
@@ -52,7 +52,7 @@ class Daemon:
 
     @property
     def endpoint(self) -> str:
-        """Where clients connect."""
+        """Return the endpoint for clients."""
         return f"tcp://127.0.0.1:{self._port}"
 
     def start(self, wait_s: float = 60.0) -> None:
@@ -91,18 +91,18 @@ class Daemon:
         return True
 
     def ended(self) -> str:
-        """How the process ended: by a signal's name, or by an exit code."""
+        """Say how the process ended: by a signal's name, or by an exit code."""
         code = None if self._process is None else self._process.poll()
         if code is None:
             return "nothing yet"
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
     def tail(self) -> str:
-        """The end of its log."""
+        """Return the end of its log."""
         return self._log.read_text(errors="replace")[-2000:]
 
     def kill(self) -> None:
-        """SIGKILL: no goodbye, nothing flushed."""
+        """Kill the process (SIGKILL): no goodbye, nothing flushed."""
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
@@ -113,7 +113,7 @@ class Daemon:
             self._process.send_signal(number)
 
     def stop(self) -> None:
-        """SIGTERM, and wait for the orderly end."""
+        """Send SIGTERM, and wait for the orderly end."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             try:
@@ -123,28 +123,28 @@ class Daemon:
 
     @property
     def process(self) -> psutil.Process:
-        """The running process."""
+        """Return the running process."""
         import psutil
 
         assert self._process is not None
         return psutil.Process(self._process.pid)
 
     def own_bytes(self) -> int:
-        """Resident memory of the process that is its own (no shared file pages)."""
+        """Return resident memory that is the process's own (no shared file pages)."""
         memory = self.process.memory_info()
         return int(memory.rss - memory.shared)
 
     def cpu_s(self) -> float:
-        """Processor seconds used so far, all threads, user and system."""
+        """Return processor seconds used so far, of all threads, user and system."""
         times = self.process.cpu_times()
         return float(times.user + times.system)
 
     def files(self) -> int:
-        """Files in the data directory."""
+        """Return how many files the data directory has."""
         return sum(len(names) for _, _, names in os.walk(self._data))
 
     def disk_bytes(self) -> int:
-        """Bytes that they occupy on disk."""
+        """Return the bytes that the data directory occupies on disk."""
         return sum(
             os.stat(Path(folder) / name).st_blocks * 512
             for folder, _, names in os.walk(self._data)
@@ -152,7 +152,7 @@ class Daemon:
         )
 
     def __enter__(self) -> Self:
-        """Start it."""
+        """Start the process."""
         self.start()
         return self
 
@@ -162,6 +162,6 @@ class Daemon:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop it, and give its address back."""
+        """Stop the process, and give its address back."""
         self.stop()
         self._address.close()

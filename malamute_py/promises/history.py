@@ -1,8 +1,8 @@
-"""The journal of what was asked and promised, and the check of it.
+"""The journal of calls and promises, and the check of it.
 
-Owns the events and the rules that they must meet. The rule: an event of an intent is written
-before the call, one of a promise after it, and the check knows nothing but the events. Source:
-SPEC.md, section 8; README.md, "What is promised".
+Owns the events and the rules that they must meet. The rule: an event of an intent is written before
+the call, one of a promise after it, and the check sees nothing but the events. Source: SPEC.md,
+section 8; README.md, "What is promised".
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 ASKED: Final = "asked"
-"""A call was made."""
+"""Event: a call was made."""
 CONFIRMED: Final = "confirmed"
-"""The call came back with a promise; `number` is the offset or number that it named."""
+"""Event: the call came back with a promise; `number` is the offset or number that it named."""
 UNSURE: Final = "unsure"
-"""The call came back with an error: it may have been done or not."""
+"""Event: the call came back with an error, and may or may not have taken effect."""
 SEEN: Final = "seen"
-"""A reader that lives through the disturbances got it."""
+"""Event: a reader that lives through the disturbances got the element."""
 DONE: Final = "done"
-"""The broker confirmed that it is done with: it must not be seen again."""
+"""Event: the broker confirmed the acknowledgement of the element, which must not be seen again."""
 FOUND: Final = "found"
-"""An element was there when all was over; events of one place stand in that place's order."""
+"""Event: an element was there at the end; events of one place are in the order of that place."""
 LOOKED: Final = "looked"
-"""The place was read to its end: what it holds is told by the events FOUND, and no others."""
+"""Event: the place was read to its end; the events FOUND are all that it holds."""
 FIRST: Final = "first"
-"""Offset that the log began at when it was read. The check excuses what is older only where a
-stream's retention may have taken it; the broker said that it did."""
+"""Event: the offset that the log began at when it was read. The check excuses missing older records
+only where a stream's retention may have taken them, as the broker reported."""
 NOTE: Final = "note"
-"""A disturbance, for people."""
+"""Event: a disturbance, for people."""
 PLACES: Final = {"record": ("",), "step": ("left", "right", "audit"), "request": ("answers",)}
-"""Kind -> the places that hold each confirmed one."""
+"""Kind -> the places that hold each confirmed element."""
 _NAMED_MAX: Final = 5
 
 
@@ -44,7 +44,7 @@ class Event(NamedTuple):
 
     what: str
     kind: str
-    """What it is about: record, mail, request, step, or the place where it was found."""
+    """Kind of the element: record, mail, request, step; or the place where it was found."""
     id: str
     number: int = -1
 
@@ -53,7 +53,7 @@ class Book:
     """The journal under way: events go to a file, and are counted."""
 
     def __init__(self, path: Path) -> None:
-        """path: the file; written anew."""
+        """path: of the file, which is written anew."""
         self._file = path.open("w", encoding="utf-8")
         self.counts: Counter[tuple[str, str]] = Counter()
         self._began = time.monotonic()
@@ -65,7 +65,7 @@ class Book:
         self._file.write(json.dumps([what, kind, id, number, at_s]) + "\n")
 
     def __enter__(self) -> Self:
-        """Nothing is to be done."""
+        """Return the journal; nothing else is to be done."""
         return self
 
     def __exit__(
@@ -79,7 +79,7 @@ class Book:
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """The events of a journal."""
+    """Read the events of a journal."""
     with path.open(encoding="utf-8") as file:
         for line in file:
             what, kind, id, number, _ = json.loads(line)
@@ -87,16 +87,16 @@ def read_events(path: Path) -> Iterator[Event]:
 
 
 class Verdict(NamedTuple):
-    """What a journal shows."""
+    """The result of a check."""
 
     faults: list[str]
-    """Broken promises, a sentence each; empty: none."""
+    """Broken promises, a sentence each; empty: no promise was broken."""
     counts: dict[str, int]
-    """How many of each kind were asked and promised."""
+    """Elements of each kind that were asked for and promised."""
 
 
 class _Kind:
-    """What one kind of thing was asked, promised and found."""
+    """The calls, promises and findings of one kind."""
 
     def __init__(self) -> None:
         self.asked: set[str] = set()
@@ -109,7 +109,7 @@ class _Kind:
 
 
 def check(events: Iterable[Event], *, retention: bool = True) -> Verdict:
-    """Hold the events to what was promised.
+    """Compare the events with the promises.
 
     retention: False: nothing was to be removed, so that every log must begin with its first record.
     """
@@ -153,7 +153,7 @@ def check(events: Iterable[Event], *, retention: bool = True) -> Verdict:
 
 
 def _check_places(name: str, of: _Kind, faults: list[str]) -> None:
-    """Each place holds each confirmed one once, and all places the same in the same order."""
+    """Check that each place holds each confirmed element once, and all places in one order."""
     orders = {}
     places = {place: of.places[place] for place in (*PLACES.get(name, ()), *of.places)}
     unread = sorted(places.keys() - of.looked)
@@ -179,7 +179,7 @@ def _check_places(name: str, of: _Kind, faults: list[str]) -> None:
                 if number >= 0 and numbers.get(id, number) != number
             ]
             _say(faults, f"{name}s {where} at another offset than was confirmed", moved)
-            _say(faults, f"{name}s {where} behind a later one of their producer", _behind(ids))
+            _say(faults, f"{name}s {where} after a later one of their producer", _out_of_order(ids))
             numbered = {number: id for id, number in found}
             other = [
                 id
@@ -201,7 +201,7 @@ def _where(place: str) -> str:
     return f"in {place}" if place else "in the log"
 
 
-def _behind(ids: list[str]) -> list[str]:
+def _out_of_order(ids: list[str]) -> list[str]:
     last: dict[str, int] = {}
     found = []
     for id in ids:
@@ -221,7 +221,7 @@ def _check_mail(of: _Kind, faults: list[str]) -> None:
 
 
 def _check_requests(of: _Kind, faults: list[str]) -> None:
-    """Each confirmed one is answered by one message."""
+    """Check that each confirmed request is answered by one message."""
     if "answers" not in of.looked:
         faults.append("requests were not looked for in answers")
     answers = Counter(id for id, _ in of.places["answers"])

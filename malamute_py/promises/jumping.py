@@ -33,9 +33,9 @@ def _jump(*_: Any) -> None:
 def main() -> None:
     """Run the command line's broker with that clock."""
     signal.signal(signal.SIGUSR1, _jump)
-    # Where the broker looks for the clock that it makes.
+    # The broker looks here for the clock that it makes.
     vars(server)["Clock"] = partial(Clock, _wall_ns)
-    # By name: the command line stands above this module.
+    # By name, as the command line is above this module in the order of imports.
     importlib.import_module("malamute_py.cli").main()
 
 

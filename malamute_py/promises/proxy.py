@@ -1,7 +1,7 @@
 """A TCP proxy between clients and a broker, which delays, stalls and cuts.
 
 Owns the connections through it. The rule: bytes are never changed or reordered, only late or lost
-with their connection, as a network may do it.
+with their connection, as in a network.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class Proxy:
-    """Forwards what comes to a port of its own."""
+    """Forwards connections to a port of its own."""
 
     def __init__(self, host: str, port: int) -> None:
         """host, port: of the broker."""
@@ -25,22 +25,22 @@ class Proxy:
         self._flowing = asyncio.Event()
         self._flowing.set()
         self.delay_s = 0.0
-        """How long each piece waits."""
+        """Delay of each piece."""
         self._pairs: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
         self._pumps: set[asyncio.Task[None]] = set()
 
     @property
     def connections(self) -> int:
-        """How many go through it."""
+        """Return how many connections go through the proxy."""
         return len(self._pairs)
 
     async def start(self) -> str:
-        """Listen; the endpoint for clients."""
+        """Listen; returns the endpoint for clients."""
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         return f"tcp://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def close(self) -> None:
-        """End, with all connections."""
+        """Stop listening, and end all connections."""
         if self._server is not None:
             self._server.close()
         self.cut()
@@ -94,6 +94,6 @@ class Proxy:
                 sink.write(data)
                 await sink.drain()
         except OSError:
-            pass  # the other end is gone, which is told to this one below
+            pass  # The other end is gone; the lines below end this one.
         finally:
             self._end(pair)

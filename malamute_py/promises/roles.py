@@ -1,8 +1,8 @@
-"""The clients whose promises are checked: each writes down what it asks, and what comes of it.
+"""The clients whose promises are checked: each writes down its calls and their outcomes.
 
 Owns one run's names and its clients. The rules: every record, message, request and step has an id
-of its own; an error of a call is written down as unsure, and the role goes on; what was handed out
-is acknowledged by its own confirm, so that it is known when it must not come again.
+of its own; an error of a call is written down as unsure, and the role goes on; each element that
+was handed out is acknowledged by its own confirm, so that it is known when it must not come again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from malamute_py.promises.history import (
 
 _IN_FLIGHT = 32
 _BEHIND_MAX = 200
-"""What may wait for a reader: what lies longer is not what disturbances meet."""
+"""Elements that may wait for a reader: those that wait long meet few disturbances."""
 _PAUSE_S = 0.002
 _AGAIN_S = 0.05
 PROGRESS = ("record", "mail", "request", "step", "group", "call")
@@ -45,7 +45,7 @@ class Roles:
         """name: begins the names of its streams and queues. level: of the confirms."""
         self._book = book
         self._level = level
-        # A broker that is killed every second is looked for more often than a client would.
+        # These clients look more often than others would for a broker that is killed every second.
         self._options = {"timeout_ms": None, "retry_max_ms": 400, "attempt_ms": 2_000, **options}
         self._records, self._loose = f"{name}.records", f"{name}.loose"
         self._left, self._right, self._audit = f"{name}.left", f"{name}.right", f"{name}.audit"
@@ -62,12 +62,12 @@ class Roles:
         self._mails: set[str] = set()
         self._grouped: set[str] = set()
         self._owed: dict[str, set[str]] = {"mail": set(), "request": set(), "step": set()}
-        """Ids that readers must have been given in the end, by kind."""
+        """Kind -> ids that readers must have been given in the end."""
         self.failures: list[str] = []
         """Errors of a reader that no disturbance explains."""
 
     async def start(self, endpoint: str) -> None:
-        """Connect everyone, and let them begin."""
+        """Connect all clients, and let them begin."""
 
         async def client() -> Client:
             made = await connect(endpoint, **self._options)
@@ -100,7 +100,7 @@ class Roles:
         self._writing = [asyncio.create_task(each) for each in writers]
 
     def progress(self) -> dict[str, int]:
-        """What was confirmed of each kind so far."""
+        """Return how many of each kind were confirmed so far."""
         counts = self._book.counts
         made = {kind: counts[CONFIRMED, kind] for kind in PROGRESS}
         made["group"] = counts[DONE, "group"]
@@ -125,7 +125,7 @@ class Roles:
             await self._find(reader, kind, stream)
         loop = asyncio.get_running_loop()
         until = loop.time() + patience_s
-        # Not an Event: what several readers were given is waited for.
+        # An Event would not do: several readers give what is waited for.
         while loop.time() < until and not self._all_given():  # noqa: ASYNC110
             await asyncio.sleep(0.1)
         tasks = (*self._writing, *self._reading, *self._beside)
@@ -141,13 +141,14 @@ class Roles:
         return stuck + self.failures
 
     async def close(self) -> None:
-        """Disconnect everyone, and remove nothing."""
+        """Disconnect all clients, and remove nothing."""
         await asyncio.gather(*(each.close() for each in self._clients), return_exceptions=True)
 
     def _all_given(self) -> bool:
-        """Whether what was confirmed, and all that the left stream holds, reached its readers.
+        """Whether everything confirmed, and all that the left stream holds, reached its readers.
 
-        By id: a call whose confirm was lost may have been done as well, and makes up no other.
+        By id: a call whose confirm was lost may have been done as well, and is no substitute for
+        another.
         """
         audited = {id for _, id in self._audited}
         return (
@@ -159,7 +160,7 @@ class Roles:
         )
 
     def _behind(self, kind: str) -> int:
-        """How many of what was confirmed have not reached their readers."""
+        """Return how many confirmed elements have not reached their readers."""
         counts = self._book.counts
         reached = {
             "record": counts[SEEN, "record"],
@@ -172,7 +173,7 @@ class Roles:
         return counts[CONFIRMED, kind] - reached[kind]
 
     def _aside(self, work: Coroutine[Any, Any, None]) -> None:
-        """Have something done beside what its reader reads next."""
+        """Run a call beside the reader's next read."""
         task = asyncio.create_task(work)
         self._beside.add(task)
         task.add_done_callback(self._beside.discard)
@@ -182,7 +183,7 @@ class Roles:
     async def _keep_going(
         self, client: Client, kind: str, name: str, one: Callable[[Client, str], Awaitable[None]]
     ) -> None:
-        """Calls of `one`, several in flight, each with an id of its own, until stopped."""
+        """Make calls of `one`, several in flight, each with an id of its own, until stopped."""
         inflight: set[asyncio.Task[None]] = set()
         number = 0
 
@@ -198,7 +199,7 @@ class Roles:
             inflight.add(task)
             task.add_done_callback(inflight.discard)
             await asyncio.sleep(_PAUSE_S)
-            # Not an Event: counts are waited for, which several readers move.
+            # An Event would not do: several readers move the counts that are waited for.
             while self._behind(kind) > _BEHIND_MAX and not self._stopped.is_set():  # noqa: ASYNC110
                 await asyncio.sleep(_AGAIN_S)
             if len(inflight) >= _IN_FLIGHT:
@@ -223,7 +224,7 @@ class Roles:
             self._book.note(CONFIRMED, "record", each)
 
     async def _publish_loose(self, client: Client, id: str) -> None:
-        """What a power loss may take: it lies unsynced among what it may not."""
+        """Publish records that a power loss may take, among others that it may not take."""
         bodies = [id.encode().ljust(500)] * 40
         await client.publish_many(self._loose, bodies, confirm="stored")
 
@@ -259,7 +260,7 @@ class Roles:
     # --- readers ------------------------------------------------------------------------------
 
     async def _kept(self, reader: Awaitable[None]) -> None:
-        """A reader outlives every disturbance: that it ends is a fault."""
+        """Run a reader, which must outlive every disturbance: its end is a fault."""
         try:
             await reader
         except MalamuteError as error:
@@ -288,7 +289,7 @@ class Roles:
     async def _done(
         self, kind: str, what: list[tuple[str, int]], ack: Callable[[], Awaitable[object]]
     ) -> None:
-        """Acknowledge, and write down what the broker confirmed; what it did not comes again."""
+        """Acknowledge, and write down what the broker confirmed; the others come again."""
         try:
             confirmed = await ack()
         except MalamuteError:
@@ -325,7 +326,7 @@ class Roles:
                     self._book.note(SEEN, "group", body.decode(), offset)
                     self._grouped.add(body.decode())
                 done = [(body.decode(), offset) for body, offset in pairs]
-                # The next look at the group would acknowledge it without a word.
+                # The next look at the group would acknowledge it without a trace.
                 await self._done("group", done, partial(group.ack, batch))
 
     async def _read_audit(self, client: Client) -> None:

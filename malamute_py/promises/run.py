@@ -1,6 +1,6 @@
 """One run: clients, disturbances, and the verdict.
 
-Owns what disturbs and in what order, and that everything goes on after each disturbance. The rule:
+Owns the disturbances and their order, and the check that everything goes on after each. The rule:
 the journal is on disk before the verdict, so that it can be judged again.
 """
 
@@ -27,14 +27,15 @@ SETTINGS = (
     "journal.segment_bytes=2097152", "journal.ring_bytes=8589934592",
     "checkpoint.interval_ms=200",
 )  # fmt: skip
-"""Settings of a broker of its own: small segments and frequent checkpoints, so that kills fall on
-these. The ring takes in hours of a run: nothing is removed from it, so that all must be found."""
+"""Settings of a broker of its own: small segments and frequent checkpoints, so that kills happen
+amid these. The ring has room for hours of a run: nothing is removed from it, so that every record
+must be found."""
 PATIENCE_S = 90.0
-"""How long every kind of call may make no progress after a disturbance."""
+"""Time for which every kind of call may make no progress after a disturbance."""
 
 
 class Found(NamedTuple):
-    """What a run found."""
+    """The findings of a run."""
 
     faults: list[str]
     counts: dict[str, int]
@@ -60,10 +61,10 @@ class Run:
         told: Callable[[int, str], None] = lambda *_: None,
         after_kill: Callable[[], None] = lambda: None,
     ) -> None:
-        """Ends after so many minutes or disturbances, whichever is given and comes first.
+        """End after so many minutes or disturbances, whichever is given and comes first.
 
-        pause_s: mean time from one to the next. options: of the clients. told: after each, how
-        many there were and the last one's name. after_kill: called while the broker is dead.
+        pause_s: mean time from one to the next. options: of the clients. told: called after each,
+        with their number and the last one's name. after_kill: called while the broker is dead.
         """
         self._journal = journal
         self._chance = random.Random(seed)
@@ -79,7 +80,7 @@ class Run:
         self._counts: dict[str, int] = {}
 
     async def at(self, endpoint: str, kill_command: str = "") -> Found:
-        """Against a broker that is there. kill_command: has it killed and started again."""
+        """Disturb a broker that runs already. kill_command: has it killed and started again."""
         kinds = ["cut", "stall", "delay"] if endpoint.startswith("tcp://") else []
         if kill_command:
             kinds.append("command")
@@ -88,7 +89,7 @@ class Run:
     async def embedded(
         self, directory: Path, program: Sequence[str] = JUMPING, kinds: Sequence[str] = ()
     ) -> Found:
-        """Against a broker of its own, which is killed, frozen, and whose clock jumps.
+        """Disturb a broker of its own, which is killed, frozen, and whose clock jumps.
 
         kinds: of disturbances, instead of all of them.
         """
@@ -135,7 +136,7 @@ class Run:
         self, book: Book, roles: Roles, kinds: list[str], proxy: Proxy | None,
         daemon: Daemon | None, command: str,
     ) -> str:  # fmt: skip
-        """Until it is time; what stood still, or nothing."""
+        """Disturb until it is time; returns what stood still, or nothing."""
         done = 0
         while done < self._most and time.monotonic() < self._until:
             before = roles.progress()
@@ -154,7 +155,7 @@ class Run:
         return await self._moved(roles, roles.progress())
 
     async def _moved(self, roles: Roles, before: dict[str, int]) -> str:
-        """Wait until something of every kind was confirmed; what was not in time, or nothing."""
+        """Wait until something of every kind was confirmed; returns the kinds that were late."""
         until = time.monotonic() + self._patience_s
         while time.monotonic() < until:
             now = roles.progress()

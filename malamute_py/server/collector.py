@@ -2,8 +2,8 @@
 
 Owns when it runs. The rule: no turn of the loop waits for a look at objects that lasted. A message
 leaves no cycles behind, so that reference counts free what it took, and the collector looks for
-cycles that we did not foresee. It looks at young objects after so many commands, and only once more
-at those that are left. Python itself counts what was made less what was freed, whatever its age: a
+cycles that no programmer foresaw. It looks at young objects after so many commands, and once more
+at those that are left. Python itself counts objects made less objects freed, whatever their age: a
 load that frees as much as it makes is never looked at, and the first burst then has all of it
 looked at together (credit-abuse: 59,000 objects, 20 to 40 ms). All objects are looked at only while
 the loop rests. Source: the documentation of Python's gc; ARCHITECTURE.md, Decisions.
@@ -17,16 +17,17 @@ from collections.abc import Callable
 from typing import Final
 
 _YOUNG, _ONCE_MORE, _NEVER = 5_000, 1, 1 << 30
-"""Objects that come until the youngest are looked at; such looks until the rest of them is looked
-at once more, and gets old; such looks until all old ones are looked at."""
+"""Thresholds of gc.set_threshold: new objects until the young are looked at; such looks until those
+that remain are looked at once more; such looks until all old ones are looked at."""
 COMMANDS_A_LOOK: Final = 256
 """Commands after which young objects are looked at: a command that lasts leaves some 14 of them."""
 _LOOKS_LEAST = 100
-"""Looks at what gets old since the last look at all: 768 commands or more came before each."""
+"""Looks at remaining objects that must have happened since all were looked at: 768 commands or more
+came before each."""
 _REST_MS = 60_000
-"""How soon all objects are looked at again, at the earliest."""
+"""Least time between two looks at all objects."""
 _PART: Final = 1_000
-"""A look at all objects takes at most one part of so many of the time."""
+"""A look at all objects may take one part in so many of the time."""
 
 
 class Collector:
@@ -41,13 +42,13 @@ class Collector:
 
     def begin(self) -> None:
         """Take what there is as what stays, and look at young objects from now on."""
-        # A pass over a million recovered rows takes 27 ms.
+        # The recovered state counts as permanent: a pass over a million rows takes 27 ms.
         gc.collect()
         gc.freeze()
         gc.set_threshold(_YOUNG, _ONCE_MORE, _NEVER)
 
     def facts(self) -> dict[str, int]:
-        """Counters: looks at all objects, and how many of these were garbage by then."""
+        """Return counters: looks at all objects, and how many of these were garbage."""
         return {
             "collector_passes_total": self._passes,
             "collector_garbage_total": self._garbage,
@@ -58,7 +59,7 @@ class Collector:
         gc.collect(1 if gc.get_count()[1] > _ONCE_MORE else 0)
 
     def rest(self, now_ms: int) -> None:
-        """Look at all objects, if it is time: the loop has had nothing to do for a while."""
+        """Look at all objects, if it is time; called when the loop rests."""
         if now_ms < self._next_ms or gc.get_count()[2] < _LOOKS_LEAST:
             return
         began = self._clock_ns()

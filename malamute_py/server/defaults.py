@@ -1,7 +1,7 @@
 """Settings of what first use creates, checked at the start.
 
-Owns the check that the tables `default` of the configuration are settings at all. The rule: what
-is wrong stops the start by its key, rather than refusing each first use later. Source: config.py.
+Owns the check that the tables `default` of the configuration are settings at all. The rule: a wrong
+setting stops the start by its key, rather than refusing each first use later. Source: config.py.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from malamute_py.changelog.settings import (
     queue_settings,
     settings_of,
 )
-from malamute_py.config import Config, ConfigError
+from malamute_py.config import Config
+from malamute_py.sections import ConfigError
 
 
 def check_defaults(config: Config) -> None:
-    """Raises ConfigError."""
+    """Raise ConfigError when a table `default` of the configuration is wrong."""
     bytes_max = config.streams.settings_bytes_max
     key = "streams.default"
     try:

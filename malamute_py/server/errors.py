@@ -1,7 +1,7 @@
-"""Why a broker did not start or did not go on.
+"""Errors for the person who runs a broker: it did not start, or did not go on.
 
-Owns the two errors that the shell raises to the person who runs it. The rule: each says what
-happened, to what, and what to do next. Source: docs/design.md, Safety.
+Owns the two errors that the shell raises to that person. The rule: each says what happened, to
+what, and what to do next. Source: docs/design.md, Safety.
 """
 
 from __future__ import annotations
@@ -21,4 +21,4 @@ class StartError(MalamuteError):
 
 
 class ServerFailed(MalamuteError):
-    """The broker met a bug of its own and stopped; what was confirmed is in the journal."""
+    """The broker met a bug of its own and stopped; everything confirmed is in the journal."""

@@ -21,8 +21,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import zmq
 
-from malamute_py.config import Config, ConfigError, Grant, HttpSection
+from malamute_py.config import Config, Grant
 from malamute_py.extras import EXTRAS
+from malamute_py.sections import ConfigError, HttpSection
 from malamute_py.server.authentication.credentials import hash_password
 from malamute_py.server.checkpointing.process import environment
 from malamute_py.server.sockets import Listener

@@ -1,8 +1,8 @@
 """The loop: sockets in, core, journal, sockets out.
 
-Owns the one thread that touches the sockets, the core and the rings' appends. The rule: a pass
-takes a bounded burst from each socket without waiting, has the core's wishes done in the order of
-Ready, and asks for one sync; the more has gathered, the less each message costs. A body is never
+Owns the one thread that touches the sockets, the core and the rings' appends. The rule: a turn
+takes a bounded burst from each socket without waiting, does what the core asks for in the order of
+Ready, and asks for one sync; the more messages have gathered, the less each costs. A body is never
 copied here: what was received as a frame is stored from and sent as that frame. Source:
 docs/design.md (Speed; The core and its shell).
 """
@@ -55,36 +55,36 @@ from malamute_py.server.sockets import Listener
 from malamute_py.telemetry import Limiter, Log, Refusals
 
 _KEEP_FRAME_FROM = 8 << 10
-"""A smaller content frame is copied: libzmq cuts small messages from a shared 8 KiB read
-buffer, so that keeping one would keep all of that."""
+"""Size from which on a content frame is kept as it is. Smaller ones are copied: libzmq cuts small
+messages from a shared 8 KiB read buffer, so that keeping one would keep all of that."""
 _GRACE_MS = 500
 """How long an ended link's connection may take to read its BYE."""
 _OFFENCES_MAX = 3
 """Links that one connection may lose by breaking the protocol before it is cut at once."""
 _ORDERLY = frozenset({"closed", "draining", "silent", "fenced", "kicked", "replaced", "version"})
-"""Ends of a link that are no offence."""
+"""Reasons with which a link ends that are no offence."""
 _DROPPED_MAX = 8_192
-"""Messages of connections that were cut, dropped at a time: they cost memory until they are."""
+"""Messages of cut connections that are dropped at a time: they take memory until they are."""
 _CUT_OFF_MAX = 65_536
-"""Lost connections whose last messages are looked out for, under a load that never ends."""
+"""Lost connections whose last messages are looked for, under a load that never ends."""
 _STEPS_MAX = 64
-"""Ready after Ready without looking at the sockets."""
+"""Turns of Ready that are done without a look at the sockets."""
 _BLOCKED_POLL_MS = 2
 _POLL_MS_MAX = 60_000
 _TAKE_LEAST = 64
-"""A turn takes up messages for this part of what it may at least, and one message always."""
+"""Part of its time that a turn takes up messages for at least; it takes up one message always."""
 _REST_MS = 1_000
-"""The loop rests when nothing has come for so long."""
+"""Time without a message after which the loop rests."""
 _LONG_TURN_US = 100_000
-"""A turn that used a processor for so long is logged: all peers have waited for it."""
+"""Processor time from which on a turn is logged: all peers have waited for it."""
 _LONG_BYTES = 8
-"""What the length of a frame of 255 bytes or more takes besides, over every version of ZMTP."""
+"""Bytes that the length of a frame of 255 bytes or more takes besides, in every version of ZMTP."""
 _NOBLOCK = int(zmq.NOBLOCK)
 _POLLIN = int(zmq.POLLIN)
 
 
 class Core(Protocol):
-    """What the loop calls of the broker core."""
+    """The methods of the broker core that the loop calls."""
 
     def receive(  # noqa: D102
         self, link: int, identity: str, commands: Sequence[Command], frames: Sequence[Any],
@@ -116,7 +116,7 @@ class Core(Protocol):
 
 
 class Journaled(Protocol):
-    """What the loop calls of the rings; see rings.py."""
+    """The methods of the rings that the loop calls; see rings.py."""
 
     def open(self, name: str, settings: dict[str, Any]) -> None: ...  # noqa: D102
     def append(  # noqa: D102
@@ -136,7 +136,7 @@ class Journaled(Protocol):
 
 
 def _whole(commands: Sequence[Command], most: int) -> int:
-    """How many commands a share of `most` takes: a step and its parts stay together."""
+    """Return how many commands a share of `most` takes: a step and its parts stay together."""
     count = 0
     while count < most and count < len(commands):
         command = commands[count]
@@ -145,7 +145,7 @@ def _whole(commands: Sequence[Command], most: int) -> int:
 
 
 class Loop:
-    """One shard's sockets, core and rings, driven pass by pass."""
+    """The sockets, core and rings of one shard, driven turn by turn."""
 
     def __init__(
         self,
@@ -166,12 +166,11 @@ class Loop:
         checkpoints: Checkpoints | None = None,
         collector: Collector | None = None,
     ) -> None:
-        """clock: milliseconds since 1970. But for the results, only the loop uses what is given.
+        """clock: milliseconds since 1970. Only the loop uses the objects given, but for results.
 
         meter: nanoseconds from any beginning. worked: nanoseconds of a processor that this thread
-        has used.
-        checkpoints: None: nothing that is kept here outlives the process.
-        collector: None: the process decides itself when garbage is collected.
+        has used. checkpoints: None: nothing that is kept here outlives the process. collector:
+        None: the process decides itself when garbage is collected.
         """
         self._collector = collector
         self._checkpoints = checkpoints
@@ -195,10 +194,11 @@ class Loop:
         self._meter = meter
         self._worked = worked
         self._worked_ns = -1
-        """What the thread had used when the last turn ended; -1: it has not had one."""
+        """Processor time that the thread had used when the last turn ended; -1: it has not had
+        one."""
         self._turn_ns = config.loop.turn_us * 1_000
         self._take_ns = self._take_most_ns = self._turn_ns // 2
-        """How long a turn takes up messages: less, when what comes of them takes long."""
+        """Time for which a turn takes up messages: less, when what comes of them takes long."""
         self._take_until = self._turn_until = sys.maxsize
         self._turns = 0
         self.longest_turn_us = 0
@@ -215,17 +215,18 @@ class Loop:
         self._wake_at_ms: int | None = 0
         self._guard_at_ms = 0
         self._waiting: dict[int, Peer] = {}
-        """Peers for whom messages are held, by link."""
-        self._behind: dict[int, Peer] = {}
-        """Peers whose commands wait for their turn, by link; whose turn is next comes first."""
+        """Link -> peer for whom messages are held because its socket was full."""
+        self._queued: dict[int, Peer] = {}
+        """Link -> peer whose commands wait for their turn; the next in turn comes first."""
         self._ended: list[Connection] = []
         self._drained_ms = 0
         self._active_ms = 0
-        """When something came last."""
+        """Time at which the last message came."""
         self._cut_off: OrderedDict[bytes, Peer] = OrderedDict()
-        """Routing ids of lost connections, which libzmq gives once: what they sent and has not been
-        taken up yet is dropped, until nothing of it can be left. The oldest go first when there are
-        too many: what came of one of these makes a link that is silent, and ends as such."""
+        """Routing ids of lost connections, which libzmq gives once. Their messages that were not
+        taken up yet are dropped, until none can be left. When there are too many, the oldest go
+        first: a message that still comes of one of these makes a link that is silent, and ends as
+        such."""
         self._graces: list[tuple[int, Connection]] = []
         self._offences: defaultdict[int, Counter[bytes]] = defaultdict(Counter)
         """Links that ended by an offence: inode of the connection -> routing id -> how many. An id
@@ -235,7 +236,7 @@ class Loop:
         self._busy = False
         self._finishing = False
         self._told = False
-        """The core was told in the middle of a Ready that a link is lost."""
+        """True: in the middle of a Ready the core was told that a link is lost."""
 
     def facts(self) -> dict[str, Any]:
         """For BROKER_INFO and metrics."""
@@ -270,16 +271,17 @@ class Loop:
                     listener.numbering.ask(now_ms)
             if listener.socket in ready and not self._drain(listener, now_ms):
                 drained = False
-        if self._behind:
+        if self._queued:
             self._catch_up(now_ms)
             drained = False
         self._busy = not drained
-        # Under a load that never ends each peer still had its turn within a second, so that
-        # what is partial then is partial.
+        # Under a load that never ends, each peer still had its turn within a second, so that a
+        # message that is partial then is truly partial.
         if drained or now_ms - self._drained_ms > 1000:
             self._after_drain(now_ms, drained)
         elif self._guard_is_due(now_ms):
-            # Who is cut meanwhile is lost when what it had sent is taken up, or dropped then.
+            # Messages of a connection that is cut here are still taken up, or dropped, before its
+            # loss is told.
             self._ended += self._watch(now_ms, drained=False)
         if self._wake_at_ms is not None and now_ms >= self._wake_at_ms:
             self._core.tick(now_ms)
@@ -301,7 +303,7 @@ class Loop:
         self._ends(now_ms)
 
     def _begins(self) -> None:
-        """Say that nothing is taken up until this turn ends."""
+        """Number the turn for the watchdog: no message is taken up until it ends."""
         self._turns += 1
         self._watchdog.turn = self._turns
 
@@ -317,10 +319,10 @@ class Loop:
                 self._event("internal_error", "error", facts, now_ms)
 
     def _pace(self, now_ms: int) -> None:
-        """Take up less in the next turn if this one was long, and tell of one that was very long.
+        """Take up less in the next turn if this one was long, and report one that was very long.
 
-        What messages bring (fan-out, hand-outs, appends) is done in their turn, and only then what
-        others sent is looked at; how much it is shows when it is done.
+        Work that messages cause (fan-out, hand-outs, appends) is done in their turn, and only then
+        are other messages taken up; how much it is shows when it is done.
         """
         if self._meter() > self._turn_until:
             self._take_ns = max(self._take_ns // 2, self._take_most_ns // _TAKE_LEAST)
@@ -342,11 +344,11 @@ class Loop:
             at_ms = min(at_ms, now_ms + _BLOCKED_POLL_MS)
         if self._rings.sync_at_ms is not None:
             at_ms = min(at_ms, self._rings.sync_at_ms)
-        # A clock before 1970, say, would ask for more than poll() can count.
+        # A clock before 1970, for example, would ask for more than poll() can count.
         return max(0, min(at_ms - now_ms, _POLL_MS_MAX))
 
     def _after_drain(self, now_ms: int, drained: bool) -> None:
-        """What may only be judged when nothing that has arrived is left unread."""
+        """Judge connections when nothing that has arrived is left unread."""
         self._drained_ms = now_ms
         if drained:
             self._cut_off.clear()
@@ -392,7 +394,7 @@ class Loop:
         self._offences.pop(connection.inode, None)
 
     def _gone(self, peer: Peer, now_ms: int) -> None:
-        """A peer's connection is there no more; what it had sent last may still come."""
+        """Note that a peer's connection is gone; its last messages may still come."""
         if not peer.strict:
             self._cut_off[peer.routing_id] = peer
             if len(self._cut_off) > _CUT_OFF_MAX:
@@ -412,8 +414,8 @@ class Loop:
         taken = worked = 0
         count = dropped = 0
         while count < self._burst_messages:
-            # The time also bounds messages that are only put after others: to take up 256 of
-            # them, of 1,000 frames each, took 264 ms.
+            # The time also bounds messages that are only put after others: to take up 256 of them,
+            # of 1,000 frames each, took 264 ms.
             if count and (
                 taken >= self._burst_bytes
                 or worked >= self._burst_commands
@@ -463,15 +465,15 @@ class Loop:
                         continue
                 if peer.connection is None and peer.fd >= 0:
                     self._peers.attach(peer, self._unsure())
-                if peer.behind is not None:
-                    peer.behind.append(Arrived(frames, size, parts))
+                if peer.queued is not None:
+                    peer.queued.append(Arrived(frames, size, parts))
                     continue
                 if peer.connection is not None:
                     peer.connection.delivered += size
                     peer.connection.frames += parts
                 messages = decode_message(frames, limits)
             except RemoteProtocolError as error:
-                assert peer is not None  # only decoding raises it
+                assert peer is not None  # Only decoding raises it.
                 self._malformed(peer, error, now_ms)
                 continue
             except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
@@ -481,8 +483,8 @@ class Loop:
             if len(commands) > share or (
                 size > TABLE_BYTES_MAX and any(map(has_large_table, frames))
             ):
-                peer.behind, peer.commands, peer.frames = deque(), commands, frames[1:]
-                self._behind[peer.number] = peer
+                peer.queued, peer.commands, peer.frames = deque(), commands, frames[1:]
+                self._queued[peer.number] = peer
                 self._take_share(peer, now_ms)
                 worked += share
             else:
@@ -494,35 +496,35 @@ class Loop:
         return False
 
     def _catch_up(self, now_ms: int) -> None:
-        """Give those shares in turn who sent more than a share, as many as the turn has room for.
+        """Give shares in turn to peers whose commands wait, as many as the turn has room for.
 
-        A peer may send thousands of commands at once, and many peers may: the others' messages
-        come between the shares.
+        A peer may send thousands of commands at once, and many peers may: the others' messages come
+        between the shares.
         """
-        behind = self._behind
+        queued = self._queued
         for _ in range(max(1, self._burst_commands // self._share_commands // 2)):
-            if not behind:
+            if not queued:
                 return
-            number = next(iter(behind))
-            peer = behind.pop(number)
+            number = next(iter(queued))
+            peer = queued.pop(number)
             if self._peers.get(number) is peer and self._take_share(peer, now_ms):
-                behind[number] = peer
+                queued[number] = peer
             if self._meter() >= self._take_until:
                 return
 
     def _take_share(self, peer: Peer, now_ms: int) -> bool:
-        """Do a share of the commands that wait; False: none waits any more."""
+        """Do a share of a peer's commands that wait; False: none waits any more."""
         left = self._share_commands
         while left:
-            if not peer.commands and not (peer.behind and self._next_message(peer, now_ms)):
-                peer.drop_behind()
+            if not peer.commands and not (peer.queued and self._next_message(peer, now_ms)):
+                peer.drop_queued()
                 return False
             count = _whole(peer.commands, left)
             commands = peer.commands[:count]
             owned = sum(command.content_frames for command in commands)
             frames = peer.frames[:owned]
             if any(map(has_large_table, frames)):
-                # What owns such a frame is done alone: the others do not wait for its reading.
+                # A command with such a frame is done alone: the others do not wait for its reading.
                 count = _whole(peer.commands, 1)
                 commands = peer.commands[:count]
                 owned = sum(command.content_frames for command in commands)
@@ -537,8 +539,8 @@ class Loop:
 
     def _next_message(self, peer: Peer, now_ms: int) -> bool:
         """Take apart the next message that waits; False: it is malformed, and none follows."""
-        assert peer.behind
-        arrived = peer.behind.popleft()
+        assert peer.queued
+        arrived = peer.queued.popleft()
         peer.delivered(arrived.bytes, arrived.parts)
         try:
             messages = decode_message(arrived.frames, self._limits)
@@ -555,7 +557,7 @@ class Loop:
     def _admit(
         self, listener: Listener, head: zmq.Frame, frames: list[Any], old: Peer | None, now_ms: int
     ) -> Peer | None:
-        """A new link for a peer that was not known by this routing id; None: it was refused."""
+        """Open a link for a peer that was not known by this routing id; None: it was refused."""
         monitor = listener.monitor
         if monitor is not None:
             # Its EVENT_ACCEPTED was written before its first message, maybe after many others.
@@ -566,7 +568,7 @@ class Loop:
         ):
             return None
         if old is not None:
-            # The id was the peer's choice, and another connection has chosen it since.
+            # The peer chose the id, and another connection has chosen it since.
             self._core.link_lost(old.number, now_ms)
             self._peers.remove(old.number)
         peer = self._peers.add(listener, head)
@@ -584,7 +586,7 @@ class Loop:
         return is_given and self._peers.is_known(head)
 
     def _is_numbered(self, numbering: Numbering, head: zmq.Frame, frames: list[Any]) -> bool:
-        """Whether a message is a peer's, by an id that is the peer's to have."""
+        """Whether a message came by an id that its peer may have."""
         routing_id = head.bytes
         if numbering.answers(frames):
             if numbering.is_claimed(routing_id):
@@ -652,7 +654,7 @@ class Loop:
     # --- what the core wants ---------------------------------------------------------
 
     def settle(self, now_ms: int) -> None:
-        """Do what the core wants until it wants nothing more, then have it synced."""
+        """Do what the core wants until it wants nothing more, then have appended bytes synced."""
         core, rings = self._core, self._rings
         for _ in range(_STEPS_MAX):
             ready = core.take_ready()
@@ -690,9 +692,9 @@ class Loop:
                 self._wake_at_ms = at_ms = core.wake_at_ms()
                 if at_ms is None or at_ms > now_ms or not ready:
                     break
-            # What the core was told meanwhile brings something new at once.
+            # Answers that the core was given meanwhile may have it want something new at once.
             if self._meter() >= self._turn_until:
-                # What is left of it has its next turn after what others sent.
+                # The rest has its next turn after other peers' messages.
                 self._busy = True
                 break
         else:
@@ -716,7 +718,7 @@ class Loop:
             self._event("appends_taken_again", "info", facts, now_ms)
 
     def report(self, name: str, facts: dict[str, Any]) -> None:
-        """Log a warning of another part of this thread; too many of a name are counted."""
+        """Log a warning of another part of this thread; too many of one name are only counted."""
         self._event(name, "warning", facts, self._clock())
 
     def _event(self, name: str, level: str, facts: dict[str, Any], now_ms: int) -> None:
@@ -736,7 +738,7 @@ class Loop:
         try:
             frames = encode_message(send.commands, send.frames)
         except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
-            # A number that no wire carries, say: what this link was to be told is gone.
+            # A number that no wire carries, for example: the message to this link is gone.
             self._core.failed(peer.number, "sending", error, now_ms)
             self._told = True
             return
@@ -764,7 +766,7 @@ class Loop:
             self._gone(peer, now_ms)
             self._told = True
             if peer.connection is not None:
-                self._guard.cut(peer.connection, "it does not read what it is sent")
+                self._guard.cut(peer.connection, "it does not read its messages")
             self._close(peer.number)
 
     def _retry(self, now_ms: int) -> None:
@@ -783,7 +785,7 @@ class Loop:
                     self._busy = True
 
     def _goodbye(self, peer: Peer, connection: Connection, code: str, now_ms: int) -> None:
-        """An ended link's connection ends too, unless it opens another in time."""
+        """End the connection of an ended link, unless it opens another in time."""
         if code not in _ORDERLY:
             offences = self._offences[connection.inode]
             offences[peer.routing_id] += 1
@@ -799,7 +801,7 @@ class Loop:
     # --- the end -------------------------------------------------------------------
 
     def finish(self, drain_ms: int) -> None:
-        """Confirm what was taken, say goodbye, and see that it leaves; at most drain_ms."""
+        """Confirm what was taken, say goodbye, and wait until that has left; at most drain_ms."""
         until_ms = self._clock() + drain_ms
         self._finishing = True
         self._turn_until = sys.maxsize
@@ -809,7 +811,7 @@ class Loop:
         self.settle(self._clock())
         while self._rings.syncing() and self._clock() < until_ms:
             self._wait()
-        self._wait()  # the last answer may be on its way
+        self._wait()  # The last answer may be on its way.
         now_ms = self._clock()
         self._core.drain(now_ms)
         self.settle(now_ms)
@@ -819,8 +821,8 @@ class Loop:
         self._ends(self._clock())
 
     def abandon(self) -> None:
-        """After a bug: tell every peer that can be told, so that none waits for its expiry."""
-        # Not `internal`, by which a client looks for the cause in what it sent itself.
+        """Tell every peer that can be told, after a bug, so that none waits for its expiry."""
+        # The code is not `internal`, for which a client looks for the cause in what it sent itself.
         frames = encode_message([Bye("draining", "the broker met an error and stops")], ())
         for number in self._peers.numbers():
             peer = self._peers.get(number)
@@ -837,5 +839,5 @@ class Loop:
 
 
 def _always(ring: str) -> bool:
-    """At the end everything is waited for."""
+    """Return True: at the end everything appended is waited for."""
     return True

@@ -1,8 +1,8 @@
-"""The other ends: which routing id on which listener is which link, and what waits for it.
+"""Peers by routing id, listener and link, and the messages that wait for each.
 
 Owns link numbers, the way back to each peer, and messages that its socket would not take. The rule:
-a number is given once and never again; a routing id is where to send, never who it is, for the peer
-may choose it. Source: docs/design.md, The core and its shell.
+a number is given once and never again; a routing id is where to send, never whom a peer is, for the
+peer may choose it. Source: docs/design.md, The core and its shell.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Frames: TypeAlias = Sequence[Any]
 
 
 class Arrived(NamedTuple):
-    """A message as it came, and what it took on the wire."""
+    """A message as it came, and its bytes on the wire."""
 
     frames: list[Any]
     bytes: int
@@ -32,7 +32,7 @@ class Arrived(NamedTuple):
 
 _NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.SNDMORE | zmq.NOBLOCK)
-"""Numbers: an `|` of flags of zmq costs as much as sending a small frame."""
+"""Flags as plain numbers: an `|` of zmq's flags costs as much as sending a small frame."""
 _RETRY_MIN_MS = 1
 _RETRY_MAX_MS = 100
 
@@ -45,15 +45,28 @@ class Peer:
     """One link as the shell sees it."""
 
     __slots__ = (
-        "behind", "commands", "connection", "fd", "frames", "identity", "listener", "number",
-        "pending", "pending_bytes", "retry_at_ms", "retry_ms", "routing_id", "send", "strict",
+        "commands",
+        "connection",
+        "fd",
+        "frames",
+        "identity",
+        "listener",
+        "number",
+        "pending",
+        "pending_bytes",
+        "queued",
+        "retry_at_ms",
+        "retry_ms",
+        "routing_id",
+        "send",
+        "strict",
     )  # fmt: skip
 
     def __init__(
         self, number: int, listener: Listener, routing_id: bytes, fd: int, identity: str,
         connection: Connection | None,
     ) -> None:  # fmt: skip
-        """fd: what libzmq says the messages come from; -1 on inproc."""
+        """fd: descriptor by which libzmq says the messages come; -1 on inproc."""
         self.number = number
         self.listener = listener
         self.routing_id = routing_id
@@ -62,10 +75,10 @@ class Peer:
         self.connection = connection
         # Past a layer of pyzmq for other kinds of sockets, which costs as much again.
         self.send = super(zmq.Socket, listener.socket).send
-        # Ids of five bytes that begin with 0 are libzmq's own numbering and not used again.
-        # Others are the peer's choice, and on a new connection the next one may choose them.
+        # Ids of five bytes that begin with 0 are libzmq's own numbering and not used again. Others
+        # are the peer's choice, and on a new connection the next one may choose them.
         self.strict = listener.authenticated or len(routing_id) != 5 or routing_id[0] != 0
-        self.behind: deque[Arrived] | None = None
+        self.queued: deque[Arrived] | None = None
         """Messages that came while commands of an earlier one wait for their turn, if some do."""
         self.commands: list[Command] = []
         self.frames: list[Any] = []
@@ -99,15 +112,15 @@ class Peer:
             )
         return True
 
-    def drop_behind(self) -> None:
-        """Drop what waits of the link's messages; the guard no longer counts it as unread."""
-        for arrived in self.behind or ():
+    def drop_queued(self) -> None:
+        """Drop the link's messages that wait; the guard no longer counts them as unread."""
+        for arrived in self.queued or ():
             self.delivered(arrived.bytes, arrived.parts)
-        self.behind = None
+        self.queued = None
         self.commands, self.frames = [], []
 
     def delivered(self, size: int, parts: int) -> None:
-        """Note that a whole message was taken from the connection, if that is known."""
+        """Count a whole message that was taken from the connection, if that is known."""
         if self.connection is not None:
             self.connection.delivered += size
             self.connection.frames += parts
@@ -134,14 +147,15 @@ class Peer:
 
 
 _COPY_BELOW = 64 << 10
-"""Below this, copying 64 KiB (10 us) costs less than telling Python when libzmq is done."""
+"""Size up to which frames are copied: to copy 64 KiB (10 us) costs less than telling Python when
+libzmq is done."""
 
 
 class Peers:
     """All links by number and by the way they came."""
 
     def __init__(self, connections: Connections) -> None:
-        """connections: those of the descriptors that messages come by."""
+        """connections: those of the descriptors by which messages come."""
         self._connections = connections
         self._next = 1
         self._by_number: dict[int, Peer] = {}
@@ -151,15 +165,15 @@ class Peers:
         return len(self._by_number)
 
     def routes(self, listener: Listener) -> dict[bytes, Peer]:
-        """The listener's peers by routing id; for looking up, not for changing."""
+        """Return the listener's peers by routing id; for looking up, not for changing."""
         return self._by_route.setdefault(listener, {})
 
     def get(self, number: int) -> Peer | None:
-        """The peer of a link."""
+        """Return the peer of a link."""
         return self._by_number.get(number)
 
     def numbers(self) -> list[int]:
-        """All links."""
+        """Return the numbers of all links."""
         return list(self._by_number)
 
     def is_same(self, peer: Peer, head: zmq.Frame) -> bool:
@@ -171,7 +185,7 @@ class Peers:
         )
 
     def connection(self, head: zmq.Frame) -> Connection | None:
-        """The connection that a message came by."""
+        """Return the connection by which a message came."""
         return self._connections.get(_descriptor(head))
 
     def is_known(self, head: zmq.Frame) -> bool:
@@ -185,7 +199,7 @@ class Peers:
             return False
 
     def add(self, listener: Listener, head: zmq.Frame) -> Peer:
-        """A new link for the peer whose message begins with this frame; attach() comes next."""
+        """Make a link for the peer whose message begins with this frame; attach() comes next."""
         fd = _descriptor(head)
         peer = Peer(self._next, listener, head.bytes, fd, _identity(listener, head), None)
         self._next += 1
@@ -207,14 +221,14 @@ class Peers:
         return True
 
     def remove(self, number: int) -> Peer | None:
-        """Forget a link; what was held for it is dropped."""
+        """Forget a link; messages that were held for it are dropped."""
         peer = self._by_number.pop(number, None)
         if peer is None:
             return None
         routes = self._by_route[peer.listener]
         if routes.get(peer.routing_id) is peer:
             del routes[peer.routing_id]
-        peer.drop_behind()
+        peer.drop_queued()
         if peer.connection is not None:
             peer.connection.links.discard(number)
         peer.pending.clear()
@@ -225,7 +239,7 @@ def _descriptor(head: zmq.Frame) -> int:
     try:
         return int(head.get(zmq.SRCFD))
     except zmq.ZMQError:
-        return -1  # inproc
+        return -1  # An inproc peer has no connection.
 
 
 def _identity(listener: Listener, head: zmq.Frame) -> str:

@@ -25,10 +25,10 @@ class ResultQueue:
     """A queue in which threads leave results for the loop, with a descriptor that wakes it."""
 
     def __init__(self) -> None:
-        """The descriptor is readable while results wait, or `wake` was called."""
+        """Make the descriptor, which is readable while results wait, or after `wake`."""
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._results: deque[Any] = deque()
-        self._lock = threading.RLock()  # a signal handler may interrupt a wake
+        self._lock = threading.RLock()  # A signal handler may interrupt a wake.
         self._closed = False
 
     def put(self, result: Any) -> None:
@@ -43,7 +43,7 @@ class ResultQueue:
                 os.eventfd_write(self.fd, 1)
 
     def take(self) -> list[Any]:
-        """Results that have gathered, which leave the queue; the loop only."""
+        """Take the results that have gathered out of the queue; the loop only."""
         try:
             os.eventfd_read(self.fd)
         except BlockingIOError:

@@ -1,10 +1,10 @@
 """The daemon: start, run, stop.
 
 Owns the order in which the parts come up and go down. The rules: nothing listens before what is
-stored was recovered; whatever is wrong at the start is one StartError or ConfigError that says what
-to do, and leaves everything as it was; a stop first confirms what was taken, then says goodbye,
-then closes the journal with a mark; a bug stops the daemon aloud. Source: docs/design.md (The core
-and its shell; Journal; Safety).
+stored was recovered; anything wrong at the start is one StartError or ConfigError that says what to
+do, and leaves everything as it was; a stop first confirms what was taken, then says goodbye, then
+closes the journal with a mark; a bug stops the daemon aloud. Source: docs/design.md (The core and
+its shell; Journal; Safety).
 """
 
 from __future__ import annotations
@@ -67,19 +67,21 @@ from malamute_py.server.loop import Loop
 from malamute_py.server.result_queue import ResultQueue
 from malamute_py.server.sockets import Endpoint, Listener, check_public, parse_endpoint
 from malamute_py.server.supervisor import Supervisor
-from malamute_py.store.bodies import Bodies
+from malamute_py.store.bodies import StoredBodies
 from malamute_py.store.database import DATABASE
 from malamute_py.telemetry import Limiter, Log, open_log
 
 EXIT_OK = 0
 EXIT_BUG = 70
-"""sysexits.h: an internal software error; a supervisor restarts it."""
+"""Exit code EX_SOFTWARE of sysexits.h, an internal software error: a supervisor starts the broker
+again."""
 _KEPT_BYTES = 4 << 20
 _DAMAGE_SHOWN = 100
 _FILES_KEPT, _FILES_MIN = 256, 16
-"""Descriptors that connections leave to the journal, at least; what they get at least."""
+"""Descriptors that connections leave to the journal, at least; and that connections get at
+least."""
 _SWITCH_S = 0.001
-"""How long a thread of Python may keep the others waiting: the loop shares the lock with
+"""Interval after which a thread of Python has to let others run: the loop shares the lock with
 threads that hand over results, and 5 ms would be added to a confirm."""
 
 
@@ -97,12 +99,12 @@ class Server:
     ) -> None:
         """context: shared with clients in this process; None: one of its own.
 
-        storage: instead of the data directory of the configuration. clock: milliseconds since
-        1970; None: the system's, see clock.py.
+        storage: instead of the data directory of the configuration. clock: milliseconds since 1970;
+        None: the system's, see clock.py.
         """
         self.config = config or Config()
         self.failure: BaseException | None = None
-        """What stopped it, when that was not stop()."""
+        """The error that stopped the broker, when that was not stop()."""
         self.log: Log = log or open_log(self.config.log.level, self.config.log.form)
         self._context = context
         self._storage = storage
@@ -116,7 +118,7 @@ class Server:
         self._started_ms = 0
         self._queues_lost = ""
         self._damage: list[str] = []
-        """What was missing or damaged at the start."""
+        """Data that was missing or damaged at the start."""
         self._results: ResultQueue
         self._rings: Rings
         self._core: Broker
@@ -167,7 +169,8 @@ class Server:
         # mapped block ever freed: pages of each batch were faulted in and cleared anew.
         bytes(_KEPT_BYTES)
         self._collector.begin()
-        # Who reads that it listens may end it at once: by a signal that is answered in order.
+        # A program that reads that the broker listens may end it at once: the handler is there by
+        # then.
         self._announce()
         try:
             self._serve()
@@ -177,9 +180,9 @@ class Server:
         return EXIT_OK if self.failure is None else EXIT_BUG
 
     def request_stop(self) -> None:
-        """Have it stop; from any thread, and from a signal handler."""
+        """Have the broker stop; from any thread, and from a signal handler."""
         self._stopping = True
-        with contextlib.suppress(AttributeError):  # it was never opened
+        with contextlib.suppress(AttributeError):  # It was never opened.
             self._results.wake()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -189,18 +192,18 @@ class Server:
         self.request_stop()
 
     def __enter__(self) -> Self:
-        """start()."""
+        """Start the broker."""
         return self.start()
 
     def __exit__(self, *_: object) -> None:
-        """stop()."""
+        """Stop the broker."""
         self.stop()
 
     # --- facts -----------------------------------------------------------------------
 
     @property
     def endpoints(self) -> list[str]:
-        """Where it listens, with the ports that were found for port 0."""
+        """Return the endpoints where it listens, with the ports that were found for port 0."""
         return [listener.name for listener in self._listeners]
 
     @property
@@ -210,16 +213,16 @@ class Server:
 
     @property
     def public_key(self) -> str:
-        """What clients need for CURVE; empty without it."""
+        """Return the public key that clients need for CURVE; empty without it."""
         return self._authenticator.public_key.decode() if self._authenticator else ""
 
     def metrics(self) -> dict[str, Any]:
-        """Counters and gauges by the names of deploy/metrics.md; from any thread."""
+        """Return counters and gauges by the names of deploy/metrics.md; from any thread."""
         facts = self._facts()
         return {"core": {**self._core.counters, **facts.pop("gauges")}, **facts}
 
     def _facts(self) -> dict[str, Any]:
-        """The shell's part of BROKER_INFO."""
+        """Return the shell's part of BROKER_INFO."""
         return {
             "endpoints": self.endpoints,
             "data": self._journal.storage.describe(),
@@ -239,11 +242,11 @@ class Server:
         }
 
     def _gauges(self) -> dict[str, int]:
-        """The core's; also from a thread beside the loop."""
+        """Return the core's gauges; also from a thread beside the loop."""
         while True:
             try:
                 return self._core.gauges
-            except RuntimeError:  # something came or went while it was counted
+            except RuntimeError:  # Something came or went while it was counted.
                 continue
 
     def _disk_facts(self) -> dict[str, int]:
@@ -280,7 +283,7 @@ class Server:
     # --- opening ---------------------------------------------------------------------
 
     def _check_counts(self, endpoints: list[Endpoint]) -> None:
-        """Where the kernel counts no bytes, no peer of another machine is let in.
+        """Refuse endpoints that other machines can reach where the kernel counts no bytes.
 
         Raises StartError.
         """
@@ -379,7 +382,7 @@ class Server:
             )
             if config.http.bind:
                 self._start_http(config, credential, parts)
-            # From here on _serve() undoes all this, the last first.
+            # From here on _serve() undoes all of this, the last first.
             self._parts = parts.pop_all()
         if config.authentication.mechanism == "plain" and any(e.is_public for e in endpoints):
             self.log.warning(
@@ -452,7 +455,8 @@ class Server:
             asked = {"full": self.config.journal.full}
             facts = {MAIN: self._recover_ring(MAIN, asked, held=self._directory is not None)}
             if not facts[MAIN].end_lsn:
-                # Here a full disk is a reason not to start; and the first publish need not wait.
+                # At the start a full disk is a reason not to go on; and the first publish need not
+                # wait.
                 self._rings.prepare(MAIN)
             wanted = rings_asked(facts[MAIN])
             for name in self._journal.names():
@@ -491,7 +495,7 @@ class Server:
 
     @property
     def _directory(self) -> Path | None:
-        """Where the data is; None when nothing of it outlives the process."""
+        """Return where the data is; None when nothing of it outlives the process."""
         storage = self._journal.storage
         return Path(storage.describe()) if isinstance(storage, FileStorage) else None
 
@@ -503,11 +507,11 @@ class Server:
         found = find_queues(
             directory, journal.uuid, journal.rings[MAIN], facts[MAIN], self.config.checkpoint
         )
-        self._rings.bodies = Bodies(directory / DATABASE)
+        self._rings.bodies = StoredBodies(directory / DATABASE)
         return found
 
     def _make_core(self, config: Config, state: RecoveredState) -> Broker:
-        """Raises QueuesLost: while the log after the tables was read."""
+        """Make the core. Raises QueuesLost: while the log after the tables was read."""
         return Broker(
             self._broker_settings(config),
             uuid=self._journal.uuid,
@@ -522,12 +526,13 @@ class Server:
         self.log.error("queues_lost", reason=str(lost), do=lost.remedy)
         self._note_damage(f"{DATABASE}: {lost}")
         self._rings.bodies = None
-        # What the log still has of them stays as long as there is room for streams beside it.
+        # Mail and requests that the log still has stay as long as there is room for streams beside
+        # them.
         self._rings.relieve = self._let_go
         return RecoveredState(facts, queues_lost=str(lost))
 
     def _let_go(self) -> bool:
-        """Ring main is full of what was kept for the lost queues: streams come first."""
+        """Give up what ring main kept for the lost queues, as it is full: streams come first."""
         main = self._journal.rings[MAIN]
         if main.held_lsn is None:
             return False
@@ -597,7 +602,7 @@ class Server:
             self.log.info("recovered", ring=name, end_lsn=recovery.end_lsn, clean=recovery.clean)
 
     def _note_damage(self, text: str) -> None:
-        """Show it in BROKER_INFO, while the broker runs."""
+        """Show damage in BROKER_INFO, while the broker runs."""
         if len(self._damage) < _DAMAGE_SHOWN:
             self._damage.append(text)
 
@@ -688,7 +693,7 @@ class Server:
         )
 
     def _connections_for(self, config: Config) -> int:
-        """Connections that leave the journal its descriptors."""
+        """Return how many connections leave the journal its descriptors."""
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         most = max(_FILES_MIN, files - max(_FILES_KEPT, files // 8))
         if most < config.links.connections_max:
@@ -705,20 +710,20 @@ class Server:
         self._counters[name] += 1
 
     def _denied(self, mechanism: str, address: str, why: str) -> None:
-        """A connection was turned away (the authenticator's thread)."""
+        """Count and log a connection that was turned away (the authenticator's thread)."""
         self._counters["denied_total"] += 1
         self._counters[f"denied_{why}_total"] += 1
         if self._denials.allows("denied", self._clock()):
             self.log.warning("denied", mechanism=mechanism, address=address, why=why)
 
     def _paused(self, user: str, address: str, pause_ms: int) -> None:
-        """A name at an address was wrong too often (the authenticator's thread)."""
+        """Log a name at an address that was wrong too often (the authenticator's thread)."""
         self._counters["password_pauses_total"] += 1
         if self._denials.allows("password_pause", self._clock()):
             self.log.warning("password_pause", user=user, address=address, pause_ms=pause_ms)
 
     def _attempt_erred(self, error: Exception) -> None:
-        """An attempt to authenticate met an error that no code foresaw (the same threads)."""
+        """Log an attempt that met an error which no code foresaw (the authenticator's threads)."""
         self._counters["authentication_errors_total"] += 1
         if self._denials.allows("internal_error", self._clock()):
             trace = "".join(traceback.format_exception(error))
@@ -750,7 +755,7 @@ class Server:
         try:
             self._rings.close()
         except JournalFailed as error:
-            # Said when it happened; the next start deals with it.
+            # The error was logged when it happened; the next start deals with it.
             self.log.error("ring_not_closed", reason=str(error))
 
 

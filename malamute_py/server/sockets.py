@@ -18,13 +18,14 @@ import stat
 import msgspec
 import zmq
 
-from malamute_py.config import PUBLIC_WORDS, Config, ConfigError
+from malamute_py.config import PUBLIC_WORDS, Config
+from malamute_py.sections import ConfigError
 from malamute_py.server.authentication.authenticator import ZAP_DOMAIN, Authenticator
 from malamute_py.server.connections.numbering import Numbering, seed_libzmq
 from malamute_py.server.errors import StartError
 
 _FRAME_BYTES = 2
-"""What a short frame takes on the wire beyond its body: flags and length."""
+"""Bytes that a short frame takes on the wire beyond its body: flags and length."""
 _CURVE_FRAME_BYTES = 35
 """Bytes of a frame beyond its body with CURVE: `MESSAGE`, a nonce and a box around it (RFC 26)."""
 
@@ -48,11 +49,11 @@ class Endpoint(msgspec.Struct, frozen=True):
         try:
             return not ipaddress.ip_address(self.host).is_loopback
         except ValueError:
-            return True  # a wildcard, an interface or a host name: assume the worst
+            return True  # A wildcard, an interface or a host name: assume the worst.
 
 
 def parse_endpoint(text: str) -> Endpoint:
-    """Take an endpoint apart; raises ConfigError for one that we cannot listen on."""
+    """Take an endpoint apart; raises ConfigError for one that the broker cannot listen on."""
     transport, separator, rest = text.partition("://")
     if not separator or transport not in {"tcp", "ipc", "inproc"} or not rest:
         raise ConfigError(
@@ -68,13 +69,13 @@ def parse_endpoint(text: str) -> Endpoint:
     if port != "*" and not (port.isascii() and port.isdigit() and int(port) < 65536):
         raise ConfigError("listen", f"{text!r}: the port {port!r} is not a number below 65536")
     if port == "0":
-        port = "*"  # what libzmq calls "any free port"
+        port = "*"  # The form in which libzmq wants "any free port".
     host = host.removeprefix("[").removesuffix("]")
     return Endpoint(text, transport, host, port)
 
 
 def check_public(endpoints: list[Endpoint], config: Config) -> None:
-    """Raise ConfigError when a public endpoint would be open to anyone without these words."""
+    """Raise ConfigError when a public endpoint would be open to all without these words."""
     if config.authentication.mechanism != "none":
         return
     public = [endpoint.text for endpoint in endpoints if endpoint.is_public]
@@ -146,22 +147,24 @@ class Listener:
     def _set_options(self, config: Config) -> None:
         links, limits = config.links, config.limits
         options = {
-            # One frame; what endless MORE frames add up to is the guard's business.
+            # This bounds one frame; the guard bounds what endless MORE frames add up to.
             zmq.MAXMSGSIZE: max(limits.batch_bytes_max, limits.command_frame_bytes_max),
             zmq.HANDSHAKE_IVL: links.handshake_ms,
             # libzmq 4.3.5 aborts when a connection breaks whose queue was full: its heartbeat, or a
-            # PING of the peer's after what did not fit, writes to it (`!_io_error`). So there is
-            # no heartbeat of libzmq, and no queue is ever full: the guard counts bytes instead.
+            # PING of the peer's after what did not fit, writes to it (`!_io_error`). So there is no
+            # heartbeat of libzmq, and no queue is ever full: the guard counts bytes instead.
             zmq.HEARTBEAT_IVL: 0,
             zmq.RCVHWM: 0,
             zmq.LINGER: 0,
             zmq.BACKLOG: links.backlog,
             zmq.SNDHWM: links.send_messages_max,
             zmq.ROUTER_MANDATORY: 1,
-            # With it, a peer that claims another's id would be sent what is the other's.
+            # With ROUTER_HANDOVER, a peer that claims another's id would be sent what is the
+            # other's.
             zmq.ROUTER_HANDOVER: 0,
             zmq.IMMEDIATE: 1,
-            # A machine that vanished: the protocol's heartbeat ends its link, this its connection.
+            # For a machine that vanished: the protocol's heartbeat ends its link, this its
+            # connection.
             zmq.TCP_KEEPALIVE: 1,
             zmq.TCP_KEEPALIVE_IDLE: max(1, links.keepalive_ms // 1000),
             zmq.TCP_KEEPALIVE_INTVL: max(1, links.keepalive_ms // 3000),
@@ -183,7 +186,7 @@ class Listener:
             raise _bind_error(endpoint, error) from None
 
     def close(self, linger_ms: int) -> None:
-        """Stop listening; give what is queued linger_ms to leave."""
+        """Stop listening; give queued messages linger_ms to leave."""
         if self.monitor is not None:
             self.socket.disable_monitor()
             self.monitor.close(0)
@@ -195,7 +198,7 @@ class Listener:
 
 def _is_guarded(endpoint: Endpoint, config: Config) -> bool:
     if endpoint.transport == "inproc":
-        return False  # the same process, and libzmq makes no handshake there
+        return False  # The peer is in the same process, and libzmq makes no handshake there.
     return not (endpoint.transport == "ipc" and config.authentication.ipc_without)
 
 
@@ -239,7 +242,7 @@ def _clear_stale_socket_file(endpoint: Endpoint) -> None:
 
 
 def _check_socket_file(endpoint: Endpoint, config: Config) -> None:
-    """Raise StartError when users who may not connect could, or could put a file in its place."""
+    """Raise StartError when other users could connect, or could put a file in its place."""
     path = endpoint.host
     if path.startswith("@") or path == "*":
         return

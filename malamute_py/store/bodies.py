@@ -1,8 +1,8 @@
-"""Bodies by number, from the tables.
+"""StoredBodies by number, from the tables.
 
-Owns the reading of bodies that the journal has let go of. The rules: for one thread; each read is
-short, so that the writer's checkpoints of its WAL are never held up; both checksums of a batch are
-checked at that moment. Source: docs/design.md (Journal; Queues and the checkpoint).
+Owns the reading of bodies that the journal no longer has. The rules: one thread uses it; each read
+is short, so that it never delays the writer's checkpoints of its WAL; both checksums of a batch are
+checked when it is read. Source: docs/design.md (Journal; Queues and the checkpoint).
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from malamute_py.store.database import connect, damaged
 from malamute_py.store.errors import StoreError
 
 
-class Bodies:
-    """See the module. The database may not be there yet: then it has no bodies."""
+class StoredBodies:
+    """Reads bodies from the database; a database that is not there yet has no bodies."""
 
     def __init__(self, path: Path) -> None:
-        """path: of the database; opened at the first read."""
+        """path: of the database, which is opened at the first read."""
         self._path = path
         self._connection: sqlite3.Connection | None = None
 
     def read(self, numbers: Iterable[int]) -> tuple[dict[int, bytes], str]:
-        """Number -> the whole batch, of those that are there and good; and what went wrong.
+        """Read whole batches: number -> batch of those that are there and good; and the last error.
 
-        numbers: of the first message of each. One that is damaged costs no other.
+        numbers: of the first message of each batch. A damaged batch does not hinder the others.
         """
         found: dict[int, bytes] = {}
         failed = ""
@@ -58,14 +58,14 @@ class Bodies:
         return found, failed
 
     def close(self) -> None:
-        """Let go of the file; when no other thread reads any more."""
+        """Close the file; no other thread may read any more."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
 
 def _fault(number: int, batch: bytes) -> str:
-    """What is wrong with a batch; "" when nothing is."""
+    """Say what is wrong with a batch; "" when nothing is."""
     try:
         stamp = Stamp.unpack(batch)
     except BatchError as error:

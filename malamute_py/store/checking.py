@@ -1,4 +1,4 @@
-"""Looking at the tables of a stopped broker, beside what the journal's own tool says.
+"""Check of the tables of a stopped broker, beside what the journal's own tool checks.
 
 Owns the findings about queues.db. The rule: nothing is changed. Source: FORMAT.md, section 4.
 """
@@ -24,7 +24,7 @@ _NEXT = (
 
 
 def findings(directory: Path) -> Iterator[Finding]:
-    """What is wrong with the tables of a data directory."""
+    """List what is wrong with the tables of a data directory."""
     path = directory / DATABASE
     if not os.path.lexists(path):
         if os.path.lexists(directory / MARK):

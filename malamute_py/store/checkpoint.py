@@ -1,10 +1,11 @@
-"""The checkpoint: the tables follow the log, step by step.
+"""The checkpoint: the tables follow the log, one transaction at a time.
 
-Owns one step: from where the tables are to a position of the log, with the same `apply` as the
-broker's. The rules: a step is one transaction, with the position in it, so that it is done whole or
-not at all; rows and bodies pass through memory a few at a time; a body is copied only when its put
-outlives the step, and deleted with the last of its rows. It knows no threads, processes or clocks,
-so that the simulator runs it as it is. Source: docs/design.md, Queues and the checkpoint.
+Owns one advance: from the position of the tables to a later position of the log, with the broker's
+own `apply`. The rules: an advance is one transaction with the position in it, so that it is done
+whole or not at all; rows and bodies pass through memory a few at a time; a body is copied only when
+its put outlives the advance, and deleted with the last of its rows. It knows no threads, processes
+or clocks, so that the simulator runs it as it is. Source: docs/design.md, Queues and the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from malamute_py.store.forms import (
     SERVICES,
 )
 from malamute_py.store.maps import KeyMap, TableMap
-from malamute_py.store.reading import MAIL_STREAM, Changes, Following, Place
+from malamute_py.store.reading import MAIL_STREAM, BodySpan, Changes, Following
 
 _ROWS_MAX: Final = 50_000
 """Rows in memory before they are written into the open transaction: about 50 MB."""
@@ -50,29 +51,29 @@ _LEFT: Final = (
 
 
 class Done(msgspec.Struct, array_like=True, frozen=True):
-    """What a step did."""
+    """The result of one advance."""
 
     lsn: int
     change_next: int
     changes: int = 0
     rows: int = 0
-    """Written or deleted."""
+    """Rows written or deleted."""
     bodies: int = 0
-    """Copied."""
+    """Bodies copied."""
     missing: int = 0
-    """Bodies of puts that live, and that the log did not give: damage."""
+    """Bodies of living puts that the log did not give: damage."""
     lost: int = 0
-    """Changes that are gone; only where that was accepted."""
+    """Changes that the log lacks; only where the operator accepted that."""
     damages: Sequence[str] = ()
     mail_next: int = 0
     """Number after the last body that was passed; 0: there was none."""
 
 
 class Checkpoint:
-    """Tables that follow one ring. One thread at a time."""
+    """Tables that follow one ring; one thread may use them at a time."""
 
     def __init__(
-        self, connection: sqlite3.Connection, follower: Following, *, accept_lost: bool = False
+        self, connection: sqlite3.Connection, follow: Following, *, accept_lost: bool = False
     ) -> None:
         """connection: in autocommit (see database.connect). accept_lost: see Changes.
 
@@ -80,13 +81,13 @@ class Checkpoint:
         """
         self.position = position_of(connection)
         self.make_room: Callable[[int], None] | None = None
-        """Called with the size that the file is to have, before anything is committed. What is
-        committed lies in the WAL first; on a full disk it would never come out of it, and so
-        nothing could ever be deleted either."""
+        """Called, before anything is committed, with the size that the file is to have. Committed
+        pages lie in the WAL first. On a full disk they would never come out of it, and so no row
+        could ever be deleted either."""
         self.before_commit: Callable[[], None] = lambda: None
-        """Called when all is written and nothing committed; for tests that kill it there."""
+        """Called when everything is written and nothing committed; tests kill the process there."""
         self._connection = connection
-        self._follower = follower
+        self._read_log = follow
         self._accept_lost = accept_lost
         self._messages = TableMap(connection, MESSAGES)
         self._requests = TableMap(connection, REQUESTS)
@@ -107,7 +108,7 @@ class Checkpoint:
         )
         self._tables = Tables()
 
-    def step(
+    def advance(
         self,
         to_lsn: int,
         ranges: Iterable[tuple[int, int]] | None = None,
@@ -116,16 +117,15 @@ class Checkpoint:
     ) -> Done:
         """Follow the log up to a position, durably.
 
-        to_lsn: the end of a bundle, and no further than what is synced. ranges: the parts that
-        may hold something for the queues, ascending, each from a bundle's beginning to a
-        bundle's end (None: all of it). going_on: asked now and then; False gives up.
-        Raises StoreMoved, StoreDamaged, StoreError, ChangesLost, FollowLost, OSError,
-        Abandoned: nothing was changed.
+        to_lsn: the end of a bundle, and no further than what is synced. ranges: the parts that may
+        hold something for the queues, ascending, each from a bundle's beginning to a bundle's end
+        (None: all of it). going_on: asked now and then; False gives up. Raises StoreMoved,
+        StoreDamaged, StoreError, ChangesLost, FollowLost, OSError, Abandoned: nothing was changed.
         """
         begin = self.position
         if to_lsn < begin.lsn:
             raise StoreMoved(
-                f"the tables are at position {begin.lsn}, behind {to_lsn} to which they should go"
+                f"the tables are at position {begin.lsn}, after {to_lsn}, where they should end"
             )
         spans = _clipped(ranges, begin.lsn, to_lsn)
         rows = sum(each.rows for each in self._maps)
@@ -156,7 +156,7 @@ class Checkpoint:
         spans: list[tuple[int, int]],
         going_on: Callable[[], bool],
     ) -> Done:
-        changes = Changes(self._follower, begin.change_next, accept_lost=self._accept_lost)
+        changes = Changes(self._read_log, begin.change_next, accept_lost=self._accept_lost)
         count = 0
         departed: list[int] = []
         for _, record in changes.read(spans):
@@ -200,8 +200,8 @@ class Checkpoint:
 
     # --- bodies ------------------------------------------------------------------------
 
-    def _copy_bodies(self, places: list[Place], going_on: Callable[[], bool]) -> tuple[int, int]:
-        """Copy what the step's puts left; returns how many, and how many are not there."""
+    def _copy_bodies(self, places: list[BodySpan], going_on: Callable[[], bool]) -> tuple[int, int]:
+        """Copy the bodies that new puts left; returns how many, and how many are not there."""
         if not places:
             return 0, 0
         copied = missing = 0
@@ -218,9 +218,9 @@ class Checkpoint:
         return copied, missing
 
     def _bodies(
-        self, places: list[Place], wanted: set[int], going_on: Callable[[], bool]
+        self, places: list[BodySpan], wanted: set[int], going_on: Callable[[], bool]
     ) -> Iterator[tuple[int, bytes]]:
-        """(number, batch) of those wanted; what was found is no longer in `wanted`."""
+        """Yield (number, batch) of those wanted; bodies that were found leave `wanted`."""
         starts = [place.base for place in places]
 
         def asked(stamp: Stamp) -> bool:
@@ -237,7 +237,7 @@ class Checkpoint:
             lsn = place.lsn
             while lsn < place.stop:
                 try:
-                    for stamp, content in self._follower.read(lsn, place.stop, asked):
+                    for stamp, content in self._read_log(lsn, place.stop, asked):
                         wanted.discard(stamp.base_offset)
                         yield stamp.base_offset, stamp.pack() + content
                     break
@@ -251,7 +251,7 @@ class Checkpoint:
     def tidy(self) -> bool:
         """Give back a little of the space that deleted rows and bodies left in the file.
 
-        Returns whether there is more. What cannot be done now (a full disk) is left for later.
+        Returns whether there is more. On a full disk nothing is given back; a later call does it.
         """
         execute = self._connection.execute
         try:
@@ -267,7 +267,7 @@ class Checkpoint:
 
 
 class Abandoned(Exception):
-    """A step was given up because no caller wants it any more."""
+    """The advance was given up because its caller wants it no more."""
 
 
 def _clipped(

@@ -1,7 +1,7 @@
-"""The database file: its tables, how it is opened, and who may write it.
+"""The database file: its tables, how it is opened, and which process may write it.
 
-Owns the schema, the settings of SQLite that durability hangs on, the row that says how far the
-tables came, and the lock. The rules: WAL with synchronous=FULL, so that a commit is on disk when it
+Owns the schema, the settings of SQLite that durability depends on, the row with the position of the
+tables, and the lock. The rules: WAL with synchronous=FULL, so that a commit is on disk when it
 returns; a new file appears under its name only when it is whole, with its directory entry synced;
 one process writes. Source: docs/design.md, Queues and the checkpoint.
 """
@@ -24,14 +24,15 @@ from malamute_py.store.forms import FORMS
 DATABASE: Final = "queues.db"
 LOCK: Final = "queues.lock"
 MARK: Final = "queues"
-"""A small file that says that there was a database: where it is alone, something is missing."""
+"""A small file that says that there was a database: where it lies without one, the database is
+missing."""
 FILES: Final = frozenset(
     [
         *(DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal"),
         *(f"{DATABASE}.tmp", f"{DATABASE}.tmp-journal", LOCK, MARK, f"{MARK}.tmp"),
     ]
 )
-"""What the store has in a data directory."""
+"""Files that the store has in a data directory."""
 
 APPLICATION: Final = 0x4D4C5131  # "MLQ1"
 VERSION: Final = 1
@@ -41,15 +42,15 @@ _CACHE_KIB: Final = 16 << 10
 
 
 class Position(NamedTuple):
-    """How far the tables came, and of which log."""
+    """The position that the tables have reached, and the log that it belongs to."""
 
     lsn: int
     """Everything in ring main before this position is in the tables."""
     change_next: int
-    """Offset of the next record of the change log; -1: not known, as the log's beginning is
-    gone and held none of these records."""
+    """Offset of the next record of the change log; -1: not known, as the beginning of the log is
+    gone and held no change records."""
     next_number: int
-    """Queues.next_number."""
+    """The tables' Queues.next_number."""
     directory: bytes
     """uuid of the data directory."""
     ring: bytes
@@ -59,10 +60,10 @@ class Position(NamedTuple):
 def connect(
     path: str | Path, *, read_only: bool = False, any_thread: bool = False
 ) -> sqlite3.Connection:
-    """A connection in autocommit: transactions are begun and ended by name.
+    """Open a connection in autocommit: transactions are begun and ended by name.
 
-    any_thread: the caller sees to it that one thread uses it at a time.
-    Raises StoreDamaged: what has the name, or the name of its WAL, is no file; sqlite3.Error.
+    any_thread: the caller sees to it that one thread uses it at a time. Raises StoreDamaged: what
+    has the name, or the name of its WAL, is no file; sqlite3.Error.
     """
     # SQLite would follow a link to another place, and wait for a FIFO's other end.
     for beside in ("", "-wal", "-shm", "-journal"):
@@ -76,13 +77,14 @@ def connect(
 
 
 def set_up(connection: sqlite3.Connection) -> None:
-    """The settings of a writer; they hold for this connection."""
+    """Make the settings of a writer; they hold for this connection."""
     execute = connection.execute
     execute("PRAGMA synchronous = FULL")
     execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
     execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-    # On in Debian's SQLite: each body that goes was written once more, as zeros (32 MB of bodies
-    # made 32 MB of WAL, now 90 kB), and on a full disk nothing could go. The ring has them, too.
+    # Debian's SQLite has it on: it wrote each deleted body once more, as zeros (32 MB of bodies
+    # made 32 MB of WAL, now 90 kB), and on a full disk nothing could be deleted. The ring has the
+    # bodies, too.
     execute("PRAGMA secure_delete = OFF")
     execute("PRAGMA temp_store = MEMORY")
 
@@ -118,15 +120,16 @@ def create_file(
     position: Position,
     fill: Callable[[sqlite3.Connection], None] = lambda connection: None,
 ) -> None:
-    """Make a new database file, durably; what has its name is set aside when the new one is whole.
+    """Make a new database file, durably, and set aside what has its name once it is whole.
 
-    fill: puts into the tables what they begin with. Raises sqlite3.Error, OSError, and what
-    fill raises: nothing was changed.
+    fill: puts into the tables what they begin with. Raises sqlite3.Error, OSError, and what fill
+    raises: nothing was changed.
     """
     path, temporary = directory / DATABASE, directory / f"{DATABASE}.tmp"
     for name in (temporary.name, f"{temporary.name}-journal"):
         (directory / name).unlink(missing_ok=True)
-    # Bodies are no other user's to read; what SQLite puts beside it gets the same permissions.
+    # Bodies are for no other user to read; the files that SQLite puts beside it get the same
+    # permissions.
     os.close(open_regular(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL))
     connection = sqlite3.connect(temporary, isolation_level=None)
     try:
@@ -147,7 +150,7 @@ def create_file(
 
 
 def _set_aside(directory: Path) -> None:
-    """Give what has the database's name, and its WAL, names that say what they are."""
+    """Rename the file with the database's name, and its WAL, to names that say what they are."""
     at = 0
     while os.path.lexists(directory / f"queues.damaged-{at}.db"):
         at += 1
@@ -157,7 +160,7 @@ def _set_aside(directory: Path) -> None:
         path.rename(aside)
     wal = directory / f"{DATABASE}-wal"
     if os.path.lexists(wal):
-        # A WAL of a file that is gone would be taken for the new one's.
+        # SQLite would take the WAL of a removed file for the new one's.
         wal.rename(f"{aside}-wal")
     shm = directory / f"{DATABASE}-shm"
     if kind_of(shm) == "a directory":
@@ -196,7 +199,7 @@ def open_database(path: str | Path, *, any_thread: bool = False) -> sqlite3.Conn
 
 
 def check_form(connection: sqlite3.Connection) -> None:
-    """Raises StoreDamaged: it is no database of ours, or of a later version; sqlite3.Error."""
+    """Raise StoreDamaged: it is no database of ours, or of a later version; or sqlite3.Error."""
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if application != APPLICATION:
@@ -206,14 +209,14 @@ def check_form(connection: sqlite3.Connection) -> None:
 
 
 def damaged(error: sqlite3.Error) -> StoreError:
-    """What SQLite said, as one of ours."""
+    """Turn SQLite's error into one of ours."""
     if isinstance(error, sqlite3.OperationalError):
         return StoreError(f"SQLite: {error}")
     return StoreDamaged(f"SQLite: {error}")
 
 
 def position_of(connection: sqlite3.Connection) -> Position:
-    """How far the tables came. Raises StoreDamaged, sqlite3.Error."""
+    """Read the position of the tables. Raises StoreDamaged, sqlite3.Error."""
     row = connection.execute(
         "SELECT lsn, change_next, next_number, directory, ring FROM position"
     ).fetchone()
@@ -224,7 +227,7 @@ def position_of(connection: sqlite3.Connection) -> Position:
 
 @contextlib.contextmanager
 def writing(connection: sqlite3.Connection) -> Iterator[None]:
-    """One transaction: committed at the end, taken back when something is raised."""
+    """Run one transaction: committed at the end, taken back when the block raises."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -236,13 +239,13 @@ def writing(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 class Lock:
-    """The right to write one directory's tables; held until released, or the process ends."""
+    """The right to write one directory's tables; held until released, or until the process ends."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     def release(self) -> None:
-        """Let another write."""
+        """Give the right back, so that another process may write."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -257,11 +260,12 @@ class Lock:
 def lock(
     directory: Path, wait_s: float = 0.0, *, going_on: Callable[[], bool] = lambda: True
 ) -> Lock:
-    """Take the lock; a writer of a broker that was killed needs a moment to see that.
+    """Take the lock, and wait a moment for the writer of a broker that was killed to end.
 
     going_on: False gives up. Raises StoreLocked naming the holder; OSError.
     """
-    # A file of its own: to close any descriptor of the database would drop SQLite's locks.
+    # The lock has a file of its own: closing any descriptor of the database would drop SQLite's
+    # locks.
     fd = open_regular(directory / LOCK, os.O_RDWR | os.O_CREAT)
     deadline = time.monotonic() + wait_s
     try:

@@ -28,12 +28,12 @@ class StoreLocked(StoreError):
 
 
 class StoreMoved(StoreError):
-    """The tables, or the log, are not where this writer left them, or not of one directory."""
+    """The tables or the log are not where this writer left them, or not of one directory."""
 
     code = "moved"
 
 
 class ChangesLost(StoreError):
-    """The log lacks changes between what the tables have and what follows."""
+    """The log lacks changes between those in the tables and those that follow."""
 
     code = "lost"

@@ -1,10 +1,11 @@
 """The process that keeps the checkpoint: `python -m malamute_py.store.follow DIRECTORY PARENT`.
 
-Owns the way from requests on standard input to steps of the checkpoint and answers on standard
-output. The rules: it never asks the broker for anything and holds nothing that it needs; it ends
-with the broker, however that ends (the end of its input, or another parent), in the middle of a
-step, too; it leaves the processor to the broker. A process of its own because SQLite beside the
-loop fights it for the interpreter's lock. Source: docs/design.md, Queues and the checkpoint.
+Owns the way from requests on standard input to advances of the checkpoint and answers on standard
+output. The rules: the process never asks the broker for anything and holds nothing that the broker
+needs; it ends with the broker, however that ends (the end of its input, or another parent), also in
+the middle of an advance; it leaves the processor to the broker. It is a process of its own because
+SQLite in a thread beside the loop would compete with it for the interpreter's lock. Source:
+docs/design.md, Queues and the checkpoint.
 """
 
 from __future__ import annotations
@@ -32,57 +33,58 @@ from malamute_py.store.database import DATABASE, damaged, lock, open_database
 from malamute_py.store.errors import StoreMoved
 
 MAIN: Final = "main"
-"""The ring that is followed, as broker/ready.py has it."""
+"""Name of the ring that is followed, as broker/ready.py has it."""
 _NICE: Final = 10
 _PARENT_MS: Final = 5_000
-"""How often it looks whether its parent lives, in case someone else has its input's other end."""
+"""How often the process looks whether its parent lives, in case another process has its input's
+other end."""
 _LOCK_WAIT_S: Final = 30.0
 _SIZE: Final = struct.Struct("<I")
 
 
 class Follow(msgspec.Struct, array_like=True, tag="follow"):
-    """Follow the log up to here."""
+    """Request: follow the log up to a position."""
 
     to_lsn: int
     ranges: list[tuple[int, int]]
-    """Where something for the queues may lie."""
+    """Parts of the log where something for the queues may lie."""
 
 
 class Began(msgspec.Struct, array_like=True, tag="began"):
-    """The tables are open; the process follows."""
+    """Answer: the tables are open, and the process follows."""
 
     lsn: int
     pid: int
 
 
-class Stepped(msgspec.Struct, array_like=True, tag="stepped"):
-    """A step is durable."""
+class Advanced(msgspec.Struct, array_like=True, tag="advanced"):
+    """Answer: the tables have come to a position, durably."""
 
     done: Done
     took_ms: int
 
 
 class Failed(msgspec.Struct, array_like=True, tag="failed"):
-    """A step was not done; nothing was changed."""
+    """Answer: an advance was not made; nothing was changed."""
 
     code: str
     reason: str
 
 
-Answer: TypeAlias = Began | Stepped | Failed
-_ANSWER: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Began | Stepped | Failed)
+Answer: TypeAlias = Began | Advanced | Failed
+_ANSWER: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Began | Advanced | Failed)
 _REQUEST = msgspec.msgpack.Decoder(Follow)
 
 
 def write_frame(stream: BinaryIO, message: msgspec.Struct) -> None:
-    """One message: its size, then MessagePack. Raises OSError."""
+    """Write one message: its size, then MessagePack. Raises OSError."""
     data = msgspec.msgpack.encode(message)
     stream.write(_SIZE.pack(len(data)) + data)
     stream.flush()
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:
-    """One message; None at the end. Raises OSError."""
+    """Read one message; None at the end. Raises OSError."""
     head = stream.read(_SIZE.size)
     if len(head) < _SIZE.size:
         return None
@@ -92,14 +94,14 @@ def read_frame(stream: BinaryIO) -> bytes | None:
 
 
 def read_answer(stream: BinaryIO) -> Answer | None:
-    """What the process says next; None when it ended. Raises OSError, msgspec.MsgspecError."""
+    """Read the process's next answer; None when it ended. Raises OSError, msgspec.MsgspecError."""
     data = read_frame(stream)
     return None if data is None else _ANSWER.decode(data)
 
 
 @contextlib.contextmanager
 def following(directory: Path, *, accept_lost: bool, wait_s: float) -> Iterator[Checkpoint]:
-    """The checkpoint of a data directory, with the right to write it.
+    """Open the checkpoint of a data directory, with the right to write it.
 
     Raises StoreError, JournalError, OSError.
     """
@@ -108,7 +110,7 @@ def following(directory: Path, *, accept_lost: bool, wait_s: float) -> Iterator[
         follower = Follower(rings.child(directory_name(MAIN)))
         connection = open_database(directory / DATABASE)
         try:
-            checkpoint = Checkpoint(connection, follower, accept_lost=accept_lost)
+            checkpoint = Checkpoint(connection, follower.read, accept_lost=accept_lost)
             if checkpoint.position.ring != follower.ring:
                 raise StoreMoved(f"{DATABASE} belongs to another journal")
             yield checkpoint
@@ -119,7 +121,7 @@ def following(directory: Path, *, accept_lost: bool, wait_s: float) -> Iterator[
 
 
 def failed(error: Exception) -> Failed:
-    """An error as the broker is told of it."""
+    """Turn an error into the answer that tells the broker."""
     return Failed(str(getattr(error, "code", "failed")), str(error))
 
 
@@ -140,11 +142,11 @@ class _Input:
         return not self._ended
 
     def quiet(self) -> bool:
-        """Whether nothing is asked, by a broker that is still there."""
+        """Whether the broker is there and has asked for nothing more."""
         return self.going_on() and not self._data
 
     def next(self) -> Follow | None:
-        """The newest request; None when there will be no more."""
+        """Return the newest request; None when there will be no more."""
         while True:
             found = None
             while (message := self._message()) is not None:
@@ -177,7 +179,7 @@ class _Input:
 
 
 def _room(path: Path) -> Callable[[int], None]:
-    """What allocates the space of a file before it is written.
+    """Make the function that allocates a file's space before it is written.
 
     The descriptor is never closed while this process lives: that would drop SQLite's locks.
     """
@@ -200,14 +202,15 @@ def _run(directory: Path, parent: int, *, accept_lost: bool) -> None:
         while (request := requests.next()) is not None:
             began = time.monotonic()
             try:
-                done = checkpoint.step(request.to_lsn, request.ranges, going_on=requests.going_on)
+                going_on = requests.going_on
+                done = checkpoint.advance(request.to_lsn, request.ranges, going_on=going_on)
             except Abandoned:
                 return
             except (MalamuteError, OSError) as error:
                 write_frame(answers, failed(error))
                 continue
             took_ms = round((time.monotonic() - began) * 1000)
-            write_frame(answers, Stepped(done, took_ms))
+            write_frame(answers, Advanced(done, took_ms))
             while requests.quiet() and checkpoint.tidy():
                 pass
 
@@ -215,7 +218,7 @@ def _run(directory: Path, parent: int, *, accept_lost: bool) -> None:
 def main(arguments: list[str]) -> int:
     """Serve until the broker is gone; returns the exit code."""
     directory, parent, *options = arguments
-    # The broker's to answer: it ends this process in order, by the end of its input.
+    # The broker answers SIGINT and ends this process in order, by the end of its input.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):

@@ -1,9 +1,9 @@
-"""How rows look in the tables: a checksum, then MessagePack.
+"""Forms of the rows in the tables: a checksum, then MessagePack.
 
 Owns the way from a row of changelog/tables.py to bytes and back. The rules: a form begins with the
 row's key, so that a row is whole by itself; it is an array, to which fields may be appended with a
-default; what does not bear its checksum is raised, never used. Bitmaps are bytes, for they may have
-more bits than a number in MessagePack. Source: docs/design.md, Queues and the checkpoint.
+default; a row whose checksum is wrong is raised as damage, never used. Bitmaps are bytes, for they
+may have more bits than a number in MessagePack. Source: docs/design.md, Queues and the checkpoint.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ _ENCODE = msgspec.msgpack.Encoder().encode
 _DECODE_ANY = msgspec.msgpack.Decoder().decode
 
 
-class _Place(msgspec.Struct, array_like=True):
+class _NamedForm(msgspec.Struct, array_like=True):
     number: int
     name: str
 
 
-class _MailboxForm(_Place, array_like=True):
+class _MailboxForm(_NamedForm, array_like=True):
     settings: MailboxSettings
     by: str
     created_ms: int
 
 
-class _ServiceForm(_Place, array_like=True):
+class _ServiceForm(_NamedForm, array_like=True):
     settings: ServiceSettings
     by: str
     created_ms: int
@@ -60,9 +60,9 @@ class _ServiceForm(_Place, array_like=True):
 class _RequestForm(msgspec.Struct, array_like=True, gc=False):
     put: RequestPut
     left: bytes | None
-    """None: all rows."""
+    """Bitmap of the rows that are left; None: all rows."""
     waiting: bytes | None
-    """None: all that are left."""
+    """Bitmap of the rows that wait; None: all that are left."""
     holds: list[tuple[str, bytes, int, int, bytes]]
     attempts: dict[int, bytes]
     delayed: dict[int, bytes]
@@ -132,7 +132,7 @@ def _message(data: Any) -> tuple[tuple[int, int], MessageRow]:
         mailbox, base, count, size, sender, at_ms, left,
         priority, not_before_ms, expires_at_ms, attempts, rare, *pauses,
     ) = _DECODE_ANY(data)[:13]  # fmt: skip
-    # A million rows of a few senders: one string each.
+    # A million rows of a few senders share one string for each sender.
     row = MessageRow(
         base, count, size, intern(sender), at_ms, (1 << count) - 1 if left is None else _int(left),
         priority, not_before_ms, expires_at_ms, attempts, None if rare is None else _RARE(rare),
@@ -215,24 +215,24 @@ def _key(data: Any) -> tuple[tuple[str, bytes], KeyRow]:
 
 
 class Form(NamedTuple, Generic[K, V]):
-    """One table: its name, the columns of its key, and its rows as bytes."""
+    """The form of one table: its name, the columns of its key, and its rows as bytes."""
 
     table: str
     columns: tuple[str, ...]
     values: Callable[[K], tuple[Any, ...]]
-    """A key as values of its columns."""
+    """Return a key as values of its columns."""
     packed: Callable[[K, V], bytes]
     read: Callable[[Any], tuple[K, V]]
 
     def pack(self, key: K, row: V) -> bytes:
-        """The row as the table has it."""
+        """Return the row in the form that the table has."""
         data = self.packed(key, row)
         return _CRC.pack(google_crc32c.value(data)) + data
 
     def unpack(self, data: bytes) -> tuple[K, V]:
-        """Key and row. Raises StoreDamaged."""
+        """Return key and row; raises StoreDamaged."""
         if type(data) is not bytes or len(data) < _CRC.size:
-            # A damaged page may hold any type of SQLite's in its place.
+            # A damaged page may hold any of SQLite's types in its place.
             raise StoreDamaged(f"a row of the table {self.table} is cut short")
         body = data[4:]
         if google_crc32c.value(body) != _CRC.unpack_from(data)[0]:
@@ -265,7 +265,7 @@ SERVICES: Final[Form[int, ServiceRow]] = Form(
     "services", ("number INTEGER",), _one, _pack_named, _service
 )
 MESSAGES: Final[Form[tuple[int, int], MessageRow]] = Form(
-    # By number first: whether a body is still wanted is asked by its number alone.
+    # The key begins with the number: whether a body is still wanted is asked by its number alone.
     "messages", ("base INTEGER", "mailbox INTEGER"), _base_first, _pack_message, _message,
 )  # fmt: skip
 REQUESTS: Final[Form[int, RequestRow]] = Form(
@@ -283,4 +283,4 @@ KEYS: Final[Form[tuple[str, bytes], KeyRow]] = Form(
 FORMS: Final[tuple[Form[Any, Any], ...]] = (
     MAILBOXES, SERVICES, MESSAGES, REQUESTS, CURSORS, GROUPS, KEYS,
 )  # fmt: skip
-"""In the order of the fields of Queues."""
+"""Forms of all tables, in the order of the fields of Queues."""

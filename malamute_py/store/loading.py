@@ -1,6 +1,6 @@
 """Loading the tables at start-up.
 
-Owns the way from the database to Queues in memory. The rules: every row bears its checksum or
+Owns the way from the database to Queues in memory. The rules: when one row's checksum is wrong,
 nothing is loaded; the order of each map is that of the log. Source: docs/design.md, Queues and the
 checkpoint.
 """
@@ -28,9 +28,9 @@ from malamute_py.store.forms import (
 
 
 def load(connection: sqlite3.Connection) -> Queues:
-    """All rows; no bodies. Raises StoreDamaged, StoreError."""
+    """Load all rows, without bodies. Raises StoreDamaged, StoreError."""
     collecting = gc.isenabled()
-    # Each of a million new objects would be looked at again and again, for nothing.
+    # Python's collector would look at each of a million new objects again and again, for nothing.
     gc.disable()
     try:
         check_form(connection)
@@ -64,7 +64,7 @@ def _rows(connection: sqlite3.Connection, form: Form[Any, Any]) -> dict[Any, Any
 
 
 def check(connection: sqlite3.Connection, *, whole: bool = False) -> None:
-    """Look for damage in the file's structure; whole: in its bodies, too, and every index.
+    """Look for damage in the file's structure; whole: also in its bodies and every index.
 
     Raises StoreDamaged, StoreError.
     """

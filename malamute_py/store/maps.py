@@ -1,9 +1,9 @@
 """Tables as maps: a row is loaded when it is asked for, and kept only until it is written.
 
-Owns the maps over which the checkpoint runs the same `apply` as the broker. The rules: a map's
-order is a dictionary's, kept by the column `at`; what was put and taken away between two flushes
-never touches the table; a flush writes within the transaction of its connection and lets go of
-everything. Source: docs/design.md, Queues and the checkpoint.
+Owns the maps over which the checkpoint runs the broker's `apply`. The rules: a map has a
+dictionary's order, kept by the column `at`; a row that was put and taken away between two flushes
+never touches the table; a flush writes within the transaction of its connection and empties the
+memory. Source: docs/design.md, Queues and the checkpoint.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ D = TypeVar("D")
 
 
 class TableMap(MutableMapping[K, V]):
-    """One table. A caller that changes a row which it got has to put it back."""
+    """One table as a map. A caller that changes a row which it got has to put it back."""
 
     def __init__(self, connection: sqlite3.Connection, form: Form[K, V]) -> None:
-        """connection: in autocommit; begins and ends of transactions are the caller's."""
+        """connection: in autocommit; the caller begins and ends transactions."""
         self._connection = connection
         self._form = form
         names = [column.split()[0] for column in form.columns]
@@ -40,21 +40,22 @@ class TableMap(MutableMapping[K, V]):
         self.departed: list[K] = []
         """Keys whose rows left the table since they were last taken from here."""
         self.rows = 0
-        """Written or deleted since the beginning."""
+        """Rows written or deleted since the beginning."""
         self.reset()
 
     def reset(self) -> None:
         """Forget what was not flushed, and read anew where the table stands."""
         self._new: dict[K, V] = {}
-        """Not in the table."""
+        """Rows that are not in the table."""
         self._changed: dict[K, V] = {}
-        """In the table, in another form."""
+        """Rows that the table has in another form."""
         self._gone: set[K] = set()
-        """In the table, and to be deleted; one that came back is in _new, too."""
+        """Rows that the table has and that are to be deleted; a row that came back is in _new,
+        too."""
         self._loaded: dict[K, V] = {}
-        """In the table like this."""
+        """Rows as the table has them."""
         self._emptied_at = 0
-        """Every row at this place or before is in _gone."""
+        """All rows at this place or before are in _gone."""
         self.departed.clear()
         self._at, self._count = self._connection.execute(self._bounds).fetchone()
 
@@ -75,7 +76,7 @@ class TableMap(MutableMapping[K, V]):
         return row
 
     def get(self, key: K, default: Any = None) -> Any:
-        """The row; loaded when it is not at hand."""
+        """Return the row, loaded when it is not in memory."""
         row = self._find(key)
         return default if row is None else row
 
@@ -110,7 +111,7 @@ class TableMap(MutableMapping[K, V]):
         self._count -= 1
 
     def popitem(self, last: bool = True) -> tuple[K, V]:
-        """Take the newest away, or the oldest, as an OrderedDict does."""
+        """Take the newest row away, or the oldest, as an OrderedDict does."""
         key = next(reversed(list(self)) if last else iter(self), None)
         if key is None:
             raise KeyError("popitem(): the table is empty")
@@ -120,7 +121,7 @@ class TableMap(MutableMapping[K, V]):
         return cast("int", self._count)
 
     def __iter__(self) -> Iterator[K]:
-        # A caller that takes the first one again and again must not pass over all that are gone.
+        # A caller that takes the first row again and again must not pass over all that are gone.
         leading = True
         for at, data in self._connection.execute(self._scan, (self._emptied_at,)):
             key = self._form.unpack(data)[0]
@@ -135,11 +136,11 @@ class TableMap(MutableMapping[K, V]):
 
     @property
     def held(self) -> int:
-        """Rows in memory."""
+        """Return how many rows are in memory."""
         return len(self._new) + len(self._changed) + len(self._gone) + len(self._loaded)
 
     def flush(self) -> None:
-        """Write what has changed, within the transaction that is open, and let go of it."""
+        """Write all changes within the transaction that is open, and empty the memory."""
         execute, form = self._connection.executemany, self._form
         values, pack, at = form.values, form.pack, self._at
         if self._gone:
@@ -164,9 +165,9 @@ class TableMap(MutableMapping[K, V]):
 
 
 class KeyMap(TableMap[Key, KeyRow], Remembering):
-    """The table of keys; whose they are, and in which order, is counted in memory."""
+    """The table of keys; the number and order of each owner's keys are counted in memory."""
 
     def reset(self) -> None:
-        """Forget what was not flushed, and count anew when it is asked for."""
+        """Forget what was not flushed, and count again when that is asked for."""
         super().reset()
         self._shares = None

@@ -1,10 +1,10 @@
-"""Repair of a damaged data directory, to a copy: everything that can be read, and nothing else.
+"""Repair of a damaged data directory, to a copy that has everything that can be read.
 
-Owns the making of a sound directory out of one that is not. The rules: the original is only
-read; every valid batch keeps its position, its offset and its epoch; what is lost is filled with
-padding, so that the copy has no damage, and is told by stream and offsets; no position, offset or
-number is given again; the copy opens without a finding before it gets its name.
-Source: journal/FORMAT.md, section 14.
+Owns the making of a sound directory out of a damaged one. The rules: the original is only read;
+every valid batch keeps its position, its offset and its epoch; what is lost is filled with padding,
+so that the copy has no damage, and is reported by stream and offsets; no position, offset or number
+is given again; the copy opens without a finding before it gets its name. Source: journal/FORMAT.md,
+section 14.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from malamute_protocol.stamp import (
     Stamp,
 )
 from malamute_py.changelog.snapshots import decode_snapshot
-from malamute_py.journal import FileStorage, JournalError, Recovery, Ring, RingSettings, Wanted
+from malamute_py.journal import FileStorage, JournalError, Recovery, Ring, RingSettings
 from malamute_py.journal.check import Found, check
 from malamute_py.journal.directory import (
     EPOCH_FILE,
@@ -64,29 +64,30 @@ from malamute_py.journal.types import SEGMENT_HEADER_BYTES, Damage
 from malamute_py.store.database import DATABASE, MARK, connect, lock, position_of
 from malamute_py.store.errors import StoreError
 from malamute_py.store.loading import check as check_tables
-from malamute_py.store.opening import Log, open_store
-from malamute_py.store.reading import CHANGE_STREAM, MAIL_STREAM
+from malamute_py.store.opening import LogFacts, open_store
+from malamute_py.store.reading import CHANGE_STREAM, MAIL_STREAM, Following
 from malamute_py.store.rebuilding import accept, rebuild
 from malamute_py.store.snapshot import MAIN, made_whole, regular, sync_all
 
 _EPOCHS: Final = 1 << 10
-"""Epochs between the original's and the copy's: the original may have been begun again since."""
+"""Epochs between the original's and the copy's, as the original may have been started again
+meanwhile."""
 _NUMBERS_SHIFT: Final = 32
 _LOCK_WAIT_S: Final = 30.0
 _PIECE_BYTES: Final = 4 << 20
 
 Progress = Callable[[int, str], None]
-"""(bytes done so far, of what)."""
+"""Callback for progress: (bytes done so far, what is being done)."""
 
 
 class CannotMend(StoreError):
-    """Nothing sound can be made of the directory; nothing is left of the attempt."""
+    """No sound directory can be made of the original; nothing is left of the attempt."""
 
     code = "damaged"
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """Offsets of a stream of which the copy has no records."""
+    """Offsets of a stream whose records the copy lacks."""
 
     ring: str
     stream: int
@@ -97,7 +98,7 @@ class Lost(msgspec.Struct, frozen=True):
 
 
 class Mended(msgspec.Struct, kw_only=True):
-    """What was made, and what was lost."""
+    """The result of a repair: what was saved, and what was lost."""
 
     directory: str
     epoch: int
@@ -105,18 +106,18 @@ class Mended(msgspec.Struct, kw_only=True):
     bytes: int
     batches: int
     filled_bytes: int
-    """Bytes of the rings where nothing could be read."""
+    """Bytes of the rings that could not be read and were filled."""
     lost: list[Lost]
     changes_lost: int
-    """Records of the change log: what mail, services, cursors and groups did."""
+    """Records of the change log that are lost: changes of mail, services, cursors and groups."""
     queues: str
-    """What became of the tables: "copied", "rebuilt", or "none" where there were none."""
+    """Fate of the tables: "copied", "rebuilt", or "none" where there were none."""
     queues_lost: str = ""
-    """What they lack; "": nothing that is known."""
+    """Rows that the tables lack; "": none that is known."""
     dropped: list[str] = []
     """Ends of rings that were never known to be on disk, and were cut off as at any start."""
     restored: list[str] = []
-    """Small files that were made anew from what else says the same."""
+    """Small files that were made anew from others that have the same facts."""
 
     @property
     def whole(self) -> bool:
@@ -171,7 +172,7 @@ def _mend(source: FileStorage, made: Path, progress: Progress) -> Mended:
                 "no table of streams can be read in ring main, so no record can be told from"
                 " another stream's: restore the newest snapshot (`malamute snapshot restore`)"
             )
-        copy = _RingCopy(storage, name, scan, raised.epoch)
+        copy = _RingRepair(storage, name, scan, raised.epoch)
         for size in copy.run():
             mended.bytes += size
             progress(mended.bytes, f"ring {name}")
@@ -187,7 +188,7 @@ def _mend(source: FileStorage, made: Path, progress: Progress) -> Mended:
     return mended
 
 
-class _Place:
+class _PendingStamp:
     """A stamp in the copy that may have to be changed when its neighbours are known."""
 
     __slots__ = ("lsn", "stamp")
@@ -197,8 +198,8 @@ class _Place:
         self.stamp = stamp
 
 
-class _RingCopy:
-    """One ring: its batches where they were, and padding where nothing can be read."""
+class _RingRepair:
+    """The copy of one ring: batches where they were, and padding where nothing can be read."""
 
     def __init__(self, storage: Storage, name: str, scan: Scan, epoch: int) -> None:
         self.batches = self.filled = self.changes_lost = 0
@@ -211,12 +212,12 @@ class _RingCopy:
         self._files: dict[int, File] = {}
         self._number = -1
         self._data = bytearray()
-        self._last: _Place | None = None
+        self._last: _PendingStamp | None = None
         """The batch before, when its bundle goes on."""
-        self._hole: _Place | None = None
+        self._hole: _PendingStamp | None = None
         """The padding before, until it is known what follows."""
         self._bundle: int | None = None
-        """Where the bundle begins now whose beginning is lost."""
+        """New beginning of a bundle whose beginning is lost."""
         self._holes = 0
         self._seen: dict[int, tuple[int, int]] = {}
         """Stream -> (next offset, holes until then)."""
@@ -234,7 +235,7 @@ class _RingCopy:
             replace_file(storage, TRIMS_FILE, pack_file(trims))
         there = {segment.number: segment for segment in scan.segments}
         last = -(-scan.end_lsn // size) - 1
-        # What is missing in front is not filled: the ring begins later.
+        # Segments missing in front are not filled: the ring begins later.
         first = min([*there, last]) if last >= 0 else 0
         self._holes = int(scan.first_number < first)
         for number in range(first, last + 1):
@@ -297,7 +298,7 @@ class _RingCopy:
             if begins:
                 self._end_hole(LAST_OF_BUNDLE, self._hole.stamp.epoch)
             else:
-                # What is left of a bundle begins with the padding.
+                # The remainder of a bundle begins with the padding.
                 self._bundle = self._hole.lsn
                 self._end_hole(0, stamp.epoch)
         if begins:
@@ -307,7 +308,7 @@ class _RingCopy:
             self._put(stamp)
         self._newest = stamp.epoch, stamp.append_time_ms
         ends = bool(stamp.flags & LAST_OF_BUNDLE)
-        self._last = None if ends else _Place(stamp.lsn, stamp)
+        self._last = None if ends else _PendingStamp(stamp.lsn, stamp)
         if stamp.control_kind == DATA:
             before, holes = self._seen.get(
                 stamp.stream, (self._scan.streams.state(stamp.stream).first, -1)
@@ -333,7 +334,7 @@ class _RingCopy:
             base_offset=0, append_time_ms=self._newest[1], stream=0, origin=0, size=high - lsn,
             count=0, control_kind=PADDING, content_crc=0,
         )  # fmt: skip
-        self._hole = _Place(lsn, padding)
+        self._hole = _PendingStamp(lsn, padding)
         self._put(padding)
         self._holes += 1
         self.filled += high - lsn
@@ -357,7 +358,7 @@ class _RingCopy:
             self._storage.write(file, position, [stamp.pack()])
 
     def lost(self) -> list[Lost]:
-        """The offsets whose records are not in the copy."""
+        """List the offsets whose records are not in the copy."""
         lost = self._lost.copy()
         for number, state in self._scan.streams.states.items():
             reached = self._seen.get(number, (state.first, 0))[0]
@@ -370,7 +371,7 @@ class _RingCopy:
 
 
 def _within(damages: list[Damage], low: int, high: int) -> list[tuple[int, int]]:
-    """The parts of a segment that are damaged, ascending; neighbours are one."""
+    """List the damaged parts of a segment, ascending; neighbouring parts become one."""
     holes: list[tuple[int, int]] = []
     for damage in sorted(damages):
         begin, stop = max(damage.from_lsn, low), min(damage.to_lsn, high)
@@ -389,7 +390,7 @@ def _within(damages: list[Damage], low: int, high: int) -> list[tuple[int, int]]
 def _open(
     source: FileStorage, made: Path, names: list[str], mended: Mended, progress: Progress
 ) -> None:
-    """Open the copy as a broker does: it must be sound. Its indexes and its tables are made."""
+    """Open the copy as a broker would, which makes indexes and tables: it must be sound."""
     journal = Journal.open(made)
     try:
         for name in names:
@@ -408,26 +409,13 @@ def _open(
         journal.close()
 
 
-class _OfRing:
-    """A ring as one to be followed."""
-
-    def __init__(self, ring: Ring) -> None:
-        self._ring = ring
-
-    def read(
-        self, from_lsn: int, to_lsn: int, wanted: Wanted | None = None
-    ) -> Iterator[tuple[Stamp, memoryview]]:
-        return self._ring.follow(from_lsn, to_lsn, wanted)
-
-
 def _mend_tables(
     directory: Path, made: Path, journal: Journal, ring: Ring, recovery: Recovery, mended: Mended
 ) -> None:
     mail = ring.next_offset(MAIL_STREAM) > 0
     if not mail and not (directory / DATABASE).exists() and not (directory / MARK).exists():
         return
-    log = Log(journal.uuid, ring.uuid, ring.start_lsn, ring.end_lsn, mail)
-    follower = _OfRing(ring)
+    log = LogFacts(journal.uuid, ring.uuid, ring.start_lsn, ring.end_lsn, mail)
     change_next = decode_snapshot(recovery.snapshot).change_next if recovery.snapshot else 0
     changes = [control for control in recovery.controls if control.kind == CHANGE]
     if changes:
@@ -439,30 +427,31 @@ def _mend_tables(
                 raise StoreError(fault)
             connection, _ = open_store(made, log, accept_lost=True)
             with contextlib.closing(connection):
-                mended.queues_lost = accept(connection, log, follower, change_next)
+                mended.queues_lost = accept(connection, log, ring.follow, change_next)
             mended.queues = "copied"
         except (StoreError, sqlite3.Error) as error:
             mended.queues = "rebuilt"
-            _rebuild(made, log, follower, change_next, str(error), journal.epoch, mended)
+            _rebuild(made, log, ring.follow, change_next, str(error), journal.epoch, mended)
 
 
 def _rebuild(
-    made: Path, log: Log, follower: _OfRing, change_next: int, fault: str, epoch: int,
+    made: Path, log: LogFacts, follow: Following, change_next: int, fault: str, epoch: int,
     mended: Mended,
 ) -> None:  # fmt: skip
     try:
-        rebuild(made, log, follower, change_next)
+        rebuild(made, log, follow, change_next)
     except (StoreError, JournalError) as error:
         mended.queues_lost = f"{fault}; of the log: {error}"
         number = epoch << _NUMBERS_SHIFT
-        rebuild(made, log, follower, change_next, accept_lost=True, number_next=number)
+        rebuild(made, log, follow, change_next, accept_lost=True, number_next=number)
     open_store(made, log)[0].close()
 
 
 def _copy_tables(directory: Path, made: Path) -> str:
     """Copy the tables; returns what is wrong with them, "" when nothing is.
 
-    With their WAL, and opened only where they are copied to: SQLite writes beside what it reads.
+    They are copied with their WAL and opened only at the target: SQLite writes beside what it
+    reads.
     """
     names = (DATABASE, f"{DATABASE}-wal")
     try:

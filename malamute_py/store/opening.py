@@ -2,8 +2,8 @@
 
 Owns the decision whether tables and log belong together. The rules: nothing is guessed; tables that
 are missing, damaged, of another directory, or ahead of the log stop the start, with what to do;
-only where the log says that there never were any are they made. That the log goes on where they are
-is seen by its offsets when it is read (reading.py). Source: docs/design.md, Queues and the
+tables are made only where the log says that there never were any. Whether the log goes on where the
+tables end shows by its offsets when it is read (reading.py). Source: docs/design.md, Queues and the
 checkpoint.
 """
 
@@ -39,8 +39,8 @@ class Mark(msgspec.Struct, array_like=True):
     ring: bytes
 
 
-class Log(NamedTuple):
-    """What the tables are held against."""
+class LogFacts(NamedTuple):
+    """Facts about the log that the tables are compared with."""
 
     directory: bytes
     """uuid of the data directory."""
@@ -49,17 +49,16 @@ class Log(NamedTuple):
     start_lsn: int
     end_lsn: int
     held_mail: bool
-    """The ring once held bodies of mail or requests."""
+    """True: the ring once held bodies of mail or requests."""
 
 
 def open_store(
-    directory: Path, log: Log, *, accept_lost: bool = False
+    directory: Path, log: LogFacts, *, accept_lost: bool = False
 ) -> tuple[sqlite3.Connection, bool]:
-    """The tables of a data directory for writing, and whether they are new.
+    """Open the tables of a data directory for writing; returns them and whether they are new.
 
-    accept_lost: tables that are ahead of the log are taken as they are, and stand at its end.
-    The caller has the lock. Raises StoreDamaged, StoreMoved, StoreError, OSError: nothing was
-    changed.
+    accept_lost: tables that are ahead of the log are taken as they are, and stand at its end. The
+    caller has the lock. Raises StoreDamaged, StoreMoved, StoreError, OSError: nothing was changed.
     """
     path = directory / DATABASE
     new = not os.path.lexists(path)
@@ -88,14 +87,14 @@ def open_store(
     return connection, new
 
 
-def _beginning(log: Log) -> Position:
-    """Where new tables begin: with the log; or with what is left of an older program's."""
+def _beginning(log: LogFacts) -> Position:
+    """Return where new tables begin: with the log, or with the rest of an older program's."""
     whole = log.start_lsn == 0
     return Position(log.start_lsn, 0 if whole else -1, 1, log.directory, log.ring)
 
 
-def _check_new(directory: Path, log: Log) -> None:
-    """Raises StoreError when there must have been tables before."""
+def _check_new(directory: Path, log: LogFacts) -> None:
+    """Raise StoreError when there must have been tables before."""
     mark = read_file(FileStorage(directory), MARK)
     if mark is None and not log.held_mail:
         return
@@ -109,7 +108,7 @@ def _check_new(directory: Path, log: Log) -> None:
     )
 
 
-def _check_position(position: Position, log: Log, path: Path, *, accept_lost: bool) -> None:
+def _check_position(position: Position, log: LogFacts, path: Path, *, accept_lost: bool) -> None:
     if position.directory != log.directory or position.ring != log.ring:
         raise StoreMoved(f"{path.name} belongs to another data directory than this journal")
     if position.lsn > log.end_lsn and not accept_lost:

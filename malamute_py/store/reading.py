@@ -2,14 +2,14 @@
 
 Owns the choice of what concerns the queues in ring main. The rules: a change is taken once, in the
 order of its offset; damage in the log is passed over only when the offsets after it prove that no
-change was in it, or when the operator said that what is lost may be. Source: docs/design.md, Queues
-and the checkpoint.
+change was in it, or when the operator accepted the loss. Source: docs/design.md, Queues and the
+checkpoint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 from malamute_protocol.stamp import CHANGE, DATA, Stamp
 from malamute_py.journal import FollowLost, Wanted
@@ -17,23 +17,18 @@ from malamute_py.journal.layout import control_bodies
 from malamute_py.store.errors import ChangesLost
 
 CHANGE_STREAM: Final = 0
-"""As broker/ready.py has it."""
+"""Number of the change log, as broker/ready.py has it."""
 MAIL_STREAM: Final = 0xFFFF_FFFE
-"""As broker/ready.py has it."""
+"""Number of the mail stream, as broker/ready.py has it."""
 _PLACE_BYTES: Final = 256 << 10
-"""How much of the log is read again to find one body."""
+"""Bytes of the log that are read again to find one body."""
 
 
-class Following(Protocol):
-    """What is asked of a journal's Follower."""
-
-    def read(
-        self, from_lsn: int, to_lsn: int, wanted: Wanted | None = None
-    ) -> Iterator[tuple[Stamp, memoryview]]:
-        """The batches in [from, to), those that are wanted."""
+Following: TypeAlias = Callable[[int, int, Wanted | None], Iterator[tuple[Stamp, memoryview]]]
+"""Yields the wanted batches in [from, to): Ring.follow, or a Follower's read."""
 
 
-class Place:
+class BodySpan:
     """A part of the log that holds bodies."""
 
     __slots__ = ("base", "lsn", "stop")
@@ -50,13 +45,13 @@ class Changes:
 
     def __init__(
         self,
-        follower: Following,
+        follow: Following,
         change_next: int,
         *,
         accept_lost: bool = False,
         relevant: Callable[[int, int], None] | None = None,
     ) -> None:
-        """change_next: offset of the first one wanted; -1: of whatever comes first.
+        """change_next: offset of the first change wanted; -1: of the first one that there is.
 
         accept_lost: go on when changes are gone. relevant: told the bounds of each batch that
         concerns the queues.
@@ -66,29 +61,29 @@ class Changes:
         self.lost = 0
         """How many changes are gone, as far as offsets tell."""
         self.damages: list[str] = []
-        """What could not be read."""
-        self.places: list[Place] = []
-        """Where bodies lie, ascending."""
+        """Damages that were met in the log."""
+        self.places: list[BodySpan] = []
+        """Places where bodies lie, ascending."""
         self.mail_next = 0
         """Number after the last body that was passed; 0: there was none."""
-        self._follower = follower
+        self._read_log = follow
         self._accept_lost = accept_lost
         self._relevant = relevant
         self._unproven = ""
 
     def read(self, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
-        """(offset, record) of the changes in these ranges of positions, in order.
+        """Yield (offset, record) of the changes in these ranges of positions, in order.
 
         Raises ChangesLost, FollowLost (`retention`: the log does not reach so far back), OSError.
         """
         for first, stop in ranges:
             yield from self._range(first, stop)
         if self._unproven and not self._accept_lost:
-            raise ChangesLost(f"{self._unproven}, and nothing behind it proves that it held none")
+            raise ChangesLost(f"{self._unproven}, and nothing after it proves that it held none")
         self._unproven = ""
 
     def _range(self, lsn: int, stop: int) -> Iterator[tuple[int, bytes]]:
-        last: Place | None = None
+        last: BodySpan | None = None
         relevant, begin = self._relevant, lsn
 
         def wanted(stamp: Stamp) -> bool:
@@ -100,7 +95,7 @@ class Changes:
                 self.mail_next = stamp.next_offset
                 at, end = stamp.lsn, stamp.lsn + stamp.size
                 if last is None or at - last.lsn > _PLACE_BYTES:
-                    last = Place(stamp.base_offset, at, end)
+                    last = BodySpan(stamp.base_offset, at, end)
                     self.places.append(last)
                 else:
                     last.stop = end
@@ -111,7 +106,7 @@ class Changes:
 
         while lsn < stop:
             try:
-                for stamp, content in self._follower.read(lsn, stop, wanted):
+                for stamp, content in self._read_log(lsn, stop, wanted):
                     if relevant is not None:
                         relevant(max(stamp.bundle_lsn, begin), stamp.lsn + stamp.size)
                     yield from self._batch(stamp, content)

@@ -1,9 +1,9 @@
 """Making the tables anew from the log, and going on where a part of it is lost.
 
-Owns the decision whether the log has everything. The rules: without the operator's word nothing
-is made of a log that may lack a change; what is made, or given up, is durable before it is used,
-so that a word is given once; the tables that were there are set aside and never removed.
-Source: FORMAT.md, section 4.
+Owns the decision whether the log has everything. The rules: of a log that may lack a change, tables
+are made only with the operator's consent; what is made, or given up, is durable before it is used,
+so that the operator consents once; the old tables are set aside and never removed. Source:
+FORMAT.md, section 4.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from malamute_py.journal import FollowLost
 from malamute_py.store.checkpoint import Checkpoint
 from malamute_py.store.database import Position, create_file, damaged, position_of, writing
 from malamute_py.store.errors import ChangesLost
-from malamute_py.store.opening import Log
+from malamute_py.store.opening import LogFacts
 from malamute_py.store.reading import Changes, Following
 
 
 def rebuild(
     directory: Path,
-    log: Log,
-    follower: Following,
+    log: LogFacts,
+    follow: Following,
     change_next: int,
     *,
     accept_lost: bool = False,
@@ -30,9 +30,9 @@ def rebuild(
 ) -> None:
     """Make new tables of all that the log has.
 
-    change_next: where the log stands. accept_lost: also of a log that may lack something;
-    number_next is then the first number for a mailbox or a service, above all that were given.
-    The caller has the lock. Raises ChangesLost, FollowLost, StoreError, OSError: nothing was
+    change_next: the next offset of the change log. accept_lost: also of a log that may lack
+    something; number_next is then the first number for a mailbox or a service, above all that were
+    given. The caller has the lock. Raises ChangesLost, FollowLost, StoreError, OSError: nothing was
     changed.
     """
     if log.start_lsn and not accept_lost:
@@ -43,8 +43,8 @@ def rebuild(
     )
 
     def fill(connection: sqlite3.Connection) -> None:
-        checkpoint = Checkpoint(connection, follower, accept_lost=accept_lost)
-        checkpoint.step(log.end_lsn, [(log.start_lsn, log.end_lsn)])
+        checkpoint = Checkpoint(connection, follow, accept_lost=accept_lost)
+        checkpoint.advance(log.end_lsn, [(log.start_lsn, log.end_lsn)])
         reached = checkpoint.position.change_next
         if reached < change_next and not accept_lost:
             raise ChangesLost(f"the log ends at change {reached} of {change_next}")
@@ -56,22 +56,24 @@ def rebuild(
         raise damaged(error) from error
 
 
-def accept(connection: sqlite3.Connection, log: Log, follower: Following, change_next: int) -> str:
+def accept(
+    connection: sqlite3.Connection, log: LogFacts, follow: Following, change_next: int
+) -> str:
     """Have the tables go on after what the log lacks; returns what that is, "" for nothing.
 
     Raises StoreError, JournalError, OSError: nothing was changed.
     """
     position = position_of(connection)
     begin = max(position.lsn, log.start_lsn)
-    changes = Changes(follower, position.change_next)
+    changes = Changes(follow, position.change_next)
     try:
         for _ in changes.read([(begin, log.end_lsn)]):
             pass
         if 0 <= changes.next < change_next:
             raise ChangesLost(f"the log ends at change {changes.next} of {change_next}")
     except (ChangesLost, FollowLost) as error:
-        checkpoint = Checkpoint(connection, follower, accept_lost=True)
-        checkpoint.step(log.end_lsn, [(begin, log.end_lsn)])
+        checkpoint = Checkpoint(connection, follow, accept_lost=True)
+        checkpoint.advance(log.end_lsn, [(begin, log.end_lsn)])
         with writing(connection):
             _stand_at(connection, change_next)
         return str(error)

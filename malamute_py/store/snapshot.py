@@ -1,11 +1,12 @@
 """Snapshots of a whole data directory: taken beside a running broker, verified, restored.
 
 Owns the copy of rings and tables that belong together, without asking the broker for anything. The
-rules: a ring is copied up to a position that is proven to be synced, and no further; ring main goes
-at least as far as the tables, and as everything that was there when the copy was asked for; what
-the ring gave up while it was read is left out, in front only; nothing has its name before it is
-whole and verified; a restored directory begins far above every epoch that the original may have had
-since. Source: journal/FORMAT.md, sections 2 to 5; docs/design.md, Queues and the checkpoint.
+rules: a ring is copied up to a position that is proven to be synced, and no further; ring main is
+copied at least as far as the tables, and as everything that was there when the copy was asked for;
+segments that the ring gave up while it was read are left out, in front only; a copy gets its name
+only when it is whole and verified; a restored directory begins far above every epoch that the
+original may have had since. Source: journal/FORMAT.md, sections 2 to 5; docs/design.md, Queues and
+the checkpoint.
 """
 
 from __future__ import annotations
@@ -82,9 +83,9 @@ MANIFEST: Final = "snapshot.json"
 CONTENT: Final = "data"
 """Directory of the copied files, beside the manifest."""
 EPOCH_LEAP: Final = 1 << 13
-"""Epochs between a snapshot's and those of what is restored from it: the original may go on, and
-a position must never mean two records. It may be begun as often meanwhile, 22 times a day for a
-year; and 1,000 snapshots may be restored and taken in a chain before EPOCH_MAX."""
+"""Epochs between a snapshot's and those of what is restored from it. The original may go on, and a
+position must never mean two records. The original may be started as often meanwhile, 22 times a day
+for a year; and 1,000 snapshots may be restored and taken in a chain before EPOCH_MAX."""
 _FORM: Final = 1
 _OF_DIRECTORY: Final = frozenset([IDENTITY_FILE, EPOCH_FILE, MARK, DATABASE])
 _OF_RING: Final = frozenset([RING_FILE, TRIMS_FILE, CLOSED_FILE])
@@ -94,7 +95,7 @@ _SYNC_WAIT_S: Final = 30.0
 _LOCK_WAIT_S: Final = 30.0
 
 Progress = Callable[[int, str], None]
-"""(bytes done so far, of what)."""
+"""Callback for progress: (bytes done so far, what is being done)."""
 
 
 class SnapshotFailed(StoreError):
@@ -104,7 +105,7 @@ class SnapshotFailed(StoreError):
 
 
 class Manifest(msgspec.Struct, kw_only=True):
-    """What a snapshot says of itself."""
+    """The description that a snapshot carries of itself."""
 
     form: int = _FORM
     taken_ms: int
@@ -112,22 +113,22 @@ class Manifest(msgspec.Struct, kw_only=True):
     """uuid of the data directory."""
     epoch: int
     rings: dict[str, tuple[int, int]]
-    """Name -> (first position, end)."""
+    """Name of a ring -> (first position, end)."""
     lsn: int
-    """Where the tables are; -1: there were none."""
+    """Position of the tables; -1: there were none."""
     files: dict[str, tuple[int, int]]
     """Path below the content -> (bytes, CRC32C)."""
     findings: list[str] = []
-    """Damage that was there already."""
+    """Damage that the original had already."""
 
     @property
     def bytes(self) -> int:
-        """Size of all files."""
+        """Return the size of all files."""
         return sum(size for size, _ in self.files.values())
 
 
 class _Lapped(Exception):
-    """The ring went on over what was being copied."""
+    """The ring overwrote what was being copied."""
 
 
 def _nobody(_: int, __: str) -> None:
@@ -142,7 +143,7 @@ def take(
 ) -> Manifest:
     """Copy a data directory, of a running broker or a stopped one, to a new directory.
 
-    Everything that was confirmed as synced before the call is in it. Raises SnapshotFailed,
+    The copy has everything that was confirmed as synced before the call. Raises SnapshotFailed,
     JournalError, StoreError, OSError.
     """
     source = FileStorage(directory, read_only=True)
@@ -152,7 +153,7 @@ def take(
     with made_whole(target) as made, contextlib.ExitStack() as held:
         try:
             held.callback(source.lock(LOCK_FILE).release)
-            # The process of a broker that was killed may be at its last step.
+            # The checkpoint's process of a killed broker may be at its last transaction.
             held.enter_context(lock(directory, _LOCK_WAIT_S))
             running = False
         except JournalLocked:
@@ -179,7 +180,7 @@ def take(
 
 @contextlib.contextmanager
 def made_whole(target: Path) -> Iterator[Path]:
-    """A directory that gets its name when everything has gone well."""
+    """Make a directory that gets its name when everything has gone well."""
     target = target.absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise SnapshotFailed(f"{target} is there already; name a new directory")
@@ -210,7 +211,7 @@ class _Copy:
         self.done = 0
 
     def run(self) -> tuple[dict[str, tuple[int, int]], int]:
-        """Returns the rings' bounds and the position of the tables."""
+        """Copy everything; returns the rings' bounds and the position of the tables."""
         self._target.mkdir()
         for name in (IDENTITY_FILE, EPOCH_FILE, MARK):
             _copy_small(self._directory / name, self._target / name)
@@ -223,7 +224,7 @@ class _Copy:
         bounds: dict[str, tuple[int, int]] = {}
         lsn = -1
         names = ring_names(self._storage)
-        # Main first: a stream that it knows has its ring by then.
+        # Ring main comes first: a stream that it names has its ring by then.
         for name in sorted(names, key=lambda name: name != MAIN):
             ring = _RingCopy(self, name, running=self._running)
             for tries in range(1, _TRIES + 1):
@@ -256,7 +257,7 @@ class _Copy:
             ):
                 source.execute("PRAGMA query_only = 1")
                 source.backup(copy)
-                # One file: what is beside it would be forgotten when it is copied on.
+                # One file alone: SQLite would discard a WAL beside it when the copy goes on.
                 copy.execute("PRAGMA journal_mode = DELETE")
                 return position_of(copy).lsn
         except sqlite3.Error as error:
@@ -268,7 +269,7 @@ class _Copy:
 
 
 class _RingCopy:
-    """One ring, copied in pieces up to positions that are known to be synced."""
+    """The copy of one ring, in pieces up to positions that are known to be synced."""
 
     def __init__(self, copy: _Copy, name: str, *, running: bool) -> None:
         self._copy = copy
@@ -287,17 +288,17 @@ class _RingCopy:
         self._epoch = 0
 
     def begin(self) -> None:
-        """Begin with the oldest segment; what was copied before is thrown away."""
+        """Begin with the oldest segment; pieces that were copied before are thrown away."""
         shutil.rmtree(self._to, ignore_errors=True)
         self._to.mkdir()
-        # First offsets before the segments: they may not be ahead of what is copied.
+        # First offsets are read before the segments: they may not be ahead of what is copied.
         for name in (RING_FILE, TRIMS_FILE):
             _copy_small(self._from / name, self._to / name)
         numbers = self._numbers()
         self._first = self._at = numbers[0] * self._size if numbers else 0
 
     def _numbers(self) -> list[int]:
-        """Segments that hold, or held, something; spares have their number, too."""
+        """Return the numbers of segments that hold, or held, batches; spares have a number, too."""
         found = []
         for name in self._storage.names():
             number = segment_number(name)
@@ -315,9 +316,9 @@ class _RingCopy:
         return header.number if ours and header is not None else None
 
     def proven(self) -> int:
-        """Up to where the ring is synced: at least to where it ends now.
+        """Return up to where the ring is synced: at least to where it ends now.
 
-        Of a stopped broker: to where it ends. Raises SnapshotFailed.
+        The ring of a stopped broker is synced to its end. Raises SnapshotFailed.
         """
         end, synced = self._ends()
         if not self._running:
@@ -335,14 +336,14 @@ class _RingCopy:
         return synced
 
     def _ends(self) -> tuple[int, int]:
-        """(where the last batch ends, up to where the ring says that it is synced)."""
+        """Return (end of the last batch, position up to which the ring says that it is synced)."""
         end = synced = epoch = 0
         last: Stamp | None = None
 
         def note(stamp: Stamp) -> bool:
             nonlocal last, epoch
             if stamp.epoch < epoch:
-                epoch = 1 << 64  # a ghost of an earlier life: the ring ended before it
+                epoch = 1 << 64  # A batch of an earlier life: the ring ended before it.
             elif stamp.flags & LAST_OF_BUNDLE:
                 last, epoch = stamp, stamp.epoch
             return False
@@ -376,7 +377,7 @@ class _RingCopy:
         except FileNotFoundError:
             raise _Lapped from None
         with source, (self._to / name).open("r+b" if begin else "w+b") as copy:
-            # What is not copied reads as zeros, and needs no room in the snapshot.
+            # The parts that are not copied read as zeros, and take no room in the snapshot.
             copy.truncate(self._size)
             copy.seek(begin)
             source.seek(begin)
@@ -388,7 +389,7 @@ class _RingCopy:
                 copy.write(data)
                 left -= len(data)
                 self._copy.count(len(data), f"ring {self._name}")
-        # Used again, a file has another name by now, and another number inside.
+        # A file that is used again has another name by now, and another number inside.
         if self._header_number(name) != number:
             raise _Lapped
 
@@ -396,7 +397,7 @@ class _RingCopy:
         """Write down where the copy ends, as an orderly close does; returns its bounds."""
         numbers = range(self._first // self._size, self._at // self._size)
         for name in map(index_name, numbers):
-            # Never needed: it says itself to which segment it belongs.
+            # An index needs no such check: it says itself to which segment it belongs.
             _copy_small(self._from / name, self._to / name)
         mark = Closed(self._meta.uuid, self._at, self._epoch, clean=True)
         if self._at:
@@ -408,7 +409,7 @@ class _RingCopy:
 
 
 def verify(snapshot: Path, *, progress: Progress = _nobody) -> tuple[Manifest, list[str]]:
-    """What is wrong with a snapshot: with its files, its rings, its tables.
+    """List what is wrong with a snapshot: with its files, its rings, its tables.
 
     Raises SnapshotFailed: it is none; OSError.
     """
@@ -436,10 +437,10 @@ def verify(snapshot: Path, *, progress: Progress = _nobody) -> tuple[Manifest, l
 
 
 def _name_fault(content: Path, name: str) -> str:
-    """What is wrong with a manifest's name of a file below the content; "" when nothing is.
+    """Say what is wrong with a manifest's name of a file; "" when nothing is.
 
-    A snapshot may come from anywhere: its manifest names files of a data directory and no
-    others, and no link on the way leads elsewhere.
+    A snapshot may come from anywhere. Its manifest may name files of a data directory below the
+    content and no others, and no symbolic link may lead elsewhere.
     """
     if not _belongs(name):
         return f"{name!r}: no file of a data directory has this name"
@@ -484,7 +485,7 @@ def _manifest(snapshot: Path) -> Manifest:
 
 
 def _findings(content: Path, progress: Progress) -> Iterator[str]:
-    """What is wrong with copied files, as far as they tell by themselves."""
+    """List what is wrong with copied files, as far as each tells by itself."""
     for finding in journal_inspect.verify(content):
         if finding.kind == "progress":
             progress(finding.done, f"verifying ring {finding.ring}")
@@ -501,7 +502,7 @@ def _findings(content: Path, progress: Progress) -> Iterator[str]:
 
 
 def _tables_against_log(path: Path, content: Path) -> Iterator[str]:
-    """Tables and log make queues, each body of which is in one of them."""
+    """Check that tables and log together make queues, and that each body is in one of them."""
     main = FileStorage(content / RINGS / directory_name(MAIN), read_only=True)
     meta, closed = read_meta(main), read_mark(main, CLOSED_FILE, Closed)
     numbers = [n for n in map(segment_number, main.names()) if n is not None]
@@ -517,7 +518,7 @@ def _tables_against_log(path: Path, content: Path) -> Iterator[str]:
         raise ChangesLost(f"the tables are at {position.lsn}, the log ends at {closed.end_lsn}")
     first = min(numbers) * meta.segment_bytes
     follower = Follower(main, meta)
-    changes = Changes(follower, position.change_next)
+    changes = Changes(follower.read, position.change_next)
     for _, record in changes.read([(max(first, position.lsn), closed.end_lsn)]):
         change = decode_change(record)
         if not isinstance(change, TABLE_CHANGES):
@@ -528,7 +529,7 @@ def _tables_against_log(path: Path, content: Path) -> Iterator[str]:
             kept.add(stamp.base_offset)
         return False
 
-    with contextlib.suppress(FollowLost):  # told by the journal's own tool
+    with contextlib.suppress(FollowLost):  # The journal's own tool reports this.
         for _ in follower.read(first, closed.end_lsn, note):
             pass
     gone = sorted(({base for _, base in queues.messages} | set(queues.requests)) - kept)
@@ -550,7 +551,7 @@ def restore(snapshot: Path, target: Path, *, progress: Progress = _nobody) -> Ma
             f"{snapshot} is damaged ({'; '.join(wrong[:3])}): use another snapshot"
         )
     try:
-        # One above, so that what is restored can be begun at all.
+        # One epoch is left above it, so that the restored directory can be started at all.
         check_epoch(manifest.epoch + EPOCH_LEAP + 1, f"what is restored from {snapshot}")
     except EpochsSpent as error:
         raise SnapshotFailed(str(error)) from error
@@ -574,7 +575,7 @@ def restore(snapshot: Path, target: Path, *, progress: Progress = _nobody) -> Ma
 
 
 def _copy_allocated(source: Path, to: Path, size: int) -> None:
-    """Copy a file to one whose space is its own: a full disk refuses now, not amid an append."""
+    """Copy a file whose space is allocated first: a full disk refuses now, not amid an append."""
     with regular(source) as data, to.open("xb") as copy:
         if size:
             os.posix_fallocate(copy.fileno(), 0, size)
@@ -585,7 +586,7 @@ def _copy_allocated(source: Path, to: Path, size: int) -> None:
 
 
 def regular(path: Path) -> FileIO:
-    """A file for reading; no link is followed. Raises NotAFile, OSError."""
+    """Open a file for reading and follow no link. Raises NotAFile, OSError."""
     return FileIO(open_regular(path, os.O_RDONLY), "rb")
 
 
@@ -611,7 +612,7 @@ def _sum(path: Path) -> tuple[int, int]:
 
 
 def sync_all(directory: Path) -> None:
-    """Make all of it durable, and readable for no other user."""
+    """Make the directory and its files durable, and readable for no other user."""
     for path in [directory, *directory.rglob("*")]:
         if path.is_dir():
             path.chmod(DIRECTORY_MODE)

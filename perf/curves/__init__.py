@@ -1,7 +1,7 @@
-"""Scaling curves: what a record costs against how much there is of everything else.
+"""Scaling curves: the cost of a record against the number of everything else.
 
-One module a curve, each with its `PLAN`; `CURVES` has them in the order of the report. What grows
-in proportion where it need not is a defect of the product.
+Each curve is a module with a `PLAN`; `CURVES` has them in the order of the report. A cost that
+grows in proportion where it need not is a defect of the product.
 """
 
 from __future__ import annotations

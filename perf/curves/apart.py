@@ -1,7 +1,7 @@
-"""A measurement in a process of its own: its memory and its heap are nobody else's.
+"""A measurement in a process of its own, which has a memory and a heap of its own.
 
-Owns the process: spawned for one call and gone with it, so that what an earlier point left
-behind neither counts at the next one nor slows it down.
+Owns the process: spawned for one call and gone with it, so that objects of an earlier point neither
+count at the next one nor slow it down.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ R = TypeVar("R")
 
 
 def apart(call: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
-    """What a function of a module returns when a fresh process calls it."""
+    """Return the result of a module's function that a fresh process calls."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(call, *arguments, **named).result()
 
 
 def own_bytes() -> int:
-    """Resident memory of this process that is its own."""
+    """Return the resident memory that is this process's own."""
     memory = psutil.Process().memory_info()
     return int(memory.rss - memory.shared)

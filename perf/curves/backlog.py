@@ -1,8 +1,8 @@
-"""What a message costs against how many wait in its mailbox already.
+"""The cost of a message against the number that wait in its mailbox already.
 
-One mailbox, filled to each point and never emptied; there a few thousand more are put one by one,
-as many are delivered and acknowledged one by one, and the broker's memory is looked at. The fill
-is puts of ten messages, as a client's sends that wait together become.
+One mailbox is filled to each point and never emptied. At each point a few thousand more messages
+are put one by one, as many are delivered and acknowledged one by one, and the broker's memory is
+measured. The fill is puts of ten messages, as a client's sends that wait together become.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TOGETHER = 10
 
 
 class Costs(NamedTuple):
-    """Of one run at one point."""
+    """Costs of one run at one point."""
 
     put: Cost
     delivered: Cost
@@ -35,7 +35,7 @@ class Costs(NamedTuple):
 
 
 def measure(points: Sequence[int], runs: int, say: Say) -> Curve:
-    """The curve: one broker, whose mailbox grows from point to point."""
+    """Measure the curve: one broker, whose mailbox grows from point to point."""
     gathered = Gathering()
     with broker() as daemon:
         empty = daemon.own_bytes()
@@ -80,7 +80,7 @@ async def fill(daemon: Daemon, count: int) -> None:
 
 
 async def put(client: malamute.Client, count: int) -> None:
-    """Put so many, a put each, many in flight."""
+    """Put so many messages, a put each, many in flight."""
     waiting: list[Any] = []
     for _ in range(count):
         # A key of its own keeps a message from travelling with its neighbours.
@@ -92,7 +92,7 @@ async def put(client: malamute.Client, count: int) -> None:
 
 
 async def one_by_one(daemon: Daemon, count: int) -> Costs:
-    """Put some, take as many, acknowledge them: the mailbox holds what it held before."""
+    """Put some, take as many, acknowledge them: the mailbox holds as many as before."""
     loop = asyncio.get_running_loop()
     async with malamute.connect(daemon.endpoint) as client:
         with Cost(daemon) as putting:

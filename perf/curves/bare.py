@@ -1,7 +1,7 @@
-"""The broker's core alone: no sockets and no disk, a journal that is an end that moves.
+"""The broker's core alone: no sockets and no disk, with a position in place of a journal.
 
-Owns the shell that answers every bundle at once. What is measured with it is the core's own
-work, processor time of one thread, at counts that no machine of two cores has clients for.
+Owns the shell that answers every bundle at once. Measurements with it show the core's own work,
+processor time of one thread, at counts for which a machine of two cores has not enough clients.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ UNBOUNDED = 1 << 60
 
 
 class BareBroker:
-    """A core whose bounds are out of the way, and what it sends to nobody."""
+    """A core with bounds that no measurement meets, whose messages go to no client."""
 
     def __init__(self, **settings: Any) -> None:
         numbers = iter(range(1, 1 << 62))
         bounds: dict[str, Any] = {
-            # Its peers answer no PING: their share must not end.
+            # Its peers answer no PING: their links must not expire.
             "share_min_bytes": UNBOUNDED, "share_max_bytes": UNBOUNDED, "heartbeat_ms": 60_000,
             "links_max": 1 << 30, "subscriptions_max": 1 << 30, "streams_max": 1 << 30,
             "all_patterns_bytes_max": UNBOUNDED, "all_settings_bytes_max": UNBOUNDED,
@@ -39,7 +39,7 @@ class BareBroker:
         self.now_ms = NOW_MS
         self.wake_at_ms: int | None = None
         self.on_send: Callable[[Send], None] | None = None
-        """Told of every message to a link, by who wants to answer."""
+        """Callback that gets every message to a link; peers that want to answer set it."""
         self._end = 0
 
     def hello(self, link: int, identity: str = "") -> None:
@@ -84,7 +84,7 @@ class BareBroker:
         self.say(link, *commands, frames=frames)
 
     def pass_time(self, ms: int) -> None:
-        """Let time pass, as one step, and have done what is due by then."""
+        """Let time pass, in one call, and have the core do what is due by then."""
         self.now_ms += ms
         self.core.tick(self.now_ms)
         self.settle()

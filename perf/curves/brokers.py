@@ -1,8 +1,8 @@
-"""A broker as a process of its own, what it costs, and a pair of clients that uses it.
+"""A broker as a process of its own, its cost, and a pair of clients that uses it.
 
-Owns the daemon on the checkout's disk and the accounts of its processor time and memory. The
-rules: the broker's own time is all of its threads and its children, user and system; the clients
-are processes apart; what a pair is said to have moved was counted at its reader.
+Owns the daemon on the checkout's disk and the accounts of its processor time and memory. The rules:
+the broker's own time is that of all its threads and its children, user and system; the clients are
+processes apart; the reader of a pair counts the records that the pair has moved.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from malamute_py.client.aio.client import Client, connect
 from malamute_py.demo.daemon import Daemon
 
 OUT = Path(__file__).parent.parent / "out"
-"""Data directories live here: on the disk of the checkout, not in a memory file system."""
+"""Folder of data directories: on the disk of the checkout, not in a memory file system."""
 MIB = 1 << 20
 BODY = b"x" * 140
 BULK = 1_000_000
 LONE = 1_000
 QUIET_S = 60.0
 CLIENTS_A_PROCESS = 4_000
-"""Of a crowd: two descriptors each, within a limit of 20,000."""
+"""Clients in one process of a crowd: two descriptors each, within a limit of 20,000."""
 STREAM = "busy"
 SUBJECT = "busy.subject"
 
@@ -43,7 +43,7 @@ def broker(settings: Sequence[str] = ()) -> Iterator[Daemon]:
 
 
 def cpu_s(daemon: Daemon) -> float:
-    """Processor time of the broker's threads and of its checkpoint's process, so far.
+    """Return the processor time of the broker's threads and of its checkpoint's process, so far.
 
     From the scheduler, in nanoseconds: the times of ps count hundredths of a second.
     """
@@ -52,7 +52,7 @@ def cpu_s(daemon: Daemon) -> float:
 
 
 def _threads_s(pid: int) -> float:
-    """Of all threads of a process that live."""
+    """Return the time of all threads of a process that live."""
     spent = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -61,7 +61,7 @@ def _threads_s(pid: int) -> float:
 
 
 class Cost:
-    """What the broker's process and the clock spent within a `with`."""
+    """Processor time of the broker and wall time that passed within a `with`."""
 
     cpu_s = 0.0
     wall_s = 0.0
@@ -78,23 +78,24 @@ class Cost:
         self.cpu_s = cpu_s(self._daemon) - self._cpu_s
 
     def us(self, count: int) -> float:
-        """The broker's processor time for each of so many."""
+        """Return the broker's processor time for each of so many."""
         return self.cpu_s / count * 1e6
 
 
 class PairCost(NamedTuple):
-    """What a record of an active pair costs; in microseconds."""
+    """Costs of a record of an active pair; in microseconds."""
 
     bulk_cpu_us: float
     bulk_wall_us: float
     lone_cpu_us: float
-    """Of a record that is published alone and confirmed before the next: a turn of the loop."""
+    """Cost of a record that is published alone and confirmed before the next: a turn of the
+    loop."""
     lone_wall_us: float
 
 
 @contextmanager
 def reader(endpoint: str, stream: str, records: int) -> Iterator[subprocess.Popen[str]]:
-    """A subscriber in a process of its own, ready; see reader.py for what it says."""
+    """Start a subscriber in a process of its own, and wait until it is ready; see reader.py."""
     command = [sys.executable, "-m", "perf.curves.reader", endpoint, stream, str(records)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -118,7 +119,7 @@ def expect(process: subprocess.Popen[str], word: str) -> None:
 def crowd(
     endpoint: str, clients: int, subscriptions: int = 0, stream: str = "busy", first: int = 0
 ) -> Iterator[Sequence[subprocess.Popen[str]]]:
-    """So many idle clients in as few processes as hold them, all of them ready."""
+    """Start so many idle clients in as few processes as hold them, all of them ready."""
     with ExitStack() as stack:
         processes = []
         for begin in range(first, first + clients, CLIENTS_A_PROCESS):
@@ -145,7 +146,7 @@ async def publish_bulk(client: Client, stream: str, records: int, subject: str =
 
 
 async def pair_cost(daemon: Daemon, stream: str = STREAM, records: int = BULK) -> PairCost:
-    """One run of an active pair: many records in bulk, then some alone."""
+    """Make one run of an active pair: many records in bulk, then some alone."""
     lone = min(LONE, records)
     async with connect(daemon.endpoint) as client:
         await client.publish(stream, BODY, subject=SUBJECT)
@@ -162,13 +163,13 @@ async def pair_cost(daemon: Daemon, stream: str = STREAM, records: int = BULK) -
 
 
 def pair_costs(daemon: Daemon, runs: int, records: int = BULK) -> list[PairCost]:
-    """So many runs, after one that warms up."""
+    """Make so many runs, after one that warms up."""
     asyncio.run(pair_cost(daemon, records=records // 4))
     return [asyncio.run(pair_cost(daemon, records=records)) for _ in range(runs)]
 
 
 def idle_share(daemon: Daemon, seconds: float = 2.0) -> float:
-    """Share of one core that the broker takes while nobody asks anything."""
+    """Return the share of one core that the broker takes while no client asks anything."""
     with Cost(daemon) as cost:
         until_quiet(cost)
     with Cost(daemon) as cost:
@@ -177,7 +178,7 @@ def idle_share(daemon: Daemon, seconds: float = 2.0) -> float:
 
 
 def until_quiet(cost: Cost) -> None:
-    """Wait until what was begun is done: the broker takes less than a twentieth of a core."""
+    """Wait until work under way is done: the broker takes less than a twentieth of a core."""
     until = time.monotonic() + QUIET_S
     spent = -1.0
     while time.monotonic() < until:

@@ -1,8 +1,9 @@
-"""What clients cost that are connected and do nothing, at rest and beside an active pair.
+"""The cost of clients that are connected and do nothing, at rest and beside an active pair.
 
-The clients are DEALER sockets of libzmq that answer heartbeats, a few thousand a process (see
-crowd.py); each has two subscriptions on the stream of the pair that select nothing of it. They
-take descriptors: two each in their processes and one in the broker, so `ulimit -n` bounds them.
+The clients are DEALER sockets of libzmq that answer heartbeats, a few thousand in a process (see
+crowd.py); each has two subscriptions on the stream of the pair that select none of its records.
+They take descriptors: two each in their processes and one in the broker, so `ulimit -n` bounds
+them.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from perf.curves.curve import Curve, Gathering, Plan, Say
 SPARE = 200
 SUBSCRIPTIONS = 2
 SETTLING_S = 6.0
-"""The checkpoint's process has begun by then."""
+"""Time within which the checkpoint's process has begun."""
 REST_S = 10.0
-"""Two heartbeats of each client."""
+"""Time of two heartbeats of each client."""
 
 
 def measure(points: Sequence[int], runs: int, say: Say) -> Curve:
-    """The curve, as far as the limits of open files and of clients allow."""
+    """Measure the curve, as far as the limits of open files and of clients allow."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     gathered = Gathering()
     left_out = [count for count in points if count + SPARE > files]
@@ -51,8 +52,8 @@ def measure(points: Sequence[int], runs: int, say: Say) -> Curve:
 
 
 def beside(gathered: Gathering, count: int, runs: int) -> None:
-    """A pair beside so many clients; their coming and going, and the broker at rest with them."""
-    # Room for the pair, which comes on top of the most that the default allows.
+    """Measure a pair beside so many clients, their coming and going, and the broker at rest."""
+    # Room for the pair, which comes on top of the most clients that the default allows.
     with broker([f"links.links_max={max(10_000, count + SPARE)}", "quotas.links=0"]) as daemon:
         before = daemon.own_bytes()
         with Cost(daemon) as coming, crowd(daemon.endpoint, count, SUBSCRIPTIONS) as processes:

@@ -1,11 +1,12 @@
 """Many clients in one process: links that are open, subscribe, and answer heartbeats.
 
-    python -m perf.curves.crowd ENDPOINT CLIENTS SUBSCRIPTIONS STREAM FIRST
+python -m perf.curves.crowd ENDPOINT CLIENTS SUBSCRIPTIONS STREAM FIRST
 
 Owns so many DEALER sockets of libzmq and no client of ours on top: 10,000 of those would take the
-machine, and what is measured is the broker. On the wire they are what idle clients are: a HELLO,
+machine, and the broker is to be measured. On the wire they look like idle clients: a HELLO,
 subscriptions that match nothing, a PONG for each PING. Prints `ready` when all are welcomed and
-subscribed; ends with standard input, at a line with `bye` all at once and without a goodbye.
+subscribed; ends with standard input; at a line with `bye` all links end at once and without a
+goodbye.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Crowd:
         """Socket -> answers that it waits for."""
 
     def open(self, number: int) -> None:
-        """Connect one client, and say all that it has to say."""
+        """Connect one client, and send all its commands."""
         client = self._context.socket(zmq.DEALER)
         client.setsockopt(zmq.LINGER, 0)
         client.connect(self._endpoint)
@@ -66,7 +67,7 @@ class Crowd:
         self._drain(client)
 
     def _drain(self, client: Any) -> None:
-        """Take what has come; the descriptor tells of an edge only."""
+        """Take the messages that have come; the descriptor tells of an edge only."""
         while True:
             try:
                 frames = client.recv_multipart(zmq.NOBLOCK)
@@ -83,7 +84,7 @@ class Crowd:
                     raise SystemExit(f"the broker refused an idle client: {command}")
 
     def turn(self, timeout_s: float) -> bool:
-        """Answer what has come; False when standard input has."""
+        """Answer the messages that have come; False when standard input has ended."""
         for key, _ in self._selector.select(timeout_s):
             if key.fileobj is sys.stdin:
                 return False
@@ -91,7 +92,7 @@ class Crowd:
         return True
 
     def run(self, clients: int, first: int) -> None:
-        """Open so many, say so, and hold them until standard input ends."""
+        """Open so many links, report it, and hold them until standard input ends."""
         until = time.monotonic() + PATIENCE_S
         number = first
         while number < first + clients or self._left:

@@ -1,8 +1,8 @@
-"""A curve: what something costs against how much of something else there is.
+"""A curve: the cost of one thing against the number of another.
 
-Owns the form of a curve and its slope. The rule: a slope is the exponent of a power law, fitted
-by least squares to the logarithms of both axes: 0 is a cost that does not grow, 1 one that grows
-in proportion. It says how a cost grows and not how high it is; so each point keeps its runs.
+Owns the form of a curve and its slope. The rule: a slope is the exponent of a power law, fitted by
+least squares to the logarithms of both axes: 0 is a cost that does not grow, 1 one that grows in
+proportion. It says how a cost grows and not how high it is; so each point keeps its runs.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Line(msgspec.Struct, frozen=True):
     unit: str
     points: tuple[Point, ...]
     slope: float | None
-    """Over all points; None where there are fewer than two."""
+    """Slope over all points; None where there are fewer than two."""
     tail: float | None
-    """Between the last two points: what there was room for at the beginning shows here."""
+    """Slope between the last two points, where a cost shows that small counts hide."""
     note: str = ""
 
 
@@ -47,12 +47,12 @@ class Curve(msgspec.Struct, frozen=True):
     axis: str
     lines: tuple[Line, ...]
     expected: str
-    """What is right, in words."""
+    """The expected outcome, in words."""
     note: str = ""
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """How a curve is measured."""
+    """The way to measure a curve."""
 
     name: str
     title: str
@@ -60,7 +60,7 @@ class Plan(msgspec.Struct, frozen=True):
     points: tuple[int, ...]
     quick: tuple[int, ...]
     measure: Callable[[Sequence[int], int, Say], Curve]
-    """(points, runs of each, where to say how far it is) -> the curve."""
+    """Function (points, runs of each, callback for progress) -> the curve."""
 
 
 class Gathering:
@@ -71,14 +71,14 @@ class Gathering:
         self._notes: dict[str, str] = {}
 
     def add(self, name: str, unit: str, x: float, runs: Iterable[float], note: str = "") -> float:
-        """Note the runs of one point of a line; returns their median."""
+        """Add the runs of one point of a line; returns their median."""
         kept = tuple(runs)
         point = Point(x, median(kept), kept, note)
         self._lines.setdefault((name, unit), []).append(point)
         return point.y
 
     def remark(self, name: str, note: str) -> None:
-        """Say something about a line as a whole."""
+        """Add a remark on a line as a whole."""
         self._notes[name] = note
 
     def lines(self) -> tuple[Line, ...]:
@@ -93,7 +93,7 @@ class Gathering:
 
 
 def slope(points: Sequence[Point]) -> float | None:
-    """Exponent of the power law through the points; those without a positive x and y are left out.
+    """Exponent of the power law through the points; only points with positive x and y count.
 
     None where fewer than two different x are left.
     """
@@ -124,7 +124,7 @@ def table(curve: Curve) -> str:
 
 
 def figure(value: float) -> str:
-    """Three digits that count."""
+    """Return a number as text with three significant digits."""
     if value == 0:
         return "0"
     digits = 2 - math.floor(math.log10(abs(value)))

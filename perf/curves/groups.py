@@ -1,8 +1,8 @@
-"""What a record costs against how many members share a stream, in the core alone.
+"""The cost of a record against the number of members of a group, in the core alone.
 
 A publisher and the members of one group, who acknowledge each delivery as it comes: publish,
-hand-out and acknowledgement together, processor time of the core. Beside it as many subscribers
-that each get everything.
+hand-out and acknowledgement together, processor time of the core. The same for as many subscribers
+that each get every record.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KINDS = ("shared", "keyed", "exclusive", "subscribers")
 
 
 class Members:
-    """Those who answer what they get."""
+    """Links of the members, which answer their deliveries."""
 
     def __init__(self, kind: str, count: int) -> None:
         self.kind = kind
@@ -59,7 +59,7 @@ class Members:
             place += command.content_frames
 
     def answers(self) -> list[tuple[int, wire.AckRecords]]:
-        """What each says of what it was given: a client's work, not measured."""
+        """Return the answers of the members to their deliveries: a client's work, not measured."""
         answers = []
         for link, command, frames in self._delivered:
             ranges = ranges_of(command, frames)
@@ -70,7 +70,7 @@ class Members:
         return answers
 
     def round(self, content: bytes, records: int, number: int) -> float:
-        """One batch published, handed out and acknowledged; returns the core's seconds."""
+        """Publish, hand out and acknowledge one batch; returns the core's seconds."""
         with Clock() as publishing:
             self.bare.publish(PUBLISHER, "s", [content], number + 1)
         if self.kind == "subscribers":
@@ -86,7 +86,7 @@ class Members:
 
 
 def ranges_of(command: wire.Deliver, frames: Any) -> list[tuple[int, int]]:
-    """The offsets of a delivery, as runs."""
+    """Return the offsets of a delivery, as runs."""
     if command.rows is not None:
         rows = np.flatnonzero(rows_from_bitmap(command.rows, command.next - command.from_))
     else:
@@ -101,7 +101,7 @@ def ranges_of(command: wire.Deliver, frames: Any) -> list[tuple[int, int]]:
 
 
 def in_core(kind: str, count: int, records: int, runs: int) -> list[float]:
-    """Microseconds a record with so many members, a figure a run; records: in a batch."""
+    """Return microseconds for a record with so many members, one a run; records: in a batch."""
     members = Members(kind, count)
     content = encode(
         [bytes(140)] * records, subject_table=[f"orders.{n}" for n in range(min(KEYS, records))],
@@ -122,7 +122,7 @@ def in_core(kind: str, count: int, records: int, runs: int) -> list[float]:
 
 
 def measure(points: Sequence[int], runs: int, say: Say) -> Curve:
-    """The curve."""
+    """Measure the curve."""
     gathered = Gathering()
     for count in points:
         say(f"{count:,} members, the core alone")

@@ -1,8 +1,8 @@
-"""What a record costs against how many different subjects the records have.
+"""The cost of a record against the number of different subjects among the records.
 
-The same count of records of 140 bytes, with 1 to as many different subjects, in a shuffled order
-that is the same each time; a reader takes all of them, and another one of them, so that the
-matcher, the journal's index and the extraction all have their work.
+The count of records of 140 bytes is fixed. They have 1 to as many different subjects, in a shuffled
+order that is the same each time. One reader takes all of them, and another those of one subject, so
+that the matcher, the journal's index and the extraction all have work.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STREAM = "varied"
 
 
 def measure(points: Sequence[int], runs: int, say: Say) -> Curve:
-    """The curve."""
+    """Measure the curve."""
     gathered = Gathering()
     for count in points:
         say(f"{count:,} different subjects among {RECORDS:,} records")
@@ -43,7 +43,7 @@ def measure(points: Sequence[int], runs: int, say: Say) -> Curve:
 
 
 def log_bytes(daemon: Daemon) -> int:
-    """Bytes that were appended to ring main."""
+    """Return the bytes that were appended to ring main."""
 
     async def ask() -> int:
         async with connect(daemon.endpoint) as client:
@@ -54,7 +54,7 @@ def log_bytes(daemon: Daemon) -> int:
 
 
 def subjects_of(count: int, run: int) -> list[str]:
-    """A subject for each record: all of so many come about equally often."""
+    """Return a subject for each record: all of so many come about equally often."""
     numbers = [n % count for n in range(RECORDS)]
     random.Random(7).shuffle(numbers)
     # All distinct means in the whole log: no run repeats an earlier one's.
@@ -63,7 +63,7 @@ def subjects_of(count: int, run: int) -> list[str]:
 
 
 async def publish(daemon: Daemon, count: int, run: int) -> Cost:
-    """Publish all records, read by somebody who takes everything."""
+    """Publish all records, with a reader that takes every record."""
     subjects = subjects_of(count, run)
     bodies = [BODY] * PORTION
     async with connect(daemon.endpoint) as client:
@@ -83,7 +83,7 @@ async def publish(daemon: Daemon, count: int, run: int) -> Cost:
 
 
 async def replay_one(daemon: Daemon, count: int) -> float:
-    """Seconds until all records of one subject were read from the start."""
+    """Return the seconds until all records of one subject were read from the start."""
     subject = subjects_of(count, 0)[0]
     async with connect(daemon.endpoint) as client:
         seen = 0

@@ -1,9 +1,9 @@
-"""What a broker's start, its first replayed record and its appends cost against the log's size.
+"""The cost of a start, of a first replayed record and of appends against the log's size.
 
 One ring that is filled from point to point, with records of 140 bytes in full batches. At each
 point: a start after an orderly stop and one after SIGKILL amid publishing, each timed from the
 command to the port that listens; the first record from the beginning and from the middle; appends
-at the end. The files stay in the page cache as far as memory goes: what is timed is the broker's
+at the end. The files stay in the page cache as far as memory goes: the figures are the broker's
 work; the reading of cold files comes on top.
 """
 
@@ -32,15 +32,15 @@ from perf.curves.curve import Curve, Gathering, Plan, Say
 
 GIB = 1 << 30
 RECORD_BYTES = 145
-"""About what a record of 140 bytes takes in the log."""
+"""Bytes that a record of 140 bytes takes in the log, about."""
 SPARE_BYTES = 15 * GIB
-"""Of the disk: left to others."""
+"""Bytes of the disk that are left to others."""
 UNSYNCED = 100_000
 PORTION = 200_000
 
 
 def measure(points: Sequence[int], runs: int, say: Say) -> Curve:
-    """The curve, as far as the disk has room."""
+    """Measure the curve, as far as the disk has room."""
     OUT.mkdir(exist_ok=True)
     free = shutil.disk_usage(OUT).free
     wanted = [mib for mib in points if mib * MIB + SPARE_BYTES <= free]
@@ -66,7 +66,7 @@ def measure(points: Sequence[int], runs: int, say: Say) -> Curve:
 
 
 def at_size(gathered: Gathering, daemon: Daemon, mib: int, runs: int) -> None:
-    """Starts, first records and appends at one size."""
+    """Measure starts, first records and appends at one size."""
     costs = pair_costs(daemon, runs, BULK // 4)
     gathered.add("append in bulk, CPU a record", "us", mib, [c.bulk_cpu_us for c in costs])
     gathered.add("append alone, CPU a record", "us", mib, [c.lone_cpu_us for c in costs])
@@ -89,14 +89,14 @@ def at_size(gathered: Gathering, daemon: Daemon, mib: int, runs: int) -> None:
 
 
 def started(daemon: Daemon) -> float:
-    """Seconds of a start."""
+    """Return the seconds of a start."""
     began = time.perf_counter()
     daemon.start(wait_s=300)
     return time.perf_counter() - began
 
 
 async def end_of_log(client: Any) -> int:
-    """Bytes ever appended to ring main."""
+    """Return the bytes ever appended to ring main."""
     return int((await client.broker_info()).more["rings"]["main"]["end_lsn"])
 
 
@@ -112,13 +112,13 @@ async def fill(daemon: Daemon, size: int) -> int:
 
 
 async def unfinished(daemon: Daemon) -> None:
-    """Leave something behind the last sync: what a SIGKILL finds."""
+    """Leave records after the last sync for a SIGKILL to meet."""
     async with connect(daemon.endpoint) as client:
         await client.publish_many(STREAM, [BODY] * UNSYNCED, subject=SUBJECT, confirm="stored")
 
 
 async def first_record_ms(daemon: Daemon, share: float) -> float:
-    """Milliseconds from connecting to the first record, so far into the stream."""
+    """Return milliseconds from connecting to the first record, so far into the stream."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     async with connect(daemon.endpoint) as client:

@@ -1,4 +1,4 @@
-"""How a broker's start and its memory grow with the number of its mailboxes.
+"""Growth of a broker's start and its memory with the number of its mailboxes.
 
 Each mailbox is made by first use and holds one message of 140 bytes. Start-up is timed from the
 command to the port that listens, after an orderly stop, and after SIGKILL.
@@ -21,7 +21,7 @@ LISTED = 1_000
 
 
 def measure(points: Sequence[int], runs: int, say: Say) -> Curve:
-    """The curve: one broker, which gets more mailboxes from point to point."""
+    """Measure the curve: one broker, which gets more mailboxes from point to point."""
     gathered = Gathering()
     have = 0
     with broker() as daemon:
@@ -52,12 +52,12 @@ def measure(points: Sequence[int], runs: int, say: Say) -> Curve:
 
 
 def name_of(number: int) -> str:
-    """The name of one mailbox."""
+    """Return the name of one mailbox."""
     return f"box.{number:07}"
 
 
 async def make(daemon: Daemon, first: int, end: int) -> None:
-    """Send to mailboxes that nobody has used before."""
+    """Send to mailboxes that do not exist yet."""
     numbers = iter(range(first, end))
     async with malamute.connect(daemon.endpoint) as client:
 
@@ -69,7 +69,7 @@ async def make(daemon: Daemon, first: int, end: int) -> None:
 
 
 async def ask(daemon: Daemon, count: int) -> tuple[float, float]:
-    """Milliseconds for the facts of mailboxes by prefix, and to the first message of one."""
+    """Return milliseconds for the facts of mailboxes by prefix, and to the first message of one."""
     loop = asyncio.get_running_loop()
     async with malamute.connect(daemon.endpoint) as client:
         began = loop.time()

@@ -1,9 +1,9 @@
-"""A subscriber as a process of its own: counts what it is given, in order, and says when.
+"""A subscriber as a process of its own: counts its records, in order, and reports the last.
 
-    python -m perf.curves.reader ENDPOINT STREAM RECORDS [START]
+python -m perf.curves.reader ENDPOINT STREAM RECORDS [START]
 
 Prints `ready` when it is subscribed and `done` when it has had so many records; a gap, or a record
-out of order, ends it with a word on standard error.
+out of order, ends it with a message on standard error.
 """
 
 from __future__ import annotations

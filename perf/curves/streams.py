@@ -1,7 +1,7 @@
-"""What a record costs against how many streams there are, and what the streams cost themselves.
+"""The cost of a record against the number of streams, and the cost of the streams themselves.
 
 Records go to all streams in turn, in flight at once, and one after the other; all streams are in
-ring main. Then the broker's rest, its memory, and its start with so many of them.
+ring main. Then the broker at rest, its memory, and its start with so many of them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CONTENT = encode([BODY], subject="s")
 
 
 def measure(points: Sequence[int], runs: int, say: Say) -> Curve:
-    """The curve."""
+    """Measure the curve."""
     gathered = Gathering()
     for count in points:
         say(f"{count:,} streams")

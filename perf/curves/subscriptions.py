@@ -1,9 +1,9 @@
-"""What a record costs against how many subscriptions there are.
+"""The cost of a record against the number of subscriptions.
 
 Three lines come from the core alone, up to a million: a record whose subject was seen before, a
-header never seen before, and a subscription that comes. The wire's lines hold the most that the
-default limits allow: 1,000 a client, 100,000 in all; none of them selects what the pair publishes,
-so that nothing but their number can cost.
+header never seen before, and a new subscription. The lines over the wire hold the most
+subscriptions that the default limits allow: 1,000 for a client, 100,000 in all; none of them
+selects records of the pair, so that nothing but their number can cost.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PUBLISHER = 1 << 40
 
 
 class InCore(NamedTuple):
-    """What one broker without sockets and disk says at one count; a figure a run."""
+    """Costs of one broker without sockets and disk at one count, one for each run."""
 
     known_us: list[float]
     new_us: list[float]
@@ -56,7 +56,7 @@ def in_core(count: int, runs: int, kind: str) -> InCore:
                 ),
             )
     memory = own_bytes() - before
-    # As in the daemon: what stays is not looked at by each collection again and again.
+    # As in the daemon: the collector does not look at lasting objects again and again.
     gc.collect()
     known = [encode_fixed(bytes(140 * RECORDS), 140, subject="seen.before")]
     known_us, new_us = [], []
@@ -77,7 +77,7 @@ def in_core(count: int, runs: int, kind: str) -> InCore:
 
 
 def pattern(kind: str, number: int) -> Pattern:
-    """The pattern of one subscription: no two are the same."""
+    """Return the pattern of one subscription: no two are the same."""
     if kind == "topic":
         return ["topic", f"plant.{number}.*.state"]
     criteria = [["plant", str(number)], ["line", str(number % 10)], ["kind", "state"]]
@@ -85,7 +85,7 @@ def pattern(kind: str, number: int) -> Pattern:
 
 
 def header(kind: str, place: int, count: int) -> bytes:
-    """A batch of one record with a header never seen before, which one subscription selects."""
+    """Make a batch of one record with a new header, which one subscription selects."""
     number = place % count
     if kind == "topic":
         return encode([bytes(140)], subject=f"plant.{number}.{place}.state")
@@ -96,7 +96,7 @@ def header(kind: str, place: int, count: int) -> bytes:
 
 
 def measure(points: Sequence[int], runs: int, say: Say) -> Curve:
-    """The curve; what the default limits do not allow is left to the core alone."""
+    """Measure the curve; counts above the default limits are measured with the core alone."""
     gathered = Gathering()
     for count in points:
         say(f"{count:,} subscriptions, the core alone")
@@ -119,10 +119,10 @@ def measure(points: Sequence[int], runs: int, say: Say) -> Curve:
 
 
 def on_the_wire(gathered: Gathering, count: int, runs: int) -> None:
-    """A pair beside clients that hold so many subscriptions."""
+    """Measure a pair beside clients that hold so many subscriptions."""
     clients = -(-count // A_LINK)
     each = -(-count // clients)
-    # The pair's own comes on top of the most that the default allows.
+    # The pair's own subscriptions come on top of the most that the default allows.
     with (
         broker([f"streams.subscriptions_max={WIRE_MAX + 10}", "quotas.subscriptions=0"]) as daemon,
         crowd(daemon.endpoint, clients, each),

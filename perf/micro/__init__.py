@@ -1,5 +1,5 @@
 """Micro-benchmarks of the parts, one process, no sockets: `python -m perf.micro`.
 
-`bench_*.py` are pytest-benchmark's, one a part; what they measure is made in `cores.py`,
-`patterns.py` and `rings.py`. `comparing.py` says what differs from the recorded results.
+`bench_*.py` are pytest-benchmark's, one for each part; `cores.py`, `patterns.py` and `rings.py`
+make what they measure. `comparing.py` compares with the recorded results.
 """

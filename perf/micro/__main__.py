@@ -39,7 +39,7 @@ def one_pass(select: str) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
         command = [sys.executable, "-m", "pytest", *PYTEST, f"--benchmark-json={out}", str(HERE)]
-        # What stands before the sources (the compiled modules) stands before them there, too.
+        # Folders before the sources in the path (the compiled modules) are before them there, too.
         path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
         done = subprocess.run(
             [*command, *(("-k", select) if select else ())],
@@ -87,7 +87,7 @@ def commit() -> str:
 
 
 def show(new: Recorded, old: Recorded | None) -> int:
-    """Print a line a benchmark; return how many became slower."""
+    """Print a line for each benchmark; returns how many became slower."""
     changes = {change.name: change for change in compare(new, old)} if old else {}
     print(f"{new.form}, Python {new.python}, {new.machine}")
     if old:

@@ -24,7 +24,7 @@ WELCOME = wire.Welcome(
 
 
 class Linked:
-    """A session whose link is up; what it sends is confirmed."""
+    """A session whose link is up, and whose sends are confirmed."""
 
     def __init__(self) -> None:
         self.session = Session(ClientSettings(endpoints=("tcp://one:1",)), bytes, NOW_MS)
@@ -36,7 +36,7 @@ class Linked:
         self.session.receive(encode_message(commands, []), NOW_MS)
 
     def answer(self) -> None:
-        """Answer all that the session sends, until it sends nothing more."""
+        """Answer all commands of the session, until it sends no more."""
         session, sends = self.session, True
         while sends:
             sends = False

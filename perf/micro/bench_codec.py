@@ -27,7 +27,7 @@ RECORDS = 1000
 
 
 def ways(size: int, records: int) -> Iterator[tuple[str, int, Callable[[], Any]]]:
-    """(name, records handled a call, the call) for bodies of one size."""
+    """Yield (name, records handled by a call, the call) for bodies of one size."""
     rng = np.random.default_rng(size)
     blob = rng.bytes(size * records)
     bodies = [blob[at : at + size] for at in range(0, len(blob), size)]

@@ -29,7 +29,7 @@ def filled(wires: Any, **settings: int) -> Index:
 
 @cache
 def topics(count: int) -> Index:
-    """A memory of one header, so that every header is new."""
+    """Make an index that remembers one header, so that every header is new."""
     return filled(topic_patterns(count), memo_headers_max=1)
 
 

@@ -1,10 +1,10 @@
-"""Whether a benchmark differs from its recorded figure by more than noise.
+"""Comparison of a benchmark with its recorded figure, beyond noise.
 
-Owns the form of micro.json and the rule. The figure is the median time of a call over the time of
-a reference loop measured right before and after it, so that another machine's speed, or another
-minute's, cancels for what is bound by the interpreter; one figure a pass. The noise is how far the
-passes lie apart, of both recordings, and never less than FLOOR. A change is flagged when the
-passes do not overlap and the medians differ by more than the noise.
+Owns the form of micro.json and the rule. The figure is the median time of a call over the time of a
+reference loop measured right before and after it, so that the speed of another machine, or of
+another minute, cancels for work that is bound by the interpreter. There is one figure for each
+pass. The noise is how far the passes lie apart, in both recordings, and never less than FLOOR. A
+change is flagged when the passes do not overlap and the medians differ by more than the noise.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from statistics import median
 import msgspec
 
 FLOOR = 0.07
-"""Below this no two recordings on a virtual machine are told apart."""
+"""Difference below which no two recordings on a virtual machine are told apart."""
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """One benchmark: of each pass the median, the interquartile range, and the reference."""
+    """One benchmark: median, interquartile range and reference of each pass."""
 
     name: str
     medians_us: list[float]
     iqrs_us: list[float]
     references_us: list[float]
     records: int = 1
-    """That a call handles."""
+    """Records that a call handles."""
     bytes: int = 0
 
     @property
     def ratios(self) -> list[float]:
-        """Of each pass: how many reference loops a call takes."""
+        """Return how many reference loops a call takes, for each pass."""
         pairs = zip(self.medians_us, self.references_us, strict=True)
         return [us / reference for us, reference in pairs]
 
     @property
     def spread(self) -> float:
-        """How far the passes lie apart, as a share of their median."""
+        """Return how far the passes lie apart, as a share of their median."""
         return (max(self.ratios) - min(self.ratios)) / median(self.ratios)
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """What one run of `python -m perf.micro` measured."""
+    """The results of one run of `python -m perf.micro`."""
 
     form: str
     machine: str
@@ -52,7 +52,7 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One benchmark beside its recorded self; factor below 1 is faster."""
+    """One benchmark beside its recorded self; a factor below 1 is faster."""
 
     name: str
     factor: float
@@ -76,11 +76,11 @@ def compare(new: Recorded, old: Recorded) -> list[Change]:
 
 
 def load(path: Path) -> Recorded | None:
-    """Return what is recorded there, if anything is."""
+    """Return the recording at the path, if there is one."""
     return msgspec.json.decode(path.read_bytes(), type=Recorded) if path.exists() else None
 
 
 def save(path: Path, recorded: Recorded) -> None:
-    """Write it, a line a field, for diffs to be read."""
+    """Write the recording, a line for each field, so that diffs can be read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(recorded), indent=1) + b"\n")

@@ -1,4 +1,4 @@
-"""What every micro-benchmark has: a reference loop measured around it, and a place on the disk."""
+"""Parts of every micro-benchmark: a reference loop around it, and a place on the disk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OUT = Path(__file__).parent.parent / "out"
 
 
 def reference_ns() -> int:
-    """A loop as those of the parts: dictionaries, small objects, copies; the best of seven."""
+    """Time a loop like those of the parts: dictionaries, small objects, copies; best of seven."""
     best, block = 1 << 62, bytes(4096)
     for _ in range(7):
         begun, table = perf_counter_ns(), {}
@@ -35,7 +35,7 @@ def reference(benchmark: Any) -> Iterator[None]:
 
 @pytest.fixture
 def per(benchmark: Any) -> Callable[..., None]:
-    """How many records and bytes a call handles."""
+    """Return a function that notes how many records and bytes a call handles."""
 
     def say(*, records: int, size: int = 0) -> None:
         benchmark.extra_info.update(records=records, bytes=size)
@@ -45,13 +45,13 @@ def per(benchmark: Any) -> Callable[..., None]:
 
 @pytest.fixture
 def small(request: pytest.FixtureRequest) -> bool:
-    """Whether this only shows that it runs."""
+    """Whether the run only shows that the benchmarks run."""
     return bool(request.config.getoption("benchmark_disable"))
 
 
 @pytest.fixture
 def disk(tmp_path: Path, small: bool) -> Iterator[Path]:
-    """A directory on the disk of the checkout, not in a memory file system."""
+    """Return a directory on the disk of the checkout, not in a memory file system."""
     if small:
         yield tmp_path
         return

@@ -1,6 +1,7 @@
-"""The broker's core under a shell that answers every bundle at once: nothing but the core.
+"""The broker's core under a shell that answers every bundle at once, with stamps made before.
 
-Also what the scaling curves of the core are drawn from.
+The curves have another such shell (perf/curves/bare.py), which packs the stamps that it answers:
+the figures of both are compared with recorded ones, and stay what they were.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ MANY = 1 << 50
 STAMPS = {
     count: Stamp(1, 0, 0, 0, 1, 0, NOW_MS, 1, 0, 96, count, 0, 0).pack() for count in (1, 64, 512)
 }
-"""Any stamp will do where nobody decodes what is delivered; the counts are those of mail."""
+"""Stamps of any kind, as no reader decodes them; their counts are those of mail."""
 
 
 class Core:
@@ -28,7 +29,7 @@ class Core:
     def __init__(self) -> None:
         numbers = iter(range(1, 1 << 30))
         self.broker = Broker(
-            # The share would stop peers that answer no PING, as these do not.
+            # Its peers answer no PING: their links must not expire.
             BrokerSettings(share_min_bytes=1 << 60, share_max_bytes=1 << 60, heartbeat_ms=60_000),
             uuid=bytes(16), epoch=1, state=RecoveredState(),
             random=lambda count: next(numbers).to_bytes(count, "big"),
@@ -58,7 +59,7 @@ class Core:
                 broker.synced("main", self.end, NOW_MS)
 
     def take(self, kind: type[wire.Command]) -> list[Any]:
-        """What was heard of this kind; all that was heard is forgotten."""
+        """Return the messages of this kind that were heard, and forget all that were heard."""
         found = [command for command in self.heard if type(command) is kind]
         self.heard.clear()
         return found
@@ -76,7 +77,7 @@ def publishing(
     *, subscribers: int, records: int, width: int, idle: int = 0, bundled: int = 1,
     subjects: int = 1, pattern: tuple[str, str] = ("topic", "orders.#"),
 ) -> Callable[[], None]:  # fmt: skip
-    """A publish of `bundled` batches that goes to so many subscribers, beside idle ones."""
+    """Make a publish of `bundled` batches that goes to so many subscribers, beside idle ones."""
     core = Core()
     core.hello(1)
     for n in range(idle):
@@ -103,7 +104,7 @@ def publishing(
 
 
 def round_trips(count: int, *, memory: bool) -> Callable[[], None]:
-    """A batch of requests, its replies, and the ACK of these; requester and worker are two links.
+    """Make a round of requests, their replies, and the ACK of these, between two links.
 
     memory: service and mailbox are in memory, else both in the log.
     """
@@ -136,7 +137,7 @@ def round_trips(count: int, *, memory: bool) -> Callable[[], None]:
 
 
 def mailing(count: int) -> Callable[[], None]:
-    """A batch of mail from its SEND to the reader's ACK."""
+    """Make a round of mail from its SEND to the reader's ACK."""
     core, sender, reader = Core(), 1, 2
     core.listens = True
     core.hello(sender, "sender")
@@ -160,7 +161,7 @@ def mailing(count: int) -> Callable[[], None]:
 
 
 def stepping(parts: int) -> Callable[[], None]:
-    """An atomic step: publishes of one record each, and one mail that is read and acknowledged."""
+    """Make an atomic step: publishes of one record each, and a mail that is acknowledged."""
     core, sender, reader = Core(), 1, 2
     core.listens = True
     core.hello(sender, "sender")

@@ -1,7 +1,7 @@
 """Rings over each storage: in memory, by position (pread, pwritev), and mapped.
 
-`Mapped` is here to be compared with, as the laminarmq reference compares its back-ends; why the
-journal does not map its files is told in ARCHITECTURE.md.
+`Mapped` is here to be compared with, as the laminarmq reference compares its back-ends;
+ARCHITECTURE.md says why the journal does not map its files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STORAGES = ("memory", "file", "mapped")
 
 
 class Mapped(FileStorage):
-    """Files of a fixed size are read and written through a mapping, synced as ever."""
+    """Files of a fixed size that are read and written through a mapping, and synced like others."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -65,7 +65,7 @@ def storage(kind: str, directory: Path) -> Storage:
 
 
 class Writer:
-    """Appends the same batch over and over, the offsets moving on."""
+    """Appends one batch over and over, with offsets that go on."""
 
     def __init__(self, storage: Storage, records: int, size: int) -> None:
         self.ring, _ = Ring.open(storage, settings=SETTINGS, epoch=1)
@@ -79,7 +79,7 @@ class Writer:
         self.offset = 0
 
     def room(self) -> int:
-        """How many batches of a mebibyte in all it takes; at least one."""
+        """Return how many batches fit into a mebibyte; at least one."""
         return max(1, (1 << 20) // self.batch_bytes)
 
     def append(self, batches: int) -> None:
@@ -90,7 +90,7 @@ class Writer:
             self.offset += self._records
 
     def preparing(self, batches: int) -> Callable[[], tuple[tuple[int], dict[str, int]]]:
-        """Between rounds: the next segment is there, as housekeeping sees to it."""
+        """Prepare the next segment between rounds, as housekeeping does."""
 
         def prepare() -> tuple[tuple[int], dict[str, int]]:
             self.ring._space.need(1)

@@ -1,1 +1,1 @@
-"""The brokers that are measured: a folder each, whose `server.py` gives `PEER`."""
+"""The brokers that are measured: each has a folder, whose `server.py` gives `PEER`."""

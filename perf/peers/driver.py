@@ -1,13 +1,13 @@
-"""What every Python driver is made of: arguments, words, bodies, checks and percentiles.
+"""Parts of every Python driver: arguments, words, bodies, checks and percentiles.
 
-A driver is one client of a broker in a process of its own. It takes `key=value` arguments,
-talks JSON lines on stdout, obeys lines on stdin: says `ready`, waits for a word, does its
-role, says ONE result, waits for a word or the end of its input, and ends with status 0. Any
-failure is a message on stderr and another status, never a figure.
+A driver is one client of a broker in a process of its own. It takes `key=value` arguments, talks
+JSON lines on stdout, obeys lines on stdin: says `ready`, waits for a word, does its role, says ONE
+result, waits for a word or the end of its input, and ends with status 0. Any failure is a message
+on stderr and another status, never a figure.
 
-Every record is checked by the consumer, the same way on all sides: its size, and the number
-in its first eight bytes against the one that is due. Bodies are collected and looked at by
-thousands with numpy, so that the check costs a client tens of nanoseconds a record.
+Every record is checked by the consumer, in one way on all sides: its size, and the number in its
+first eight bytes against the one that is due. Bodies are collected and checked by thousands with
+numpy, so that the check costs a client tens of nanoseconds for each record.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ import numpy as np
 import numpy.typing as npt
 
 BURST = 4096
-"""Bodies looked at in one go."""
+"""Bodies that are checked in one go."""
 POOL_BYTES = 1 << 30
-"""Bodies are all made before the clock starts, unless they need more memory than this."""
+"""Memory up to which all bodies are made before the clock starts."""
 PRODUCER_SHIFT = 48
 NUMBER_MASK = (1 << PRODUCER_SHIFT) - 1
 
@@ -44,7 +44,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 class DriverFailed(Exception):
-    """What was received or asked for is wrong in a way that no figure can express."""
+    """Received data or the arguments are wrong in a way that no figure can express."""
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ class Options(msgspec.Struct, frozen=True):
     count: int = 1000
     form: str = "bulk"
     window: int = 4096
-    """Most records that a publisher leaves unconfirmed."""
+    """Records that a publisher leaves unconfirmed at most."""
     producer: int = 0
     producers: int = 1
     subscribers: int = 1
@@ -68,18 +68,19 @@ class Options(msgspec.Struct, frozen=True):
     start: str = "new"
     select: str = "whole"
     subjects: int = 1
-    """More than one: record i goes to subject i % subjects; a wildcard subscription for each."""
+    """With more than one, record i goes to subject i % subjects; each has a wildcard
+    subscription."""
     rare: int = 0
     """Above 0: one record in so many goes to a subject of its own."""
     seed: int = 1
     idle_s: float = 20.0
-    """A consumer that hears nothing for so long says what it has."""
+    """Time without a record after which a consumer reports what it has."""
     from_ns: int = 0
-    """For select=time: CLOCK_REALTIME in ns from which on records are wanted."""
+    """With select=time: CLOCK_REALTIME in ns from which on records are wanted."""
     queue: int = 0
     """1: the work is a queue of messages, each acknowledged by its own."""
     first: int = 0
-    """For select=time: number of the first of them."""
+    """With select=time: number of the first of them."""
     paced: int = 0
     """1: requests are made at `rate`, each when it is due and the one before is answered."""
 
@@ -91,7 +92,7 @@ def options_of(argv: Sequence[str]) -> Options:
 
 
 def fail(*why: object) -> NoReturn:
-    """End at once: what fails in a library's callback ends in its log, and the run goes on."""
+    """End at once: an error in a library's callback would end in its log, and the run go on."""
     print(*why, file=sys.stderr, flush=True)
     os._exit(1)
 
@@ -104,12 +105,12 @@ def say(**facts: Any) -> None:
 
 
 def await_word() -> None:
-    """Return when the parent says so, or is gone."""
+    """Return when the parent sends a word, or is gone."""
     sys.stdin.readline()
 
 
 async def word() -> None:
-    """The same beside a running event loop."""
+    """Return when the parent sends a word; beside a running event loop."""
     await asyncio.to_thread(await_word)
 
 
@@ -139,7 +140,7 @@ def has_fast_loop() -> bool:
 
 
 def run(coroutine: Coroutine[Any, Any, None], *, fast_loop: bool = True) -> None:
-    """Run it to its end, in uvloop where it is installed and wanted."""
+    """Run a role to its end, in uvloop where it is installed and wanted."""
     if fast_loop:
         try:
             import uvloop
@@ -171,13 +172,13 @@ def body(producer: int, number: int, size: int) -> bytes:
 
 
 def stamped(producer: int, number: int, size: int) -> bytes:
-    """The same with the time of sending in its next eight bytes."""
+    """Return a body with the time of sending in its second eight bytes."""
     head = (producer << PRODUCER_SHIFT | number).to_bytes(8, "little")
     return head + time.monotonic_ns().to_bytes(8, "little") + b"x" * (size - 16)
 
 
 def bodies(options: Options) -> Iterator[list[bytes]]:
-    """Give all bodies of a publisher, in lists of a burst; made beforehand where memory allows."""
+    """Yield all bodies of a publisher, in lists of a burst; made beforehand where memory allows."""
     made = [] if options.count * (options.size + 40) > POOL_BYTES else list(_bursts(options))
     return iter(made) if made else _bursts(options)
 
@@ -199,7 +200,7 @@ def _bursts(options: Options) -> Iterator[list[bytes]]:
 
 
 def rare_places(count: int, every: int, seed: int) -> Numbers:
-    """Numbers of the records that go to the rare subject: one at a random place of each block."""
+    """Return numbers of records for the rare subject: one at a random place of each block."""
     block = np.arange(-(-count // every), dtype=np.uint64)
     with np.errstate(over="ignore"):
         z = block + np.uint64(seed) + np.uint64(0x9E3779B97F4A7C15)
@@ -211,7 +212,7 @@ def rare_places(count: int, every: int, seed: int) -> Numbers:
 
 
 class Subjects:
-    """Where record i goes; `separator` and `wildcard` are the peer's."""
+    """The subject of record i; `separator` and `wildcard` are the peer's."""
 
     def __init__(self, options: Options, separator: str = ".", wildcard: str = "*") -> None:
         base = options.subject.replace(".", separator)
@@ -228,7 +229,7 @@ class Subjects:
             self._rare = frozenset(places.tolist())
 
     def of_burst(self, first: int, count: int) -> list[str]:
-        """Subjects of the records from `first` on."""
+        """Return the subjects of the records from `first` on."""
         if not self.many:
             return [self.one] * count
         names, rare = self.names, self._rare
@@ -242,11 +243,11 @@ class Subjects:
 
 
 class Check:
-    """Looks at every record of one connection: size, gaps, duplicates, order.
+    """Checks every record of one connection: size, gaps, duplicates, order.
 
-    `add` one body at a time or `burst` many. Order is looked for per producer and subject: a
+    `add` takes one body at a time, `burst` many. Order is checked for each producer and subject: a
     peer that delivers subjects by different ways may mix them. `done` once all that is due has
-    come; what did not come is `missing`.
+    come; records that did not come are `missing`.
     """
 
     def __init__(self, options: Options, expected: Numbers | None = None) -> None:
@@ -260,7 +261,7 @@ class Check:
         self._expected = expected
         if expected is not None:
             self.total = len(expected)
-        # Of each producer and subject the number that is due next.
+        # Producer and subject -> the number that is due next.
         self._due = np.tile(np.arange(self.lanes, dtype=np.int64), self.producers)
         self._seen: npt.NDArray[np.bool_] | None = None
         self._waiting: list[bytes] = []
@@ -277,7 +278,7 @@ class Check:
         return self._heard >= self.total
 
     def burst(self, bodies: list[bytes]) -> bool:
-        """Take many; True when all that is due has come."""
+        """Take many bodies; True when all that is due has come."""
         if not self._heard and not self._waiting:
             self.begun_ns = time.monotonic_ns()
         self._waiting += bodies
@@ -291,7 +292,7 @@ class Check:
 
     @property
     def heard(self) -> int:
-        """Records that came, duplicates and all."""
+        """Return how many records came, duplicates included."""
         return self._heard + len(self._waiting)
 
     @property
@@ -299,7 +300,7 @@ class Check:
         return self.total - self.received
 
     def close(self) -> None:
-        """Look at what still waits."""
+        """Check the bodies that still wait."""
         if self._waiting:
             self._look()
 
@@ -323,7 +324,7 @@ class Check:
         return self._heard >= self.total
 
     def _look_at(self, blob: npt.NDArray[np.uint8]) -> None:
-        """Look at bodies, a row each."""
+        """Check bodies, a row each."""
         self.ended_ns = time.monotonic_ns()
         self._heard += len(blob)
         numbers = np.ascontiguousarray(blob[:, :8]).view("<i8").ravel()
@@ -348,7 +349,7 @@ class Check:
         self.received += len(numbers)
 
     def _look_at_lanes(self, numbers: Numbers) -> None:
-        """Sort a burst by lane, its order kept; each lane must go on where it stood."""
+        """Sort a burst by producer and subject, its order kept; each must go on where it stood."""
         numbers_of, lanes_of = self._split(numbers)
         order = np.argsort(lanes_of, kind="stable")
         lane, number = lanes_of[order], numbers_of[order]
@@ -378,7 +379,7 @@ class Check:
             self._seen[place] = True
 
     def _look_closely(self, numbers: Numbers) -> None:
-        """Something is amiss: count what, one by one."""
+        """Count what is wrong, body by body."""
         if self._seen is None:
             self._seen = np.zeros(self.count * self.producers, bool)
             for lane, due in enumerate(self._due.tolist()):
@@ -399,7 +400,7 @@ class Check:
 
 
 def taking(check: Check) -> Callable[[bytes], object]:
-    """For a library's callback: give each body to the check."""
+    """Return a library's callback that gives each body to the check."""
 
     def take(body: bytes) -> None:
         try:
@@ -411,12 +412,12 @@ def taking(check: Check) -> Callable[[bytes], object]:
 
 
 def checks_of(options: Options) -> list[Check]:
-    """One for each connection of a subscriber."""
+    """Return a check for each connection of a subscriber."""
     return [Check(options) for _ in range(options.subscribers)]
 
 
 def selected(options: Options) -> Numbers | None:
-    """What a replay expects besides everything."""
+    """Return what a replay expects besides the whole stream."""
     if options.select == "rare":
         return rare_places(options.count, options.rare, options.seed)
     if options.select == "time":
@@ -427,7 +428,7 @@ def selected(options: Options) -> Numbers | None:
 
 
 def say_received(checks: Sequence[Check], clock: Clock, **more: Any) -> None:
-    """The result of subscribe and replay; more: what else the client knows of it."""
+    """Report the result of subscribe and replay; more: further facts of the client."""
     for check in checks:
         check.close()
     say(
@@ -443,7 +444,7 @@ def say_received(checks: Sequence[Check], clock: Clock, **more: Any) -> None:
 
 
 async def all_done(checks: Sequence[Check], idle_s: float) -> None:
-    """Return when every check is done, or nothing came for so long after something did."""
+    """Return when every check is done, or when no record came for so long after one did."""
     heard, since = 0, time.monotonic()
     while not all(check.done for check in checks):
         await asyncio.sleep(0.02)
@@ -465,7 +466,7 @@ def percentiles(nanoseconds: Sequence[int]) -> dict[str, float]:
 
 
 def percentiles_of(lone: Lone) -> dict[str, float]:
-    """Of a publisher's waits for confirms; {} where more than one record was out."""
+    """Return percentiles of a publisher's waits for confirms; {} with more than one record out."""
     return percentiles(lone.latencies) if lone.latencies else {}
 
 
@@ -496,7 +497,7 @@ class Listen:
 
 
 def hearing(heard: Listen, over: asyncio.Event) -> Callable[[bytes], object]:
-    """For a library's callback: give each body to the listener, whose last sets `over`."""
+    """Return a library's callback that gives each body to the listener; the last sets `over`."""
 
     def take(body: bytes) -> None:
         try:
@@ -509,7 +510,7 @@ def hearing(heard: Listen, over: asyncio.Event) -> Callable[[bytes], object]:
 
 
 async def ticks(options: Options) -> AsyncIterator[int]:
-    """Give the numbers of the records at their times; whoever is late goes on at once."""
+    """Yield the numbers of the records at their times; a late caller goes on at once."""
     begun = time.monotonic()
     for number in range(options.count):
         wait = begun + number / options.rate - time.monotonic()
@@ -519,7 +520,7 @@ async def ticks(options: Options) -> AsyncIterator[int]:
 
 
 def ticks_of_thread(options: Options) -> Iterator[int]:
-    """The same without an event loop."""
+    """Yield the numbers of the records at their times, without an event loop."""
     begun = time.monotonic()
     for number in range(options.count):
         wait = begun + number / options.rate - time.monotonic()
@@ -538,7 +539,7 @@ class Requests:
         self._due_ns = 0
 
     def wait_s(self) -> float:
-        """How long to wait before the next request is made; 0 where they are not paced."""
+        """Return how long to wait before the next request; 0 where requests are not paced."""
         if not self._gap_ns:
             return 0.0
         now = time.monotonic_ns()
@@ -578,7 +579,7 @@ class Requests:
 
 
 class Lone:
-    """How long each of a publisher's records waits for its confirm, where one is out at a time."""
+    """Times that a publisher's records wait for confirms, where one is out at a time."""
 
     def __init__(self, window: int) -> None:
         self.latencies: list[int] = []
@@ -595,7 +596,7 @@ class Lone:
 
 
 class Window:
-    """What a publisher has sent and what of it is confirmed; at most `size` is out."""
+    """Records that a publisher has sent and those confirmed; at most `size` are out."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -608,7 +609,7 @@ class Window:
         return self.sent - self.confirmed >= self.size
 
     def send(self, count: int = 1) -> None:
-        """Note that so many go out now."""
+        """Count so many records as sent."""
         self.lone.sent()
         self.sent += count
 
@@ -619,7 +620,7 @@ class Window:
             self._moved.set()
 
     async def room(self) -> None:
-        """Wait, when it is full, until half of it is free again."""
+        """Wait, when the window is full, until half of it is free again."""
         while self.full:
             self._moved.clear()
             await self._moved.wait()
@@ -642,7 +643,7 @@ class Middle:
         self.time_ns = 0
 
     def due(self, sent: int) -> bool:
-        """Whether to pause now that so many are sent; all of them must be confirmed first."""
+        """Whether to pause after so many are sent; all of them must be confirmed first."""
         return self.wanted and self.number < 0 and sent >= self.half
 
     def pause(self, sent: int) -> None:
@@ -655,7 +656,7 @@ class Middle:
 def say_published(
     clock: Clock, confirmed: int, middle: Middle | None = None, lone: Lone | None = None
 ) -> None:
-    """The result of publish and fill."""
+    """Report the result of publish and fill."""
     ended_ns = time.monotonic_ns()
     facts: dict[str, float] = {}
     if middle is not None and middle.wanted:

@@ -1,10 +1,10 @@
-"""What the suite asks of a peer: its columns, and a server for one of them.
+"""The interface of a peer: its columns, and a server for one of them.
 
-A module of this package that gives `PEER` (a `Peer`) takes part. The rule: a server that the
-suite starts is its own, on a free port of this machine, with its data and its log in the folder
-given, and it is ended with the block that started it, whatever happens; the distribution's own
-instance is never touched. What a column cannot do it does not list, and what is not installed
-is told in a word, with what to install.
+A module of this package that gives `PEER` (a `Peer`) takes part. The rule: a server that the suite
+starts is its own, on a free port of this machine, with its data and its log in the folder given,
+and it is ended with the block that started it, whatever happens; the distribution's own instance is
+never touched. A column lists only what it can do, and a program that is not installed is reported,
+with what to install.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ import psutil
 
 ROLES = frozenset(
     {
-        "publish",  # and `subscribe`: one to one
+        "publish",  # And `subscribe`: one to one.
         "subscribe",
-        "fan-out",  # subscribe with many connections that each get every record
-        "producers",  # several publishers into one subject
-        "wildcards",  # publish over many subjects, subscribe to a pattern for each
+        "fan-out",  # `subscribe` with many connections that each get every record.
+        "producers",  # Several publishers into one subject.
+        "wildcards",  # `publish` over many subjects, `subscribe` to a pattern for each.
         "fill",
-        "replay",  # the whole of what was filled
-        "replay-rare",  # one subject of it, chosen by the server
-        "replay-time",  # from a time on
+        "replay",  # The whole of a filled log.
+        "replay-rare",  # One subject of it, chosen by the server.
+        "replay-time",  # The part from a time on.
         "request",
         "respond",
         "pace",
         "listen",
-        "alone",  # each publish is confirmed by its own: what it waits can be told
-        "queue",  # durable queue, acknowledged message by message: publish/subscribe with it
-        "steps",  # atomic steps of four parts
+        "alone",  # Each publish has a confirm of its own, so that its wait can be measured.
+        "queue",  # A durable queue, acknowledged message by message: publish/subscribe with it.
+        "steps",  # Atomic steps of four parts.
     }
 )
-"""What a driver may say that it can do; the suite gives a column the works that it can."""
+"""Roles that a driver may have; the suite gives a column the works that it can do."""
 
 
 PASSING_ON = frozenset(
@@ -64,7 +64,7 @@ PASSING_ON = frozenset(
         "listen",
     }
 )
-"""What a driver of a broker that keeps nothing can do."""
+"""Roles of a driver of a broker that keeps nothing."""
 KEEPING = frozenset(
     {
         "publish",
@@ -79,7 +79,7 @@ KEEPING = frozenset(
         "listen",
     }
 )
-"""What a driver of a log can do; `replay-rare` besides, where it looks for a subject in it."""
+"""Roles of a driver of a log; `replay-rare` besides, where it looks for a subject in it."""
 
 
 class ServerFailed(RuntimeError):
@@ -94,37 +94,37 @@ class Column(msgspec.Struct, frozen=True):
     client: str
     """`python` or `native`."""
     label: str
-    """As a person would say it: "NATS JetStream, Go client"."""
+    """Name for people: "NATS JetStream, Go client"."""
     persistent: bool
-    """What is confirmed is in a file: it outlives the server's death."""
+    """True: confirmed records are in a file and outlive the server's death."""
     synced: bool
-    """What is confirmed outlives a loss of power."""
+    """True: confirmed records outlive a loss of power."""
     roles: frozenset[str]
-    """Some of ROLES."""
+    """A subset of ROLES."""
     command: tuple[str, ...]
     """The driver's argv before its key=value arguments."""
     rates: Mapping[int, int]
     """Records/s to expect one to one by record size; counts of records follow from it."""
     note: str = ""
-    """The settings that matter, and why these."""
+    """The settings that matter, and the reason for them."""
     window: int = 0
-    """Most records that its publisher leaves unconfirmed; 0: as the client does by itself."""
+    """Records that its publisher leaves unconfirmed at most; 0: as the client does by itself."""
     server: str = ""
-    """Columns of a peer with the same name here share a server; empty: the mode's own."""
+    """Columns of a peer with one name here share a server; empty: the mode's own."""
 
     @property
     def name(self) -> str:
-        """`peer-mode-client`: what files and results call it."""
+        """Return `peer-mode-client`, the name in files and results."""
         return f"{self.peer}-{self.mode}-{self.client}"
 
     def rate(self, size: int) -> int:
-        """Records/s to expect at a size, from the nearest that is known."""
+        """Return the records/s to expect at a size, from the nearest size that is known."""
         nearest = min(self.rates, key=lambda known: abs(known - size))
         return max(1, self.rates[nearest] * (nearest + 100) // (size + 100))
 
 
 class Server:
-    """A running server, and what it has used so far."""
+    """A running server, and its cost so far."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Server:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Its process and all that it started."""
+        """Return its process and all that it started."""
         try:
             own = psutil.Process(self.process.pid)
             return (own.pid, *(child.pid for child in own.children(recursive=True)))
@@ -157,7 +157,7 @@ class Server:
                 yield psutil.Process(pid)
 
     def cpu_s(self) -> float:
-        """Processor seconds so far: all threads, I/O threads too, user and system."""
+        """Return processor seconds so far: all threads, I/O threads too, user and system."""
         total = 0.0
         for process in self._processes():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -167,7 +167,7 @@ class Server:
         return total
 
     def rss_bytes(self) -> int:
-        """Resident memory, shared file pages included."""
+        """Return resident memory, shared file pages included."""
         total = 0
         for process in self._processes():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -175,7 +175,7 @@ class Server:
         return total
 
     def disk_bytes(self, written_since: float = 0.0) -> int:
-        """Bytes that its files occupy on disk, the log excepted; of those written to since then."""
+        """Return the bytes of its files on disk, the log excepted; of those written to since."""
         total = 0
         for folder, _, names in os.walk(self.folder):
             for name in names:
@@ -192,13 +192,13 @@ class Server:
         return self.process.poll() is None
 
     def tail(self) -> str:
-        """The end of its log."""
+        """Return the end of its log."""
         if self.log is None or not self.log.exists():
             return ""
         return self.log.read_text(errors="replace")[-3000:]
 
     def kill(self) -> None:
-        """SIGKILL for all of it: no goodbye, nothing flushed."""
+        """Kill all of it (SIGKILL): no goodbye, nothing flushed."""
         end_processes(self.pids, signal.SIGKILL)
         self.process.wait()
 
@@ -209,27 +209,27 @@ class Peer(Protocol):
     name: str
 
     def missing(self) -> str:
-        """Return "" or why it is left out: what is not installed, and how to install it."""
+        """Return "" or why the peer is left out: what is not installed, and how to install it."""
 
     def versions(self) -> dict[str, str]:
-        """Of the server and the clients."""
+        """Return versions of the server and the clients."""
 
     def absent(self) -> dict[str, str]:
-        """Return what of it could take part and does not: why, and what to install."""
+        """Return which of its clients do not take part: why, and what to install."""
 
     def columns(self) -> Sequence[Column]:
-        """Return what of it can run here; a client that is not installed has no column."""
+        """Return the columns that can run here; a client that is not installed has no column."""
 
     def server(self, column: Column, folder: Path) -> AbstractContextManager[Server]:
-        """Start one with its data in `folder` (made if need be; may hold an earlier run's data).
+        """Start a server with its data in `folder` (made if need be; may hold earlier data).
 
-        It is ready for clients when the block begins; columns of the same mode may share it.
-        Raises ServerFailed.
+        It is ready for clients when the block begins; columns of one mode may share it. Raises
+        ServerFailed.
         """
 
 
 def without(*clients: tuple[str, bool, str]) -> dict[str, str]:
-    """Of (client, whether it is there, what to do) those that are not."""
+    """Return those of (client, whether it is there, what to do) that are not there."""
     return {name: f"is not there: {what}" for name, there, what in clients if not there}
 
 
@@ -238,24 +238,24 @@ def has_module(name: str) -> bool:
 
 
 def python_driver(peer: str, name: str = "python_driver") -> tuple[str, ...]:
-    """The command of the driver of a peer's Python client."""
+    """Return the command of the driver of a peer's Python client."""
     return (sys.executable, "-m", f"perf.peers.{peer}.{name}")
 
 
 def native_driver(peer: str) -> Path:
-    """Where the driver of a peer's native client is, once it is built."""
+    """Return where the driver of a peer's native client is, once it is built."""
     return Path(__file__).parent / "build" / f"{peer}_driver"
 
 
 def version_in(pattern: str, *command: str) -> str:
-    """The version that a server's command tells of itself, as the pattern's group finds it."""
+    """Return the version that a server's command prints, as the pattern's group finds it."""
     said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     found = re.search(pattern, said)
     return found.group(1) if found else "unknown"
 
 
 def versions_of(**distributions: str) -> dict[str, str]:
-    """Of Python's distributions that are installed: `name_to_show=distribution`."""
+    """Return versions of installed Python distributions: `name_to_show=distribution`."""
     found = {}
     for name, distribution in distributions.items():
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -267,19 +267,19 @@ PYTHON_CLIENTS = "make setup, or pip install '.[perf]'"
 
 
 def to_build(packages: str) -> str:
-    """What to do for a native client."""
+    """Return what to do for a native client."""
     return f"apt-get install {packages}, then make -C perf/peers"
 
 
 def free_port() -> int:
-    """Return a port of the loopback interface that nobody listens on."""
+    """Return a port of the loopback interface on which no process listens."""
     with socket.socket() as finder:
         finder.bind(("127.0.0.1", 0))
         return int(finder.getsockname()[1])
 
 
 def answers(port: int) -> bool:
-    """Whether somebody listens there: the simplest probe."""
+    """Whether a process listens there: the simplest probe."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
     except OSError:
@@ -313,8 +313,9 @@ def running(
 ) -> Iterator[Server]:
     """Run a server's command in `folder` until the block ends.
 
-    ready: asked every 5 ms until it says yes. stop: the signal for an orderly end; whoever is
-    left after end_s is killed. Its own session, so that a Ctrl-C reaches us alone and we end it.
+    ready: asked every 5 ms until it says yes. stop: the signal for an orderly end; processes that
+    are left after end_s are killed. Its own session, so that a Ctrl-C reaches the suite alone,
+    which ends it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "server.log"
@@ -358,7 +359,7 @@ def _end(process: subprocess.Popen[bytes], pids: Sequence[int], stop: int, end_s
         process.send_signal(stop)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=end_s)
-    # Whoever is left: the process itself when it did not hear, children that outlived it.
+    # Processes that are left: the server's when it ignored the signal, children that outlived it.
     end_processes([pid for pid in pids if pid != process.pid], signal.SIGKILL)
     if process.poll() is None:
         process.kill()

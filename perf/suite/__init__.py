@@ -1,1 +1,1 @@
-"""The measuring suite: what is measured, how it is run, kept and shown."""
+"""The measuring suite: its works, how they are run, kept and shown."""

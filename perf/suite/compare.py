@@ -1,4 +1,4 @@
-"""What changed since another recording, beyond the noise.
+"""Changes since another recording, beyond the noise.
 
 Pure: two recordings in, text out.
 """
@@ -12,7 +12,7 @@ LOWER_IS_BETTER = frozenset({"match_s", "p50_us", "p99_us", "p999_us", "start_s"
 
 
 def changes(before: Results, now: Results) -> list[tuple[str, str, str, float]]:
-    """Return (work, column, figure, ratio now to before) of what changed, the largest first."""
+    """Return (work, column, figure, ratio now to before) of each change, the largest first."""
     found = []
     for work in now.works:
         for column, measured in now.at(work.name):
@@ -29,7 +29,7 @@ def changes(before: Results, now: Results) -> list[tuple[str, str, str, float]]:
 
 
 def compare(before: Results, now: Results) -> str:
-    """Return a text for a person: what is better or worse by more than the runs spread."""
+    """Return a text for a person: figures better or worse by more than the runs spread."""
     lines = [
         f"against {before.commit.commit[:12]} of {before.started}"
         + (" on another machine" if before.machine != now.machine else "")

@@ -1,4 +1,4 @@
-"""What this machine can do without any broker: memory, loopback, ZeroMQ and the disk.
+"""Limits of this machine without any broker: memory, loopback, ZeroMQ and the disk.
 
 Owns the limits that every figure is a share of. The rule: each is measured with what the broker
 itself uses (the same pyzmq, the same calls on the same file system), by the simplest program that
@@ -34,9 +34,9 @@ SEGMENT_BYTES = 64 * MIB
 SMALL = 140
 LARGE = 64 << 10
 NO_FLUSH_US = 15.0
-"""A flush that reaches any device, host or controller takes longer than this."""
+"""Time that every flush takes which reaches a device, host or controller."""
 NO_DRIVE_MB_S = 3_500.0
-"""Synced writes, one after the other, that no single drive sustains."""
+"""Rate of synced writes, one after the other, that no single drive sustains."""
 
 
 class Disks(msgspec.Struct):
@@ -54,10 +54,10 @@ class Disks(msgspec.Struct):
 
 
 def memory_copy(scale: float) -> float:
-    """GB/s of one thread that copies 256 MiB."""
+    """Return GB/s of one thread that copies 256 MiB."""
     source = np.ones(256 * MIB, np.uint8)
     target = np.empty_like(source)
-    np.copyto(target, source)  # the pages are there now
+    np.copyto(target, source)  # From here on the pages are there.
     times = max(2, int(8 * scale))
     begun = time.perf_counter()
     for _ in range(times):
@@ -84,7 +84,7 @@ def _sender(what: str, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def loopback(scale: float) -> float:
-    """GB/s of one TCP connection between two processes."""
+    """Return GB/s of one TCP connection between two processes."""
     total = int(2_000 * MIB * scale)
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(30)
@@ -111,7 +111,7 @@ def _send_tcp(port: int, total: int) -> None:
 
 
 def raw_zmq(size: int, copy: bool, count: int) -> float:
-    """Messages/s of one PUSH to one PULL socket over tcp, received in a tight loop."""
+    """Return messages/s of one PUSH to one PULL socket over tcp, received in a tight loop."""
     context = zmq.Context()
     socket_ = context.socket(zmq.PULL)
     try:
@@ -151,7 +151,7 @@ def zmq_small(scale: float) -> float:
 
 
 def zmq_large(scale: float) -> float:
-    """MB/s, by the faster of receiving with and without a copy into a bytes object."""
+    """Return MB/s, by the faster of receiving with and without a copy into a bytes object."""
     count = int(20_000 * scale)
     return max(raw_zmq(LARGE, copy, count) for copy in (True, False)) * LARGE / 1e6
 
@@ -164,7 +164,7 @@ RELAYED = 140
 class Relay:
     """An asker, a relay and a worker, each a process: DEALER, ROUTER, DEALER, one hop each way.
 
-    What ours goes through at least, whatever it does with a request or a record.
+    A request or a record through our broker takes at least this way.
     """
 
     def __init__(self, role: str, count: int) -> None:
@@ -210,7 +210,7 @@ def _free_port() -> int:
 
 
 def relay_trips(flight: int, count: int) -> float:
-    """Round trips a second with so many in flight."""
+    """Return round trips a second with so many in flight."""
     relay = Relay("echo", count)
     try:
         body = bytes(RELAYED)
@@ -233,7 +233,7 @@ def _trips(flight: int, scale: float) -> float:
 
 
 class Ways(msgspec.Struct):
-    """One way through the relay, at an even pace; microseconds."""
+    """Times of one way through the relay, at an even pace; microseconds."""
 
     p50: float
     p99: float
@@ -257,7 +257,7 @@ def relay_ways(rate: int, count: int) -> Ways:
 
 def _relay(port: int) -> None:
     router: Any = zmq.Context.instance().socket(zmq.ROUTER)
-    router.hwm = 0  # or it drops what comes while 1,000 wait
+    router.hwm = 0  # Without a high-water mark of 1,000, at which it would drop messages.
     router.bind(f"tcp://127.0.0.1:{port}")
     other = {b"asker": b"worker", b"worker": b"asker"}
     while True:
@@ -331,8 +331,8 @@ def disk(folder: Path, scale: float) -> Disks:
 
 
 def _write_through(descriptor: int, size: int) -> float:
-    """MB/s of writing the segment from its start, each write synced."""
-    # Not all zeros: nobody on the way may find that there is nothing to store.
+    """Return MB/s of writing the segment from its start, each write synced."""
+    # Not all zeros: no layer on the way may find that there is nothing to store.
     block = np.random.default_rng(1).bytes(size)
     begun = time.perf_counter()
     for place in range(0, SEGMENT_BYTES, size):
@@ -342,7 +342,7 @@ def _write_through(descriptor: int, size: int) -> float:
 
 
 def _syncs(descriptor: int, times: int) -> list[float]:
-    """Microseconds of fdatasync alone, each after 4 KiB were overwritten."""
+    """Return microseconds of fdatasync alone, each after 4 KiB were overwritten."""
     block = np.random.default_rng(2).bytes(4096)
     took = []
     for number in range(times):
@@ -354,14 +354,14 @@ def _syncs(descriptor: int, times: int) -> list[float]:
 
 
 def _direct(path: Path, times: int) -> list[float]:
-    """Microseconds of a write of 4 KiB to the device without a flush; none where it cannot be."""
+    """Return microseconds of a write of 4 KiB to the device without a flush; none: impossible."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_DIRECT)
     except OSError:
         return []
     took = []
     try:
-        block = mmap.mmap(-1, 4096)  # on a page of its own, as O_DIRECT asks
+        block = mmap.mmap(-1, 4096)  # On a page of its own, as O_DIRECT asks.
         block.write(np.random.default_rng(3).bytes(4096))
         for number in range(times):
             begun = time.perf_counter()
@@ -375,7 +375,7 @@ def _direct(path: Path, times: int) -> list[float]:
 
 
 def cache_verdict(device: Disk, disks: list[Disks]) -> str:
-    """What can be said from here about the promise of a sync."""
+    """Say what can be concluded from here about the promise of a sync."""
     sync = statistics.median(found.sync_p50_us for found in disks)
     direct = statistics.median(found.direct_p50_us for found in disks)
     if device.write_cache == "write through":

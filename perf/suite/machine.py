@@ -1,4 +1,4 @@
-"""Where the figures were taken: machine, kernel, disk, versions, commit.
+"""The place where the figures were taken: machine, kernel, disk, versions, commit.
 
 Owns the reading of these facts, and the refusal of a place where syncing costs nothing.
 """
@@ -22,13 +22,13 @@ class InMemory(Exception):
 
 
 class Disk(msgspec.Struct, frozen=True):
-    """What a folder lies on."""
+    """The disk that a folder lies on."""
 
     device: str
     file_system: str
     options: str
     write_cache: str
-    """What the kernel says of the device's cache: "write back", "write through" or unknown."""
+    """The kernel's word on the device's cache: "write back", "write through" or unknown."""
     model: str = ""
 
 
@@ -43,7 +43,7 @@ class Machine(msgspec.Struct, frozen=True):
     python: str
     disk: Disk
     virtual: str = ""
-    """What it is virtualised by, as far as it tells."""
+    """The virtualisation, as far as it tells."""
 
 
 _WORKS: Final = "perf/suite/works.py"
@@ -59,7 +59,8 @@ _TELLING: Final = (
     ":!perf/suite/targets.py",
     f":!{_WORKS}",
 )
-"""What no figure depends on: how they are told; and the works, which are looked at by line."""
+"""Files on which no figure depends: those that show figures; and the works, which are compared by
+line."""
 
 
 class Commit(msgspec.Struct, frozen=True):
@@ -71,7 +72,7 @@ class Commit(msgspec.Struct, frozen=True):
 
 
 def disk_of(folder: Path) -> Disk:
-    """Return what a folder lies on. Raises InMemory for a memory file system."""
+    """Return the disk that a folder lies on. Raises InMemory for a memory file system."""
     mounts = {mount.mountpoint: mount for mount in psutil.disk_partitions(all=True)}
     resolved = folder.resolve()
     for place in (resolved, *resolved.parents):
@@ -86,7 +87,7 @@ def disk_of(folder: Path) -> Disk:
 
 
 def _device(folder: Path) -> tuple[str, str]:
-    """The write cache and the model of the block device under a folder."""
+    """Return the write cache and the model of the block device under a folder."""
     number = os.stat(folder).st_dev
     device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
     # A partition's queue is its disk's.
@@ -128,9 +129,9 @@ def _system() -> str:
 
 
 def same_code(root: Path, one: str, other: str) -> bool:
-    """Nothing that is measured, or measures, differs between two commits of the checkout.
+    """Whether nothing that is measured, or measures, differs between two commits.
 
-    The list of works may have grown: what was in it, as far as a line of it goes, is as it was.
+    The list of works may have grown: each line that was in it must be as it was.
     """
     diff = ("git", "-C", str(root), "diff")
     try:
@@ -158,7 +159,7 @@ def commit_of(root: Path) -> Commit:
     head = _said_by(*at, "rev-parse", "HEAD")
     if not head:
         return Commit("unknown", "", dirty=True)
-    # Results that are being written are no change of what is measured.
+    # Results that are being written are no change of the measured code.
     changes = _said_by(
         *at, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!perf/results"
     )

@@ -22,7 +22,7 @@ from perf.suite import patterns
 SUBSCRIPTIONS = 100_000
 VALUES = 4
 CRITERIA = 10
-"""Of a subscription to fields: all ten, each one of four values."""
+"""Criteria of a subscription to fields: all ten, each one of four values."""
 WARM = 50
 
 
@@ -51,7 +51,7 @@ def whitepaper(messages: int) -> dict[str, float]:
 
 
 def never_seen(wires: Iterator[list[Any]], headers: list[patterns.Header]) -> dict[str, float]:
-    """Microseconds for a header that is new, with a memory of one header."""
+    """Return microseconds for a header that is new, with a memory of one header."""
     index = Index(memo_headers_max=1)
     for wire in wires:
         index.add(wire)

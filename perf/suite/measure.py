@@ -1,7 +1,7 @@
 """One run of one work by one column: the roles that play, the proof, the figures.
 
-Owns what is timed from where to where. The rule: a figure exists only when every record was
-seen by who should see it, each once and in order, and confirmed at the level asked for;
+Owns the beginning and end of each timed span. The rule: a figure exists only when every record was
+seen by each reader that should see it, once and in order, and confirmed at the level asked for;
 otherwise NotVerified says what was wrong.
 """
 
@@ -31,10 +31,12 @@ MATCHING = (sys.executable, "-m", "perf.suite.matching")
 QUANTILES = ("p50_us", "p99_us", "p999_us")
 RARE = 10_000
 BY_RECORDS = 1_000_000
-"""Records read one by one: of all ten million it would say the same, ten times as slowly."""
+"""Records that are read one by one: all ten million would give the same figure, ten times as
+slowly."""
 SEED = 7
 HELD = 0.95
-"""A paced run that reached less of its rate says nothing about latency at that rate."""
+"""Share of its rate that a paced run must reach: otherwise it says nothing about latency at that
+rate."""
 HALF_MOST = 50_000
 
 
@@ -65,7 +67,7 @@ class Filled(msgspec.Struct, frozen=True):
 
 
 class Bench:
-    """The running server of a column, and what earlier runs left in it."""
+    """The running server of a column, and the data that earlier runs left in it."""
 
     def __init__(self, peer: Peer, column: Column, folder: Path) -> None:
         self.peer = peer
@@ -77,18 +79,18 @@ class Bench:
         self.client_version: dict[str, str] = {}
 
     def start(self) -> float:
-        """Start the server, on what the folder holds; how long it took in seconds."""
+        """Start the server on the folder's data; returns the seconds that it took."""
         begun = time.monotonic()
         self.server = self._stack.enter_context(self.peer.server(self.column, self.folder))
         return time.monotonic() - begun
 
     def stop(self) -> None:
-        """In order."""
+        """Stop the server in order."""
         self.server = None
         self._stack.close()
 
     def kill(self) -> None:
-        """SIGKILL, then what is left of the block."""
+        """Kill the server (SIGKILL), then end the rest of the block."""
         if self.server is not None:
             self.server.kill()
         self.stop()
@@ -100,7 +102,7 @@ class Bench:
 
 
 class Cost:
-    """What a server uses between two moments."""
+    """The server's cost between two moments."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -111,11 +113,11 @@ class Cost:
     def figures(
         self, records: int, *, disk_bytes: float | None, persistent: bool
     ) -> dict[str, float]:
-        """records: over which processor time and disk are spread.
+        """Return the figures. records: over which processor time and disk are spread.
 
         disk_bytes: as the server counts what the records take; else its files' growth. A server
         that says so allocates files ahead and uses them again: the blocks of all its files that
-        were written to stand beside.
+        were written to are shown as well.
         """
         figures = {
             "server_cpu_us": (self._server.cpu_s() - self._cpu_s) / records * 1e6,
@@ -130,7 +132,7 @@ class Cost:
 
 
 def settle(servers: Sequence[Server]) -> None:
-    """Return when nobody works any more: dirty pages written, servers at rest; SETTLE_S at most."""
+    """Return when all is at rest: dirty pages written, servers idle; SETTLE_S at most."""
     os.sync()
     deadline = time.monotonic() + SETTLE_S
     before = sum(server.cpu_s() for server in servers)
@@ -202,7 +204,7 @@ class Measure:
         return self._kinds[work.kind](work, bench, column, count, rate)
 
     def _subject(self) -> str:
-        """A name that no earlier run had, fit for every peer."""
+        """Return a name that no earlier run had, fit for every peer."""
         self._serial += 1
         return f"perf{os.getpid()}n{self._serial}"
 
@@ -241,7 +243,7 @@ class Measure:
             figures = cost.figures(
                 deliveries if subscribers > 1 else total,
                 disk_bytes=told,
-                # Our files are allocated ahead and used again: that they grow says nothing.
+                # Our files are allocated ahead and used again: their growth says nothing.
                 persistent=column.persistent and (told is not None or column.peer != OURS),
             )
             _end(*makers, consumer)
@@ -260,14 +262,14 @@ class Measure:
             "publisher_cpu_us": sum(facts["cpu_s"] for facts in made) / total * 1e6,
             "consumer_cpu_us": taken["cpu_s"] / deliveries * 1e6,
         }
-        # Of one publish after the other: from each call to its confirm.
+        # One publish after the other: from each call to its confirm.
         figures |= {name: made[0][name] for name in QUANTILES if name in made[0]}
         if subscribers > 1:
             figures["deliveries_s"] = deliveries / seconds
         return Run(total, figures)
 
     def _fill(self, work: Work, bench: Bench, column: Column, count: int) -> Filled:
-        """Return the log of this column, written the first time that somebody asks."""
+        """Return the log of this column, written the first time that a run asks for it."""
         filled = bench.filled.get(column.name)
         if filled is not None:
             return filled
@@ -278,7 +280,7 @@ class Measure:
         with maker:
             _ready(bench, maker)
             maker.go()
-            # As slow as it likes: the figure is of reading.
+            # The fill may be slow: the figure is of reading.
             facts = maker.result(3 * RESULT_S)
             maker.end()
         _confirmed(column, facts, count)
@@ -441,7 +443,7 @@ class Measure:
         )
 
     def _matching(self, work: Work, bench: Bench, column: Column, count: int, rate: float) -> Run:
-        """No broker takes part: the matcher alone, in a process of its own."""
+        """Measure the matcher alone, in a process of its own, without a broker."""
         program = Role(MATCHING, "match", **dict(work.keys), count=count)
         with program:
             _ready(bench, program)

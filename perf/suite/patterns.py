@@ -1,4 +1,4 @@
-"""What the matcher is measured with: patterns and headers, the same ones in each run."""
+"""Patterns and headers for measuring the matcher, the same ones in each run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SEED = 1
 
 
 def whitepaper() -> tuple[list[list[Any]], list[Header]]:
-    """2,000 subscriptions over 2,000 topics, about 170 matches a message."""
+    """Return 2,000 subscriptions over 2,000 topics, about 170 matches a message."""
     pick = random.Random(SEED)
     # 20 x 10 x 10 topics of three parts.
     topics = [f"m{a}.n{b}.o{c}" for a in range(20) for b in range(10) for c in range(10)]
@@ -25,7 +25,8 @@ def whitepaper() -> tuple[list[list[Any]], list[Header]]:
             if text not in seen:
                 seen.add(text)
                 wires.append(["topic", text])
-    # The rest ask for sets of topics that only combinations say: distinct, and 12% of all each.
+    # The others ask for sets of topics that only combinations can describe: distinct, and 12% of
+    # all each.
     while len(wires) < 2000:
         parts = [["topic", f"*.n{b}.o{c}"] for b in range(10) for c in range(10)]
         wires.append(["or", *pick.sample(parts, 12)])
@@ -33,7 +34,7 @@ def whitepaper() -> tuple[list[list[Any]], list[Header]]:
 
 
 def topic_patterns(count: int) -> Iterator[list[Any]]:
-    """Distinct topics like those of a market: two thirds whole, one third with wildcards."""
+    """Return distinct topics like those of a market: two thirds whole, one third with wildcards."""
     pick = random.Random(SEED)
     places = max(20, count // 50)
     seen: set[str] = set()
@@ -66,7 +67,7 @@ def topic_headers(count: int, patterns: int) -> list[Header]:
 
 
 def field_patterns(count: int, values: int, least: int) -> Iterator[list[Any]]:
-    """Conjunctions of least to ten criteria over ten fields; a tenth asks for a topic too."""
+    """Return conjunctions of up to ten criteria over ten fields; a tenth asks for a topic too."""
     pick = random.Random(SEED)
     names = [f"field{at}" for at in range(10)]
     for at in range(count):

@@ -1,7 +1,7 @@
 """The plots of a report: bars by column, curves on logarithmic axes.
 
-Owns how they look. The rule: a peer has one colour everywhere, a Python client's bar is paler
-than a native one's, and a file stays small enough to be committed.
+Owns their look. The rule: a peer has one colour everywhere, a Python client's bar is paler than a
+native one's, and a file stays small enough to be committed.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ BARS: dict[str, tuple[str, Sequence[tuple[str, str, str]]]] = {
 
 
 class Drawn(msgspec.Struct):
-    """File names of what was drawn."""
+    """File names of the plots."""
 
     sections: dict[str, list[str]] = {}
     curves: dict[str, list[str]] = {}
 
 
 def draw(results: Results, folder: Path) -> Drawn:
-    """Draw what the recording has figures for; without matplotlib nothing, and that is told."""
+    """Draw what the recording has figures for; without matplotlib nothing, and a report of that."""
     drawn = Drawn()
     try:
         import matplotlib as mpl
@@ -163,7 +163,7 @@ def _draw_bars(results: Results, panels: Sequence[tuple[str, str, str]], path: P
             )
             axis.text(value + largest * 0.015, at, short(value), va="center", fontsize=8)
         axis.set_yticks(range(len(bars)), [_label(column, work) for column, _ in bars], fontsize=8)
-        # Bars are as thick in every panel; the best stands at the top.
+        # Bars are as thick in every panel; the best is at the top.
         axis.set_ylim(most[place // across] - 0.4, -0.6)
         axis.set_xlim(0, largest * 1.16)
         axis.set_xticks([])
@@ -175,7 +175,7 @@ def _draw_bars(results: Results, panels: Sequence[tuple[str, str, str]], path: P
 
 
 def _strength(column: ColumnFacts, work: str) -> float:
-    """Python clients of peers are pale; a start is the server's, whichever client filled it."""
+    """Return how strong a bar's colour is: pale for a peer's Python client, except for a start."""
     theirs = column.client == "python" and column.peer != "malamute"
     return PALE if theirs and not work.startswith("start/") else 1.0
 
@@ -185,7 +185,7 @@ def _label(column: ColumnFacts, work: str) -> str:
 
 
 def short(value: float) -> str:
-    """A value in a few characters."""
+    """Return a value in a few characters."""
     for above, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= above:
             return f"{value / above:.3g} {letter}"
@@ -193,7 +193,7 @@ def short(value: float) -> str:
 
 
 def _draw_curve(curve: Mapping[str, Any], folder: Path) -> list[str]:
-    """One panel for each unit, both axes logarithmic, each line with its slope."""
+    """Draw one panel for each unit, both axes logarithmic, each line with its slope."""
     from matplotlib import pyplot as plt
     from matplotlib.ticker import FuncFormatter
 

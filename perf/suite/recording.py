@@ -1,7 +1,7 @@
 """A whole recording: all works, columns interleaved, kept after every run.
 
-Owns the order of the runs and the servers that are up. The rule: run 1 of all columns, then
-run 2 of all, so that a slow minute of the machine hits all alike; what fails is recorded with its
+Owns the order of the runs and the servers that are up. The rule: run 1 of all columns, then run 2
+of all, so that a slow minute of the machine hits all alike; a run that fails is recorded with its
 reason, its server begins anew, and the recording goes on.
 """
 
@@ -32,23 +32,23 @@ from perf.suite.roles import RoleFailed
 from perf.suite.works import OURS, Work
 
 SCALED = frozenset({"stream", "request", "steps"})
-"""Kinds of work whose counts follow from how long the run before took."""
+"""Kinds of work whose counts follow from the time that the run before took."""
 LONG = 1.6
-"""A run that took so many times too long is followed by one with fewer records."""
+"""Factor: a run that took so many times too long is followed by one with fewer records."""
 PACE_TRIES = 3
 PACE_KEPT = 0.8
 FAILURES_MOST = 2
-"""A column that failed so often at one work is not asked again."""
+"""Failures at one work after which a column is not asked again."""
 FILL_S = 4.0
 USUAL_S = {"replay": 2.3, "start": 2.5, "matching": 3.0}
-"""What a run takes that is not told how long it should be; a share of the filling in it."""
+"""Seconds of a run whose length the work does not set; a share of the filling included."""
 OVERHEAD_S = 0.6
-"""What a run costs besides its work: two interpreters start, the disk comes to rest."""
+"""Seconds of a run besides its work: two interpreters start, the disk comes to rest."""
 SERVERS_S = 5.0
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What is to be done."""
+    """The plan of a recording."""
 
     works: tuple[Work, ...]
     columns: tuple[Column, ...]
@@ -56,7 +56,7 @@ class Plan(msgspec.Struct, frozen=True):
     scale: float = 1.0
     """Share of the usual length of a run."""
     counts: int = 0
-    """Records of every run, whatever its work: for tests; 0: as suits."""
+    """Records of every run, whatever its work: for tests; 0: as the work wants."""
 
     def columns_of(self, work: Work) -> list[Column]:
         found = [column for column in self.columns if work.takes(column)]
@@ -70,7 +70,7 @@ class Plan(msgspec.Struct, frozen=True):
         return list(fastest.values())
 
     def pairs(self) -> Iterator[tuple[Work, int, Column]]:
-        """Every run in its order."""
+        """Yield every run in its order."""
         for work in self.works:
             for run in range(self.runs):
                 for column in self.columns_of(work):
@@ -80,7 +80,7 @@ class Plan(msgspec.Struct, frozen=True):
         if self.counts:
             return min(self.counts, work.most) if work.most else self.counts
         if work.kind == "replay":
-            # What can be filled in a while; ours fills all of it.
+            # As much as can be filled in a while; ours fills all of it.
             seconds = FILL_S if column.peer != OURS else 1e9
             return int(work.count(column, seconds) * (min(1, self.scale)))
         if work.kind == "start":
@@ -88,7 +88,7 @@ class Plan(msgspec.Struct, frozen=True):
         return work.count(column, work.seconds * self.scale)
 
     def seconds(self, work: Work) -> float:
-        """How long a run of a work is thought to take."""
+        """Return the seconds that a run of a work is expected to take."""
         return USUAL_S.get(work.kind, work.seconds) * self.scale + OVERHEAD_S
 
     def total_s(self) -> float:
@@ -97,7 +97,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Listener:
-    """Who is told what happens: the screen, or a log. This one does nothing."""
+    """Base of those that are told of the progress: the screen, or a log. This one does nothing."""
 
     def begins(self, work: Work, run: int, column: Column) -> None: ...
 
@@ -121,7 +121,7 @@ class Recording:
         listener: Listener,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """out: where results are kept. data: folder for the servers' data, on a disk."""
+        """out: folder for the results. data: folder for the servers' data, on a disk."""
         self._plan = plan
         self._peers = peers
         self._results = results
@@ -136,7 +136,7 @@ class Recording:
         return [bench.server for bench in self._benches.values() if bench.server is not None]
 
     def run(self) -> None:
-        """Do what is left of the plan; results are saved after every run."""
+        """Do the rest of the plan; results are saved after every run."""
         since = self._clock()
         self._describe()
         servers = ""
@@ -161,7 +161,7 @@ class Recording:
             self._close()
 
     def _describe(self) -> None:
-        """Note columns and works that are new to these results."""
+        """Add columns and works that are new to these results."""
         for column in self._plan.columns:
             if self._results.column(column.name) is None:
                 self._results.columns.append(
@@ -221,10 +221,10 @@ class Recording:
         return outcome
 
     def _paced(self, work: Work, bench: Bench, column: Column, rate: float) -> Run:
-        """A run at a pace.
+        """Make a run at a pace.
 
-        Where that is half of a rate which this client reaches by other means only, it is at what
-        it can keep instead: four fifths of what it reached.
+        Where the pace is half of a rate which this client reaches by other means only, the run is
+        at a pace that it can keep: four fifths of the rate that it reached.
         """
         for _ in range(PACE_TRIES if work.half_of else 1):
             count = max(work.least, int(rate * work.seconds * self._plan.scale))
@@ -238,7 +238,7 @@ class Recording:
     def _again_if_short(
         self, work: Work, run: int, bench: Bench, column: Column, outcome: Run
     ) -> Run:
-        """A first run far shorter than it should be is done again with more records."""
+        """Repeat a first run that was far shorter than it should be, with more records."""
         wanted = work.seconds * self._plan.scale
         took = outcome.figures.get("seconds", wanted)
         fixed = work.kind not in SCALED or self._plan.counts
@@ -252,7 +252,7 @@ class Recording:
         return self._measure.run(work, bench, column, count)
 
     def _count(self, work: Work, column: Column) -> int:
-        """What its last good run had, less when that took far too long; else by the rates."""
+        """Return the count of the last good run, less when it took too long; else by the rates."""
         measured = self._results.of(work.name, column.name)
         if measured is not None and measured.good and not self._plan.counts:
             last = measured.good[-1]
@@ -264,7 +264,7 @@ class Recording:
         return self._plan.count(work, column)
 
     def _rate(self, work: Work, column: Column) -> float:
-        """Records/s of a paced work; 0 for others. Raises Left."""
+        """Return records/s of a paced work; 0 for others. Raises Left."""
         if not work.half_of:
             return float(dict(work.keys).get("rate", 0))
         before = self._results.figure(work.name, column.name, "rate_s")
@@ -279,7 +279,7 @@ class Recording:
         raise Left(f"half of which rate? {words} has no figure of this column")
 
     def _failure(self, work: Work, column: Column, error: Exception) -> str:
-        """Begin anew with an empty server; return what to tell."""
+        """Begin anew with an empty server; returns the reason to report."""
         text = str(error) or type(error).__name__
         bench = self._benches.pop(self._key(work, column), None)
         if bench is not None:

@@ -1,7 +1,7 @@
 """The report of a recording: report.md beside its results.json, with the plots that it shows.
 
-Owns the tables and their words. The rule: everything shown is computed from the recording; what
-failed or was left out is told by name, and a figure is the median of its runs with how far they
+Owns the tables and their words. The rule: everything shown is computed from the recording; works
+that failed or were left out are named, and a figure is the median of its runs with how far they
 spread.
 """
 
@@ -29,10 +29,10 @@ from perf.suite.works import WORKS
 
 MICRO = Path(__file__).resolve().parents[1] / "results" / "micro.json"
 GROWN = 1.5
-"""A cost that is so many times as high at the end of a curve is told."""
+"""Factor by which a cost at the end of a curve must have grown to be reported."""
 GROWING_UNITS = frozenset({"us", "ms", "s", "%"})
 SPREAD_SHOWN = 0.10
-"""Runs that lie further apart than this are shown with their spread."""
+"""Spread of runs from which on it is shown."""
 
 PROMISES: tuple[tuple[str, Callable[[ColumnFacts], bool]], ...] = (
     ("survives a loss of power", lambda column: column.synced),
@@ -114,14 +114,14 @@ KIND_OF_SECTION = {
 
 
 NO_RATES = frozenset({"start_s", "start_after_kill_s", "match_s", "compile_s", "mb_s"})
-"""Figures whose names end as those of rates do."""
+"""Figures that are no rates, although their names end as those of rates do."""
 
 
 # --- numbers -----------------------------------------------------------------------------
 
 
 def number(value: float | None, figure: str = "") -> str:
-    """A figure as a person reads it: three digits that mean something."""
+    """Return a figure for a person: three digits that mean something."""
     if value is None:
         return ""
     if figure.endswith("_s") and figure not in NO_RATES:
@@ -138,7 +138,7 @@ def number(value: float | None, figure: str = "") -> str:
 
 
 def cell(measured: Measured | None, figure: str) -> str:
-    """The median, its spread where it is wide, or why there is none."""
+    """Return the median, its spread where it is wide, or why there is none."""
     if measured is None:
         return ""
     middle = measured.median(figure)
@@ -156,7 +156,7 @@ def cell(measured: Measured | None, figure: str) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A Markdown table; the first column is text, the others are numbers."""
+    """Return a Markdown table; the first column is text, the others are numbers."""
     body = [list(row) for row in rows]
     if not body:
         return []
@@ -204,7 +204,7 @@ def _head(results: Results) -> list[str]:
 
 def _sitting(sitting: Sitting) -> str:
     until = f"to {sitting.ended}" if sitting.ended else "until it was interrupted"
-    # With the same code: what is measured, and what measures, does not differ.
+    # With the same code: neither the measured nor the measuring code differs.
     at = f", of `{sitting.commit[:12]}`" if sitting.commit else ""
     return f"`{sitting.command}` ({sitting.started} {until}{at})"
 
@@ -326,7 +326,7 @@ BYTE_LIMITS = (
     ("zmq-large", 1.0, "ZeroMQ, 64 KiB"),
     ("disk-reused", 1.0, "write and sync"),
 )
-"""What bytes a second are shares of: limit, its unit in MB/s, words."""
+"""Limits that bytes a second are shares of: limit, its unit in MB/s, words."""
 
 TIME_LIMITS: tuple[tuple[str, str, str], ...] = (
     ("request/1x1", "round_trips_s", "relay-1"),
@@ -357,7 +357,7 @@ NO_LIMIT = (
 
 
 def _shares(results: Results) -> list[str]:
-    """Every figure of ours that has a limit, as a share of it."""
+    """Return every figure of ours that has a limit, as a share of it."""
     rows = []
     for work in results.works:
         ours = _bytes_s(results, work)
@@ -394,7 +394,7 @@ def _shares(results: Results) -> list[str]:
 
 
 def _bytes_s(results: Results, work: WorkFacts) -> float | None:
-    """MB/s of records that ours moved; to many, of all that was delivered."""
+    """Return MB/s of records that ours moved; to many, of all that was delivered."""
     if work.figure == "deliveries_s":
         value = results.figure(work.name, OURS, work.figure)
         return None if value is None else value * work.size / 1e6
@@ -427,7 +427,7 @@ def _section(results: Results, section: str, shown: Sequence[str]) -> list[str]:
 
 
 def _megabytes(results: Results, works: Sequence[WorkFacts]) -> list[str]:
-    """The same runs in MB/s."""
+    """Return the same runs in MB/s."""
     rows = []
     for column in results.columns:
         measured = [results.of(work.name, column.name) for work in works]
@@ -437,19 +437,19 @@ def _megabytes(results: Results, works: Sequence[WorkFacts]) -> list[str]:
 
 
 def _detailed(works: Sequence[WorkFacts]) -> list[WorkFacts]:
-    """Of works that differ by size only one is shown in detail."""
+    """Return the works with details: of those that differ by size only one."""
     if len(works) > 1 and len({work.size for work in works}) == len(works):
         return [work for work in works if work.size == 140] or [works[0]]
     return list(works)
 
 
 def _by_promise(results: Results, works: Sequence[WorkFacts]) -> list[str]:
-    """The figure of each work by column, apart by what a confirm promises, and ratios to ours."""
+    """Return each work's figure by column, by promise of a confirm, with ratios to ours."""
     figure = works[0].figure
     lines: list[str] = []
     heads = [work.title for work in works]
     section = works[0].section
-    # Of a replay it matters what the log promises, although nothing is confirmed.
+    # For a replay the promise of the log matters, although nothing is confirmed.
     apart = section not in UNPROMISED or section == "replay"
     for words, belongs in PROMISES if apart else (("", lambda column: True),):
         rows = []
@@ -485,7 +485,7 @@ def _ratios(results: Results, works: Sequence[WorkFacts], heads: Sequence[str]) 
 
 
 def _beside(results: Results, work: WorkFacts, figures: Sequence[str]) -> list[str]:
-    """The other figures of one work, a row a column."""
+    """Return the other figures of one work, a row for each column."""
     found = [(column, m) for column, m in results.at(work.name) if m.good]
     there = [name for name in figures if any(m.values(name) for _, m in found)]
     if not there:
@@ -528,9 +528,9 @@ def _curves(results: Results, shown: dict[str, list[str]]) -> list[str]:
 
 
 def _grown(curve: Mapping[str, Any], written: Mapping[str, str]) -> list[str]:
-    """Which costs are much higher at the last point than at the first, and what people say of it.
+    """Return the costs that are much higher at the last point than at the first, with remarks.
 
-    Memory and bytes are not costs of a record; a line that falls, or lies flat, is not told.
+    Memory and bytes are not costs of a record; a line that falls, or lies flat, is left out.
     """
     found = []
     for line in curve["lines"]:
@@ -546,7 +546,7 @@ def _grown(curve: Mapping[str, Any], written: Mapping[str, str]) -> list[str]:
 
 
 def _micro(path: Path = MICRO) -> list[str]:
-    """The micro-benchmarks last recorded: another command's, of a commit of their own."""
+    """Return the micro-benchmarks last recorded, by another command and of another commit."""
     recorded = load_micro(path)
     if recorded is None:
         return []

@@ -1,8 +1,8 @@
 """Everything that one recording found, as it is kept in results.json.
 
-Owns the schema and its version, reading and writing. The rule: what was measured is kept run by
-run, and everything that a report shows is computed from that when it is made; a run that failed
-is kept with its reason and never has a figure.
+Owns the schema and its version, reading and writing. The rule: figures are kept run by run, and
+everything that a report shows is computed from them when it is made; a run that failed is kept with
+its reason and never has a figure.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ SCHEMA = 1
 
 _FOLDERS = re.compile(r"(?<![\w.}\-:/])(?:/[\w.\-]+)+/(?=[\w.\-])")
 DIGITS = 6
-"""Of a figure: more say nothing, and the file is committed."""
+"""Digits of a figure: more say nothing, and the file is committed."""
 
 
 COUNT = "count"
-"""Not measured but asked for: how many records a run had."""
+"""Figure that is not measured but asked for: how many records a run had."""
 UNPROMISED = frozenset({"request", "latency", "round-trip", "start", "matching", "replay"})
 """Sections whose figures do not wait for a confirm."""
 
 
 class Unreadable(Exception):
-    """A file is not a recording of this schema."""
+    """The file is not a recording of this schema."""
 
 
 class ColumnFacts(msgspec.Struct, frozen=True):
@@ -52,9 +52,9 @@ class ColumnFacts(msgspec.Struct, frozen=True):
     settings: tuple[str, ...] = ()
 
     def label_in(self, section: str) -> str:
-        """Its label; ours without its level where no confirm is waited for.
+        """Return its label; ours without its level where no confirm is waited for.
 
-        Of a start without the client: it is the server's.
+        The label for a start has no client: it is the server's.
         """
         if section == "start":
             return self.label.rpartition(", ")[0]
@@ -70,7 +70,7 @@ class WorkFacts(msgspec.Struct, frozen=True):
     section: str
     title: str
     figure: str
-    """The figure that it is about; the others stand beside it."""
+    """The figure that the work is about; the others are shown beside it."""
     size: int = 0
     note: str = ""
 
@@ -96,11 +96,11 @@ class Measured(msgspec.Struct):
 
     @property
     def error(self) -> str:
-        """The reason of the first run that failed."""
+        """Return the reason of the first run that failed."""
         return next((run.error for run in self.runs if run.error), "")
 
     def values(self, figure: str) -> list[float]:
-        """The figure of each run that has it."""
+        """Return the figure of each run that has it."""
         if figure == COUNT:
             return [float(run.count) for run in self.good]
         return [run.figures[figure] for run in self.good if figure in run.figures]
@@ -134,9 +134,9 @@ class Sitting(msgspec.Struct):
     command: str
     started: str
     ended: str = ""
-    """Empty while it goes on, or when it was interrupted."""
+    """Time of the end; empty while it goes on, or when it was interrupted."""
     commit: str = ""
-    """Where it is not that of the recording: only what tells the figures differs."""
+    """Commit, where it is not that of the recording: only code that shows figures differs."""
 
 
 class Results(msgspec.Struct):
@@ -148,9 +148,9 @@ class Results(msgspec.Struct):
     started: str
     schema: int = SCHEMA
     ended: str = ""
-    """Empty while it goes on, or when it was interrupted."""
+    """Time of the end; empty while it goes on, or when it was interrupted."""
     seconds: float = 0.0
-    """How long it took, interruptions left out."""
+    """Seconds that it took, interruptions left out."""
     runs: int = 0
     """Runs of each work that were asked for."""
     versions: dict[str, dict[str, str]] = {}
@@ -161,11 +161,11 @@ class Results(msgspec.Struct):
     measured: list[Measured] = []
     limits: list[Limit] = []
     curves: list[Any] = []
-    """As perf/curves/ gives them."""
+    """Curves in the form of perf/curves/."""
     curves_failed: dict[str, str] = {}
     """Curves that have no figures, and why."""
     sittings: list[Sitting] = []
-    """All calls of the suite that this was made by, the first too."""
+    """All calls of the suite that made this recording, the first included."""
 
     def sat(self) -> list[Sitting]:
         return self.sittings or [Sitting(self.command, self.started, self.ended)]
@@ -177,7 +177,7 @@ class Results(msgspec.Struct):
         return None
 
     def at(self, work: str) -> Iterator[tuple[ColumnFacts, Measured]]:
-        """The columns that have runs of a work, in the columns' order."""
+        """Return the columns that have runs of a work, in the columns' order."""
         for column in self.columns:
             measured = self.of(work, column.name)
             if measured is not None:
@@ -193,13 +193,13 @@ class Results(msgspec.Struct):
         return next((limit for limit in self.limits if limit.name == name), None)
 
     def figure(self, work: str, column: str, figure: str) -> float | None:
-        """The median of a figure, None when there is none."""
+        """Return the median of a figure, None when there is none."""
         measured = self.of(work, column)
         return None if measured is None else measured.median(figure)
 
 
 def placeless(text: str) -> str:
-    """Return a text without the folders of this machine: what is kept is read elsewhere."""
+    """Return a text without the folders of this machine: results are read elsewhere."""
     return _FOLDERS.sub("", text)
 
 
@@ -220,7 +220,7 @@ def load(path: Path) -> Results:
 
 
 def save(results: Results, path: Path) -> None:
-    """Write it whole or not at all: a kill leaves the file before it."""
+    """Write the file whole or not at all: a kill leaves the file before it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".new")
     data = msgspec.json.format(msgspec.json.encode(results), indent=1)

@@ -1,8 +1,8 @@
 """Drivers as child processes: started, told to go, heard, ended, within a time limit.
 
 Owns the pipes and the processes. The rule: whatever a driver does, the suite goes on. One that
-hangs, dies or says something else is killed with everything it started, and what it wrote to
-standard error is in the exception.
+hangs, dies or says something else is killed with everything it started, and the text that it wrote
+to standard error is in the exception.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Role:
     """One driver in one role."""
 
     def __init__(self, command: Sequence[str], role: str, **keys: object) -> None:
-        """Start it. keys: its key=value arguments."""
+        """Start the driver. keys: its key=value arguments."""
         self.role = role
         arguments = [f"{key}={value}" for key, value in {"role": role, **keys}.items()]
         self._command = [*command, *arguments]
@@ -63,7 +63,7 @@ class Role:
         self._lines.put(b"")
 
     def ready(self, within_s: float) -> str:
-        """Wait until it says so; return its client's name, and its form. Raises RoleFailed."""
+        """Wait until it is ready; returns its client's name, and its form. Raises RoleFailed."""
         facts = self._hear(within_s, "to be ready")
         if facts.get("ready") is not True:
             raise self._failed(f"said {facts} instead of being ready")
@@ -77,7 +77,7 @@ class Role:
             self._process.stdin.flush()
 
     def result(self, within_s: float) -> dict[str, Any]:
-        """Return what it says came of it. Raises RoleFailed."""
+        """Return the result that it reports. Raises RoleFailed."""
         return self._hear(within_s, "for its result")
 
     def end(self) -> None:
@@ -94,7 +94,7 @@ class Role:
             raise self._failed(f"ended with status {status} after its result")
 
     def kill(self) -> None:
-        """End it and all that it started, at once; nothing when it has ended."""
+        """Kill it and all that it started, at once; nothing when it has ended."""
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -126,7 +126,7 @@ class Role:
         return facts
 
     def _failed(self, what: str) -> RoleFailed:
-        """What happened, with the last of what it wrote; it is killed."""
+        """Kill it; returns what happened, with the last of what it wrote."""
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -145,7 +145,7 @@ class Role:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Whatever happened, it does not outlive the block."""
+        """Kill the driver, which must not outlive the block."""
         self.kill()
 
     @property

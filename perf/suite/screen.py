@@ -1,4 +1,4 @@
-"""What a person sees while it goes on: a bar with what runs and the time left, or plain lines."""
+"""The view of a run for a person: a bar with what runs and the time left, or plain lines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UNITS = {
 
 
 def shown(outcome: Run, figure: str) -> str:
-    """One run in a few words."""
+    """Describe one run in a few words."""
     if outcome.error:
         first, _, rest = outcome.error.partition("\n")
         return f"failed: {first} {rest.rpartition(chr(10))[2]}".rstrip()
@@ -38,7 +38,7 @@ def shown(outcome: Run, figure: str) -> str:
 
 
 DESCRIPTION = 42
-"""Characters of what runs: a terminal of 80 has room for the rest."""
+"""Characters for what runs: a terminal of 80 has room for the rest."""
 
 
 def span(seconds: float) -> str:
@@ -47,7 +47,7 @@ def span(seconds: float) -> str:
 
 
 class Screen(Listener):
-    """Tells of each run; a context manager."""
+    """Shows each run; a context manager."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Screen(Listener):
         curves: Mapping[str, float] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """curves: those that come after the plan, with the seconds that each is thought to take."""
+        """curves: those that come after the plan, with the seconds that each should take."""
         self._curves = dict(curves or {})
         self._left = [plan.seconds(work) for work, _, _ in plan.pairs()]
         self._count = len(self._left) + len(self._curves)
@@ -76,7 +76,7 @@ class Screen(Listener):
             self._task = self._progress.add_task("begins", total=self._count, left="?")
 
     def skips(self, work: Work, run: int, column: Column) -> None:
-        """One that the recording which goes on has already."""
+        """Note a run that the recording which goes on has already."""
         self._done += 1
         self._left.pop(0)
 
@@ -123,7 +123,7 @@ class Screen(Listener):
             print(text, flush=True)
 
     def _time_left(self) -> str:
-        """What is planned, stretched as what was done so far was."""
+        """Return the planned time, stretched by as much as the runs so far took longer."""
         stretch = self._spent_s / self._planned_s if self._planned_s > 10 else 1.0
         return span(sum(self._left) * stretch + sum(self._curves.values()))
 

@@ -1,4 +1,4 @@
-"""What several runs say together: the median, how far they spread, and what is beyond noise.
+"""Summary of several runs: the median, how far they spread, and changes beyond noise.
 
 Pure functions over plain numbers.
 """
@@ -9,16 +9,16 @@ import statistics
 from collections.abc import Sequence
 
 NOISE_FLOOR = 0.05
-"""A change of less is never called one: two quiet runs of the same thing differ by as much."""
+"""Change below which none is reported: two quiet runs of the same thing differ by as much."""
 
 
 def median(values: Sequence[float]) -> float:
-    """Raises StatisticsError when there are none."""
+    """Return the median. Raises StatisticsError when there are no values."""
     return float(statistics.median(values))
 
 
 def spread(values: Sequence[float]) -> float:
-    """How far the extremes are from each other, as a share of the median; 0 for one value."""
+    """Return how far the extremes are apart, as a share of the median; 0 for one value."""
     middle = median(values)
     if len(values) < 2 or middle == 0:
         return 0.0
@@ -28,8 +28,8 @@ def spread(values: Sequence[float]) -> float:
 def changed(before: Sequence[float], now: Sequence[float]) -> float | None:
     """Return the ratio of the medians when it is beyond the noise, else None.
 
-    Beyond it: the two ranges do not overlap, and the medians differ by more than the spread
-    of either and than NOISE_FLOOR.
+    Beyond the noise means: the two ranges do not overlap, and the medians differ by more than the
+    spread of either and than NOISE_FLOOR.
     """
     old, new = median(before), median(now)
     if old <= 0 or new <= 0:

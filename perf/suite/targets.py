@@ -1,8 +1,8 @@
 """The targets, as data: which figure of ours against what, and whether it was reached.
 
-Owns the table of issue 4 and its reading of a recording. The rule: a target is reached by the
+Owns the table of targets and its reading of a recording. The rule: a target is reached by the
 medians of one recording or it is not; without one of the figures it is not measured, and never
-counted as reached. Why a target was missed is told by people, in perf/results/reasons.toml.
+counted as reached. People write in perf/results/reasons.toml why a target was missed.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ class Bar(msgspec.Struct, frozen=True):
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Ours at a work against the best of some columns, a limit, or a number."""
+    """One target: ours at a work against the best of some columns, a limit, or a number."""
 
     name: str
     title: str
     work: str
     figure: str
     ratio: float = 1.0
-    """Ours must be so many times the other; where less is better, at most so many times."""
+    """Factor: ours must be so many times the other; where less is better, at most so many times."""
     against: tuple[str, ...] = ()
-    """Columns of peers by name, as globs: the best of them that was measured."""
+    """Columns of peers by name, as globs: the best of them that was measured counts."""
     value: float = 0.0
-    """Instead of columns: a number."""
+    """A number, instead of columns."""
     limit: str = ""
-    """Instead of columns: a limit of the machine, in the unit of the figure."""
+    """A limit of the machine, in the unit of the figure, instead of columns."""
     or_limit: str = ""
     """The lower of the columns and so much of this limit (or_share) is enough."""
     or_share: float = 1.0
     other_work: str = ""
-    """Instead of columns: our own figure at another work."""
+    """Another work, instead of columns: our own figure there."""
     less_is_better: bool = False
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How it stands."""
+    """The outcome of a target."""
 
     target: Target
     ours: float | None
     bar: Bar | None
     reached: bool | None
-    """None: not measured."""
+    """Whether the target was reached; None: not measured."""
 
     @property
     def ratio(self) -> float | None:
@@ -148,7 +148,7 @@ TARGETS: tuple[Target, ...] = tuple(_targets())
 
 
 def bar_of(target: Target, results: Results) -> Bar | None:
-    """What the target is measured against in a recording, its ratio not yet applied."""
+    """Return the value that the target is compared with, its ratio not yet applied."""
     if target.value:
         words = f"{target.value / 1e6:g} M" if target.value >= 1e6 else f"{target.value:,.4g}"
         return Bar(target.value, words)
@@ -188,7 +188,7 @@ def judge(target: Target, results: Results) -> Outcome:
 
 
 def unmeasured(target: Target, results: Results) -> str:
-    """Why a target has no outcome: which side of it is missing, and as far as it is known why."""
+    """Say why a target has no outcome: which side of it is missing, and as far as known why."""
     if results.figure(target.work, OURS, target.figure) is None:
         return f"ours has no figure: {_why(target.work, OURS, results)}"
     if target.limit:
@@ -228,7 +228,7 @@ def judge_all(results: Results, targets: Sequence[Target] = TARGETS) -> list[Out
 
 
 def reasons(path: Path = REASONS) -> dict[str, str]:
-    """What people wrote about targets that were missed, by target; {} without the file."""
+    """Return people's reasons for targets that were missed, by target; {} without the file."""
     if not path.exists():
         return {}
     with path.open("rb") as file:

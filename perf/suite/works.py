@@ -1,8 +1,8 @@
-"""What is measured: each work with its roles, its counts and who takes part.
+"""The works that are measured: each with its roles, its counts and its columns.
 
-Owns the plan. A work is data: `kind` says which roles play (measure.py), `keys` what they are
-told. Works of a section share running servers. Counts follow from what a column is known to do
-(Column.rates), so that a run takes about RUN_S, whoever runs.
+Owns the plan. A work is data: `kind` says which roles play (measure.py), `keys` are their
+arguments. Works of a section share running servers. Counts follow from the known rates of a column
+(Column.rates), so that a run takes about RUN_S in each column.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ TOGETHER = frozenset({"request", "single", "alone", "latency", "round-trip"})
 """Sections that share running servers: little is left in them."""
 LIGHT_S = 2.0
 PACED_S = 1.5
-"""A light pace needs longer to have enough records for the last percentiles."""
+"""Seconds at a light pace, which needs longer to have enough records for the last percentiles."""
 HALF_S = 1.0
-"""At half of a rate there are enough of them sooner."""
+"""Seconds at half of a rate, where there are enough of them sooner."""
 WILD_S = 2.0
-"""2,000 subscriptions need longer to come to what they keep up."""
+"""Seconds with 2,000 subscriptions, which take longer to reach a steady rate."""
 SIZES = (12, 140, 560, 1120, 2940, 11760)
 """Bytes a record: those that laminarmq measured (docs/design.md, References)."""
 OURS = "malamute"
@@ -33,32 +33,33 @@ class Work(msgspec.Struct, frozen=True):
     """One work."""
 
     name: str
-    """`section/...`: what --only selects by."""
+    """`section/...`; --only selects by it."""
     kind: str
     title: str
     roles: frozenset[str]
-    """What a driver must play to take part."""
+    """Roles that a driver must play to take part."""
     figure: str = "records_s"
     size: int = 140
     keys: tuple[tuple[str, str | int], ...] = ()
     share: float = 1.0
     """Records/s to expect as a share of the bulk form's one to one."""
     most: int = 0
-    """No more records than this; 0: no bound."""
+    """Bound on the records; 0: no bound."""
     least: int = 200
     ceiling: int = 0
-    """Records/s to expect at most, where not throughput but waiting decides; 0: no bound."""
+    """Bound on the records/s to expect, where waiting decides and not throughput; 0: no bound."""
     clients: tuple[str, ...] = ("python", "native")
     """Kinds of clients of the peers; ours always takes part."""
     ours_only: bool = False
     levels: tuple[str, ...] = ("synced",)
-    """Which of our columns."""
+    """Levels of our columns that take part."""
     half_of: tuple[str, ...] = ()
-    """Of a paced work: the first of these that a column has done; half of its rate is the pace."""
+    """Only of a paced work: works, of which the first that a column has done gives the pace: half
+    of its rate."""
     seconds: float = RUN_S
-    """How long a run should take."""
+    """Seconds that a run should take."""
     once: bool = False
-    """Of each server one client takes part, its fastest: the client is not what is measured."""
+    """True: one client of each server takes part, its fastest: the client is not measured."""
     note: str = ""
 
     @property
@@ -67,7 +68,7 @@ class Work(msgspec.Struct, frozen=True):
 
     @property
     def servers(self) -> str:
-        """Works that say the same are measured on the same running servers."""
+        """Return the name of the running servers that the work shares with others."""
         return "together" if self.section in TOGETHER else self.section
 
     def takes(self, column: Column) -> bool:
@@ -79,7 +80,7 @@ class Work(msgspec.Struct, frozen=True):
         return not self.ours_only and column.client in self.clients
 
     def count(self, column: Column, seconds: float) -> int:
-        """Records for a run of so many seconds, by what the column is known to do."""
+        """Return the records for a run of so many seconds, by the known rate of the column."""
         rate = column.rate(self.size) * self.share
         if self.ceiling:
             rate = min(rate, self.ceiling)
@@ -110,7 +111,7 @@ def _one_to_one() -> list[Work]:
             size=size,
             keys=(("form", "bulk"),),
             levels=("none", "stored", "synced"),
-            # A Python client does a record at a time: the largest sizes say nothing new of it.
+            # A Python client does a record at a time: the largest sizes show nothing new about it.
             clients=("python", "native") if size <= 1120 else ("native",),
             most=8_000_000,
             note=LIVE_NOTE,
@@ -232,8 +233,8 @@ def _fan_out() -> list[Work]:
             title="2,000 subjects in turn, 2,000 wildcard subscriptions, 140 B",
             roles=_STREAM | {"wildcards"},
             keys=(("form", "bulk"), ("subjects", 2000)),
-            # What a broker does here differs by a hundred: a short first run is done again, at
-            # such a length that the records before everybody is at work do not make the figure.
+            # Brokers differ here by a factor of a hundred. A short first run is repeated, at such a
+            # length that records sent before all members work do not decide the figure.
             ceiling=60_000,
             seconds=WILD_S,
             most=1_000_000,
@@ -294,7 +295,7 @@ def _requests() -> list[Work]:
             + ("s" if workers > 1 else ""),
             roles=_roles("request", "respond"),
             figure="round_trips_s",
-            # A call a request, as 64 callers make them: no peer may collect them into one.
+            # A call for each request, as 64 callers make them: no peer may collect them into one.
             keys=(("flight", flight), ("workers", workers), ("form", "single")),
             ceiling=ceiling,
             clients=("python", "native") if workers == 1 else ("native",),
@@ -378,7 +379,7 @@ def _latency() -> list[Work]:
 
 
 def _round_trips() -> list[Work]:
-    """One caller who asks evenly and waits for each reply; his pace must be kept."""
+    """Return the work of one caller who asks evenly and waits for replies; it keeps its pace."""
     keys: tuple[tuple[str, str | int], ...] = (
         ("flight", 1), ("workers", 1), ("form", "single"), ("paced", 1),
     )  # fmt: skip

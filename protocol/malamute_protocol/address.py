@@ -1,7 +1,7 @@
 """Names of streams, mailboxes and services, and their addresses as URIs.
 
-Owns which names are allowed. The rule: what is reserved is refused today, so that it
-can be given a meaning later without breaking anyone. Source: SPEC.md, section 12.
+Owns which names are allowed. The rule: reserved names are refused today, so that they can be given
+a meaning later without breaking any program. Source: SPEC.md, section 12.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NAME_BYTES_MAX: Final = 255
 KINDS: Final = ("stream", "mailbox", "service")
 SCHEME: Final = "malamute://"
 REPLICA: Final = "{n}"
-"""Where a template of identities has the number of a replica."""
+"""Text in a template of identities that stands for the number of a replica."""
 REPLICA_DIGITS: Final = 7
 """Digits that a number may have beside the rest of a template."""
 
@@ -23,7 +23,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+=-]*", re.ASCII)
 
 
 class Address(NamedTuple):
-    """A place at a broker: malamute://BROKER/KIND/NAME."""
+    """A stream, mailbox or service at a broker: malamute://BROKER/KIND/NAME."""
 
     broker: str
     """Host with an optional port, as the user wrote it."""
@@ -35,7 +35,7 @@ class Address(NamedTuple):
 
 
 def name_fault(name: str) -> str:
-    """Why a name is not allowed; "" when it is."""
+    """Say why a name is not allowed; "" when it is."""
     if not name:
         return "a name must not be empty"
     if len(name) > NAME_BYTES_MAX:
@@ -52,24 +52,24 @@ def name_fault(name: str) -> str:
 
 
 def is_template(identity: str) -> bool:
-    """Whether an identity that is asked for is a template: no name has braces."""
+    """Whether an identity that is asked for is a template, which has braces as no name has."""
     return "{" in identity or "}" in identity
 
 
 def template_fault(template: str) -> str:
-    """Why a template of identities is not allowed; "" when it is."""
+    """Say why a template of identities is not allowed; "" when it is."""
     if template.count(REPLICA) != 1 or is_template(template.replace(REPLICA, "", 1)):
         return f"{template!r}: a template has {REPLICA} once, and no other braces"
     return name_fault(template.replace(REPLICA, "0" * REPLICA_DIGITS))
 
 
 def replica_name(template: str, number: int) -> str:
-    """The identity that a template gives with a number."""
+    """Return the identity that a template gives with a number."""
     return template.replace(REPLICA, str(number))
 
 
 def replica_number(template: str, name: str) -> int:
-    """The number with which a template gives this identity; -1: with none."""
+    """Return the number with which a template gives this identity; -1: with none."""
     head, _, tail = template.partition(REPLICA)
     digits = name[len(head) : len(name) - len(tail)]
     if not (0 < len(digits) <= REPLICA_DIGITS and digits.isdecimal()):
@@ -79,7 +79,7 @@ def replica_number(template: str, name: str) -> int:
 
 
 def parse_address(text: str) -> Address:
-    """The parts of an address.
+    """Take an address apart.
 
     Raises LocalProtocolError `bad_name`: not an address, or its name is not allowed.
     """

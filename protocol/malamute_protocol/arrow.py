@@ -1,8 +1,8 @@
-"""A batch as an Arrow record batch: the columns as they came, no Python object a row.
+"""A batch as an Arrow record batch: the columns as they came, with no Python object for a row.
 
-Owns the Arrow schema. The rule: buffers are wrapped, not copied, unless rows are missing
-or the frame lies misaligned; foreign Arrow bytes are validated in full before anyone
-computes with them. Source: SPEC.md, section 5.8.
+Owns the Arrow schema. The rule: buffers are wrapped, not copied, unless rows are missing or the
+frame lies misaligned; foreign Arrow bytes are validated in full before any code computes with them.
+Source: SPEC.md, section 5.8.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from malamute_protocol.header import HeaderTable
 from malamute_protocol.limits import DEFAULT_LIMITS
 from malamute_protocol.stamp import Stamp
 
-# The stubs of pyarrow know too few of its overloads: what is built here is Any, and
-# test_arrow.py holds it to the schema.
+# The stubs of pyarrow know too few of its overloads: objects built here are Any, and test_arrow.py
+# compares them with the schema.
 _arrow: Final[Any] = pa
 _KEYS: Final = _arrow.list_(_arrow.string())
 _FIELDS: Final = _arrow.map_(_arrow.string(), _arrow.string())
@@ -41,15 +41,15 @@ _ALIKE_MAX: Final = 8
 _BROKEN: Final = (
     pa.ArrowException, OSError, EOFError, ValueError, OverflowError, MemoryError, struct.error,
 )  # fmt: skip
-"""What reading a foreign message may raise."""
+"""Errors that reading a foreign message may raise."""
 _MESSAGE_HEADER: Final = 2
 _BATCH_BUFFERS: Final = 2
 _BATCH_COMPRESSION: Final = 3
-"""Numbers of fields: of Message.header, of RecordBatch.buffers and .compression."""
+"""Numbers of the fields Message.header, RecordBatch.buffers and RecordBatch.compression."""
 _CLAIM_BYTES: Final = 8
 COLUMN_BYTES_MAX: Final = 256 << 20
-"""What a column of one batch may take where each record has its own copy of what many share: the
-largest field map for each of 65,536 records would be 5 GiB."""
+"""Bytes that a column of one batch may take where each record has its own copy of what many share:
+the largest field map for each of 65,536 records would be 5 GiB."""
 
 
 class Delivered(Protocol):
@@ -65,7 +65,7 @@ class Delivered(Protocol):
 
 @cache
 def arrow_schema(*, lists: bool = False, decode: bool = False) -> pa.Schema:
-    """Columns of to_arrow(); lists: for bodies that are lists of blobs.
+    """Return the columns of to_arrow(); lists: for bodies that are lists of blobs.
 
     subject is the first key, `keys` has all of them; properties are MessagePack maps.
     """
@@ -90,7 +90,7 @@ def arrow_schema(*, lists: bool = False, decode: bool = False) -> pa.Schema:
 
 
 def table_of(pieces: list[pa.RecordBatch], *, decode: bool = False) -> pa.Table:
-    """One table of what to_arrow() gave; of no rows when there are none."""
+    """Make one table of several results of to_arrow(); one of no rows when there are none."""
     schema = pieces[0].schema if pieces else arrow_schema(decode=decode)
     return pa.Table.from_batches(pieces, schema)
 
@@ -98,7 +98,7 @@ def table_of(pieces: list[pa.RecordBatch], *, decode: bool = False) -> pa.Table:
 def to_arrow(
     batch: Delivered, *, decode: bool = False, unchanged: Callable[[], None] | None = None
 ) -> pa.RecordBatch:
-    """The delivered records of a batch.
+    """Return the delivered records of a batch as an Arrow record batch.
 
     unchanged: for bytes that another process may write over. Offsets and codes are copied then,
     so that no later reader computes with what has changed, and this is called once they are: it
@@ -167,7 +167,7 @@ def _copied(column: Array | None) -> Array | None:
 
 
 def body_to_arrow(batch: Delivered, schema: pa.Schema) -> pa.RecordBatch:
-    """The delivered rows of a batch whose body is an Arrow IPC record-batch message.
+    """Return the delivered rows of a batch whose body is an Arrow IPC record-batch message.
 
     Raises BatchError: the message is not one of this schema, fails the full validation, or
     (`too_large`) would decompress to more than a batch may be.
@@ -197,10 +197,10 @@ def body_to_arrow(batch: Delivered, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _decompressed(message: Any) -> int:
-    """What the buffers of a record-batch message claim to decompress to; 0: it is not compressed.
+    """Return the decompressed size that a record-batch message claims; 0: it is not compressed.
 
-    Arrow allocates what they claim, before it looks at a byte of them. Layout: Message.fbs of
-    Arrow's format, tables of FlatBuffers; pyarrow has verified the bytes. Raises struct.error.
+    Arrow allocates what the buffers claim, before it looks at a byte of them. Layout: Message.fbs
+    of Arrow's format, tables of FlatBuffers; pyarrow has verified the bytes. Raises struct.error.
     """
     if message.type != "record batch" or message.body is None:
         return 0
@@ -217,14 +217,14 @@ def _decompressed(message: Any) -> int:
     (count,) = struct.unpack_from("<I", data, first)
     total = 0
     for offset, length in struct.iter_unpack("<qq", data[first + 4 : first + 4 + 16 * count]):
-        # -1: this one is stored as it is.
+        # -1: this buffer is stored as it is.
         if length >= _CLAIM_BYTES:
             total += max(length, *struct.unpack_from("<q", body, offset))
     return total
 
 
 def _field(data: bytes, table: int, number: int) -> int:
-    """Where a field of a FlatBuffers table lies; 0: it has none."""
+    """Return the position of a field of a FlatBuffers table; 0: the table has none."""
     vtable = table - struct.unpack_from("<i", data, table)[0]
     (size,) = struct.unpack_from("<H", data, vtable)
     at = 4 + 2 * number
@@ -233,13 +233,13 @@ def _field(data: bytes, table: int, number: int) -> int:
 
 
 def aligned(content: Content) -> Content:
-    """The content itself, or a copy of it where its bytes do not start at a multiple of 8."""
+    """Return the content itself, or a copy where its bytes do not start at a multiple of 8."""
     address = np.frombuffer(content.view, np.uint8, 1).ctypes.data
     return content if address % 8 == 0 else Content(content.view.tobytes())
 
 
 def _header_columns(table: HeaderTable) -> tuple[Any, Any, Any]:
-    """(subjects, key lists, field maps) of a header table; made once a table."""
+    """Return (subjects, key lists, field maps) of a header table; made once for each table."""
     if table.arrow is None:
         table.arrow = (
             _arrow.array([keys[0] for keys in table.keys], _arrow.string()),
@@ -278,7 +278,7 @@ def _times(times: Array | None, count: int, none: int) -> Any:
 
 
 def _indices(codes: Array | None, count: int, values: Any) -> Any:
-    """int32 indices of a dictionary column; null where a code is -1 or nothing is to index."""
+    """Return int32 indices of a dictionary column; null for code -1, or without a dictionary."""
     if not len(values):
         return _nulls(count, _arrow.int32())
     if codes is None:
@@ -293,20 +293,20 @@ def _indices(codes: Array | None, count: int, values: Any) -> Any:
 
 
 def _column(indices: Any, values: Any, decode: bool) -> Any:
-    """A dictionary column, or what it stands for."""
+    """Return a dictionary column, or the values that it stands for."""
     if decode:
         return values.take(indices)
     return _arrow.DictionaryArray.from_arrays(indices, values, safe=False)
 
 
 def _check_spread(codes: Array | None, count: int, sizes: Sequence[int], what: str) -> None:
-    """Raises BatchError `too_large`: a copy for each record of what many share takes too much.
+    """Raise BatchError `too_large`: with a copy for each record, shared values take too much.
 
     sizes: bytes of each entry that the codes name.
     """
     if max(sizes, default=0) * count <= COLUMN_BYTES_MAX:
         return
-    each = np.array([*sizes, 0], np.int64)  # the code -1 is the last entry
+    each = np.array([*sizes, 0], np.int64)  # The code -1 is the last entry.
     size = int(each[codes].sum()) if codes is not None else sizes[0] * count
     if size > COLUMN_BYTES_MAX:
         raise BatchError(

@@ -1,9 +1,9 @@
 """The record batch as a consumer gets it, and the way from a delivery's frames to batches.
 
-Owns the pair of stamp and content with the rows that were delivered, and a record, which is a
-row number in it. The rule: columns are resolved once a batch, lazily; iterating builds no more
-than the rows' own objects; a frame boundary falls only after a stamp or after a batch.
-Source: SPEC.md, section 5.
+Owns the pair of stamp and content with the rows that were delivered, and a record, which is a row
+number in it. The rule: columns are resolved once for each batch, lazily; iterating builds no more
+than the rows' own objects; a frame boundary falls only after a stamp or after a batch. Source:
+SPEC.md, section 5.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ _SHOWN_MAX: Final = 60
 """Bytes of a body that repr() shows."""
 _PARSED_BYTES: Final = 1 << 20
 """MessagePack of the property maps that a batch keeps parsed: as objects they may take 30 times as
-much, and a batch of 16 MiB may be nothing else."""
+much, and a batch of 16 MiB may hold nothing else."""
 
 
 class Batch:
-    """Records of one stream that were appended together, less the rows not delivered."""
+    """Records of one stream that were appended together, without the rows not delivered."""
 
     def __init__(self, stamp: Stamp, content: Content, rows: Array | None = None) -> None:
         """rows: boolean mask of the delivered rows; None: all."""
@@ -96,8 +96,8 @@ class Batch:
         self.content = content
         self.rows = rows
         self._indices: Array | None = None
-        # What every row asks for, as plain attributes: a cached_property costs a lookup
-        # of 50 ns each time, these 5.
+        # Values that every row asks for are plain attributes: a cached_property costs a lookup of
+        # 50 ns each time, these 5.
         self._base = stamp.base_offset
         self._deltas: list[int] | None = None
         if content.head.flags & OFFSET_DELTAS:
@@ -127,11 +127,11 @@ class Batch:
 
     @property
     def base_offset(self) -> int:
-        """Offset of the batch's first record, delivered or not."""
+        """Return the offset of the batch's first record, delivered or not."""
         return self._base
 
     def span(self) -> tuple[int, int]:
-        """(offset of the first delivered record, offset after the last); there is at least one."""
+        """Return the offsets of the first delivered record and after the last; there is one."""
         indices = self.indices
         first, last = 0, self.content.head.count - 1
         if indices is not None:
@@ -140,16 +140,16 @@ class Batch:
 
     @property
     def indices(self) -> Array | None:
-        """Row numbers delivered; None: all."""
-        # No cached_property: until 3.12 that takes a lock for the first look, and mostly it is
-        # the only one.
+        """Return the row numbers delivered; None: all."""
+        # No cached_property: until 3.12 that takes a lock for the first look, and mostly there is
+        # no second.
         if self._indices is None and self.rows is not None:
             self._indices = np.flatnonzero(self.rows)
         return self._indices
 
     @cached_property
     def offsets(self) -> Array:
-        """int64: offset of each delivered record."""
+        """Return the offset of each delivered record, as int64."""
         deltas = self.content.offset_deltas
         if deltas is None:
             deltas = np.arange(self.content.head.count, dtype=np.int64)
@@ -158,7 +158,7 @@ class Batch:
         return result
 
     def records(self) -> Iterator[Record]:
-        """The delivered records, lazily, in order."""
+        """Yield the delivered records, lazily, in order."""
         rows: Iterable[int] = (
             range(self.content.head.count) if self.indices is None else self.indices.tolist()
         )
@@ -166,7 +166,7 @@ class Batch:
         return map(Record, repeat(self), rows)
 
     def bodies(self) -> list[bytes]:
-        """Bodies of the delivered records; the quick way when nothing else is wanted.
+        """Return the bodies of the delivered records; quick for a caller that wants no more.
 
         Raises TypeError when the body kind is not blob.
         """
@@ -191,7 +191,7 @@ class Batch:
         return [blob[ends[i] : ends[i + 1]] for i in self.indices.tolist()]
 
     def to_arrow(self, *, decode: bool = False) -> pa.RecordBatch:
-        """The delivered records as one Arrow record batch; see arrow.py for its columns.
+        """Return the delivered records as one Arrow record batch; see arrow.py for its columns.
 
         decode: plain columns for subject, fields and properties instead of dictionaries.
         """
@@ -217,9 +217,9 @@ class Batch:
         return self._bodies
 
     def body_columns(self) -> tuple[bytes, list[int]]:
-        """(all bodies back to back, their n+1 bounds), of all rows.
+        """Return (all bodies back to back, their n+1 bounds), of all rows.
 
-        One copy a batch costs a third of what a view a row does.
+        One copy of a batch costs a third of a view for each row.
         """
         if self._body_bytes is None:
             few = self.content.few_bodies()
@@ -235,17 +235,17 @@ class Batch:
         return maps, None if codes is None else codes.tolist()
 
     def offset_of(self, row: int) -> int:
-        """Offset of the record in row `row` of the batch as it came."""
+        """Return the offset of the record in row `row` of the batch as it came."""
         deltas = self._deltas
         return self._base + (row if deltas is None else deltas[row])
 
     def append_time_of(self, row: int) -> int:
-        """Append time of a row."""
+        """Return the append time of a row."""
         times = self._append_times
         return self.stamp.append_time_ms if times is None else times[row]
 
     def keys_of(self, row: int) -> tuple[str, ...]:
-        """Keys of a row."""
+        """Return the keys of a row."""
         keys = self._keys
         if keys is None:
             keys = self._keys = self.content.table.keys
@@ -254,7 +254,7 @@ class Batch:
         return keys[0 if codes is None else codes[row]]
 
     def body_of(self, row: int) -> bytes:
-        """Body of a row."""
+        """Return the body of a row."""
         blob = self._body_bytes
         if blob is None:
             blob, _ = self.body_columns()
@@ -262,7 +262,7 @@ class Batch:
         return blob[bounds[row] : bounds[row + 1]]
 
     def fields_of(self, row: int) -> Mapping[str, str]:
-        """Fields of a row."""
+        """Return the fields of a row."""
         maps = self._maps
         if maps is None:
             maps = self._maps = self.content.table.fieldmaps
@@ -274,7 +274,7 @@ class Batch:
         return maps[code] if code >= 0 else _NO_FIELDS
 
     def parts_of(self, row: int) -> list[bytes]:
-        """Blobs of a row."""
+        """Return the blobs of a row."""
         bodies = self._bodies
         if bodies.parts is None:
             return [self.body_of(row)]
@@ -283,18 +283,18 @@ class Batch:
         return [bytes(bodies.blob[i:j]) for i, j in pairwise(ends)]
 
     def client_time_of(self, row: int) -> int | None:
-        """Client time of a row."""
+        """Return the client time of a row."""
         times = self.content.client_times
         time = NO_TIME if times is None else int(times[row])
         return None if time == NO_TIME else time
 
     def expiry_of(self, row: int) -> int | None:
-        """Expiry of a row."""
+        """Return the expiry of a row."""
         expiries = self.content.expiries
         return None if expiries is None else int(expiries[row]) or None
 
     def properties_of(self, row: int) -> Mapping[str, Any]:
-        """Properties of a row."""
+        """Return the properties of a row."""
         maps, codes = self._properties
         if not maps:
             return _NO_PROPERTIES
@@ -316,11 +316,11 @@ class Record(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     _batch: Batch
     _row: int
-    """In the batch as it came, not among the delivered rows."""
+    """Row in the batch as it came, not among the delivered rows."""
 
     @property
     def batch(self) -> Batch:
-        """The batch that it lies in."""
+        """The batch that the record lies in."""
         return self._batch
 
     @property
@@ -330,7 +330,7 @@ class Record(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @property
     def epoch(self) -> int:
-        """Epoch of the log when it was appended."""
+        """Epoch of the log when the record was appended."""
         return self._batch.stamp.epoch
 
     @property
@@ -355,7 +355,7 @@ class Record(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @property
     def fields(self) -> Mapping[str, str]:
-        """Field values by name, empty when there are none; shared: not to be changed."""
+        """Field values by name, empty without fields; shared by records, so not to be changed."""
         return self._batch.fields_of(self._row)
 
     @property
@@ -380,13 +380,14 @@ class Record(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @property
     def properties(self) -> Mapping[str, Any]:
-        """What travels with the record and is not matched."""
+        """Values that travel with the record and that no pattern is matched with."""
         return self._batch.properties_of(self._row)
 
     def __repr__(self) -> str:
         body = ""
         if self._batch.content.head.body_kind == BLOB:
-            # A body that cannot be read is told where it is read, not where it is printed.
+            # An error in the body is raised where the body is read, not where the record is
+            # printed.
             with contextlib.suppress(BatchError):
                 found = self.body
                 cut = "..." if len(found) > _SHOWN_MAX else ""
@@ -395,7 +396,7 @@ class Record(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 def lone_batch(frames: Sequence[Any], rows: Any, limits: Limits) -> Batch | None:
-    """The one batch of two frames, stamp and content, as it comes live; None: they lie otherwise.
+    """Return the one batch of two frames, stamp and content, as it comes live; None: other frames.
 
     Nothing has to be cut, which is half of the work for a lone record. Raises BatchError.
     """
@@ -417,13 +418,13 @@ def iter_batches(
     limits: Limits = DEFAULT_LIMITS,
     unreadable: Callable[[Stamp, BatchError], None] | None = None,
 ) -> Iterator[Batch]:
-    """The batches of a delivery's frames (or of bytes that the journal holds, as one frame).
+    """Yield the batches of a delivery's frames (or of bytes that the journal holds, as one frame).
 
-    rows: the delivery's row bitmap, of its only batch; None: all rows.
-    verify: check both CRCs and the structure of each batch, as far as Content.check does.
-    unreadable: called where a batch would be yielded that came as it was sent and is none; those
-    around it are yielded all the same. None: it raises.
-    Raises BatchError: the frames are not whole stamps and contents in order.
+    rows: the delivery's row bitmap, of its only batch; None: all rows. verify: check both CRCs and
+    the structure of each batch, as far as Content.check does. unreadable: called in place of a
+    batch whose bytes came as they were sent and are no valid batch; the batches around it are
+    yielded all the same. None: it raises. Raises BatchError: the frames are not whole stamps and
+    contents in order.
     """
     batches = 0
     stamp: Stamp | None = None

@@ -19,7 +19,7 @@ _ZSTD_WINDOW_MAX: Final = 1 << 27
 
 
 def codec_number(codec: str | int) -> int:
-    """Number of a codec given by name or number.
+    """Return the number of a codec given by name or number.
 
     Raises LocalProtocolError when there is none such.
     """
@@ -32,7 +32,7 @@ def codec_number(codec: str | int) -> int:
 
 
 def compress(codec: int, raw: bytes) -> bytes:
-    """The body section under a codec.
+    """Compress the body section with a codec.
 
     Raises LocalProtocolError `unsupported`: the codec's package is not installed here.
     """
@@ -57,10 +57,10 @@ def compress(codec: int, raw: bytes) -> bytes:
 
 
 def decompress(codec: int, stored: Any, raw_bytes: int) -> Any:
-    """The body section without its codec: exactly `raw_bytes` bytes.
+    """Decompress the body section to exactly `raw_bytes` bytes.
 
-    Raises BatchError: broken, shorter or longer than `raw_bytes`; `unsupported` when the
-    codec's package is not installed. At most `raw_bytes` + 1 bytes are ever produced.
+    Raises BatchError: broken, shorter or longer than `raw_bytes`; `unsupported` when the codec's
+    package is not installed. At most `raw_bytes` + 1 bytes are ever produced.
     """
     if codec == 0:
         return stored
@@ -71,7 +71,7 @@ def decompress(codec: int, stored: Any, raw_bytes: int) -> Any:
         raise
     except ImportError as error:
         raise BatchError("unsupported", _missing(name, error)) from error
-    except Exception as error:  # each codec has its own exception types; all mean broken bytes
+    except Exception as error:  # Each codec has its own exception types; all mean broken bytes.
         raise BatchError("bad_batch", f"the body does not decompress as {name}: {error}") from error
     if len(raw) != raw_bytes:
         raise BatchError(

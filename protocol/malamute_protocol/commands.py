@@ -26,14 +26,14 @@ from malamute_protocol.limits import (
 )
 
 Start: TypeAlias = list[Any]
-"""Where a subscription begins, as [kind, ...]; see SPEC.md, section 6."""
+"""Position at which a subscription begins, as [kind, ...]; see SPEC.md, section 6."""
 
 Pattern: TypeAlias = list[Any]
 """A pattern in wire form, as [kind, ...]; see SPEC.md, section 7."""
 
 
 class Level(enum.IntEnum):
-    """What a confirm promises; see SPEC.md, section 8."""
+    """Promise of a confirm; see SPEC.md, section 8."""
 
     DEFAULT = 0
     """On the wire only: the stream's own default, `synced` unless it was set."""
@@ -45,12 +45,12 @@ class Level(enum.IntEnum):
 
 
 class Visibility(enum.IntEnum):
-    """How far behind the tail a subscription reads."""
+    """The moment from which on a subscription may read a record."""
 
     LIVE = 0
-    """What was appended."""
+    """All records that were appended."""
     DURABLE = 1
-    """What no power loss can take back."""
+    """Records that no power loss can take back."""
     COMMITTED = 2
     """Reserved: up to the first open transaction."""
 
@@ -79,7 +79,7 @@ class Command(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     @property
     def content_frames(self) -> int:
-        """How many content frames of the message belong to this command."""
+        """Return how many content frames of the message belong to this command."""
         return 0
 
 
@@ -87,25 +87,25 @@ class Command(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Hello(Command, tag=1, frozen=True):
-    """Client opens or resumes a link. The first command; must stand alone or first."""
+    """Client opens or resumes a link. Must be the link's first command."""
 
     versions: tuple[int, int]
     """Lowest and highest protocol version that the client speaks."""
     session: bytes
     """16 random bytes, the same over reconnects: a newer link of a session replaces the older."""
     identity: str = ""
-    """The identity asked for; must be allowed to the credential. With `{n}` a template
+    """Identity asked for; the credential must be allowed to have it. With `{n}` a template
     (SPEC.md, section 4.8): the broker puts a number there. Empty: the credential's own, or none."""
     software: str = ""
     heartbeat_ms: int = 0
-    """How often the client promises to send something; 0: the broker's default."""
+    """Longest time for which the client promises to be silent; 0: the broker's default."""
     features: int = 0
     number: int = -1
     """With a template as identity: the number that the session had before; -1: none."""
 
 
 class Welcome(Command, tag=2, frozen=True):
-    """Broker accepts a link and states what holds on it."""
+    """Broker accepts a link and states its bounds and settings."""
 
     version: int
     broker: bytes
@@ -115,7 +115,7 @@ class Welcome(Command, tag=2, frozen=True):
     expiry_ms: int
     """Silence after which either side gives the other up."""
     window_bytes: int
-    """How many unconfirmed bytes the client may have published."""
+    """Unconfirmed bytes that the client may have published."""
     record_bytes_max: int
     batch_bytes_max: int
     batch_records_max: int
@@ -132,7 +132,7 @@ class Welcome(Command, tag=2, frozen=True):
 
 
 class Ping(Command, tag=3, frozen=True):
-    """Either side: prove that you are there."""
+    """Either side asks the other for a sign of life."""
 
     token: int = 0
 
@@ -156,11 +156,11 @@ class Refused(Command, tag=6, frozen=True):
     command: int
     """Number of the refused command; 0: the link as a whole."""
     reference: int
-    """Its tracker, subscription or request; 0 when it had none."""
+    """Tracker, subscription or request of the refused command; 0 when it had none."""
     code: str
     reason: str = ""
     retry_ms: int = 0
-    """When to try again; 0: not before something changes."""
+    """Time after which to try again; 0: not before something changes."""
 
 
 class Result(Command, tag=7, frozen=True):
@@ -183,7 +183,7 @@ class Publish(Command, tag=10, frozen=True):
 
     @property
     def content_frames(self) -> int:
-        """One: the batch content."""
+        """Return 1: the batch content."""
         return 1
 
 
@@ -203,7 +203,7 @@ class Subscribe(Command, tag=12, frozen=True):
     """Start delivery of a stream's records that match a pattern."""
 
     subscription: int
-    """The client's number for it, unique on the link."""
+    """The client's number for the subscription, unique on the link."""
     stream: str
     pattern: Pattern
     start: Start
@@ -214,21 +214,21 @@ class Subscribe(Command, tag=12, frozen=True):
     visibility: int = 0
     """0 live, 1 durable, 2 committed."""
     end: int = -1
-    """Stop before this offset; -1: never. Position end kinds are in `until`."""
+    """Offset before which to stop; -1: never. Position end kinds are in `until`."""
     until: str = ""
-    """"" (by `end`), or "tail": stop at what was the next offset when it was accepted."""
+    """Empty: stop at `end`. "tail": stop at the next offset of the moment of acceptance."""
     client_time: tuple[int, int] | None = None
-    """Only records whose client time lies in [from, to), milliseconds."""
+    """Range [from, to) in milliseconds: only records with a client time in it are delivered."""
     create: bool = True
     """Create the stream when it does not exist."""
     whole: bool = False
-    """Always verbatim batches with row bitmaps, never extracted ones."""
+    """True: batches always come verbatim with row bitmaps, never extracted."""
     gathered: bool = False
-    """Derived batches may hold rows of several batches, each with its append time."""
+    """True: derived batches may hold rows of several batches, each with its append time."""
 
 
 class Subscribed(Command, tag=13, frozen=True):
-    """A subscription was accepted and where it begins."""
+    """A subscription was accepted, and begins at `next`."""
 
     subscription: int
     stream: bytes
@@ -250,7 +250,7 @@ class Unsubscribe(Command, tag=14, frozen=True):
 
 
 class Ended(Command, tag=15, frozen=True):
-    """No more deliveries of this subscription: it was cancelled or reached its end."""
+    """No more deliveries of this subscription come: it was cancelled or reached its end."""
 
     subscription: int
     next: int
@@ -273,16 +273,16 @@ class Deliver(Command, tag=17, frozen=True):
     next: int
     frames: int
     rows: bytes | None = None
-    """Which rows of the one batch are delivered (LSB first); None: all rows of all batches."""
+    """Bitmap of the delivered rows of the one batch (LSB first); None: all rows of all batches."""
 
     @property
     def content_frames(self) -> int:
-        """As the command says."""
+        """Return how many the command names."""
         return self.frames
 
 
 class Cover(Command, tag=18, frozen=True):
-    """Nothing in [from, next) was selected, or what was is gone by right (expired, aborted)."""
+    """Records in [from, next) were not selected, or are gone by right (expired, aborted)."""
 
     subscription: int
     from_: int
@@ -290,7 +290,7 @@ class Cover(Command, tag=18, frozen=True):
 
 
 class Gap(Command, tag=19, frozen=True):
-    """Offsets [from, to) cannot be delivered: the reason names why."""
+    """Offsets [from, to) cannot be delivered, for the reason given."""
 
     subscription: int
     from_: int
@@ -317,10 +317,10 @@ class Mode(Command, tag=21, frozen=True):
 
 
 class OpenProducer(Command, tag=22, frozen=True):
-    """Get (id 0) or resume a producer id, bound to the identity; answered by RESULT.
+    """Client gets (id 0) or resumes a producer id, bound to the identity; answered by RESULT.
 
-    RESULT: {"id", "epoch", "next": {stream name: next sequence}}. A resume of the same
-    session keeps the epoch; `fence` raises it, and older epochs are refused as `fenced`.
+    RESULT: {"id", "epoch", "next": {stream name: next sequence}}. A resume within one session keeps
+    the epoch; `fence` raises it, and older epochs are refused as `fenced`.
     """
 
     request: int
@@ -333,7 +333,7 @@ class OpenProducer(Command, tag=22, frozen=True):
 
 
 class CreateStream(Command, tag=30, frozen=True):
-    """Create a stream with settings; the same settings again succeed."""
+    """Create a stream with settings; the command with equal settings succeeds again."""
 
     request: int
     stream: str
@@ -341,7 +341,7 @@ class CreateStream(Command, tag=30, frozen=True):
 
 
 class EditStream(Command, tag=31, frozen=True):
-    """Change settings of a stream; those not named stay."""
+    """Change settings of a stream; settings that are not named stay."""
 
     request: int
     stream: str
@@ -405,7 +405,7 @@ class BrokerInfo(Command, tag=37, frozen=True):
 
 
 class ListLinks(Command, tag=38, frozen=True):
-    """The links with identity, state, subscriptions and what they hold."""
+    """List the links with identity, state, subscriptions and the work they hold."""
 
     request: int
     limit: int = 1000
@@ -428,7 +428,7 @@ Numbers: TypeAlias = Annotated[list[int], msgspec.Meta(max_length=RUNS_MAX)]
 Runs: TypeAlias = Annotated[list[tuple[bytes, int, int]], msgspec.Meta(max_length=RUNS_MAX)]
 """Requests as (key of the batch, row of the first, how many)."""
 Key: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=KEY_BYTES_MAX)]
-"""The sender's name for a batch or a step, in one space for all that it sends; empty: none."""
+"""The sender's name for a batch or a step, one space for all that it sends; empty: none."""
 Reason: TypeAlias = Annotated[str, msgspec.Meta(max_length=REASON_BYTES_MAX)]
 Time: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=TIME_MAX)]
 """A time or a duration in milliseconds that a client names."""
@@ -438,7 +438,7 @@ Priority: TypeAlias = Annotated[int, msgspec.Meta(ge=PRIORITY_MIN, le=PRIORITY_M
 
 
 def check_ranges(ranges: Iterable[tuple[int, int]]) -> None:
-    """Raises ValueError unless these are Ranges, so that no caller walks through what is none."""
+    """Raise ValueError unless these are Ranges, so that no caller walks through invalid ones."""
     behind, numbers = 0, 0
     for first, end in ranges:
         if first < behind or end <= first:
@@ -462,13 +462,14 @@ class Send(Command, tag=40, frozen=True):
     tracker: int
     level: int = 0
     key: Key = b""
-    """Names this batch: sent again with the same key it is accepted once. Empty: no such name."""
+    """Name of this batch: when it is sent again with the same key, it is accepted once. Empty:
+    none."""
     deliver_at_ms: Time = 0
     priority: Priority = 0
 
     @property
     def content_frames(self) -> int:
-        """One: the batch content."""
+        """Return 1: the batch content."""
         return 1
 
 
@@ -480,7 +481,7 @@ class OpenInbox(Command, tag=41, frozen=True):
     credit_records: int = 0
     credit_bytes: int = 0
     settings: dict[str, Any] = {}
-    """For a mailbox that does not exist yet."""
+    """Settings for a mailbox that does not exist yet."""
 
 
 class Mail(Command, tag=42, frozen=True):
@@ -494,18 +495,18 @@ class Mail(Command, tag=42, frozen=True):
     attempts: int
     frames: int
     rows: bytes | None = None
-    """Which rows of the batch are delivered (LSB first); None: all."""
+    """Bitmap of the delivered rows of the batch (LSB first); None: all."""
     about: Runs = []
-    """Replies: the requests that the delivered rows answer, in order, as runs of (key of the
+    """Replies only: the requests that the delivered rows answer, in order, as runs of (key of the
     request's batch, row of the first, how many); empty for other mail."""
     last: bool = False
-    """Each of these replies is the last to its request."""
+    """True: each of these replies is the last to its request."""
     why: str = ""
-    """Dead letters: why the request came here; notices: why there will be no answer."""
+    """Dead letters only: why the request came here. Notices only: why there will be no answer."""
 
     @property
     def content_frames(self) -> int:
-        """As the command says."""
+        """Return how many the command names."""
         return self.frames
 
 
@@ -520,7 +521,7 @@ class AckMail(Command, tag=43, frozen=True):
     """-1: done; otherwise deliver again after this time."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError: the ranges are none."""
+        """Raise ValueError: the ranges are none."""
         check_ranges(self.ranges)
 
 
@@ -532,7 +533,7 @@ class PeekMail(Command, tag=44, frozen=True):
     after: int = -1
     limit: int = 100
     body_bytes: int = 0
-    """At most so many bytes of each body are shown; 0: none."""
+    """Bytes of each body that are shown at most; 0: none."""
 
 
 class PurgeMail(Command, tag=45, frozen=True):
@@ -561,7 +562,7 @@ class EditMailbox(Command, tag=47, frozen=True):
 
 
 class RemoveMailbox(Command, tag=48, frozen=True):
-    """Remove a mailbox and what lies in it; `confirm` repeats its name."""
+    """Remove a mailbox with its messages; `confirm` repeats its name."""
 
     request: int
     mailbox: str
@@ -582,17 +583,18 @@ class Request(Command, tag=50, frozen=True):
     reply_to: str = ""
     """Mailbox for replies; empty: the identity's mailbox, or the session's temporary one."""
     timeout_ms: Time = 0
-    """Given up after this time; 0: never."""
+    """Time after which the requests are given up; 0: never."""
     level: int = 0
     key: Key = b""
-    """Names this batch, and with the row each request of it: sent again with the same key it is
-    accepted once, and replies name it. Empty: replies name no request."""
+    """Name of this batch and, with the row, of each request of it: when it is sent again with the
+    same key, it is accepted once, and replies name it. Empty: replies name no request."""
     need_workers: bool = False
-    """Refused `no_workers` when no worker offers the service for one of the subjects now."""
+    """True: refuse with `no_workers` when no worker offers the service for one of the subjects
+    now."""
 
     @property
     def content_frames(self) -> int:
-        """One: the batch content."""
+        """Return 1: the batch content."""
         return 1
 
 
@@ -606,7 +608,7 @@ class Offer(Command, tag=51, frozen=True):
     credit_bytes: int = 0
     lease_ms: Time = 0
     settings: dict[str, Any] = {}
-    """For a service that does not exist yet."""
+    """Settings for a service that does not exist yet."""
 
 
 class Work(Command, tag=52, frozen=True):
@@ -619,45 +621,46 @@ class Work(Command, tag=52, frozen=True):
     sender: str
     reply_to: str
     deadline_ms: int
-    """The broker's clock when they are given up; 0: never."""
+    """Time of the broker's clock at which the requests are given up; 0: never."""
     attempts: int
-    """How often these requests were handed out, this time included."""
+    """Hand-outs of these requests, this one included."""
     lease_ms: int
-    """Silence about them after which they go to another worker."""
+    """Silence of the worker about the requests after which they go to another worker."""
     frames: int
     rows: bytes | None = None
-    """Which rows of the batch are handed out (LSB first); None: all."""
+    """Bitmap of the rows of the batch that are handed out (LSB first); None: all."""
     key: bytes = b""
-    """The requester's: with the row it names a request, so that a worker can tell that it has
+    """The requester's key: with the row it names a request, so that a worker can tell that it has
     done it already."""
 
     @property
     def content_frames(self) -> int:
-        """As the command says."""
+        """Return how many the command names."""
         return self.frames
 
 
 class WorkState(enum.IntEnum):
-    """What a worker says of requests in hand; see ACK_WORK."""
+    """A worker's report about requests that it holds; see ACK_WORK."""
 
     RECEIVED = 1
     """The worker has the requests; their lease begins anew."""
     RENEWED = 2
-    """Still at it: the lease begins anew."""
+    """The worker is still at it: the lease begins anew."""
     COMPLETED = 3
     FAILED = 4
-    """To the dead-letter mailbox, with the reason."""
+    """The requests go to the dead-letter mailbox, with the reason."""
     RETURNED = 5
-    """Back into the queue, for any worker."""
+    """The requests go back into the queue, for any worker."""
     RELEASED = 6
-    """Back into the queue at once, for any worker; the hand-out counts as no attempt."""
+    """The requests go back into the queue at once, for any worker; the hand-out counts as no
+    attempt."""
 
 
 class AckWork(Command, tag=53, frozen=True):
-    """Worker: received, renewed, completed, failed, returned or released requests.
+    """Worker received, renewed, completed, failed, returned or released requests.
 
-    state: 1 received, 2 renewed (lease), 3 completed, 4 failed (dead letter), 5 returned,
-    6 released.
+    state: 1 received, 2 renewed (lease), 3 completed, 4 failed (dead letter), 5 returned, 6
+    released.
     """
 
     subscription: int
@@ -668,17 +671,18 @@ class AckWork(Command, tag=53, frozen=True):
     again_ms: Time = 0
     reason: Reason = ""
     key: Key = b""
-    """Names this command for its sender: sent again with the same key it is taken once."""
+    """Name of this command for its sender: when it is sent again with the same key, it is taken
+    once."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError: the ranges are none."""
+        """Raise ValueError: the ranges are none."""
         check_ranges(self.ranges)
 
 
 class Reply(Command, tag=54, frozen=True):
-    """Worker answers requests in hand, one record each; owns one content frame.
+    """Worker answers requests that it holds, one record each; owns one content frame.
 
-    All of them have the same reply_to. `last` completes them in the same step.
+    All of them have one reply_to. `last` completes them in the same step.
     """
 
     subscription: int
@@ -688,13 +692,14 @@ class Reply(Command, tag=54, frozen=True):
     last: bool = False
     level: int = 0
     patient: bool = False
-    """Whether no caller waits for the CONFIRM: it may come later, with what else is sent."""
+    """True: no caller waits for the CONFIRM, which may come later, with other answers."""
     key: Key = b""
-    """Names this command for its sender: sent again with the same key it is taken once."""
+    """Name of this command for its sender: when it is sent again with the same key, it is taken
+    once."""
 
     @property
     def content_frames(self) -> int:
-        """One: the batch content."""
+        """Return 1: the batch content."""
         return 1
 
 
@@ -705,7 +710,7 @@ class CancelRequest(Command, tag=55, frozen=True):
     service: str
     key: Key
     row: int = -1
-    """Which of the batch; -1: all that are not completed."""
+    """Row of the batch; -1: all that are not completed."""
 
 
 class ServiceInfo(Command, tag=56, frozen=True):
@@ -726,7 +731,7 @@ class EditService(Command, tag=57, frozen=True):
 
 
 class Requeue(Command, tag=58, frozen=True):
-    """Operator: put dead letters, or requests that a worker holds, back into the queue."""
+    """Operator puts dead letters, or requests that a worker holds, back into the queue."""
 
     request: int
     service: str
@@ -734,7 +739,7 @@ class Requeue(Command, tag=58, frozen=True):
 
 
 class RemoveService(Command, tag=59, frozen=True):
-    """Remove a service queue and what lies in it; `confirm` repeats its name."""
+    """Remove a service queue with its requests; `confirm` repeats its name."""
 
     request: int
     service: str
@@ -753,13 +758,14 @@ class MoveCursor(Command, tag=60, frozen=True):
     tracker: int
     level: int = 0
     force: bool = False
-    """Allow it to move back: an operator's reset."""
+    """True: the cursor may move back: an operator's reset."""
     uuid: bytes = b""
     """UUID of the stream that `next` is a position of; empty: not checked."""
     epoch: int = 0
     """Epoch in which `next` was the position; 0: not checked."""
     from_: Annotated[int, msgspec.Meta(ge=-1)] = -1
-    """Where it must stand until now; -1: anywhere before `next`. Not checked when it is new."""
+    """Position that the cursor must have until now; -1: any before `next`. Not checked when it is
+    new."""
 
 
 class CursorInfo(Command, tag=61, frozen=True):
@@ -794,25 +800,25 @@ class JoinGroup(Command, tag=63, frozen=True):
     group: str
     pattern: Pattern
     kind: str = "shared"
-    """`shared`, `exclusive` or `keyed`: for a new group; else it must be the group's."""
+    """`shared`, `exclusive` or `keyed`: for a new group; an existing one must have this kind."""
     start: Start = []
-    """For a new group; empty: latest."""
+    """Start of a new group; empty: latest."""
     credit_records: int = 0
     credit_bytes: int = 0
     hold_ms: Time = 0
-    """Exclusive: how long a lost holder may take to return; 0: the broker's default."""
+    """Exclusive groups only: time for a lost holder to return; 0: the broker's default."""
     visibility: Annotated[int, msgspec.Meta(ge=-1, le=1)] = -1
-    """0 live, 1 durable: for a new group; else it must be the group's. -1: as the group has it, and
-    durable for a new one."""
+    """0 live, 1 durable: for a new group; an existing one must have this visibility. -1: as the
+    group has it, and durable for a new one."""
     seen: tuple[int, int, bytes] | None = None
-    """[offset, epoch, stream uuid] after the newest record that this member was delivered: what
-    was rewound of it is told by REWOUND. None: it was delivered none."""
+    """[offset, epoch, stream uuid] after the newest record that this member was delivered, so that
+    REWOUND tells what of it was rewound. None: it was delivered none."""
     create: bool = True
     """Create the stream when it does not exist."""
 
 
 class AckRecords(Command, tag=64, frozen=True):
-    """Group member: of what it holds, the records in these ranges are done, or wanted again."""
+    """Group member: records in these ranges, which it holds, are done, or wanted again."""
 
     subscription: int
     ranges: Ranges
@@ -822,12 +828,12 @@ class AckRecords(Command, tag=64, frozen=True):
     """-1: done; otherwise deliver again, to any member, after this time."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError: the ranges are none."""
+        """Raise ValueError: the ranges are none."""
         check_ranges(self.ranges)
 
 
 class GroupInfo(Command, tag=65, frozen=True):
-    """Lag, members and what each holds: of one group, or a page when the name is empty or `*`."""
+    """Lag, members and holdings of one group, or of a page when the name is empty or `*`."""
 
     request: int
     stream: str
@@ -846,7 +852,7 @@ class Atomic(Command, tag=66, frozen=True):
     count: Annotated[int, msgspec.Meta(ge=1)]
     level: int = 0
     key: Key = b""
-    """Names the step: sent again with the same key it is taken once."""
+    """Name of the step: when it is sent again with the same key, it is taken once."""
 
 
 class EditCursor(Command, tag=67, frozen=True):
@@ -857,7 +863,7 @@ class EditCursor(Command, tag=67, frozen=True):
     cursor: str
     settings: dict[str, Any] = {}
     start: Start = []
-    """For a new cursor; empty: earliest."""
+    """Start of a new cursor; empty: earliest."""
 
 
 class RemoveGroup(Command, tag=68, frozen=True):
@@ -885,4 +891,5 @@ AnyCommand: TypeAlias = Union[  # noqa: UP007 - msgspec reads the union at run t
 STEP_PARTS: tuple[type[Command], ...] = (
     Publish, Send, Request, Reply, AckMail, AckWork, AckRecords, MoveCursor,
 )  # fmt: skip
-"""What an ATOMIC may announce, each with tracker 0; ACK_WORK only with the states 3 to 5."""
+"""Commands that an ATOMIC may announce, each with tracker 0; ACK_WORK only with the states 3 to
+5."""

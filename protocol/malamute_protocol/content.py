@@ -1,8 +1,8 @@
 """The content of a record batch: a view over the producer's bytes.
 
-Owns the content's layout and its validation. The rule: nothing is copied or parsed
-before it is asked for, and whatever the bytes are, reading them raises BatchError or
-works. Source: SPEC.md, sections 5.2 to 5.6.
+Owns the content's layout and its validation. The rule: nothing is copied or parsed before it is
+asked for, and whatever the bytes are, reading them raises BatchError or works. Source: SPEC.md,
+sections 5.2 to 5.6.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from malamute_protocol.header import (
     claimed_length,
 )
 from malamute_protocol.limits import DEFAULT_LIMITS, UNCHECKED, Limits
+from malamute_protocol.stamp import STAMP_BYTES
 
 CONTENT_MAGIC: Final = 0x31434C4D
 CONTENT_VERSION: Final = 1
@@ -58,7 +59,7 @@ NO_TIME: Final = -(2**63)
 HEAD = struct.Struct("<IHHIIIBBHQIIQQqqqIIIIIIII16x")
 assert HEAD.size == CONTENT_BYTES
 _TABLE_SIZES: Final = struct.Struct("<I4xI")
-"""Bytes of the subjects and of the field maps, of the head alone."""
+"""Bytes of the subjects and of the field maps, read from the head alone."""
 _TABLE_SIZES_AT: Final = 80
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -68,14 +69,15 @@ U4: Final = np.dtype("<u4")
 
 _FEW: Final = 8
 _KEPT_TIMES: Final = 8
-"""Decompressed bodies are kept from their check to their use up to so many times their bytes."""
+"""Factor of their compressed bytes up to which decompressed bodies are kept from their check to
+their use."""
 _COPY_BELOW: Final = 4096
-"""Below this, copying costs less than making an array."""
+"""Size up to which copying costs less than making an array."""
 _OFFSETS: Final = tuple(f"<{n + 1}i" for n in range(_FEW + 1))
 _PROPERTY_MAP = msgspec.msgpack.Decoder(dict[str, Any])
 _PROPERTY_MAPS = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _ARRAY_BYTES_MAX: Final = 5
-"""What tells the length of a MessagePack array, at most."""
+"""Bytes that the length of a MessagePack array takes at most."""
 _SCALARS: Final = frozenset({str, bytes, int, float, bool, type(None)})
 
 
@@ -145,7 +147,7 @@ class Content:
     )  # fmt: skip
 
     def __init__(self, buffer: Any) -> None:
-        """Reads the head only.
+        """Read the head only.
 
         Raises BatchError: not a content of a version and shape that this code knows.
         """
@@ -166,7 +168,7 @@ class Content:
         self._few: tuple[int, ...] | None = None
         """Bounds of the bodies, where check() found a few plain ones."""
         self._limits = UNCHECKED
-        # A name of a tuple costs as much as ten locals.
+        # Each name of a tuple costs as much as ten locals.
         magic, version, head_bytes, _, content_bytes = fields[:5]
         if magic != CONTENT_MAGIC:
             raise BatchError("bad_batch", f"no content: the magic is 0x{magic:08X}")
@@ -180,14 +182,14 @@ class Content:
             )
 
     def __len__(self) -> int:
-        """Count of records."""
+        """Return the count of records."""
         return self.head.count
 
     # --- layout ------------------------------------------------------------------
 
     @property
     def sections(self) -> Sections:
-        """Where the sections lie. Raises BatchError when they do not fill the content."""
+        """Return where the sections lie. Raises BatchError when they do not fill the content."""
         if self._sections is None:
             self._sections = self._locate()
         return self._sections
@@ -251,7 +253,7 @@ class Content:
 
     @property
     def table(self) -> HeaderTable:
-        """The header table, from the memo when its bytes were seen before."""
+        """Return the header table, from the memo when its bytes were seen before."""
         if self._table is None:
             head, reading = self.head, self._reading
             if reading is None:
@@ -270,12 +272,12 @@ class Content:
         return self._table
 
     def reading(self, limits: Limits, *, outlined: bool = True) -> TableReading | None:
-        """What reads the header table in steps, before check(); None: it is quick to read.
+        """Return a reader of the header table in steps, before check(); None: it is quick to read.
 
-        outlined: it also gathers what an index notes of the table.
+        outlined: the reader also gathers what an index notes of the table.
 
-        What is wrong with the table is raised when it is asked for. Raises BatchError: the
-        sections do not fill the content, or claim more headers than the limits allow.
+        A fault of the table is raised when it is asked for. Raises BatchError: the sections do not
+        fill the content, or claim more headers than the limits allow.
         """
         head = self.head
         if head.subjects_bytes + head.fieldmaps_bytes <= TABLE_BYTES_MAX:
@@ -292,7 +294,7 @@ class Content:
         return self._reading
 
     def adopt(self, reading: TableReading) -> None:
-        """Read the header table by the reading of an equal content, as far as that has come."""
+        """Take over the reading of an equal content's header table, as far as it has come."""
         if self._table is None:
             self._reading = reading
 
@@ -324,18 +326,18 @@ class Content:
 
     @property
     def subject_codes(self) -> Array | None:
-        """int32[n] into table.keys; None: every record has code 0."""
+        """Return int32[n] into table.keys; None: every record has code 0."""
         position = self.sections.subject_codes
         return None if position < 0 else self._array(I4, position, self.head.count)
 
     @property
     def field_codes(self) -> Array | None:
-        """int32[n] into table.fieldmaps, -1 for none; None: see `field_code`."""
+        """Return int32[n] into table.fieldmaps, -1 for none; None: see `field_code`."""
         position = self.sections.field_codes
         return None if position < 0 else self._array(I4, position, self.head.count)
 
     def headers(self) -> tuple[tuple[Header, ...], Array | None]:
-        """(distinct headers, index of each row's header); None: all rows have header 0.
+        """Return (distinct headers, index of each row's header); None: all rows have header 0.
 
         A header that no row uses may be among them when the producer listed one.
         """
@@ -359,9 +361,9 @@ class Content:
         return table.headers(used), codes
 
     def _used_pairs(self) -> tuple[list[int], Array]:
-        """(pairs of codes that rows have, as HeaderTable.headers() takes them; each row's place).
+        """Return the pairs of codes that rows have, and each row's place among them.
 
-        Of a content with field maps and codes.
+        Pairs are as HeaderTable.headers() takes them. Only for a content with field maps and codes.
         """
         self.check_codes()
         table, subjects, fields = self.table, self.subject_codes, self.field_codes
@@ -385,10 +387,11 @@ class Content:
 
     @property
     def headers_key(self) -> Any:
-        """What may stand for the distinct headers as the key of a memo: equal when those are.
+        """Return a key for a memo of the distinct headers: equal keys have equal headers.
 
-        The table, where it alone says which headers there are. It does not where subjects are
-        paired with field maps, and where no codes are there although it has several subjects.
+        The key is the table, where it alone says which headers there are. It does not where
+        subjects are paired with field maps, and where no codes are there although it has several
+        subjects.
         """
         head = self.head
         if head.fieldmaps_count or (head.subjects_count > 1 and not head.flags & SUBJECT_CODES):
@@ -411,33 +414,33 @@ class Content:
 
     @property
     def client_times(self) -> Array | None:
-        """int64[n], milliseconds, NO_TIME for a row without; None: no such column."""
+        """Return int64[n], milliseconds, NO_TIME for a row without; None: no such column."""
         position = self.sections.client_time
         return None if position < 0 else self._array(I8, position, self.head.count)
 
     @property
     def expiries(self) -> Array | None:
-        """int64[n], milliseconds, 0 for never; None: no such column."""
+        """Return int64[n], milliseconds, 0 for never; None: no such column."""
         position = self.sections.expiry
         return None if position < 0 else self._array(I8, position, self.head.count)
 
     @property
     def offset_deltas(self) -> Array | None:
-        """uint32[n] to be added to the base offset; None: 0, 1, 2, ..."""
+        """Return uint32[n] to be added to the base offset; None: 0, 1, 2, ..."""
         position = self.sections.deltas
         return None if position < 0 else self._array(U4, position, self.head.count)
 
     @property
     def append_times(self) -> Array | None:
-        """int64[n], milliseconds, of a batch gathered from several; None: the stamp's is all's."""
+        """Return int64[n], milliseconds, of a gathered batch; None: all have the stamp's time."""
         position = self.sections.append_times
         return None if position < 0 else self._array(I8, position, self.head.count)
 
     def properties(self) -> tuple[list[bytes], Array | None]:
-        """(property maps as MessagePack, code of each row, -1 for none).
+        """Return (property maps as MessagePack, code of each row, -1 for none).
 
-        Codes None: map 0 is every row's; an empty list: no row has any.
-        Raises BatchError: they cannot be taken apart, or a map is over limits.property_bytes_max.
+        Codes None: all rows have map 0; an empty list: no row has any. Raises BatchError: they
+        cannot be taken apart, or a map is over limits.property_bytes_max.
         """
         column, stored = self.property_section()
         flags, limits, position = self.head.flags, self._limits, self.sections.properties
@@ -461,7 +464,7 @@ class Content:
         return maps, codes
 
     def property_section(self) -> tuple[Array | None, Any]:
-        """(codes of a dictionary or offsets of a column, the bytes after them).
+        """Return (codes of a dictionary or offsets of a column, the bytes after them).
 
         Neither is parsed. (None, None): no row has properties. Raises BatchError: the section is
         cut short, a code is below -1, or offsets do not span it.
@@ -484,9 +487,9 @@ class Content:
         return column, self.view[position + width : end]
 
     def _check_properties(self, limits: Limits) -> None:
-        """Hold properties to what can be told without parsing them: their form and their sizes.
+        """Check properties as far as that goes without parsing them: their form and their sizes.
 
-        Of a dictionary that is how many maps it claims and how many bytes all have together.
+        The sizes of a dictionary are the maps that it claims and the bytes that all have together.
         """
         column, stored = self.property_section()
         flags, largest = self.head.flags, len(stored)
@@ -519,22 +522,21 @@ class Content:
     # --- bodies ------------------------------------------------------------------
 
     def bodies(self, limits: Limits | None = None) -> Bodies:
-        """The bodies, decompressed once; of an Arrow body `offsets` is empty.
+        """Return the bodies, decompressed once; for an Arrow body `offsets` is empty.
 
-        limits: by default those that check() was given.
-        Raises BatchError: over limits.batch_bytes_max when decompressed, or offsets that
-        leave the blob or fall.
+        limits: by default those that check() was given. Raises BatchError: over
+        limits.batch_bytes_max when decompressed, or offsets that leave the blob or fall.
         """
         if self._bodies is None:
             self._bodies = self._read_bodies(limits or self._limits)
         return self._bodies
 
     def check_bodies(self) -> None:
-        """Check of a compressed body what check() has checked of any other; for a consumer.
+        """Check a compressed body as check() checks other bodies; for a consumer.
 
-        The decompressed bodies are kept for bodies() unless they are very large beside what came:
-        those that wait to be read would take more memory than their reader gave credit for.
-        Raises BatchError; `unsupported`: the codec's package is not installed here.
+        The decompressed bodies are kept for bodies() unless they are very large beside the bytes
+        that came: batches that wait to be read would take more memory than their reader gave credit
+        for. Raises BatchError; `unsupported`: the codec's package is not installed here.
         """
         head = self.head
         if head.codec:
@@ -543,9 +545,10 @@ class Content:
                 self._bodies = None
 
     def few_bodies(self) -> tuple[bytes, list[int]] | None:
-        """(all bodies back to back, their n+1 bounds) of a few plain records; None: see bodies().
+        """Return all bodies back to back and their n+1 bounds, of few plain records; else None.
 
-        Known once check() was called: half of the cost of a lone record is numpy's.
+        Known once check() was called: half of the cost of a lone record is numpy's. For others see
+        bodies().
         """
         bounds = self._few
         if bounds is None:
@@ -601,21 +604,20 @@ class Content:
     ) -> None:
         """Validate all that a broker relies on; never decompresses, never looks into a body.
 
-        Head, CRC, section bounds, header tables and their limits, codes, the stated least and
-        greatest times, the form and sizes of properties, and, when there is no codec, the body
-        offsets. Vectorised.
-        empty: a content of no records is allowed (control batches). derived: it has offset
-        deltas, as only a broker's extracted batches have. properties: False leaves them to
-        properties(), for a consumer, who may never ask for any.
-        Raises BatchError, and nothing else, whatever the bytes are.
+        It checks head, CRC, section bounds, header tables and their limits, codes, the stated least
+        and greatest times, the form and sizes of properties, and, when there is no codec, the body
+        offsets. Vectorised. empty: a content of no records is allowed (control batches). derived:
+        it has offset deltas, as only a broker's extracted batches have. properties: False leaves
+        them to properties(), for a consumer, which may never ask for any. Raises BatchError, and
+        nothing else, whatever the bytes are.
         """
         self._limits = limits
         head = self.head
         n, flags, kind, size = head.count, head.flags, head.body_kind, head.content_bytes
-        if size > limits.batch_bytes_max - 96:
+        if size > limits.batch_bytes_max - STAMP_BYTES:
             raise BatchError(
                 "too_large",
-                f"a batch of {size + 96} bytes, at most {limits.batch_bytes_max}",
+                f"a batch of {size + STAMP_BYTES} bytes, at most {limits.batch_bytes_max}",
                 12,
             )
         if size % 8:
@@ -682,7 +684,7 @@ class Content:
             self.check_codes()
 
     def check_codes(self) -> None:
-        """Raises BatchError unless every header code has its entry in the table."""
+        """Raise BatchError unless every header code has its entry in the table."""
         table, at = self.table, self.sections
         for codes, least, most, position in (
             (self.subject_codes, 0, len(table.keys), at.subject_codes),
@@ -714,7 +716,7 @@ class Content:
             raise BatchError("bad_batch", "offset deltas that do not rise", self.sections.deltas)
 
     def _check_few(self, limits: Limits) -> None:
-        """Body offsets of a few records: one unpack is a tenth of numpy's calls."""
+        """Check the body offsets of a few records: one unpack is a tenth of numpy's calls."""
         head, at = self.head, self.sections.body
         n, size, most = head.count, head.body_bytes, limits.record_bytes_max
         blob_bytes = size - 4 * (n + 1)
@@ -773,7 +775,7 @@ def _never() -> bool:
 
 
 def parse_properties(data: bytes) -> dict[str, Any]:
-    """One record's properties from their MessagePack.
+    """Parse one record's properties from their MessagePack.
 
     Raises BatchError when they are not a map from strings to scalars.
     """
@@ -788,7 +790,7 @@ def parse_properties(data: bytes) -> dict[str, Any]:
 
 
 def split_maps(data: bytes, most: int) -> list[bytes]:
-    """The entries of a MessagePack array of property maps, each as MessagePack and not parsed.
+    """Split a MessagePack array of property maps into its entries, which are not parsed.
 
     Raises BatchError: no such array; `too_large`: it claims more than `most` entries.
     """
@@ -802,7 +804,7 @@ def split_maps(data: bytes, most: int) -> list[bytes]:
 
 
 def check_offsets(offsets: Array, end: int, what: str, position: int) -> None:
-    """Raises BatchError unless the offsets start at 0, never fall, and finish at `end`."""
+    """Raise BatchError unless the offsets start at 0, never fall, and finish at `end`."""
     if int(offsets[0]) != 0 or int(offsets[-1]) != end:
         raise BatchError("bad_batch", f"the {what} offsets do not span their data", position)
     if not bool((offsets[1:] >= offsets[:-1]).all()):
@@ -810,7 +812,7 @@ def check_offsets(offsets: Array, end: int, what: str, position: int) -> None:
 
 
 def time_range(times: Array | None) -> tuple[int, int]:
-    """(least, greatest) client time of the rows that have one; (0, 0) when none has."""
+    """Return (least, greatest) client time of the rows that have one; (0, 0) when none has."""
     if times is None or not len(times):
         return 0, 0
     low = int(times.min())
@@ -823,7 +825,7 @@ def time_range(times: Array | None) -> tuple[int, int]:
 
 
 def earliest(expiries: Array | None) -> int:
-    """The least expiry that is not 0; 0 when there is none."""
+    """Return the least expiry that is not 0; 0 when there is none."""
     if expiries is None or not len(expiries):
         return 0
     low = int(expiries.min())

@@ -1,8 +1,8 @@
 """Encoding record batches: from bodies and their headers to the content's bytes.
 
-Owns the way from Python objects and from Arrow-like columns to a content. The rule: what
-comes out passes Content.verify(); what would not raises LocalProtocolError, naming
-what and where, before a byte is made. Source: SPEC.md, sections 5.2 to 5.6.
+Owns the way from Python objects and from Arrow-like columns to a content. The rule: a content that
+is made passes Content.verify(); input that would not raises LocalProtocolError, naming what and
+where, before a byte is made. Source: SPEC.md, sections 5.2 to 5.6.
 """
 
 from __future__ import annotations
@@ -52,24 +52,25 @@ _PREFIX = struct.Struct("<IHHI")
 _REST = struct.Struct("<IIBBHQIIQQqqqIIIIIIII16x")
 _PLAIN_OPTIONS = frozenset(("subject", "limits", "producer_id", "producer_epoch", "first_sequence"))
 _SMALL: Final = 128
-"""Up to so many records plain Python beats numpy's call overhead."""
+"""Number of records up to which plain Python beats numpy's call overhead."""
 _LARGE: Final = 4096
 _BULK_BYTES: Final = 64 << 10
-"""From so many bytes on a second copy costs more than numpy's calls."""
+"""Size from which on a second copy costs more than numpy's calls."""
 _PADDING: Final = tuple(bytes(n) for n in range(8))
 _PACKED_MAX: Final = 4096
 _packed: dict[str, bytes] = {}
 
 
 class Options(TypedDict, total=False):
-    """What encode() and its kin take beside the bodies; all of it may be left out.
+    """Arguments of encode() and its variants beside the bodies; each may be left out.
 
-    A header goes in one of three forms: one value for all records, a sequence with one a
-    record, or a table of distinct values with codes (fastest for many headers).
+    A header has one of three forms: one value for all records, a sequence with one for each record,
+    or a table of distinct values with codes (fastest for many headers).
     """
 
     subject: str | Sequence[str | Sequence[str]] | None
-    """One for all, or one a record: a str, or a sequence of str: the subject, further keys."""
+    """Subject of all records, or one for each: a str, or a sequence of str: the subject, further
+    keys."""
     keys: Sequence[str]
     """Further keys of every record."""
     subject_table: Sequence[str | Sequence[str]]
@@ -77,13 +78,13 @@ class Options(TypedDict, total=False):
     fields: Mapping[str, str] | Sequence[Mapping[str, str] | None] | None
     field_table: Sequence[Mapping[str, str]]
     field_codes: Sequence[int] | Array | None
-    """Into field_table; -1: no fields."""
+    """Codes into field_table; -1: no fields."""
     client_time_ms: int | Sequence[int | None] | Array | None
     expires_at_ms: int | Sequence[int] | Array | None
     """Absolute milliseconds; 0: never."""
     properties: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
     property_section: tuple[int, Sequence[Any]]
-    """The flag of its form and its pieces, as they are: see extract.py."""
+    """Flag of the section's form, and its pieces as they are: see extract.py."""
     codec: str | int
     producer_id: int
     producer_epoch: int
@@ -92,7 +93,7 @@ class Options(TypedDict, total=False):
     schema_id: int
     offset_deltas: Array | None
     append_times_ms: Array | None
-    """For derived batches only: see extract.py."""
+    """Append times, for derived batches only: see extract.py."""
     limits: Limits
 
 
@@ -100,7 +101,7 @@ _OPTIONS: Final = frozenset(Options.__annotations__)
 
 
 def encode(bodies: Sequence[bytes], **options: Unpack[Options]) -> bytes:
-    """A content of records with one blob each.
+    """Make a content of records with one blob each.
 
     Raises LocalProtocolError: a limit is broken, a type or a length is wrong.
     """
@@ -116,11 +117,11 @@ def encode(bodies: Sequence[bytes], **options: Unpack[Options]) -> bytes:
 def encode_bulk(
     bodies: Sequence[bytes], bounds: Array, **options: Unpack[Options]
 ) -> bytes | bytearray:
-    """As encode(), for a large batch: its bodies are copied once, into a bytearray.
+    """Do the work of encode() for a large batch: its bodies are copied once, into a bytearray.
 
     bounds: n+1 ascending positions, of which each two neighbours are a body's length apart. Bytes
-    cannot be filled in when the CRC is known: encode() copies a batch of small bodies twice, of
-    large ones reads each for the CRC before it copies it, from memory that no cache holds.
+    cannot be filled in when the CRC is known: encode() copies a batch of small bodies twice; large
+    bodies it reads for the CRC before it copies them, from memory that no cache holds.
     """
     count = len(bodies)
     total = int(bounds[-1] - bounds[0]) if count else 0
@@ -139,7 +140,7 @@ def encode_bulk(
             [bytes(_PREFIX.size), rest, *sections, offsets, *bodies, _PADDING[-body_bytes & 7]]
         )
     except TypeError:
-        return encode(bodies, **options)  # which says whose body is no bytes
+        return encode(bodies, **options)  # The other function says which body is no bytes.
     if len(content) != HEAD.unpack_from(content)[4]:
         # Some body is a view of items wider than a byte: its len() is not its size.
         return encode(bodies, **options)
@@ -150,9 +151,9 @@ def encode_bulk(
 
 
 def _plain(bodies: Sequence[bytes], subject: Any, limits: Limits, options: Options) -> bytes | None:
-    """A few records with one subject and nothing else, at a third of the general way's cost.
+    """Encode a few records with one subject and nothing else, at a third of the general cost.
 
-    Byte for byte what the general way makes; None where that has something to say.
+    Byte for byte what the general way makes; None where an argument needs the general way.
     """
     count = len(bodies)
     if not count or count > limits.batch_records_max or type(subject) is not str:
@@ -196,7 +197,7 @@ def plain_content(
     head: Head, count: int, flags: int, subjects: bytes, subjects_count: int,
     subject_codes: bytes, deltas: bytes, body: bytes,
 ) -> bytes:  # fmt: skip
-    """A derived content of subjects, offset deltas and bodies only, from sections made already.
+    """Make a derived content of subjects, offset deltas and bodies, from sections made already.
 
     head: of the content that it is derived from. Byte for byte what the general way makes.
     """
@@ -219,7 +220,7 @@ def plain_content(
 def gathered_content(
     count: int, flags: int, subjects: bytes, deltas: bytes, times: bytes, body: Sequence[Any]
 ) -> bytes:
-    """A derived content of rows of one subject from several batches, from sections made already.
+    """Make a derived content of rows of one subject from several batches, from ready sections.
 
     body: its pieces. Byte for byte what the general way makes.
     """
@@ -240,7 +241,7 @@ def gathered_content(
 
 
 def encode_lists(bodies: Sequence[Sequence[bytes]], **options: Unpack[Options]) -> bytes:
-    """A content of records with a list of blobs each.
+    """Make a content of records with a list of blobs each.
 
     Raises LocalProtocolError: as encode().
     """
@@ -257,7 +258,7 @@ def encode_lists(bodies: Sequence[Sequence[bytes]], **options: Unpack[Options]) 
 
 
 def encode_fixed(blob: bytes, width: int, **options: Unpack[Options]) -> bytes:
-    """A content of records of `width` bytes each, back to back in `blob`.
+    """Make a content of records of `width` bytes each, back to back in `blob`.
 
     Raises LocalProtocolError: as encode(), or the blob is no multiple of the width.
     """
@@ -270,10 +271,10 @@ def encode_fixed(blob: bytes, width: int, **options: Unpack[Options]) -> bytes:
 
 
 def encode_columns(offsets: Any, blob: Any, **options: Unpack[Options]) -> bytes:
-    """A content from an Arrow-like binary column: n+1 offsets and the blob they cut.
+    """Make a content from an Arrow-like binary column: n+1 offsets and the blob they cut.
 
-    The first offset may be above 0 and the blob longer, as in a slice of an Arrow array.
-    Raises LocalProtocolError: as encode(), or offsets that fall or leave the blob.
+    The first offset may be above 0 and the blob longer, as in a slice of an Arrow array. Raises
+    LocalProtocolError: as encode(), or offsets that fall or leave the blob.
     """
     limits = options.get("limits", DEFAULT_LIMITS)
     bounds = np.asarray(offsets)
@@ -297,7 +298,7 @@ def encode_columns(offsets: Any, blob: Any, **options: Unpack[Options]) -> bytes
 
 
 def encode_arrow(message: bytes, count: int, **options: Unpack[Options]) -> bytes:
-    """A content whose body is one encapsulated Arrow IPC record-batch message of `count` rows.
+    """Make a content whose body is one Arrow IPC record-batch message of `count` rows.
 
     Raises LocalProtocolError: as encode(), or no schema_id is given.
     """
@@ -307,7 +308,7 @@ def encode_arrow(message: bytes, count: int, **options: Unpack[Options]) -> byte
 
 
 def pack_subjects(entries: Sequence[str | Sequence[str]]) -> bytes:
-    """The subjects section for distinct entries, not padded."""
+    """Pack the subjects section for distinct entries, without padding."""
     if len(entries) == 1 and type(entries[0]) is str:
         subject = entries[0]
         found = _packed.get(subject)
@@ -322,7 +323,7 @@ def pack_subjects(entries: Sequence[str | Sequence[str]]) -> bytes:
 
 
 def pack_fieldmaps(maps: Sequence[Mapping[str, str]]) -> bytes:
-    """The field maps section for distinct maps, not padded; b"" for none."""
+    """Pack the field maps section for distinct maps, without padding; b"" for none."""
     return msgspec.msgpack.encode([dict(entry) for entry in maps]) if maps else b""
 
 
@@ -350,7 +351,7 @@ def _head(
     count: int, body_kind: int, parts_count: int, codec: int, body_bytes: int, raw_bytes: int,
     options: Options,
 ) -> tuple[bytes, list[Any]]:  # fmt: skip
-    """(the head after its CRC, the padded sections before the body), all limits checked."""
+    """Return (the head after its CRC, the padded sections before the body), all limits checked."""
     if not options.keys() <= _OPTIONS:
         unknown = min(options.keys() - _OPTIONS)
         known = ", ".join(sorted(_OPTIONS))
@@ -437,7 +438,7 @@ def _head(
 
 
 def _join(pieces: Sequence[bytes], limits: Limits, what: str) -> tuple[Any, Sequence[bytes]]:
-    """(offsets of n+1 int32, the pieces to write), the limits of record and batch checked."""
+    """Return offsets of n+1 int32 and the pieces to write, checked by record and batch limits."""
     count = len(pieces)
     try:
         if count <= _SMALL:
@@ -446,8 +447,8 @@ def _join(pieces: Sequence[bytes], limits: Limits, what: str) -> tuple[Any, Sequ
         else:
             sizes = np.fromiter(map(len, pieces), np.int64, count)
             total = int(sizes.sum())
-        # Large bodies go into the content by one copy; small ones are cheaper joined first,
-        # because the CRC costs 0.1 us a piece.
+        # Large bodies go into the content by one copy; small ones are cheaper joined first, because
+        # the CRC costs 0.1 us for each piece.
         if total >= _LARGE * count and set(map(type, pieces)) == {bytes}:
             written = pieces
         else:
@@ -498,7 +499,7 @@ def _subjects(count: int, options: Options) -> tuple[tuple[bytes, int], Array | 
 
 
 def _distinct(count: int, subjects: Any) -> tuple[list[Any], Array | None]:
-    """Dictionary-encode one subject a record."""
+    """Dictionary-encode the subjects of the records."""
     if len(subjects) != count:
         raise LocalProtocolError("bad_batch", f"{len(subjects)} subjects for {count} records")
     try:
@@ -507,7 +508,7 @@ def _distinct(count: int, subjects: Any) -> tuple[list[Any], Array | None]:
         subjects = [entry if type(entry) is str else tuple(entry) for entry in subjects]
         index = dict.fromkeys(subjects)
     places: dict[Any, int] = {}
-    # ("a",) is the same entry as "a".
+    # ("a",) and "a" are one entry.
     codes_of = {
         entry: places.setdefault(
             entry[0] if type(entry) is not str and len(entry) == 1 else entry, len(places)
@@ -574,7 +575,7 @@ def _check_table(
     field_codes: Array | None,
     limits: Limits,
 ) -> None:
-    """Hold the header table to the rules of its reader, by reading it."""
+    """Check the header table with its reader's rules, by reading it."""
     if limits is UNBOUNDED:
         return
     if max(subjects[1], fieldmaps[1]) > limits.headers_max:
@@ -592,7 +593,7 @@ def _check_table(
 def _where(
     table: HeaderTable, subject_codes: Array | None, field_codes: Array | None, limits: Limits
 ) -> str:
-    """Which record breaks a limit of the header table, for the error only."""
+    """Say which record breaks a limit of the header table, for the error only."""
     for rows, entries, part in (
         (subject_codes, [HeaderTable([keys], []) for keys in table.keys], "subject"),
         (field_codes, [HeaderTable([], [fields]) for fields in table.fieldmaps], "fields"),
@@ -623,7 +624,7 @@ def _times(count: int, times: object, what: str, none: int) -> Array | None:
 
 
 def _properties(count: int, options: Options, limits: Limits) -> tuple[int, list[Any]]:
-    """(the flag of their form, the pieces of their section)."""
+    """Return (the flag of their form, the pieces of their section)."""
     section = options.get("property_section")
     if section is not None:
         return section[0], list(section[1])
@@ -667,7 +668,7 @@ def _pack_properties(entry: Mapping[str, Any], limits: Limits, row: int) -> byte
 
 
 def _array_of(packed: list[bytes]) -> bytes:
-    """A MessagePack array of entries that are MessagePack already."""
+    """Return a MessagePack array of entries that are MessagePack already."""
     return msgspec.msgpack.encode([msgspec.Raw(entry) for entry in packed])
 
 

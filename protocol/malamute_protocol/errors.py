@@ -1,8 +1,8 @@
-"""Errors of the protocol: who erred decides the type.
+"""Errors of the protocol: the side that erred decides the type.
 
-Owns the exception hierarchy that broker, client and connector share, and the table
-of codes that travel in REFUSED, BYE, GAP and ENDED. The rule: a code, once released,
-keeps its meaning. Source: SPEC.md, section 9.
+Owns the exception hierarchy that broker, client and connector share, and the table of codes that
+travel in REFUSED, BYE, GAP and ENDED. The rule: a code, once released, keeps its meaning. Source:
+SPEC.md, section 9.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 CODES: Final[dict[str, str]] = {
-    # the message or the sender is wrong
+    # The message or the sender is wrong.
     "malformed": "the message breaks the grammar; the link ends",
     "too_large": "a size or count is over its limit",
     "corrupt": "a checksum does not fit its bytes; nothing was stored",
@@ -23,13 +23,13 @@ CODES: Final[dict[str, str]] = {
     "unknown_pattern_kind": "the broker knows no such kind of pattern",
     "bad_start": "the start position cannot be understood",
     "bad_batch": "the batch breaks the format or the stream's body kind",
-    # permission and identity
+    # Permission and identity.
     "unauthenticated": "the credential is missing or wrong",
     "forbidden": "the identity may not do this",
     "fenced": "a newer epoch of the producer, or a session that asked for the identity, took over",
     "replaced": "another link of the same session took over",
     "kicked": "an operator ended the link",
-    # state
+    # State.
     "unknown_stream": "there is no such stream",
     "stream_exists": "the stream exists with other settings",
     "stream_removed": "the stream was removed",
@@ -46,7 +46,7 @@ CODES: Final[dict[str, str]] = {
     "no_workers": "no worker offers the service for the request's subject",
     "not_held": "this link does not hold the message, request or record (any more)",
     "in_use": "it has members or readers, or another link holds it",
-    # limits and load
+    # Limits and load.
     "wait": "full for the moment; try again after retry_ms",
     "window": "more unconfirmed bytes than the window allows",
     "limit": "a configured count is reached",
@@ -55,7 +55,7 @@ CODES: Final[dict[str, str]] = {
     "journal_failed": "the journal cannot take anything more; see the broker's log",
     "draining": "the broker is about to stop",
     "queues_lost": "mail, services, cursors and groups were lost; the broker's operator must go on",
-    # ends and gaps
+    # Ends and gaps.
     "closed": "ended in order",
     "silent": "nothing was heard within the expiry time",
     "end": "the subscription reached its end",
@@ -63,7 +63,7 @@ CODES: Final[dict[str, str]] = {
     "retention": "the records were removed to keep the log within its bounds",
     "damaged": "the records are in a damaged part of the journal, or their batch cannot be read",
     "lost": "the records were in memory only, and the broker has restarted",
-    # scale-out, reserved
+    # Scale-out, reserved.
     "not_leader": "another broker leads this shard",
     "moved": "the stream is placed elsewhere",
     "cross_ring": "the parts of one step live in different rings",
@@ -90,7 +90,7 @@ class ProtocolError(MalamuteError):
 
 
 class LocalProtocolError(ProtocolError):
-    """We were about to break the protocol: nothing was sent."""
+    """This side was about to break the protocol: nothing was sent."""
 
 
 class RemoteProtocolError(ProtocolError):
@@ -118,7 +118,7 @@ class BrokerRefused(MalamuteError):
 
 
 class ConnectionLost(MalamuteError, ConnectionError):
-    """The link is gone; what was unconfirmed may or may not be in the log."""
+    """The link is gone; unconfirmed sends may or may not be in the log."""
 
 
 class Timeout(MalamuteError, TimeoutError):

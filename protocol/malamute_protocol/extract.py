@@ -1,11 +1,9 @@
 """Extraction: a derived batch that holds only the selected rows of another.
 
-Owns the gathering of rows from columns, for one selection or for many that take a few rows
-each of the same batch. The rule: a derived batch keeps the offsets,
-times and headers of its rows, compacts the header tables, has checksums of its own, and carries
-properties as the bytes that they are; batches with a codec or an Arrow body are never extracted
-from. Source: SPEC.md,
-section 5.7.
+Owns the gathering of rows from columns, for one selection or for many that take a few rows each of
+one batch. The rule: a derived batch keeps the offsets, times and headers of its rows, compacts the
+header tables, has checksums of its own, and carries properties as the bytes that they are; batches
+with a codec or an Arrow body are never extracted from. Source: SPEC.md, section 5.7.
 """
 
 from __future__ import annotations
@@ -36,16 +34,16 @@ from malamute_protocol.limits import UNBOUNDED
 from malamute_protocol.stamp import DERIVED, STAMP_BYTES, Stamp, pack_stamps
 
 _GATHER_BYTES = 32
-"""Up to this mean size an index a byte is quicker than a slice a row."""
+"""Mean size up to which an index for each byte is quicker than a slice for each row."""
 
 
 _SHARED_BYTES_MAX = 4096
-"""Of properties that many rows share, each derived batch has all: more than these would make small
-batches large, one for each selection."""
+"""Bytes of properties that rows share and that each derived batch repeats: more than these would
+make small batches large, one for each selection."""
 
 
 def extractable(content: Content) -> bool:
-    """Whether rows can be extracted: no codec, not Arrow, and little that they would all carry."""
+    """Whether rows can be extracted: no codec, not Arrow, and little that copies would repeat."""
     head = content.head
     if head.codec or head.body_kind == ARROW:
         return False
@@ -57,7 +55,7 @@ def extractable(content: Content) -> bool:
 
 
 def extract(stamp: Stamp, content: Content, rows: Any) -> tuple[bytes, bytes]:
-    """(stamp, content) of the rows that the boolean mask `rows` selects.
+    """Return (stamp, content) of the rows that the boolean mask `rows` selects.
 
     Raises LocalProtocolError: no row is selected, or the batch is not extractable.
     """
@@ -94,10 +92,10 @@ def extract(stamp: Stamp, content: Content, rows: Any) -> tuple[bytes, bytes]:
     crc = int.from_bytes(derived[8:12], "little")
     restamped = stamp._replace(
         flags=stamp.flags | DERIVED,
-        size=96 + len(derived),
+        size=STAMP_BYTES + len(derived),
         count=len(chosen),
         content_crc=crc,
-        stamp_bytes=96,
+        stamp_bytes=STAMP_BYTES,
     )
     return restamped.pack(), derived
 
@@ -105,8 +103,8 @@ def extract(stamp: Stamp, content: Content, rows: Any) -> tuple[bytes, bytes]:
 class Scatter:
     """Extraction for many selections of one plain batch, each of a few rows.
 
-    What extract() would make, byte for byte, without an array: those cost by the batch's rows for
-    each selection, this by the rows that are taken.
+    Makes what extract() would make, byte for byte, without an array: those cost by the batch's rows
+    for each selection, this by the rows that are taken.
     """
 
     __slots__ = ("_blob", "_bounds", "_codes", "_content", "_keys", "_stamp")
@@ -123,7 +121,7 @@ class Scatter:
         self._keys = content.table.keys
 
     def extract(self, selections: Sequence[Sequence[int]]) -> list[tuple[bytes, bytes]]:
-        """(stamp, content) of each selection: its rows, ascending, at least one."""
+        """Return (stamp, content) of each selection: its rows, ascending, at least one."""
         contents = [self._content_of(rows) for rows in selections]
         stamp = self._stamp
         stamps = pack_stamps(
@@ -197,7 +195,7 @@ def _headers(content: Content, chosen: Array, options: Options) -> None:
 
 
 def _compact(codes: Array, entries: int) -> tuple[Array, Array]:
-    """(entries in use, ascending; the codes renumbered into them)."""
+    """Return (entries in use, ascending; the codes renumbered into them)."""
     place = np.zeros(entries, np.int32)
     place[codes] = 1
     used = np.flatnonzero(place)
@@ -206,7 +204,7 @@ def _compact(codes: Array, entries: int) -> tuple[Array, Array]:
 
 
 def _properties(content: Content, chosen: Array, options: Options) -> None:
-    """Properties as bytes: a caller that cuts rows out does not look into what was not checked.
+    """Return properties as bytes: cutting rows out does not look into unchecked bytes.
 
     A dictionary stays whole: to tell its maps apart is to parse it.
     """
@@ -223,7 +221,7 @@ def _properties(content: Content, chosen: Array, options: Options) -> None:
 
 
 def _bodies(bodies: Bodies, chosen: Array) -> tuple[list[Any], int]:
-    """(the sections of the body, count of parts)."""
+    """Return (the sections of the body, count of parts)."""
     if bodies.parts is None:
         offsets, blob = gather(bodies.offsets, bodies.blob, chosen)
         return [offsets, blob], 0
@@ -236,7 +234,7 @@ def _bodies(bodies: Bodies, chosen: Array) -> tuple[list[Any], int]:
 
 
 def gather(offsets: Array, blob: Any, chosen: Array) -> tuple[Array, Any]:
-    """The chosen entries of an Arrow-like binary column, as such a column."""
+    """Return the chosen entries of an Arrow-like binary column, as such a column."""
     sizes = np.diff(offsets)
     count = len(sizes)
     new_offsets = np.zeros(len(chosen) + 1, np.dtype("<i4"))
@@ -254,7 +252,7 @@ def gather(offsets: Array, blob: Any, chosen: Array) -> tuple[Array, Any]:
         if not int(new_offsets[-1]):
             return new_offsets, b""
         return new_offsets, np.frombuffer(blob, np.uint8)[_ranges(starts, picked)]
-    # Neighbours leave as one slice: a run costs what a row costs.
+    # Neighbours leave as one slice: a run costs as much as a row.
     breaks = np.flatnonzero(np.diff(chosen) != 1) + 1
     firsts = np.concatenate(([0], breaks))
     lasts = np.concatenate((breaks, [len(chosen)])) - 1
@@ -265,7 +263,7 @@ def gather(offsets: Array, blob: Any, chosen: Array) -> tuple[Array, Any]:
 
 
 def _ranges(starts: Array, sizes: Array) -> Array:
-    """[start, start+1, ... start+size-1] of each pair, one after the other."""
+    """Return [start, start+1, ... start+size-1] of each pair, one after the other."""
     ends = np.cumsum(sizes, dtype=np.int64)
     total = int(ends[-1]) if len(ends) else 0
     shifts = starts.astype(np.int64) - (ends - sizes)

@@ -34,7 +34,8 @@ NUMBERS: Final[dict[type[Command], int]] = {command: n for n, command in COMMAND
 """Number by command type."""
 
 _encoder: Final = msgspec.msgpack.Encoder(enc_hook=operator.index)
-"""Asked only for types that MessagePack has not: what counts as an integer is sent as one."""
+"""Encoder that is asked only for types that MessagePack lacks: objects that count as an integer are
+sent as one."""
 _decoder: Final = msgspec.msgpack.Decoder(list[AnyCommand])
 _one_decoders: Final[dict[type[Command], msgspec.msgpack.Decoder[Any]]] = {
     command: msgspec.msgpack.Decoder(command) for command in COMMANDS.values()
@@ -43,7 +44,7 @@ _PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes})
 
 
 def _free_fields(command: type[Command]) -> tuple[str, ...]:
-    """Fields that may hold anything: the only ones in which a peer can nest."""
+    """Return the fields that may hold anything: the only ones in which a peer can nest."""
     hints = get_type_hints(command)
     return tuple(name for name in command.__struct_fields__ if "Any" in str(hints[name]))
 
@@ -54,7 +55,7 @@ _FREE: Final[dict[type[Command], tuple[str, ...]]] = {
 
 
 def encode_message(commands: Sequence[Command], frames: Sequence[Any] = ()) -> list[Any]:
-    """The frames of one message: the commands, then their content frames as they are.
+    """Return the frames of one message: the commands, then their content frames as they are.
 
     Raises LocalProtocolError when the commands own another number of frames than given.
     """
@@ -69,14 +70,14 @@ def encode_message(commands: Sequence[Command], frames: Sequence[Any] = ()) -> l
 
 
 def check_command(command: Command, limits: Limits = DEFAULT_LIMITS) -> Command:
-    """The command as a peer that gets it will read it.
+    """Return the command as a peer that gets it will read it.
 
     Raises LocalProtocolError, which names the field: a peer would not understand the command.
     """
     name = type(command).__name__
     try:
         data = _encoder.encode(command)
-    except Exception as error:  # whatever the value of a field raises
+    except Exception as error:  # Any error that the value of a field raises.
         fault = f"{name}: {_unencodable(command)}: {error}"
         raise LocalProtocolError("malformed", fault) from error
     if len(data) >= limits.command_frame_bytes_max:
@@ -95,7 +96,7 @@ def check_command(command: Command, limits: Limits = DEFAULT_LIMITS) -> Command:
 
 
 def reference_of(command: Command) -> int:
-    """The number that an answer to a command names: its tracker, subscription or request, or 0."""
+    """Return the number that an answer to a command names: tracker, subscription, request, or 0."""
     for name in ("tracker", "request", "subscription"):
         found: int | None = getattr(command, name, None)
         if found is not None:
@@ -104,7 +105,7 @@ def reference_of(command: Command) -> int:
 
 
 def _unencodable(command: Command) -> str:
-    """Name and value of the field that cannot be encoded."""
+    """Return name and value of the field that cannot be encoded."""
     for field in command.__struct_fields__:
         value = getattr(command, field)
         try:
@@ -117,7 +118,7 @@ def _unencodable(command: Command) -> str:
 def decode_message(
     frames: Sequence[Any], limits: Limits = DEFAULT_LIMITS
 ) -> list[tuple[Command, tuple[Any, ...]]]:
-    """Each command of a message with the content frames that it owns.
+    """Return each command of a message with the content frames that it owns.
 
     Raises RemoteProtocolError, and nothing else, whatever the frames are: `malformed`, or
     `too_large` for a count or size over its limit.
@@ -134,7 +135,7 @@ def decode_message(
         raise RemoteProtocolError(
             "too_large", f"{len(frames)} frames in a message, at most {limits.message_frames_max}"
         )
-    # Before they are parsed: what a peer claims to send must cost no more than it may send.
+    # Before they are parsed: bytes that a peer claims to send must cost no more than it may send.
     small = first and first[0] & 0xF0 == SHORT_ARRAY
     claimed = first[0] & 0x0F if small else claimed_length(first)
     if claimed > limits.message_commands_max:
@@ -176,7 +177,7 @@ def decode_message(
 
 
 def _check_nesting(value: Any, most: int, place: int, command: Command, name: str) -> None:
-    """Level by level, so that no peer chooses how deep we recurse."""
+    """Check nesting level by level, so that no peer chooses how deep this code recurses."""
     level: list[Any] = [value]
     elements = 0
     for _ in range(most + 1):
@@ -195,7 +196,7 @@ def _check_nesting(value: Any, most: int, place: int, command: Command, name: st
         if not following:
             return
         elements += len(following)
-        # Only a broker answers with more: what a client asks for is small.
+        # Only a broker answers with more: a client's commands are small.
         if elements > ELEMENTS_MAX and type(command) is not Result:
             raise RemoteProtocolError(
                 "too_large",
@@ -210,7 +211,7 @@ def _check_nesting(value: Any, most: int, place: int, command: Command, name: st
 
 
 def _check_step(commands: Sequence[Command], place: int, step: Atomic) -> None:
-    """The parts of a step are there, may be parts, and ask for no answers of their own."""
+    """Check that a step's parts are there, may be parts, and ask for no answers of their own."""
     parts = commands[place + 1 : place + 1 + step.count]
     fault = ""
     if len(parts) < step.count:
@@ -242,7 +243,7 @@ def _code(reason: str) -> str:
 
 
 def _explain(frame: Any, error: Exception) -> str:
-    """What is wrong in a frame 0 that did not decode; only errors pay for this look."""
+    """Say what is wrong in a frame 0 that did not decode; only errors pay for this look."""
     if isinstance(error, RecursionError):
         return "the command frame nests too deep"
     try:
@@ -266,7 +267,7 @@ def _explain(frame: Any, error: Exception) -> str:
 
 
 def _name_fields(command: type[Command], reason: Exception) -> str:
-    """Msgspec counts places, the number first; a person wants the field's name."""
+    """Name the field in msgspec's message, which counts places, the command's number first."""
     text = str(reason)
     for place, name in enumerate(command.__struct_fields__, 1):
         text = text.replace(f"`$[{place}]", f"`{name.rstrip('_')}")

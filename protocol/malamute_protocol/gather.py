@@ -1,9 +1,9 @@
 """Gathering: one derived batch of rows that lay in several batches.
 
-Owns the rows in hand and the batch made of them, so that a rare subject does not cost a batch a
-record. The rules: rows of one stream and one epoch, in the order of their offsets, each with its
-own append time; only rows that are their header, a client time and a blob. Source: SPEC.md,
-section 5.7.
+Owns the rows that are gathered and the batch made of them, so that a rare subject does not cost a
+batch for each record. The rules: rows of one stream and one epoch, in the order of their offsets,
+each with its own append time; only rows that consist of a header, a client time and a blob. Source:
+SPEC.md, section 5.7.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from malamute_protocol.stamp import DERIVED, STAMP_BYTES, Stamp, pack_stamps
 
 _PLAIN: Final = SUBJECT_CODES | FIELD_CODES | CLIENT_TIME
 _OFFSETS_MAX: Final = 1 << 32
-"""Offset deltas are u32."""
+"""Largest offset delta, which is u32."""
 _BLOB_BYTES_MAX: Final = 1 << 30
-"""Bounds of bodies are i32."""
+"""Largest bound of bodies, which is i32."""
 BYTES_A_ROW: Final = 32
-"""What a gathered row counts beside its body."""
+"""Bytes that a gathered row counts beside its body."""
 _BYTES_A_TEXT: Final = 5
-"""What tells the length of a text, of an array or of a map, at most."""
+"""Bytes that the length of a text, of an array or of a map takes at most."""
 _BYTES_A_BATCH: Final = STAMP_BYTES + CONTENT_BYTES + 6 * 7 + 2 * _BYTES_A_TEXT + 4
-"""Beside its rows and texts, at most: the zeros that pad six sections, the lengths of two tables,
-the bound before the first body."""
+"""Bytes of a batch beside its rows and texts, at most: the zeros that pad six sections, the lengths
+of two tables, the bound before the first body."""
 
 
 class Row(NamedTuple):
@@ -52,7 +52,7 @@ class Row(NamedTuple):
     offset: int
     append_time_ms: int
     client_time_ms: int
-    """NO_TIME: none."""
+    """Client time; NO_TIME: none."""
     body: bytes
 
 
@@ -64,12 +64,12 @@ class Gathered(NamedTuple):
     base: int
     """Offset of the first row."""
     next: int
-    """After the last row."""
+    """Offset after the last row."""
     count: int  # type: ignore[assignment]  # hides tuple.count, which is not called here
 
 
 class Gathering:
-    """Rows in hand of one stream, in order."""
+    """Rows gathered so far of one stream, in order."""
 
     def __init__(self, stream: int) -> None:
         """stream: its number, for the stamps."""
@@ -78,13 +78,13 @@ class Gathering:
         self._epoch = self._lsn = 0
         self._headers: set[Header] = set()
         self.bytes = 0
-        """What the batch of what is in hand will weigh, at most: credit is measured by it."""
+        """Bytes of the batch of the rows gathered so far, at most: credit is measured by it."""
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def takes(self, offset: int, epoch: int) -> bool:
-        """Whether rows of this epoch, up to this offset, may join those in hand."""
+        """Whether rows of this epoch, up to this offset, may join those gathered so far."""
         rows = self._rows
         return not rows or (epoch == self._epoch and offset - rows[0].offset < _OFFSETS_MAX)
 
@@ -98,12 +98,12 @@ class Gathering:
         self._headers.update(row.header for row in rows)
 
     def weight_of(self, rows: Sequence[Row]) -> int:
-        """What these rows would add to it: their bodies, and the texts that are not in it yet."""
+        """Return the bytes that these rows would add: bodies, and texts that are not in it yet."""
         new = {row.header for row in rows} - self._headers
         return sum(len(row.body) + BYTES_A_ROW for row in rows) + sum(map(weight_of, new))
 
     def take(self) -> Gathered | None:
-        """The batch of what is in hand; None: there is nothing."""
+        """Take the batch of the rows gathered so far; None: there are none."""
         rows = self._rows
         if not rows:
             return None
@@ -114,10 +114,10 @@ class Gathering:
 
 
 def weight_of(header: Header) -> int:
-    """Bytes that the texts of a header take in the tables of a batch, at most."""
+    """Return the bytes that the texts of a header take in the tables of a batch, at most."""
     keys, fields = header
     size = sum(len(key.encode()) + _BYTES_A_TEXT for key in keys)
-    # More keys than one are an array, fields a map.
+    # Several keys are an array, fields a map.
     size += ((len(keys) != 1) + bool(fields)) * _BYTES_A_TEXT
     return size + sum(
         len(name.encode()) + len(value.encode()) + 2 * _BYTES_A_TEXT for name, value in fields
@@ -125,13 +125,13 @@ def weight_of(header: Header) -> int:
 
 
 def gatherable(content: Content) -> bool:
-    """Whether rows of a content may be gathered: nothing belongs to them but what Row has."""
+    """Whether rows of a content may be gathered: they have no parts but those of Row."""
     head = content.head
     return not (head.codec or head.body_kind != BLOB or head.flags & ~_PLAIN)
 
 
 def rows_of(stamp: Stamp, content: Content, places: Any) -> list[Row]:
-    """The rows at these places of a gatherable content that was checked, as rows to gather."""
+    """Return the rows at these places of a gatherable, checked content, as rows to gather."""
     headers, codes = content.headers()
     bodies, times = content.bodies(), content.client_times
     begins, ends = bodies.offsets[places].tolist(), bodies.offsets[places + 1].tolist()
@@ -147,7 +147,7 @@ def rows_of(stamp: Stamp, content: Content, places: Any) -> list[Row]:
 
 
 def gather_rows(rows: Sequence[Row], stream: int, epoch: int, lsn: int) -> tuple[bytes, bytes]:
-    """(stamp, content) of a derived batch of rows that lay in several batches of one epoch.
+    """Return (stamp, content) of a derived batch of rows that lay in several batches of one epoch.
 
     rows: at least one, in the order of their offsets, the last within 2**32 of the first; blobs.
     lsn: of the first row's batch.
@@ -182,7 +182,7 @@ def gather_rows(rows: Sequence[Row], stream: int, epoch: int, lsn: int) -> tuple
 
 
 def _options(headers: Sequence[Header], deltas: Array, appended: Array, times: Array) -> Options:
-    """What encoding takes of rows with these headers beside their bodies."""
+    """Return the encoding's arguments for rows with these headers, beside their bodies."""
     options: Options = {
         "offset_deltas": deltas, "append_times_ms": appended, "limits": UNBOUNDED,
     }  # fmt: skip
@@ -204,10 +204,10 @@ def _options(headers: Sequence[Header], deltas: Array, appended: Array, times: A
 
 
 class SharedGathering:
-    """Batches in hand of one stream and epoch, whose rows are gathered for many at once.
+    """Several batches of one stream and epoch, whose rows are gathered for many readers at once.
 
-    What gather_rows() would make for each taker, byte for byte, without an object a row: those
-    cost 5 us a row, this a fraction of one and about 8 us a taker.
+    Makes what gather_rows() would make for each reader, byte for byte, without an object for each
+    row: those cost 5 us a row, this a fraction of one and about 8 us a reader.
     """
 
     def __init__(self, stream: int) -> None:
@@ -216,7 +216,7 @@ class SharedGathering:
         self._epoch = 0
         self._lsns: list[int] = []
         self._ends: list[int] = []
-        """Rows up to and with each batch."""
+        """Count of rows up to the end of each batch."""
         self._offsets: list[Array] = []
         self._times: list[int] = []
         self._counts: list[int] = []
@@ -227,11 +227,11 @@ class SharedGathering:
         self._bounds: list[Array] = []
         self._blob_bytes = 0
         self.base = 0
-        """Offset of the first row in hand."""
+        """Offset of the first row."""
         self.rows = 0
 
     def takes(self, stamp: Stamp, content: Content) -> bool:
-        """Whether a batch may join those in hand, which are of one epoch."""
+        """Whether a batch may join the others, which are of one epoch."""
         if not gatherable(content) or self._blob_bytes + stamp.size > _BLOB_BYTES_MAX:
             return False
         if not self.rows:
@@ -240,7 +240,7 @@ class SharedGathering:
         return stamp.epoch == self._epoch and ahead < _OFFSETS_MAX
 
     def add(self, stamp: Stamp, content: Content) -> None:
-        """Take a checked batch, after those in hand."""
+        """Add a checked batch, after the others."""
         count = content.head.count
         if not self.rows:
             self._epoch, self.base = stamp.epoch, stamp.base_offset
@@ -262,13 +262,13 @@ class SharedGathering:
         self._blob_bytes += len(bodies.blob)
 
     def sizes(self) -> Array:
-        """Bytes of each row's body."""
+        """Return the bytes of each row's body."""
         return np.diff(np.concatenate(self._bounds))
 
     def gather(self, rows: Array, counts: Sequence[int]) -> list[Gathered]:
-        """A batch a taker: the first counts[0] of `rows` are the first one's, and so on.
+        """Make a batch for each reader: counts[0] of `rows` are the first one's, and so on.
 
-        rows: places among all rows in hand, ascending for each taker, who has one at least.
+        rows: places among all rows here, ascending for each reader, which has one at least.
         """
         offsets = np.concatenate(self._offsets)[rows]
         appended = np.repeat(np.array(self._times, np.int64), self._counts)[rows]
@@ -277,7 +277,7 @@ class SharedGathering:
         bounds, blob = gather(np.concatenate(self._bounds), b"".join(self._blobs), rows)
         blob, ends = memoryview(blob).cast("B"), np.cumsum(counts)
         firsts: Array = ends - np.array(counts, np.int64)
-        # Of one header as all of it: the same text in another batch has a number of its own.
+        # The header is compared as a whole: its texts have other numbers in another batch.
         names: dict[Header, int] = {}
         present = np.zeros(len(self._headers), np.bool_)
         present[codes] = True
@@ -328,7 +328,7 @@ class SharedGathering:
         ]
 
     def _told(self, rows: Array) -> Array | None:
-        """Client times of the rows; None: no batch has any."""
+        """Return the client times of the rows; None: no batch has any."""
         if all(times is None for times in self._client_times):
             return None
         told: Array = np.concatenate(

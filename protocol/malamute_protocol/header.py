@@ -1,9 +1,8 @@
 """Header tables: the distinct subjects and field maps of a batch.
 
-Owns their MessagePack form and the memo of tables seen before. The rules: a table is
-parsed and validated once for equal bytes; everything handed out is immutable and
-shared; a table that is too large for the memo can be read in steps. Source: SPEC.md,
-section 5.3.
+Owns their MessagePack form and the memo of tables seen before. The rules: a table is parsed and
+validated once for equal bytes; all objects handed out are immutable and shared; a table that is too
+large for the memo can be read in steps. Source: SPEC.md, section 5.3.
 """
 
 from __future__ import annotations
@@ -21,27 +20,27 @@ from malamute_protocol.errors import BatchError
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 
 SHORT_ARRAY = 0x90
-"""The upper four bits of what begins a MessagePack array of less than 16 entries."""
+"""The upper four bits of the first byte of a MessagePack array of less than 16 entries."""
 OVER_LENGTH = "of length <="
-"""What msgspec says of an array, a map or a text that is longer than allowed."""
+"""Text of msgspec's error for an array, a map or a text that is longer than allowed."""
 _MEMO_BYTES = 16 << 20
 TABLE_BYTES_MAX: Final = 64 << 10
-"""A larger table is not remembered: it is not likely to come again."""
+"""Size above which a table is not remembered: it is not likely to come again."""
 STEP_ENTRIES: Final = 1_024
 """Keys or fields that one step of a TableReading parses; about a millisecond."""
 LEAD_PARTS_MAX: Final = 8
 """Leading parts of a subject that an index keeps at most."""
 LEADS_MAX: Final = 8_192
-"""Distinct leading parts at one depth, or field names, of a large table that an index is told."""
+"""Distinct leading parts at one depth, or field names, that an index is told of a large table."""
 _HEADERS_MAX = 1 << 17
 _LONGEST: Final = (
     "subject_bytes", "keys_most", "fields_most", "field_name_bytes", "field_value_bytes",
 )  # fmt: skip
-"""What a header table is measured by, besides the number of its entries."""
+"""Limits of a header table besides the number of its entries."""
 
 
 class Header(NamedTuple):
-    """What is matched of a record: its keys and its fields. Hashable; equal when they are."""
+    """Keys and fields of a record, which patterns are matched with. Hashable; equal by value."""
 
     keys: tuple[str, ...]
     """The subject, then further keys."""
@@ -55,20 +54,20 @@ class Header(NamedTuple):
 
 
 class Outline:
-    """What an index notes of a large header table, gathered in the steps in which it is read."""
+    """Facts that an index notes of a large header table, gathered as it is read in steps."""
 
     __slots__ = ("_counts", "_parts", "items", "leads", "names")
 
     def __init__(self) -> None:
         self.items: array[int] = array("I")
-        """See items_of(): of all keys, and of all pairs of the field maps."""
+        """Hashes as of items_of(): of all keys, and of all pairs of the field maps."""
         self.leads: list[set[tuple[str, ...]]] = [set()] * LEAD_PARTS_MAX
-        """Of the subjects the first part, the first two, and so on: only depths at which they have
-        at most LEADS_MAX keys. Depths at which no key is cut share one set."""
+        """The first part, the first two parts, and so on, of the subjects: only depths at which
+        they have at most LEADS_MAX keys. Depths at which no key is cut share one set."""
         self._parts = 1
         """Parts of the key that has most, as far as they are told apart."""
         self._counts = [0] * LEAD_PARTS_MAX
-        """Keys of each of these sets."""
+        """How many keys each of these sets has."""
         self.names: set[str] | None = set()
         """Names of the fields; None: there are more than LEADS_MAX."""
 
@@ -83,7 +82,7 @@ class Outline:
             counts[depth - 1] = counts[depth - 2]
         self._parts = max(self._parts, parts)
         tops: Collection[tuple[str, ...]] = keys
-        # The deepest first: what is known there is known above it.
+        # The deepest first: a key that is known there is known at every depth above.
         for depth in range(min(self._parts, len(leads)), 0, -1):
             known = leads[depth - 1]
             new = {leading_parts(top, depth) for top in tops} - known
@@ -127,19 +126,19 @@ class HeaderTable:
     )
 
     def __init__(self, keys: list[tuple[str, ...]], fieldmaps: list[dict[str, str]]) -> None:
-        """keys: per subject entry. fieldmaps: per field entry. Not to be changed afterwards."""
+        """keys: one entry for each subject. fieldmaps: one for each field map. Never changed."""
         self.keys = keys
         self.fieldmaps = fieldmaps
         self._headers: dict[int, Header] = {}
         self._sorted: dict[int, tuple[tuple[str, str], ...]] = {}
         """Sorted fields by field map: all headers with the map share them."""
         self.passed: Limits | None = None
-        """The limits that the table was last held to, and kept."""
+        """The limits that the table was last checked against, and kept."""
         self.arrow: Any = None
         """Arrow columns of the table, kept here by arrow.py once they are made."""
         self._plain: tuple[Header, ...] | None = None
         self.outline: Outline | None = None
-        """What an index notes of the table, where it was read in steps."""
+        """The index's facts of the table, where it was read in steps."""
         texts, names = list(chain.from_iterable(keys)), list(chain.from_iterable(fieldmaps))
         self.entries = len(texts) + len(names)
         """Keys of all subjects and fields of all field maps."""
@@ -161,11 +160,11 @@ class HeaderTable:
             setattr(self, name, max(getattr(self, name), getattr(more, name)))
 
     def header(self, subject_code: int, field_code: int) -> Header:
-        """The header of a pair of codes; field code -1: no fields."""
+        """Return the header of a pair of codes; field code -1: no fields."""
         return self.headers([subject_code * (len(self.fieldmaps) + 1) + field_code + 1])[0]
 
     def headers(self, pairs: list[int]) -> tuple[Header, ...]:
-        """The headers of pairs, each subject code * (count of field maps + 1) + field code + 1."""
+        """Headers of pairs, each subject code * (count of field maps + 1) + field code + 1."""
         known = self._headers
         try:
             return tuple(map(known.__getitem__, pairs))
@@ -182,14 +181,14 @@ class HeaderTable:
         return tuple(map(known.__getitem__, pairs))
 
     def _fields(self, code: int) -> tuple[tuple[str, str], ...]:
-        """One tuple a field map: of its own, it takes most of what a header takes."""
+        """Return one tuple for each field map: one for each header would take most memory."""
         found = self._sorted.get(code)
         if found is None:
             found = self._sorted[code] = tuple(sorted(self.fieldmaps[code].items()))
         return found
 
     def plain(self) -> tuple[Header, ...]:
-        """Headers of a table without field maps: one a subject entry, in order."""
+        """Return the headers of a table without field maps: one for each subject, in order."""
         if self._plain is None:
             self._plain = tuple(Header(keys) for keys in self.keys)
         return self._plain
@@ -215,7 +214,7 @@ class HeaderTable:
         ]
 
     def check(self, limits: Limits) -> None:
-        """Raises BatchError `too_large` naming the first limit that the table breaks."""
+        """Raise BatchError `too_large` naming the first limit that the table breaks."""
         for what, size, most in (
             ("keys and fields of all headers", self.entries, limits.header_entries_max),
             ("a key's bytes", self.subject_bytes, limits.subject_bytes_max),
@@ -246,11 +245,11 @@ class HeaderMemo:
     def table(
         self, subjects: bytes, fieldmaps: bytes, limits: Limits = DEFAULT_LIMITS
     ) -> HeaderTable:
-        """The table of these section bytes (b"": no field maps).
+        """Return the table of these section bytes (b"": no field maps).
 
-        limits: what parsing is held to. A table from the memo may have been parsed under others:
-        HeaderTable.check() compares.
-        Raises BatchError when they are not what SPEC.md, section 5.3, says.
+        limits: checked while parsing. A table from the memo may have been parsed under others:
+        HeaderTable.check() compares. Raises BatchError when they are not what SPEC.md, section 5.3,
+        says.
         """
         key = (subjects, fieldmaps)
         found = self._young.get(key)
@@ -269,15 +268,15 @@ class HeaderMemo:
 
 
 MEMO = HeaderMemo()
-"""Shared by default: a cache of pure facts, so sharing it over brokers changes nothing."""
+"""The default memo: a cache of pure facts, so that brokers in one process may share it."""
 
 
 @cache
 def _decoders(headers_max: int, keys_max: int, fields_max: int) -> tuple[Any, Any]:
-    """Decoders of the subjects and of the field maps, which count before they parse.
+    """Return decoders of the subjects and of the field maps, which count before they parse.
 
-    A length that an array or a map claims is refused before an entry of it becomes an object:
-    16 MiB of empty strings would take 1.3 GiB.
+    A length that an array or a map claims is refused before an entry of it becomes an object: 16
+    MiB of empty strings would take 1.3 GiB.
     """
     entries, keys, fields = (
         msgspec.Meta(max_length=n) for n in (headers_max, keys_max, fields_max)
@@ -316,22 +315,21 @@ class TableReading:
     def __init__(
         self, subjects: bytes, fieldmaps: bytes, limits: Limits, *, outlined: bool = True
     ) -> None:
-        """Nothing is read yet. limits: what reading is held to. outlined: for an index, too."""
+        """limits: checked while reading. outlined: also gather facts for an index."""
         self._table = HeaderTable([], [])
         if outlined:
             self._table.outline = Outline()
         self._wrong: tuple[str, str, int] | None = None
-        """What the error says that ended the reading. Not the error: its trace would hold this
-        object and the bytes of the table, free only when the collector found the circle.
-        """
+        """Text of the error that ended the reading. Not the error itself: its trace would hold this
+        object and the bytes of the table, free only when the collector found the circle."""
         # Without this object, so that a reading that is given up is free at once: what a cycle
         # holds stays until the collector looks at all objects, and one reading takes megabytes.
         self._steps = self._read(self._table, subjects, fieldmaps, limits)
 
     def run(self, more: Callable[[], bool]) -> bool:
-        """Go on until all is read (True) or `more`, asked after each step, says no.
+        """Go on until all is read (True), or until `more`, asked after each step, says no.
 
-        What is wrong with the table ends its reading; table() raises it.
+        A fault of the table ends its reading; table() raises it.
         """
         try:
             return all(more() for _ in self._steps)
@@ -342,7 +340,7 @@ class TableReading:
             return True
 
     def table(self) -> HeaderTable:
-        """The table that was read. Raises BatchError as parse_table() does."""
+        """Return the table that was read. Raises BatchError as parse_table() does."""
         if not self.run(_always) or self._wrong is not None:
             assert self._wrong is not None
             raise BatchError(*self._wrong)
@@ -389,7 +387,7 @@ _ENTRIES = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
 def _portions(entries: list[msgspec.Raw]) -> Iterator[tuple[bytes, int]]:
-    """Entries of a table as arrays of few keys or fields each, with how many each claims."""
+    """Yield entries of a table as arrays of few keys or fields each, with how many each claims."""
     some: list[msgspec.Raw] = []
     count = 0
     for entry in entries:
@@ -407,7 +405,7 @@ def _array(entries: list[msgspec.Raw]) -> bytes:
 
 
 def _claimed(entry: Any) -> int:
-    """How many keys or fields an entry of a table claims to have."""
+    """Return how many keys or fields an entry of a table claims to have."""
     data = memoryview(entry)
     kind = data[0]
     if kind & 0xF0 in (0x80, 0x90):
@@ -417,18 +415,18 @@ def _claimed(entry: Any) -> int:
 
 
 def items_of(texts: Iterable[str]) -> array[int]:
-    """CRC32C (u32) of each text's UTF-8: what an index files keys and pair_text() under."""
+    """Return the CRC32C (u32) of each text: an index files keys and pair_text() under it."""
     crc = google_crc32c.value
     return array("I", [crc(text.encode()) for text in texts])
 
 
 def pair_text(name: str, value: str) -> str:
-    """A field's name and value as one text."""
+    """Return a field's name and value as one text."""
     return f"{name}\0{value}"
 
 
 def leading_parts(keys: tuple[str, ...], depth: int) -> tuple[str, ...]:
-    """The first `depth` parts of each key of a subject, each once."""
+    """Return the first `depth` parts of each key of a subject, each once."""
     if len(keys) == 1:
         return (_leading(keys[0], depth),)
     return tuple(dict.fromkeys([_leading(key, depth) for key in keys]))
@@ -452,7 +450,7 @@ def _decode(decoder: Any, data: bytes, what: str) -> Any:
 
 
 def check_counts(table: HeaderTable, subjects_count: int, fieldmaps_count: int) -> None:
-    """Raises BatchError when the head's counts are not the table's."""
+    """Raise BatchError when the head's counts are not the table's."""
     if len(table.keys) != subjects_count:
         raise BatchError(
             "bad_batch", f"{len(table.keys)} subjects where the head says {subjects_count}", 84
@@ -464,7 +462,7 @@ def check_counts(table: HeaderTable, subjects_count: int, fieldmaps_count: int) 
 
 
 def claimed_length(data: Any) -> int:
-    """How many entries MessagePack bytes claim to have as an array; -1: they are none."""
+    """Return how many entries MessagePack bytes claim to have as an array; -1: they are none."""
     kind = data[0] if len(data) else 0
     if kind & 0xF0 == SHORT_ARRAY:
         return int(kind & 0x0F)
@@ -475,7 +473,7 @@ def claimed_length(data: Any) -> int:
 
 
 def _longest(texts: Collection[str]) -> int:
-    """Bytes of the longest text as UTF-8."""
+    """Return the bytes of the longest text as UTF-8."""
     if all(map(str.isascii, texts)):
         return max(map(len, texts), default=0)
     return max(len(text.encode()) for text in texts)

@@ -1,9 +1,9 @@
 """Limits of the protocol: every size and count that a message may have.
 
-Owns the default values and nothing else; a broker announces its own in WELCOME.
-The rule: a limit is checked where bytes are made (LocalProtocolError) and where they
-arrive (BatchError or RemoteProtocolError, code `too_large`); those of single fields are
-constants, checked while a command is decoded. Source: SPEC.md, section 11.
+Owns the default values and nothing else; a broker announces its own in WELCOME. The rule: a limit
+is checked where bytes are made (LocalProtocolError) and where they arrive (BatchError or
+RemoteProtocolError, code `too_large`); limits of single fields are constants, checked while a
+command is decoded. Source: SPEC.md, section 11.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from typing import Final
 import msgspec
 
 KEY_BYTES_MAX: Final = 128
-"""A sender's name for a batch or a step."""
+"""Bytes of a sender's name for a batch or a step."""
 REASON_BYTES_MAX: Final = 1024
-"""Why a worker failed; in characters."""
+"""Characters of a worker's reason for a failure."""
 RANGES_MAX: Final = 4_096
 """Ranges in one acknowledgement."""
 RUNS_MAX: Final = 65_536
 """Numbers or runs in one command."""
 NUMBERS_MAX: Final = 1 << 20
-"""Messages, requests or records that the ranges of one command name."""
+"""Messages, requests or records that the ranges of one command may name."""
 ELEMENTS_MAX: Final = 65_536
-"""Elements of all arrays and maps within one field of a command; of RESULT as many as fit."""
+"""Elements of all arrays and maps within one field of a command; in RESULT as many as fit."""
 TIME_MAX: Final = 1 << 53
-"""A time or duration, in milliseconds: every language has it exactly, and sums stay in 64 bits."""
+"""Largest time or duration, in milliseconds: every language has it exactly, and sums stay in 64
+bits."""
 PRIORITY_MIN: Final = -128
 PRIORITY_MAX: Final = 127
 
@@ -34,9 +35,9 @@ class Limits(msgspec.Struct, frozen=True, gc=False):
     """Sizes in bytes, counts in pieces; the defaults are those of SPEC.md, section 11."""
 
     record_bytes_max: int = 8 << 20
-    """One record's body, before compression."""
+    """Bytes of one record's body, before compression."""
     batch_bytes_max: int = 16 << 20
-    """One batch, stamp included; also the most that a body may decompress to."""
+    """Bytes of one batch, stamp included; also the most that a body may decompress to."""
     batch_records_max: int = 65_536
     subject_bytes_max: int = 255
     keys_max: int = 16
@@ -50,7 +51,7 @@ class Limits(msgspec.Struct, frozen=True, gc=False):
     field_name_bytes_max: int = 255
     field_value_bytes_max: int = 1024
     property_bytes_max: int = 65_536
-    """One record's properties, as MessagePack."""
+    """Bytes of one record's properties, as MessagePack."""
     message_commands_max: int = 4096
     message_frames_max: int = 4096
     step_parts_max: int = 512
@@ -65,10 +66,10 @@ UNBOUNDED = Limits(
     record_bytes_max=1 << 40, batch_bytes_max=1 << 40, headers_max=1 << 20, keys_max=1 << 20,
     header_entries_max=1 << 24, fields_max=1 << 20, property_bytes_max=1 << 40,
 )  # fmt: skip
-"""What a batch is made under that has some rows of another: that one was checked, perhaps under
-limits that are above the defaults."""
+"""Limits for making a batch of some rows of another, which was checked, perhaps under limits above
+the defaults."""
 UNCHECKED = Limits(
     headers_max=1 << 20, keys_max=1 << 20, header_entries_max=1 << 24, fields_max=1 << 20
 )
-"""What the header table of a content is parsed under that was not checked here: one that was stored
+"""Limits for parsing the header table of a content that is not checked here: one that was stored
 under limits which may have been other than these, or one that is about to be checked."""

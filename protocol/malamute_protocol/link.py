@@ -17,15 +17,15 @@ from malamute_protocol.errors import LocalProtocolError, RemoteProtocolError
 
 
 class State(enum.Enum):
-    """Where a link stands; the same word on both sides."""
+    """The state of a link; both sides use the same words."""
 
     NEW = "new"
-    """The transport is there, nothing was said."""
+    """The transport is there, and no command was sent."""
     GREETED = "greeted"
     """HELLO was sent and not yet answered."""
     OPEN = "open"
     CLOSED = "closed"
-    """BYE was sent or received: nothing follows, what still arrives is ignored."""
+    """BYE was sent or received: nothing follows, and commands that still arrive are ignored."""
 
 
 class Side(enum.Enum):
@@ -57,7 +57,7 @@ BROKER_COMMANDS: Final[tuple[type[Command], ...]] = (
 """Commands that a broker may send at all."""
 
 CONTENT_COMMANDS: Final = (c.Publish, c.Send, c.Request, c.Reply, c.Atomic)
-"""Client commands bound by what WELCOME states: they wait for it."""
+"""Client commands bound by what WELCOME states, for which they wait."""
 
 Moves: TypeAlias = Mapping[type[Command], State]
 
@@ -100,7 +100,7 @@ class Link:
     __slots__ = ("side", "state")
 
     def __init__(self, side: Side) -> None:
-        """side: ours; it decides who is to blame for a wrong command."""
+        """side: ours; it decides which side is to blame for a wrong command."""
         self.side = side
         self.state = State.NEW
 
@@ -117,8 +117,8 @@ class Link:
     def received(self, command: Command) -> None:
         """Move by a command that arrived.
 
-        Raises RemoteProtocolError `unexpected`: the peer must not send it in this state.
-        Once the link is closed nothing is an error: what arrives was on its way.
+        Raises RemoteProtocolError `unexpected`: the peer must not send it in this state. Once the
+        link is closed nothing is an error: commands that arrive were on their way.
         """
         if self.state is State.CLOSED:
             return

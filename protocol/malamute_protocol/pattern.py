@@ -1,9 +1,9 @@
-"""Patterns on the wire: builders, the text form, and what a well-formed pattern is.
+"""Patterns on the wire: builders, the text form, and the check of a well-formed pattern.
 
-Owns the wire form of a pattern (a MessagePack array whose first element is the kind)
-and the limits on it. The rule: `validate` is structural; it says whether a pattern is
-well formed, never what it matches, and a regular expression is only measured here, since
-only the broker has the engine that compiles it. Source: SPEC.md, section 7.
+Owns the wire form of a pattern (a MessagePack array whose first element is the kind) and the limits
+on it. The rule: `validate` is structural; it says whether a pattern is well formed, never what it
+matches, and a regular expression is only measured here, since only the broker has the engine that
+compiles it. Source: SPEC.md, section 7.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Pattern: TypeAlias = list[Any]
 """A pattern in wire form: [kind, ...]."""
 
 Criterion: TypeAlias = "str | tuple[str, str | None]"
-"""What `fields` takes: "name", "name=value", or (name, value), where None is any value."""
+"""An argument of `fields`: "name", "name=value", or (name, value), where None is any value."""
 
 DEPTH_MAX: Final = 8
-"""How deep `and`, `or` and `not` may nest; a leaf alone has depth 1."""
+"""Depth to which `and`, `or` and `not` may nest; a leaf alone has depth 1."""
 NODES_MAX: Final = 256
-"""How many kinds a pattern may name in all, counted through its combinations."""
+"""Kinds that a pattern may name in all, counted through its combinations."""
 TOPIC_BYTES_MAX: Final = 255
 PREFIX_BYTES_MAX: Final = 255
 REGEX_BYTES_MAX: Final = 1024
@@ -40,8 +40,8 @@ _TEXT_KINDS: Final = ("prefix:", "regex:", "fields:", "any:", "[")
 class PatternError(BrokerRefused, ValueError):
     """A pattern was refused; nothing was done.
 
-    `code` is bad_pattern, unknown_pattern_kind or, where a broker holds as many patterns
-    of this kind as it may, limit; `reason` says why, in words for the one who wrote it.
+    `code` is bad_pattern, unknown_pattern_kind or, where a broker holds as many patterns of this
+    kind as it may, limit; `reason` says why, in words for the person who wrote it.
     """
 
 
@@ -50,7 +50,7 @@ def _bad(reason: str) -> PatternError:
 
 
 def _show(value: object) -> str:
-    """A value as it may appear in a message: cut when long, only its type when it is nested."""
+    """Return a value for a message: cut when long, only its type when it is nested."""
     if not isinstance(value, str | bytes | int | float | None):
         return f"a {type(value).__name__}"
     if isinstance(value, str | bytes) and len(value) > _QUOTE:
@@ -89,14 +89,14 @@ def fields(
 ) -> Pattern:
     """Records whose fields meet all (or any) criteria.
 
-    criteria: "name" (the record has the field), "name=value", or the pairs (name, value) and
-    (name, None), which say the same. equal: further criteria by name, for values that are not
-    known when the program is written. Raises PatternError: a criterion is none of these.
+    criteria: "name" (the record has the field), "name=value", or the pairs (name, value) and (name,
+    None), which mean the same. equal: further criteria by name, for values that are not known when
+    the program is written. Raises PatternError: a criterion is none of these.
     """
     if equal is not None and not isinstance(equal, Mapping):
         raise _bad(f"equal is a mapping of names to values, not {_show(equal)}")
     wire: list[list[str]] = []
-    criterion: Any  # what callers without types hand in
+    criterion: Any  # Callers without types may hand in anything.
     for criterion in criteria:
         if isinstance(criterion, str):
             wire.append(_criterion(criterion))
@@ -112,7 +112,7 @@ def fields(
 
 
 def _criterion(text: str) -> list[str]:
-    """[name, value] of "name=value", [name] of "name"; raises PatternError for a comparison."""
+    """Return [name, value] of "name=value", [name] of "name"; PatternError for a comparison."""
     name, equals, value = text.partition("=")
     if any(sign in name for sign in _COMPARISONS):
         raise _bad(
@@ -300,7 +300,8 @@ def from_text(text: str) -> Pattern:
     """Read a pattern as typed on a command line or in a Spark option; raises PatternError.
 
     Bare text is a topic pattern. `prefix:x`, `regex:x`, `fields:a=b,c` (all of them) and
-    `any:a=b,c`; what begins with `[` is the wire form as JSON and says everything else.
+    `any:a=b,c` are patterns of those kinds; text that begins with `[` is the wire form as JSON and
+    can say everything else.
     """
     if text.startswith("["):
         try:
@@ -317,7 +318,7 @@ def from_text(text: str) -> Pattern:
 
 
 def to_text(wire: object) -> str:
-    """The text that from_text reads back as this pattern; raises PatternError."""
+    """Return the text that from_text reads back as this pattern; raises PatternError."""
     pattern = validate(wire)
     match pattern:
         case ["topic", str(text)] if not text.startswith(_TEXT_KINDS):

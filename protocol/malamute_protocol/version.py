@@ -15,7 +15,7 @@ VERSIONS: Final = (1, 1)
 
 
 class Feature(enum.IntFlag):
-    """What a broker serves, or a client wants; what is not offered is refused `unsupported`."""
+    """Parts of the protocol that a broker serves, or a client wants; others are `unsupported`."""
 
     MAIL = 1
     SERVICES = 2
@@ -33,6 +33,6 @@ class Feature(enum.IntFlag):
 
 
 def negotiate(ours: tuple[int, int], theirs: tuple[int, int]) -> int | None:
-    """The highest version within both ranges; None when there is none in common."""
+    """Return the highest version within both ranges; None when they have none in common."""
     highest = min(ours[1], theirs[1])
     return highest if highest >= max(ours[0], theirs[0]) else None

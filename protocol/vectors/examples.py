@@ -1,9 +1,9 @@
-"""What the vectors of commands and patterns are made of, written by hand.
+"""Examples that the vectors of commands and patterns are made of, written by hand.
 
-Owns one example of every command with every field set (ATOMIC stands in STEP, with every part
-that it may have) and the table of patterns with what each selects; the first eleven are the
-whitepaper's two worked examples. The rule: what is expected stands here as a fact, computed by
-nobody. Source: SPEC.md, sections 4 and 7.
+Owns one example of every command with every field set (ATOMIC stands in STEP, with every part that
+it may have) and the table of patterns with the records that each selects; the first eleven are the
+whitepaper's two worked examples. The rule: expectations stand here as facts that no code computes.
+Source: SPEC.md, sections 4 and 7.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Writes the golden vectors beside this file: `python -m vectors.generate`.
 
-Owns what the vectors say. The rule: expected values are the inputs, written here by
-hand or made from them, never read back from what our reader makes of the bytes; other
-readers (tests/protocol/independent_reader.py, tests/interop/node) check both. Source:
-SPEC.md, section 18.
+Owns the vectors' content. The rule: expected values are the inputs, written here by hand or made
+from them, never read back by our own reader; other readers (tests/protocol/independent_reader.py,
+tests/interop/node) check both. Source: SPEC.md, section 18.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ ABOUT = {
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can say it."""
+    """Return a value in the form that JSON can have."""
     if isinstance(value, bytes):
         return {"hex": value.hex()}
     if isinstance(value, dict):
@@ -76,13 +75,13 @@ def plain(value: Any) -> Any:
 
 
 def wire_name(command: type[Command]) -> str:
-    """HELLO for Hello, OPEN_PRODUCER for OpenProducer."""
+    """Return HELLO for Hello, OPEN_PRODUCER for OpenProducer."""
     name = command.__name__
     return "".join(f"_{x}" if x.isupper() and i else x for i, x in enumerate(name)).upper()
 
 
 def shown(command: Command, frames: list[int]) -> Vector:
-    """A command as the vector shows it."""
+    """Return a command as the vector shows it."""
     kind = type(command)
     fields = {name.rstrip("_"): plain(getattr(command, name)) for name in kind.__struct_fields__}
     number = next(n for n, other in COMMANDS.items() if other is kind)
@@ -90,7 +89,7 @@ def shown(command: Command, frames: list[int]) -> Vector:
 
 
 def messages() -> Iterator[Vector]:
-    """Every command with every field set, then the ways in which a message may go wrong."""
+    """List every command with every field set, then the ways in which a message may go wrong."""
 
     def whole(name: str, commands: list[Command]) -> Vector:
         contents: list[bytes] = []
@@ -293,7 +292,7 @@ def record(
     expires_at_ms: int | None = None,
     properties: dict[str, Any] | None = None,
 ) -> Vector:
-    """What a vector says of one record."""
+    """Return a vector's description of one record."""
     return {
         "keys": keys,
         "fields": fields or {},
@@ -336,7 +335,7 @@ def changed(data: bytes, position: int, form: str, value: int) -> bytes:
 
 
 def sections(*parts: bytes) -> bytes:
-    """Parts, each padded to 8."""
+    """Join parts, each padded to 8."""
     return b"".join(part + bytes(-len(part) % 8) for part in parts)
 
 
@@ -351,7 +350,7 @@ def by_hand(head: dict[int, tuple[str, int]], *parts: bytes) -> bytes:
 
 
 def contents() -> Iterator[Vector]:
-    """Every form of every section, then everything that can be wrong with a content."""
+    """List every form of every section, then everything that can be wrong with a content."""
 
     def good(name: str, data: bytes, records: list[Vector], **more: Any) -> Vector:
         head = Content(data).head
@@ -503,7 +502,8 @@ def contents() -> Iterator[Vector]:
             one,
         )
 
-    Content(with_subjects(b"\x91\xa1s", 1)).check()  # what follows is wrong for one reason only
+    # Each case after this is wrong for one reason only.
+    Content(with_subjects(b"\x91\xa1s", 1)).check()
     yield bad("subjects that are no array", with_subjects(b"\xa1s", 1))
     yield bad("a subject that is a number", with_subjects(b"\x91\x01", 1))
     yield bad("a subject that is bin", with_subjects(b"\x91\xc4\x01s", 1))
@@ -532,7 +532,7 @@ def stamp_for(data: bytes, base_offset: int, **changes: Any) -> Stamp:
 
 
 def deliveries() -> Iterator[Vector]:
-    """Frames cut in each way that is allowed, rows, derived batches; then what is wrong."""
+    """List frames cut in each way that is allowed, rows, derived batches; then wrong ones."""
 
     def delivered(base: int, rows: list[int] | None = None) -> list[Vector]:
         numbers = range(len(FULL_ROWS)) if rows is None else rows
@@ -652,7 +652,7 @@ def bitmaps() -> Iterator[Vector]:
 
 
 def patterns() -> Iterator[Vector]:
-    """Patterns with what they say of headers, the whitepaper's examples first."""
+    """List patterns with their verdicts on headers, the whitepaper's examples first."""
     for pattern, headers, matching in PATTERNS:
         shown_headers = []
         for place, header in enumerate(headers):
@@ -701,7 +701,7 @@ KINDS: dict[str, Callable[[], Iterator[Vector]]] = {
 
 
 def files() -> dict[str, Any]:
-    """File name -> what it holds."""
+    """Return file name -> content."""
     made: dict[str, Any] = {
         f"{kind}.json": {"kind": kind, "about": ABOUT[kind], "vectors": list(make())}
         for kind, make in KINDS.items()

@@ -1,4 +1,4 @@
-"""See run.py."""
+"""Entry point; see run.py."""
 
 import sys
 

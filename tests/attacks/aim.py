@@ -1,8 +1,8 @@
-"""What each attack is given: the broker's address, how long it goes on, and hostile peers.
+"""Means of an attack: the broker's address, its bounds, and hostile peers.
 
-Owns the count of what was sent. The rules: an attack ends after so many rounds or seconds, what
-comes first, so that a short run is the same each time; a peer whose connection the broker has cut
-connects again at its next message. Source: ZMTP 3.0, https://rfc.zeromq.org/spec/23/.
+Owns the count of messages sent. The rules: an attack ends after so many rounds or seconds,
+whichever comes first, so that a short run is equal each time; a peer whose connection the broker
+has cut connects again at its next message. Source: ZMTP 3.0, https://rfc.zeromq.org/spec/23/.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from malamute_protocol.framing import encode_message
 from tests.fuzz.zmtp import GREETING, Wire, message, ready
 
 ANSWER_S: Final = 30.0
-"""How long a peer waits for an answer that its attack cannot go on without."""
+"""Time that a peer waits for an answer without which its attack cannot go on."""
 
 
 class Aim:
@@ -30,13 +30,13 @@ class Aim:
     def __init__(
         self, endpoint: str, *, rounds: int, seconds: float, seed: int = 0, broker: int = 0
     ) -> None:
-        """rounds, seconds: bounds of how long `more` says yes. broker: its process."""
+        """rounds, seconds: bounds until which `more` says yes. broker: its process."""
         self.endpoint = endpoint
         self.port = int(endpoint.rpartition(":")[2])
         self.broker = broker
         self.chance = random.Random(seed)
         self.sent = 0
-        """Messages and connections."""
+        """Messages and connections sent so far."""
         self.lost = 0
         """Connections that the broker has cut."""
         self.round = 0
@@ -51,12 +51,12 @@ class Aim:
         return True
 
     def peer(self, identity: str = "", *, routing_id: bytes | None = None) -> Peer:
-        """A peer with a link."""
+        """Return a peer with a link."""
         return Peer(self, identity, routing_id)
 
 
 class Peer:
-    """A link that is made again when it was lost."""
+    """A peer whose link is made again when it was lost."""
 
     def __init__(self, aim: Aim, identity: str = "", routing_id: bytes | None = None) -> None:
         """identity: that is asked for; empty: none."""
@@ -69,7 +69,7 @@ class Peer:
         self.connect()
 
     def first(self, do: Callable[[], None]) -> None:
-        """Do this now, and each time the link was made again: subscribe, say."""
+        """Do this now, and each time the link was made again: subscribe, for example."""
         self._before = do
         do()
 
@@ -78,7 +78,7 @@ class Peer:
         self._aim.sent += 1
         self._found = []
         hello = Hello((1, 1), self._aim.chance.randbytes(16), self._identity)
-        # Refused while the broker has a full backlog: an attacker tries again.
+        # The broker refuses while its backlog is full: an attacker tries again.
         for _ in range(100):
             try:
                 wire = Wire(self._aim.port, GREETING + ready(identity=self._routing_id))
@@ -111,14 +111,14 @@ class Peer:
         wire.send(data)
 
     def discard(self) -> None:
-        """Read what has come and forget it: the broker has nobody who is slow to read."""
+        """Read what has come and forget it, so that the broker never waits for this peer."""
         wire = self._wire
         if wire is not None and not wire.discard():
             self._aim.lost += 1
             self._wire = None
 
     def take(self, wanted: type[Command], wait_s: float = ANSWER_S) -> Any:
-        """The next command of a type; None when the link ends before, or none comes in time."""
+        """Return the next command of a type; None: the link ended, or none came in time."""
         until = time.monotonic() + wait_s
         while True:
             while self._found:
@@ -135,7 +135,7 @@ class Peer:
                     self._found.append((command, frames))
 
     def reset(self) -> None:
-        """End the connection by a reset."""
+        """End the connection with a reset."""
         if self._wire is not None:
             self._wire.close(abort=True)
             self._wire = None
@@ -151,7 +151,7 @@ class Raw:
     """A connection that sends bytes and makes no link of them."""
 
     def __init__(self, aim: Aim, hello: bytes = b"", then: bytes = b"") -> None:
-        """hello: its first bytes. then: what is sent once the broker has answered these."""
+        """hello: its first bytes. then: sent once the broker has answered these."""
         aim.sent += 1
         self.socket = socket.create_connection(("127.0.0.1", aim.port), timeout=10.0)
         self.open = True
@@ -180,7 +180,7 @@ class Raw:
 
 
 def burst(commands: Iterable[Command], each: int = 1) -> bytes:
-    """Messages of so many commands each, without frames, as bytes."""
+    """Return messages of so many commands each, without frames, as bytes."""
     every = list(commands)
     return b"".join(
         message(encode_message(every[at : at + each])) for at in range(0, len(every), each)

@@ -1,7 +1,7 @@
 """`python -m tests.attacks.attacker NAME ENDPOINT ROUNDS SECONDS SEED BROKER`: one attack.
 
-Owns the attacker's process: it gives way to the broker and the canary (nice 10), for the machine
-that is attacked is not the one that attacks. Prints one line of JSON when it is done.
+Owns the attacker's process. It yields the processor to the broker and the canary (nice 10), since
+in an operator's network they would be on other machines. Prints one line of JSON when it is done.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main(name: str, endpoint: str, rounds: str, seconds: str, seed: str, broker:
     try:
         ATTACKS[name].do(aim)
     except OSError as error:
-        # A broker that ends takes no connections; whoever started this sees whether it did.
+        # A broker that has ended takes no connections; the parent process sees whether it has.
         ended = f"the attacker could not go on: {error!r}"
     told = {
         "sent": aim.sent, "lost": aim.lost, "rounds": aim.round, "ended": ended,

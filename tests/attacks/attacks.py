@@ -1,4 +1,4 @@
-"""The attacks: each what hostile peers do to a broker, as a function of its own.
+"""The attacks of hostile peers on a broker, each as a function of its own.
 
 Owns what is sent. The rules: an attack needs nothing but a port (and a password where there is
 one), says in its docstring what it does, in one sentence, and names the settings that it needs and
@@ -40,27 +40,27 @@ _HEADERS: Final = 65_536
 
 
 class Attack(msgspec.Struct, frozen=True):
-    """One attack, and what it needs."""
+    """One attack, and its settings."""
 
     name: str
     do: Callable[[Aim], None]
     rounds: int
-    """Of the short form: a second or so."""
+    """Rounds of the short form, which takes a second or so."""
     settings: tuple[str, ...] = ()
-    """Of its broker, `key=value`."""
+    """Settings of its broker, `key=value`."""
     keeps: int = 0
-    """Bytes of what it has made and what stays, as far as the configuration lets it: streams,
-    mailboxes, cursors."""
+    """Bytes that lasting things may take, as far as the configuration lets it: streams, mailboxes,
+    cursors."""
     files: int = 0
-    """Descriptors that stay for the same reason."""
+    """Descriptors that lasting things may take."""
     password: str = ""
-    """Of the canary, where the broker asks for one."""
+    """The canary's password, where the broker asks for one."""
     canary: str = "canary"
-    """The canary's name; empty: it has none, where the broker lets none have one."""
+    """The canary's name; empty: it has none, where the broker allows none."""
 
     @property
     def what(self) -> str:
-        """What it does, in a sentence."""
+        """Describe the attack in a sentence."""
         return (self.do.__doc__ or "").strip()
 
 
@@ -79,7 +79,7 @@ def attack(rounds: int, **needs: Any) -> Callable[[Callable[[Aim], None]], Calla
 
 
 def hello(identity: str = "") -> bytes:
-    """A message that begins a link."""
+    """Return a message that begins a link."""
     return message(encode_message([wire.Hello((1, 1), os.urandom(16), identity)]))
 
 
@@ -299,7 +299,7 @@ def new_headers_for_many(aim: Aim) -> None:
         for reader in readers:
             reader.discard()
         writer.discard()
-        # Behind what they have: each begins again at the first record.
+        # The subscriptions lag: each begins again at the first record.
         for reader in readers:
             for first in range(0, 1_000, 250):
                 some = range(first, first + 250)
@@ -373,7 +373,7 @@ def mail_ranges(aim: Aim) -> None:
 
 @attack(100)
 def message_ids_at_the_end(aim: Aim) -> None:
-    """SUBSCRIBE behind message ids at the end of all numbers."""
+    """SUBSCRIBE after message ids at the end of all numbers."""
     peer = aim.peer()
     peer.say(wire.Publish("ends", 1), frames=[encode([b"x"])])
     number = 0
@@ -406,7 +406,7 @@ def numbers_twice(aim: Aim) -> None:
 
 @attack(30)
 def producers(aim: Aim) -> None:
-    """OPEN_PRODUCER by the thousand, which nobody has to be permitted."""
+    """OPEN_PRODUCER by the thousand, for which no permission is needed."""
     peer = aim.peer()
     while aim.more():
         peer.say(*[wire.OpenProducer(n) for n in range(1_000)])
@@ -428,7 +428,7 @@ def keys(aim: Aim) -> None:
                       'permissions.*.request=["canary"]', 'permissions.*.work=["canary"]'),
         canary="")  # fmt: skip
 def permission_names(aim: Aim) -> None:
-    """Names that nobody has heard of, each of which is looked for among the permissions."""
+    """Names that the broker has never heard of, each looked for among the permissions."""
     peer = aim.peer()
     while aim.more():
         start = aim.chance.getrandbits(60)
@@ -463,7 +463,7 @@ def reconnect_storm(aim: Aim) -> None:
 
 @attack(1_500)
 def silent_connections(aim: Aim) -> None:
-    """Connections that say nothing, as many as there may be, each remade when it is cut."""
+    """Connections that say nothing, as many as are allowed, each remade when it is cut."""
     kept: list[Raw] = []
     while aim.more():
         with contextlib.suppress(OSError):
@@ -476,7 +476,7 @@ def silent_connections(aim: Aim) -> None:
 
 @attack(20)
 def unread_pongs(aim: Aim) -> None:
-    """20 peers with 4,000 PINGs a message, none of whom reads an answer."""
+    """20 peers with 4,000 PINGs a message, none of which reads an answer."""
     data = message(encode_message([wire.Ping(number) for number in range(4_000)]))
     peers = [aim.peer() for _ in range(20)]
     while aim.more():
@@ -486,7 +486,7 @@ def unread_pongs(aim: Aim) -> None:
 
 @attack(200)
 def read_pongs(aim: Aim) -> None:
-    """20 peers with 4,000 PINGs a message, all of whom read the answers."""
+    """20 peers with 4,000 PINGs a message, all of which read the answers."""
     data = message(encode_message([wire.Ping(number) for number in range(4_000)]))
     peers = [aim.peer() for _ in range(20)]
     while aim.more():
@@ -524,7 +524,7 @@ def index_questions(aim: Aim) -> None:
 
 @attack(8)
 def slow_readers(aim: Aim) -> None:
-    """Readers with all the credit there is who read nothing, of a stream that a peer fills."""
+    """Readers with all possible credit that read nothing, of a stream that a peer fills."""
     readers = [aim.peer() for _ in range(40)]
     for reader in readers:
         reader.first(
@@ -589,7 +589,7 @@ def routing_ids(aim: Aim) -> None:
 
 @attack(20)
 def reset_behind_a_full_queue(aim: Aim) -> None:
-    """Many messages and ZMTP's own PING behind slow ones, and a reset before they are answered."""
+    """Many messages and ZMTP's own PING after slow ones, and a reset before they are answered."""
     slow = message(encode_message([wire.Ping(n) for n in range(4_000)])) * 3
     few = burst([wire.Ping(1)]) * 16
     ping = frame(b"\x04PING\x00\x0a", COMMAND)
@@ -601,7 +601,7 @@ def reset_behind_a_full_queue(aim: Aim) -> None:
 
 @attack(2_000)
 def mutated_traffic(aim: Aim) -> None:
-    """What the live fuzzer sends: all commands in all states, wrong ZMTP, half messages, resets."""
+    """Messages of the live fuzzer: any command in any state, wrong ZMTP, half messages, resets."""
     source = live.Attack(aim.port, aim.chance.getrandbits(20))
     for step in source.steps(1 << 60):
         if not aim.more():
@@ -779,7 +779,7 @@ def _users() -> tuple[str, ...]:
 
 @attack(10, settings=_users(), password=PASSWORD)
 def guessed_passwords(aim: Aim) -> None:
-    """200 connections that guess passwords, of a user that there is and of many there are not."""
+    """200 connections that guess passwords, of a user that exists and of many that do not."""
     with zmq.Context() as context:
         kept: list[zmq.Socket[bytes]] = []
         while aim.more():
@@ -839,5 +839,5 @@ def stopped_checkpoint(aim: Aim) -> None:
 
 
 def names(only: Sequence[str] = ()) -> list[str]:
-    """The attacks' names, or those of them that were asked for."""
+    """Return the attacks' names, or those of them that were asked for."""
     return [name for name in ATTACKS if not only or name in only]

@@ -1,11 +1,11 @@
 """`python -m tests.attacks`: each known attack at a broker's process, one after the other.
 
-Owns what is measured and the verdicts. The rules: the broker is a process of its own with the
+Owns the measurements and the verdicts. The rules: the broker is a process of its own with the
 configuration of an operator; the canary is another, and is measured quiet, under attack and quiet
-again; the attacker is a third, and gives way to both. An attack fails when the broker ends or meets
-an error of its own, when the canary misses anything, when memory or descriptors pass their bounds
-or do not come back, and when a confirm's 99th percentile passes so many times its quiet value.
-Source: ARCHITECTURE.md, "What a peer may cost"; docs/robustness.md.
+again; the attacker is a third, and yields to both. An attack fails when the broker ends or meets an
+error of its own, when the canary misses anything, when memory or descriptors pass their bounds or
+do not come back, and when a confirm's 99th percentile passes so many times its quiet value. Source:
+ARCHITECTURE.md, "What a peer may cost"; docs/robustness.md.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ from tests.fuzz.live import BACK_S, Broker, own_errors
 from tests.server.peer import RawPeer
 
 SETTINGS: Final = ("log.level=warning", "log.form=json")
-"""All else is as it is delivered."""
+"""Settings of the broker; all others have their defaults."""
 OTHER_BYTES: Final = 128 * MIB
-"""What an attack may add besides what waits unread: hot windows, outboxes, a message of
+"""Bytes that an attack may add besides unread ones: hot windows, outboxes, a message of
 batch_bytes_max in several forms, and what comes between two looks of the guard."""
 PEAK_BYTES: Final = Config().limits.unread_share_bytes_max + OTHER_BYTES
-"""What any attack from one address may add to the broker's memory while it goes on, by the default
-configuration. What an attack makes that stays it says itself."""
+"""Bytes that any attack from one address may add to the broker's memory while it goes on, by the
+default configuration. An attack names the bytes of lasting things itself."""
 BACK_BYTES: Final = 160 * MIB
-"""What may stay of that: hot windows, memos, and what the allocator does not give back."""
+"""Bytes of those that may stay: hot windows, memos, and memory that the allocator does not give
+back."""
 SPARE_FILES: Final = 40
 """Files of the journal that may be open beyond those before: segments."""
 _SAMPLE_S: Final = 0.05
@@ -49,7 +50,7 @@ _SLACK_S: Final = 60.0
 
 
 class Found(msgspec.Struct, kw_only=True):
-    """What one attack did and cost."""
+    """The outcome and the cost of one attack."""
 
     name: str
     sent: int = 0
@@ -60,24 +61,25 @@ class Found(msgspec.Struct, kw_only=True):
     broker_cpu_s: float = 0.0
     attacker_cpu_s: float = 0.0
     longest_turn_ms: float = 0.0
-    """Of the broker's loop, in time of a processor: what the attack costs others by itself."""
+    """The longest turn of the broker's loop, in time of a processor: the delay that the attack
+    itself causes others."""
     canary: dict[str, Any] = {}
     factor: float = 0.0
     faults: list[str] = []
     slow: str = ""
-    """That the confirms took too long, if they did."""
+    """Say that the confirms took too long, if they did."""
 
     @property
     def held(self) -> bool:
-        """Whether all held."""
+        """Whether every bound held."""
         return not self.faults and not self.slow
 
 
 class Watch:
-    """The broker's memory and descriptors, looked at again and again from a thread."""
+    """Measures the broker's memory and descriptors again and again, from a thread."""
 
     def __init__(self, broker: Broker) -> None:
-        """broker: running."""
+        """broker: a running one."""
         self.peak: dict[str, int] = {}
         self._broker = broker
         self._over = threading.Event()
@@ -96,7 +98,7 @@ class Watch:
                 self.peak[name] = max(value, self.peak.get(name, 0))
 
     def stop(self) -> dict[str, int]:
-        """The most that was seen."""
+        """Return the greatest values that were seen."""
         self._over.set()
         self._thread.join()
         return self.peak
@@ -106,10 +108,10 @@ def run(
     attack: Attack, directory: Path, *, rounds: int, seconds: float, quiet_s: float,
     p99_factor: float = 0.0, seed: int = 0, program: Sequence[str] = (),
 ) -> Found:  # fmt: skip
-    """One attack at a broker of its own.
+    """Run one attack at a broker of its own.
 
-    rounds, seconds: what comes first ends it. p99_factor: 0: latency is only measured. program:
-    what to run instead of the broker, for planted bugs.
+    rounds, seconds: whichever comes first ends it. p99_factor: 0: latency is only measured.
+    program: to run instead of the broker, for planted bugs.
     """
     found = Found(name=attack.name, faults=[])
     with Daemon(directory, SETTINGS + attack.settings, program) as daemon:
@@ -187,7 +189,7 @@ def _attacked(
 
 
 def _longest_turn_ms(attack: Attack, daemon: Daemon) -> float:
-    """The longest turn of the broker's loop, as the broker says."""
+    """Return the longest turn of the broker's loop, as the broker reports it."""
     options: dict[str, Any] = {}
     if attack.password:
         name, word = f"{attack.canary}-4", attack.password
@@ -198,7 +200,7 @@ def _longest_turn_ms(attack: Attack, daemon: Daemon) -> float:
 
 
 def _come_back(attack: Attack, broker: Broker, found: Found) -> dict[str, int]:
-    """What it uses once that is what it used before, or when it has had its time."""
+    """Return the broker's usage once it is what it was before, or when its time is over."""
     before = found.before
     most = {
         "sockets": before["sockets"],
@@ -254,12 +256,12 @@ _COLUMNS: Final = (
 
 
 def heading() -> str:
-    """The first line of the table."""
+    """Return the first line of the table."""
     return " ".join(name.ljust(width) for name, width in _COLUMNS).rstrip()
 
 
 def row(found: Found) -> str:
-    """One attack's line of the table."""
+    """Return one attack's line of the table."""
     states = (found.before, found.peak, found.after)
 
     def each(name: str, unit: int = 1) -> str:
@@ -290,7 +292,7 @@ def row(found: Found) -> str:
 
 
 def noise(founds: Sequence[Found]) -> str:
-    """What the machine itself did to the canary, in a sentence."""
+    """Say in a sentence what the machine itself did to the canary."""
     control = [found for found in founds if found.name == "only-processor"]
     quiet = [
         found.canary["confirms_ms"][phase]["p99"]
@@ -315,7 +317,7 @@ def noise(founds: Sequence[Found]) -> str:
 
 
 def main() -> int:
-    """0: all held; 1: something did not."""
+    """Run the attacks; returns 0: all held; 1: something did not."""
     parser = argparse.ArgumentParser(prog="python -m tests.attacks", description=__doc__)
     parser.add_argument("--only", action="append", default=[], metavar="NAME", choices=ATTACKS)
     parser.add_argument("--list", action="store_true", help="say what there is, and do nothing")

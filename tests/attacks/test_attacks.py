@@ -12,7 +12,7 @@ from tests.attacks.attacks import ATTACKS, MIB, Attack
 from tests.attacks.run import Found, run
 
 LONG_S = 120.0
-"""No bound for an attack that ends by its rounds."""
+"""A time that never ends an attack, which ends by its rounds."""
 
 
 def planted(bug: str) -> tuple[str, ...]:

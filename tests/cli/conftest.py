@@ -30,7 +30,7 @@ def broker() -> Iterator[EmbeddedBroker]:
 
 @pytest.fixture
 def m(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """`malamute ...` against the broker, with contexts of its own."""
+    """Run `malamute ...` against the broker, with contexts of its own."""
     monkeypatch.setenv("MALAMUTE_ENDPOINT", broker.tcp_endpoint)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     return run_cli
@@ -38,5 +38,5 @@ def m(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 @pytest.fixture
 def stream(request: pytest.FixtureRequest) -> str:
-    """A name that no other test uses."""
+    """A stream name that no other test uses."""
     return f"{request.node.originalname}-{next(_numbers)}"

@@ -17,7 +17,7 @@ _COMMAND = get_command(app)
 
 
 class Outcome:
-    """What a command printed, and its exit code."""
+    """A command's output and its exit code."""
 
     def __init__(self, code: int, out: bytes, err: str) -> None:
         self.code = code

@@ -93,7 +93,7 @@ def test_precedence(m: Run, broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPa
     m("context", "add", "here", "--endpoint", here).ok()
     m("context", "add", "nowhere", "--endpoint", NOWHERE).ok()
     monkeypatch.delenv("MALAMUTE_ENDPOINT")
-    m("stream", "ls").ok()  # the context in use
+    m("stream", "ls").ok()  # The context in use.
     monkeypatch.setenv("MALAMUTE_CONTEXT", "nowhere")
     assert m("stream", "ls", *quick).code == 3
     monkeypatch.setenv("MALAMUTE_ENDPOINT", here)
@@ -185,7 +185,7 @@ def test_passwords_come_from_a_file_or_a_variable(
         assert "unauthenticated" in refused.err
         monkeypatch.setenv("MALAMUTE_ENDPOINT", guarded.tcp_endpoint)
         monkeypatch.setenv("MALAMUTE_USER", "ann")
-        assert run_cli("stream", "ls", stdin="").code == 2  # nobody to ask
+        assert run_cli("stream", "ls", stdin="").code == 2  # There is no person to ask.
         monkeypatch.setenv("MALAMUTE_PASSWORD", "pw")
         run_cli("stream", "ls").ok()
 

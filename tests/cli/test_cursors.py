@@ -64,7 +64,7 @@ def test_a_cursor_that_waits_for_records_is_moved_meanwhile(
 
 
 class Torn(io.BytesIO):
-    """A reader of our output that went away after so many writes."""
+    """An output whose reader goes away after so many writes."""
 
     def __init__(self, writes: int) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ def test_what_a_closed_pipe_did_not_take_is_not_passed_over(
         assert rest == ["0", "1", "2"][at:]
 
 
-def test_a_cursor_that_somebody_else_moved_ends_the_reader(
+def test_a_cursor_that_another_client_moved_ends_the_reader(
     m: Run, broker: EmbeddedBroker, five: str
 ) -> None:
     with broker.connect_sync() as client:
@@ -111,7 +111,7 @@ def test_a_cursor_that_somebody_else_moved_ends_the_reader(
         assert batch is not None
         client.cursor(five, "c").move(3)
         reader.printed(batch, len(batch))
-        with pytest.raises(CommandFailed, match="moved by somebody else"):
+        with pytest.raises(CommandFailed, match="moved by another client"):
             reader.printed_all(False)
         records.close()
 

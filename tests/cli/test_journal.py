@@ -143,7 +143,7 @@ def test_what_is_no_journal_is_said(tmp_path: Path) -> None:
     ("fate", "kind"), [("missing", "missing"), ("empty", "damaged"), ("FIFO", "damaged")]
 )
 def test_lost_tables_are_named(tmp_path: Path, fate: str, kind: str) -> None:
-    """`journal verify` said that all was well, and the broker did not start."""
+    """`journal verify` reported no damage, and the broker did not start."""
     fill(tmp_path / "data")
     path = tmp_path / "data" / "queues.db"
     path.unlink()

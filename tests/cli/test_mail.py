@@ -19,7 +19,7 @@ from tests.waiting import WAIT_MS
 
 @pytest.fixture
 def box(stream: str) -> str:
-    """A name that no other test uses."""
+    """A mailbox name that no other test uses."""
     return stream
 
 
@@ -118,7 +118,7 @@ def test_without_an_acknowledgement_they_stay_and_count(m: Run, box: str) -> Non
 
 
 class Torn(io.BytesIO):
-    """A reader of our output that went away after so many writes."""
+    """An output whose reader goes away after so many writes."""
 
     def __init__(self, writes: int) -> None:
         super().__init__()
@@ -259,7 +259,7 @@ def test_purging_leaves_what_a_reader_holds(m: Run, broker: EmbeddedBroker, box:
         held = reader.next(WAIT_MS)
         assert held is not None
         told = m("mailbox", "purge", box, "--yes", "--json").ok().json
-        # What waits in the client is in its hand, too.
+        # Messages that wait in the client count as held, too.
         assert told["messages"] + told["held"] == 3
         assert told["held"] >= 1
         refused = m("mailbox", "rm", box, "--yes")

@@ -1,4 +1,4 @@
-"""`malamute snapshot` beside a running broker, and what is begun from it."""
+"""`malamute snapshot` beside a running broker, and a broker that starts from one."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ def test_names_of_streams_are_completed(endpoint: str) -> None:
             COMP_WORDS="malamute sub compl", COMP_CWORD="2",
         )  # fmt: skip
         if told.stdout or time.monotonic() > deadline:
-            break  # a broker that does not answer at once is not waited for
+            break  # A broker that does not answer at once is not waited for.
     assert told.stdout.split() == ["completed"]
     silent = run(
         MALAMUTE_ENDPOINT="tcp://127.0.0.1:1", _MALAMUTE_COMPLETE="complete_bash",

@@ -25,13 +25,13 @@ PYTHON = sys.executable
 
 @pytest.fixture
 def service(stream: str) -> str:
-    """A name that no other test uses."""
+    """A service name that no other test uses."""
     return stream
 
 
 @contextmanager
 def serving(broker: EmbeddedBroker, service: str, handle: Callable[[Any], Any]) -> Iterator[None]:
-    """A worker beside the command under test."""
+    """Run a worker beside the command under test."""
     with broker.connect_sync() as client:
         worker = client.worker(service, concurrency=4)
         worker.accepted(WAIT_MS)
@@ -64,7 +64,7 @@ def answers(m: Run, service: str) -> list[Any]:
 
 
 def python(code: str) -> tuple[str, ...]:
-    """A command that runs some Python: quick to start, the same everywhere."""
+    """Return a command that runs some Python: quick to start, and the same on every machine."""
     return (PYTHON, "-S", "-E", "-c", code)
 
 
@@ -103,7 +103,7 @@ def test_no_answer_in_time_is_code_4_and_says_what_is_missing(m: Run, service: s
     m("service", "edit", service, "--create").ok()
     told = m("request", service, "x", "--timeout", "100ms")
     assert told.code == 4
-    assert "nobody works for it" in told.err
+    assert "no worker offers it" in told.err
 
 
 def test_without_workers_a_request_fails_at_once_when_it_is_to(m: Run, service: str) -> None:

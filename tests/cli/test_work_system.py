@@ -49,7 +49,7 @@ def test_two_signals_stop_the_run_and_its_request_goes_back_as_no_attempt(
     while not begun.exists() or not begun.read_text().strip():
         assert worker.poll() is None
     worker.send_signal(number)
-    time.sleep(0.5)  # twice the worker's look at its signals: two at once would be one
+    time.sleep(0.5)  # Twice the worker's look at its signals: two at once would be one.
     assert worker.poll() is None
     assert not told.exists()
     worker.send_signal(number)
@@ -109,7 +109,7 @@ def test_a_third_signal_does_not_wait_for_the_run(at: tuple[str, str], tmp_path:
 def test_what_a_killed_worker_had_goes_to_the_next(at: tuple[str, str], tmp_path: Path) -> None:
     run("request", "killed", "x", "--reply-to", "killed.answers", *at)
     begun, told = tmp_path / "begun", tmp_path / "told"
-    # It is fed when the guard knows of it, which ends it behind the worker.
+    # It is fed when the guard knows of it, which ends it after the worker.
     script = "read body; " + MARKED.format(told=quoted(told), begun=quoted(begun))
     worker = start("work", "killed", *at, "--", "sh", "-c", script)
     while not begun.exists() or not begun.read_text().strip():
@@ -141,7 +141,7 @@ def test_a_killed_worker_takes_what_it_runs_along(at: tuple[str, str], tmp_path:
 
 
 def alive(number: int) -> bool:
-    """Whether a process runs; one that has ended and that nobody waits for does not."""
+    """Whether a process runs; one that has ended and whose end no parent takes does not."""
     try:
         stat = Path(f"/proc/{number}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -163,7 +163,7 @@ def test_the_exit_code_of_a_request_says_what_became_of_it(at: tuple[str, str]) 
     assert [line.split("\t")[1] for line in out.splitlines()] == ["done", "failed"]
     late = run("request", "judge", "x", "--timeout", "200ms", *at)
     assert late.returncode == 4
-    assert "nobody works for it" in late.stderr
+    assert "no worker offers it" in late.stderr
 
 
 def test_mail_that_was_not_printed_stays(at: tuple[str, str]) -> None:
@@ -206,7 +206,7 @@ def test_names_are_completed(at: tuple[str, str]) -> None:
         ("malamute cursor info completed-log compl", "completed-c"),
     ):
         deadline = time.monotonic() + WAIT_S
-        while True:  # a broker that does not answer at once is not waited for
+        while True:  # A broker that does not answer at once is not waited for.
             told = run(
                 MALAMUTE_ENDPOINT=at[1], _MALAMUTE_COMPLETE="complete_bash", COMP_WORDS=words,
                 COMP_CWORD=str(len(words.split()) - 1),

@@ -1,6 +1,6 @@
 """`python -m tests.fuzz`: hostile messages through the broker's loop, core and rings in memory.
 
-Owns the command line and what is written of a find: the steps that lead to it, made few, as a
+Owns the command line and the report of a find: the steps that lead to it, as few as possible, as a
 file that --replay plays again.
 """
 
@@ -22,12 +22,12 @@ A_WORLD = 20_000
 
 
 class World(NamedTuple):
-    """How one broker fared."""
+    """The run of one broker."""
 
     seed: int
     messages: int
     found: tuple[str, str, list[Step]] | None
-    """(what, about, the steps that led to it)."""
+    """(what, about, the steps that led to it) of each find."""
 
 
 def world(part: tuple[int, int], slow_s: float) -> World:
@@ -41,7 +41,7 @@ def world(part: tuple[int, int], slow_s: float) -> World:
 
 
 def main() -> int:
-    """0: nothing was found; 1: something was."""
+    """Run; returns 0: nothing was found; 1: something was."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--messages", type=int, default=200_000, help="how many in all")
     parser.add_argument("--seed", type=int, default=0, help="of the first 20,000; the next is +1")

@@ -1,12 +1,12 @@
 """Honest clients beside an attack, in a process of their own.
 
 Owns a publisher with its subscriber, a requester with its worker, and a link that only sends PING:
-what each sent and got, and how long confirms, replies and PONGs took, by phase; also how much
-later than it asked the canary was woken, which is the machine's doing and not the broker's.
-`python -m tests.fuzz.canary ENDPOINT [PASSWORD [NAME]]`: a line on standard input begins the phase
-of its name, the end of the input ends it all. It prints `ready` when all are connected, and one
-line of JSON at the end. The clients are NAME-0 to NAME-4 (canary-0 unless a name is given), with a
-password where there is one; with an empty NAME they have no identity.
+what each sent and got, and how long confirms, replies and PONGs took, by phase; also how much later
+than it asked the canary was woken, which the machine causes and not the broker. `python -m
+tests.fuzz.canary ENDPOINT [PASSWORD [NAME]]`: a line on standard input begins the phase of its
+name, the end of the input ends it all. It prints `ready` when all are connected, and one line of
+JSON at the end. The clients are NAME-0 to NAME-4 (canary-0 unless a name is given), with a password
+where there is one; with an empty NAME they have no identity.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _END_S = 60.0
 
 
 class Canary:
-    """The four of them."""
+    """The honest clients and their figures."""
 
     def __init__(self) -> None:
-        """Nothing was sent yet."""
+        """Begin without any figure."""
         self.phase = "quiet"
         self.confirms: dict[str, list[float]] = defaultdict(list)
         self.replies: dict[str, list[float]] = defaultdict(list)
@@ -114,7 +114,7 @@ class Canary:
         return False
 
     async def run(self, endpoint: str, password: str = "", name: str = "canary") -> dict[str, Any]:
-        """Until the standard input ends; what was seen."""
+        """Run until the standard input ends; returns the figures."""
         names = [f"{name}-{number}" if name else "" for number in range(5)]
         clients = [
             await malamute.connect(
@@ -139,7 +139,7 @@ class Canary:
         try:
             async with asyncio.timeout(_END_S):
                 await asyncio.gather(*writing)
-                # Not an Event: a count is waited for, which the reader moves.
+                # An Event would not do: the reader moves the count that is waited for.
                 while len(self.received) < self.published:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
         except TimeoutError:
@@ -162,7 +162,7 @@ class Canary:
 
 
 def spread(times: list[float]) -> dict[str, float]:
-    """Count, median, 99th percentile and greatest, in milliseconds."""
+    """Return count, median, 99th percentile and greatest value, in milliseconds."""
     ordered = sorted(times)
     last = len(ordered) - 1
     return {

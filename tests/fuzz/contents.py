@@ -1,7 +1,7 @@
 """`python -m tests.fuzz.contents --count N`: hostile contents through broker and consumer.
 
-Owns the run of hostile.py's contents through what a broker does with a content, and through all
-that a consumer asks of the batch that it gets.
+Owns the run of hostile.py's contents through a broker's work on a content, and through all that a
+consumer asks of the batch that it gets.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ A_RUN = 10_000
 
 
 def run(count: int, seed: int) -> bytes | None:
-    """Try so many contents of a seed; the first that raises what it may not, with its trace."""
+    """Try so many contents of a seed; returns the first wrong error, with its trace."""
     source = Contents(Chance(seed))
     for _ in range(count):
         made = source.content()
@@ -34,13 +34,13 @@ def run(count: int, seed: int) -> bytes | None:
 
 
 def one(part: tuple[int, int]) -> tuple[int, int, bytes | None]:
-    """Try contents of a seed; part: (seed, how many). Returns both, and what was found."""
+    """Try contents of a seed; part: (seed, how many). Returns both, and the find."""
     seed, count = part
     return seed, count, run(count, seed)
 
 
 def main() -> int:
-    """0: nothing was found; 1: something was, and is in a file."""
+    """Run; returns 0: nothing was found; 1: something was, and is in a file."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.contents", description=__doc__)
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0, help="of the first 10,000; the next is +1")

@@ -1,7 +1,7 @@
 """`python -m tests.fuzz.guided TARGET --minutes N`: coverage-guided inputs for one decoder.
 
-Owns the run of atheris over a target of targets.py. What it finds, it leaves as a file in the
-corpus' folder; `make test` reads every file there again, without atheris.
+Owns the run of atheris over a target of targets.py. Its finds are files in the corpus' folder;
+`make test` reads every file there again, without atheris.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ CORPUS = Path(__file__).parent / "corpus"
 
 
 def main() -> None:
-    """Ends with atheris' own exit code: 0 when nothing was found in the time."""
+    """Run; ends with atheris' own exit code: 0 when nothing was found in the time."""
     try:
         import atheris
     except ImportError:

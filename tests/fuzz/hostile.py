@@ -1,9 +1,9 @@
 """Contents of batches whose structure is right and whose insides are hostile.
 
 Owns an encoder of its own, apart from malamute_protocol.encode, which refuses to make what a
-hostile producer sends. The rule: a content comes out whole and with a fitting checksum, and then
-takes a few damages at named places, most of which the checksum covers; all choices come from the
-given source of random numbers. Source: SPEC.md, section 5.
+hostile producer sends. The rule: a content is made whole and with a fitting checksum, and then gets
+a few damages at named places, most of which the checksum covers; all choices come from the given
+source of random numbers. Source: SPEC.md, section 5.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ BAD_MESSAGEPACK: Final[tuple[bytes, ...]] = (
     b"\x81\xa1a\xcb\x7f\xf8" + bytes(6), b"\x81\xc4\x01a\x01", b"\x80\x80", _deep(31), _deep(33),
     _deep(2000), b"\x81\xa1a" + _deep(2000), b"\x91\xa1a\x00", b"\x92\xa1a",
 )  # fmt: skip
-"""Bytes that are no MessagePack, or not the MessagePack that stands in their place."""
+"""Bytes that are no MessagePack, or not the MessagePack that belongs in their place."""
 
 
 @cache
 def _arrow_body() -> bytes:
-    """One encapsulated Arrow IPC message of three rows, as the body of an Arrow batch."""
+    """Return one encapsulated Arrow IPC message of three rows, as the body of an Arrow batch."""
     import pyarrow as pa
 
     batch = pa.record_batch([pa.array([1, 2, 3]), pa.array(["a", "b", None])], ["n", "t"])
@@ -84,7 +84,7 @@ class Chance(random.Random):
     """
 
     def choice(self, seq: Any) -> Any:
-        """One of the elements."""
+        """Return one of the elements."""
         return seq[int(self.random() * len(seq))]
 
 
@@ -99,14 +99,14 @@ class Contents:
         self._plain: dict[tuple[int, str], bytes] = {}
 
     def _some(self, values: Sequence[int], n: int) -> list[int]:
-        """One of the values for each of n rows; of many rows for the first 40, which repeat."""
+        """Return one of the values for each of n rows; only the first 40 are drawn anew."""
         choice = self.chance.choice
         return [choice(values) for _ in range(min(n, _DIFFERENT))]
 
     # --- a whole content --------------------------------------------------------------------
 
     def content(self) -> bytes:
-        """Any content: most are valid but for one to three damages, one in five is valid."""
+        """Return any content: most are valid but for one to three damages, one in five is valid."""
         chance = self.chance
         n = chance.choice((1, 1, 1, 1, 2, 3, 8, 9, 9, 40, 130))
         if chance.random() < 0.004:
@@ -119,7 +119,7 @@ class Contents:
         return content if chance.random() < 0.97 else content[:8] + bytes(4) + content[12:]
 
     def plain(self, bodies: int = 1, subject: str = "a") -> bytes:
-        """A valid content of a few small records."""
+        """Return a valid content of a few small records."""
         made = self._plain.get((bodies, subject))
         if made is None:
             sections, values = _of_bodies([1] * bodies, bodies)
@@ -172,7 +172,7 @@ class Contents:
         chance = self.chance
         flags = values.get("flags", 0)
         if chance.random() < 0.6:
-            # Few tables and many codes: what is remembered by a table must not depend on codes.
+            # Few tables and many codes: facts remembered by a table must not depend on codes.
             entries: list[Any] = list(chance.choice(TABLES))
         else:
             entries = [
@@ -180,7 +180,7 @@ class Contents:
                 for _ in range(chance.choice((1, 1, 1, 2, 3, 5)))
             ]
         if chance.random() < 0.02:
-            # Subjects that no broker has seen before are what matching has to look at anew.
+            # Matching has to work anew for subjects that no broker has seen before.
             entries = [f"n{chance.getrandbits(40)}.{i}" for i in range(min(n, 40))]
         sections["subjects"] = _pack(entries)
         values["subjects_count"] = len(entries)
@@ -206,7 +206,7 @@ class Contents:
         values["flags"] = flags
 
     def _properties(self, sections: dict[str, bytes], values: dict[str, int], n: int) -> None:
-        """Properties in one of their three forms, whose maps are hostile half of the time."""
+        """Return properties in one of their three forms, with hostile maps half of the time."""
         chance = self.chance
         form = chance.choice((4, 8, 16))
         if form == 4:
@@ -224,7 +224,7 @@ class Contents:
         values["flags"] = values.get("flags", 0) | form
 
     def properties(self) -> bytes:
-        """The MessagePack of one map of properties, or bytes in its place that are none."""
+        """Return the MessagePack of one map of properties, or bytes in its place that are none."""
         chance = self.chance
         draw = chance.random()
         if draw < 0.5:
@@ -269,7 +269,7 @@ class Contents:
             sections[name] = self.mutated(sections[name])
 
     def _replace_codes(self, sections: dict[str, bytes], n: int) -> None:
-        """One value of a column of integers becomes another: out of range, falling, negative."""
+        """Replace one value of a column of integers: out of range, falling, negative."""
         chance = self.chance
         columns = [name for name in sections if name not in ("subjects", "fieldmaps")]
         name = chance.choice(columns)
@@ -284,7 +284,7 @@ class Contents:
         sections[name] = bytes(section)
 
     def _hostile_table(self, name: str) -> tuple[bytes, int]:
-        """(the table, how many entries the head is to say that it has)."""
+        """Return (the table, how many entries the head is to say that it has)."""
         chance = self.chance
         if chance.random() < 0.3:
             return chance.choice(BAD_MESSAGEPACK), 1
@@ -303,14 +303,14 @@ class Contents:
         return _pack(table), len(table)
 
     def _grow_table(self, sections: dict[str, bytes], values: dict[str, int]) -> None:
-        """A table of many entries, whose count the head may tell or hide."""
+        """Return a table of many entries, whose count the head may tell or hide."""
         count = self.chance.choice((300, 5_000, 70_000))
         sections["subjects"] = b"\xdd" + count.to_bytes(4, "big") + b"\xa1a" * count
         if self.chance.random() < 0.5:
             values["subjects_count"] = count
 
     def mutated(self, data: bytes) -> bytes:
-        """Bytes with one of the usual damages: flips, a cut, a repeat, an insertion."""
+        """Return bytes with one of the usual damages: flips, a cut, a repeat, an insertion."""
         chance = self.chance
         if not data:
             return chance.randbytes(3)
@@ -334,7 +334,7 @@ class Contents:
 
 
 def _column(kind: str, some: list[int], n: int) -> bytes:
-    """A column of n integers that repeats some of them. kind: of struct, `i` or `q`."""
+    """Return a column of n integers that repeats some of them. kind: of struct, `i` or `q`."""
     packed = struct.pack(f"<{len(some)}{kind}", *some)
     if n <= len(some):
         return packed
@@ -342,7 +342,7 @@ def _column(kind: str, some: list[int], n: int) -> bytes:
 
 
 def _ends(sizes: list[int], n: int) -> tuple[bytes, int]:
-    """(int32[n+1]: 0, and where n pieces end that repeat some sizes; the last of them)."""
+    """Return (int32[n+1]: 0, and the ends of n pieces that repeat some sizes; the last end)."""
     if n <= len(sizes):
         few = [0, *accumulate(sizes)]
         return struct.pack(f"<{n + 1}i", *few), few[-1]
@@ -357,7 +357,7 @@ def _of_bodies(sizes: list[int], n: int) -> tuple[dict[str, bytes], dict[str, in
 
 
 def _assembled(sections: dict[str, bytes], values: dict[str, int]) -> bytes:
-    """The content of these sections. values: of the head; one is forced by `=` before its name."""
+    """Return the content of these sections. values: of the head; `=` before a name forces one."""
     pieces = []
     for name in _ORDER:
         section = sections.get(name)

@@ -1,9 +1,9 @@
 """The broker's loop, core and rings over memory, in one thread, under hostile messages.
 
 Owns a world without sockets, processor threads and real time, so that a seed repeats it and
-thousands of messages a second go through it. The rules: what the loop does with a message is done
-by the loop's own code; whatever raises is a find; a witness beside the hostile peers publishes,
-reads, asks and works, and misses nothing. Source: SPEC.md, sections 2, 8 and 15.
+thousands of messages a second go through it. The rules: the loop's own code handles each message;
+any error is a find; a witness beside the hostile peers publishes, reads, asks and works, and misses
+nothing. Source: SPEC.md, sections 2, 8 and 15.
 """
 
 from __future__ import annotations
@@ -48,29 +48,29 @@ SETTINGS: Final[dict[str, Any]] = {
     "links.expiry_beats": 2,
     "groups.window_records": 512,
 }
-"""Small limits: what is over them is met often, and costs little."""
+"""Small limits: they are exceeded often, at little cost."""
 START_MS: Final = 1_700_000_000_000
 WITNESS: Final = 1
 WITNESS_EVERY: Final = 100
 """Steps from one look at the witness to the next."""
 _FIRST_LINK: Final = 10_000
 _ASKED_NS: Final = 10_000
-"""What the broker's meter goes on by each time that it is asked."""
+"""Nanoseconds by which the broker's meter goes on each time that it is asked."""
 ERRORS: Final = frozenset({"internal_error", "batch_quarantined", "read_erred"})
-"""Events that say that the broker met an error of its own, and contained it."""
+"""Events that report an error of the broker's own, which it contained."""
 
 
 class Found(Exception):
-    """Something that no message may cause; `about` says where it was, to tell finds apart."""
+    """An outcome that no message may cause; `about` says where it was, to tell finds apart."""
 
     def __init__(self, what: str, about: str) -> None:
-        """what: for a person. about: the same for the same fault."""
+        """what: for a person. about: equal for equal faults."""
         super().__init__(what)
         self.about = about
 
 
 def place_of(error: BaseException) -> str:
-    """The innermost place of the project in an error's trace, and the error's kind."""
+    """Return the innermost place of the project in an error's trace, and the error's kind."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -106,7 +106,7 @@ class _Log:
 
 
 class _Rings(Rings):
-    """Rings whose threads' work is done by whoever asks for it."""
+    """Rings whose threads' work is done by the thread that asks for it."""
 
     def __init__(self, journal: Journal, config: Any, results: ResultQueue, **bounds: Any) -> None:
         super().__init__(journal, config, results, **bounds)
@@ -118,7 +118,7 @@ class _Rings(Rings):
         self._left.put(Synced(name, ring.sync()))
 
     def work(self) -> bool:
-        """Do what the reader's thread would; True: there was something."""
+        """Do the work of the reader's thread; True: there was some."""
         did = False
         while any(self._turns):
             did = True
@@ -129,7 +129,7 @@ class _Rings(Rings):
 
 
 class _Loop(Loop):
-    """The loop without sockets: what it sends is handed to `told`."""
+    """The loop without sockets: its messages go to `told`."""
 
     told: Callable[[Send, int], None]
     ended: Callable[[int], None]
@@ -145,12 +145,13 @@ class Inside:
     """One broker and its peers."""
 
     def __init__(self, seed: int = 0, settings: dict[str, Any] | None = None) -> None:
-        """seed: of what the broker draws itself, such as the ids of its streams."""
+        """seed: of the broker's own random numbers, such as the ids of its streams."""
         chance = random.Random(seed)
         config = load(overrides=SETTINGS | (settings or {}))
         self.now_ms = START_MS
         asked = Server(config, log=_Log())._broker_settings(config)
-        # Counted and not timed: a seed makes the same messages on any machine, slices included.
+        # Work is counted and not timed: a seed makes equal messages on any machine, slices
+        # included.
         bound = msgspec.structs.replace(asked, facts=dict, meter=partial(next, count(0, _ASKED_NS)))
         self.limits = bound.limits
         self._results = ResultQueue()
@@ -183,12 +184,12 @@ class Inside:
         """Number of a link -> its peer."""
         self._said_bye: set[int] = set()
         self.heard: Callable[[int, Sequence[Any], Sequence[Any]], None] = lambda *_: None
-        """Told what a peer is sent."""
+        """Callback that gets each message to a peer."""
         self.messages = 0
         self._witness = Witness(self)
 
     def close(self) -> None:
-        """Give back what it has of the system."""
+        """Give back descriptors and files."""
         self._results.close()
 
     # --- what happens -----------------------------------------------------------------------
@@ -213,9 +214,9 @@ class Inside:
                 self.receive(number, step.frames, more=step.kind == "more")
 
     def receive(self, number: int, frames: Sequence[bytes], *, more: bool = False) -> None:
-        """One message of a link, as the loop takes it; more: its turn takes another before it ends.
+        """Take one message of a link, as the loop does; more: its turn takes another after it.
 
-        A turn of several messages is where commands of several links meet that are not done yet.
+        In a turn of several messages, unfinished commands of several links meet.
         """
         self.messages += 1
         self.now_ms += 1
@@ -248,7 +249,7 @@ class Inside:
             self._witness.round()
 
     def leave(self) -> None:
-        """End all links but the witness'; what came with them must be gone. Raises Found."""
+        """End all links but the witness'; their state must be gone. Raises Found."""
         for peer in list(self.links):
             self.play(Step(peer, "lost"))
         for _ in range(20):
@@ -266,7 +267,7 @@ class Inside:
 
     def _settle(self) -> None:
         for turn in range(1000):
-            # What is due at once is done in the next turn of the loop, a little later.
+            # Work that is due at once is done in the next turn of the loop, a little later.
             self.now_ms += turn % 8 == 7
             at_ms = self.core.wake_at_ms()
             if turn and at_ms is not None and at_ms <= self.now_ms:
@@ -288,7 +289,7 @@ class Inside:
             raise Found(f"link {send.link} was sent something after BYE", "after bye")
         frames = [bytes(frame) for frame in encode_message(send.commands, send.frames)]
         try:
-            # A client's bounds of what it is sent are wider than a broker's of what it takes.
+            # A client's limits for what it receives are wider than a broker's for what it takes.
             commands = [command for command, _ in decode_message(frames)]
         except RemoteProtocolError as error:
             if error.code != "too_large":
@@ -327,7 +328,7 @@ class Witness:
     """An honest client of all kinds at once: publisher, reader, requester, worker."""
 
     def __init__(self, world: Inside) -> None:
-        """world: just made; it is connected at once."""
+        """world: just made; the witness connects at once."""
         self._world = world
         self._tracker = 0
         self._told: list[Any] = []
@@ -345,7 +346,7 @@ class Witness:
         )
 
     def told(self, commands: Sequence[Any], frames: Sequence[bytes]) -> None:
-        """What the broker sends it."""
+        """Take a message of the broker."""
         self._told += commands
         self._frames += frames
         if any(type(command) is wire.Bye for command in commands):
@@ -380,7 +381,7 @@ class Witness:
         return self._told
 
     def _ask(self, command: wire.Command, body: bytes) -> list[Any]:
-        """Send a command with one record; what comes back, at most a second later."""
+        """Send a command with one record; returns the answers, at most a second later."""
         self._say([command], [encode([body], subject="w")])
         for _ in range(5):
             bodies = [
@@ -414,7 +415,7 @@ def run(
 ) -> int:  # fmt: skip
     """Play so many hostile messages of a seed; returns how many were taken. Raises Found.
 
-    steps: filled with what was played. slow_s: a step that takes longer is a find; 0: none is.
+    steps: filled with those played. slow_s: a step that takes longer is a find; 0: none is.
     """
     world = Inside(seed, settings)
     try:
@@ -445,7 +446,7 @@ def run(
 
 
 def replay(steps: Iterable[Step], settings: dict[str, Any] | None = None) -> None:
-    """Play steps of a file, the witness looking on at the end. Raises Found."""
+    """Play the steps of a file, and the witness's round at the end. Raises Found."""
     world = Inside(0, settings)
     try:
         for step in steps:
@@ -459,9 +460,9 @@ def replay(steps: Iterable[Step], settings: dict[str, Any] | None = None) -> Non
 def minimised(
     steps: list[Step], about: str, settings: dict[str, Any] | None = None, seconds: float = 60.0
 ) -> list[Step]:
-    """A short list of steps that still leads to the find that `about` tells.
+    """Return a short list of steps that still leads to the find named by `about`.
 
-    seconds: when to be content with what is short enough by then.
+    seconds: time after which a list that is short enough will do.
     """
     until = time.monotonic() + seconds
 
@@ -474,7 +475,7 @@ def minimised(
             return found.about == about
         return False
 
-    # Most finds need what their own peer has said, and little else.
+    # Most finds need the messages of their own peer, and little else.
     own = [step for step in steps if step.peer == steps[-1].peer]
     if leads(own):
         steps = own
@@ -487,6 +488,6 @@ def minimised(
                 steps = shorter
             else:
                 at += size
-        # What one step less allows, the next look may allow again.
+        # After one step is gone, the next look may find that others can go.
         size = size // 2 or int(len(steps) < before)
     return steps

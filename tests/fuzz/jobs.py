@@ -16,7 +16,7 @@ T = TypeVar("T")
 def runs(
     run: Callable[[tuple[int, int]], T], seed: int, count: int, size: int, jobs: int
 ) -> Iterator[T]:
-    """What the runs say, in the order of their seeds; who stops to ask ends those under way.
+    """Yield the results of runs, in the order of seeds; a caller that stops ends those under way.
 
     run: of a module; it is given (seed, how many). seed: of the first run, the next has the one
     after it. size: how many of all `count` are one run's.

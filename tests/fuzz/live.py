@@ -36,14 +36,14 @@ QUIET_S: Final = 3.0
 _SETTLE_S: Final = 2.0
 _ANSWER_S: Final = 0.0003
 _GREETING_S: Final = 2.0
-"""How long to wait for the READY of the broker's side, before which a message is an error."""
+"""Time to wait for the READY of the broker's side, before which a message is an error."""
 _WELCOME_S: Final = 0.05
 BACK_S: Final = 60.0
-"""How long sockets, descriptors and memory may take to come back: links of half-open peers end by
+"""Time within which sockets, descriptors and memory must come back: links of half-open peers end by
 their expiry."""
 SPARE_BYTES: Final = 200 << 20
-"""What the broker may keep beyond its memory before the attack: the windows of hot batches, memos,
-and what the allocator does not give back."""
+"""Bytes that the broker may keep beyond its memory before the attack: the windows of hot batches,
+memos, and memory that the allocator does not give back."""
 SPARE_FILES: Final = 80
 """Files of the journal that it may keep open beyond those before: segments and rings."""
 _MISCHIEF: Final = ("half", "mutated", "greeting", "long", "endless", "commands", "identity",
@@ -54,7 +54,7 @@ class Attack:
     """The hostile peers: they connect, send and are cut, each from one seed."""
 
     def __init__(self, port: int, seed: int, without: Sequence[str] = ()) -> None:
-        """port: of the broker. without: kinds of mischief that are left out."""
+        """port: of the broker. without: kinds of attack that are left out."""
         self._port = port
         self._source = Messages(seed)
         self._chance = random.Random(seed + 1)
@@ -66,7 +66,7 @@ class Attack:
         self.answers = 0
 
     def steps(self, messages: int) -> Iterator[Step]:
-        """Steps until so many messages were sent."""
+        """Yield steps until so many messages were sent."""
         chance = self._chance
         while self.messages < messages:
             if chance.random() < 0.03:
@@ -87,7 +87,7 @@ class Attack:
         return step
 
     def play(self, step: Step) -> None:
-        """Do one step: send it, and learn from what has come."""
+        """Do one step: send it, and learn from the answers that have come."""
         if step.kind == "wait":
             time.sleep(step.ms / 1000)
             return
@@ -108,7 +108,7 @@ class Attack:
         self.messages += 1
         wire.send(step.frames[0] if step.kind == "raw" else zmtp.message(step.frames))
         view = self._source.views[step.peer]
-        # What is sent next follows from what is answered now: a greeting is waited for.
+        # The next message follows from the answer now: a greeting is waited for.
         for frames in wire.receive(_ANSWER_S if view.open else _WELCOME_S):
             self.answers += 1
             try:
@@ -133,7 +133,7 @@ class Attack:
         self._source.views[peer] = View()
 
     def _wrong(self, peer: int) -> Step:
-        """Bytes that break ZMTP, or a connection that ends or stalls in the middle."""
+        """Send bytes that break ZMTP, or end or stall the connection in the middle."""
         chance, mutated = self._chance, self._source.contents.mutated
         kind = chance.choice(self._mischief)
         whole = zmtp.message((self._source._hello(), b""))
@@ -170,15 +170,15 @@ class Attack:
 
 
 class Broker:
-    """What a process uses, as the system tells it."""
+    """Resources of the broker's process, as the system tells them."""
 
     def __init__(self, daemon: Daemon) -> None:
-        """daemon: running."""
+        """daemon: a running one."""
         self._daemon = daemon
         self._process = daemon.process
 
     def facts(self) -> dict[str, int]:
-        """Sockets, descriptors and resident bytes."""
+        """Return sockets, descriptors and resident bytes."""
         folder = Path(f"/proc/{self._process.pid}/fd")
         targets = []
         for name in os.listdir(folder):
@@ -194,7 +194,7 @@ class Broker:
         }
 
     def alive(self) -> bool:
-        """Whether it runs."""
+        """Whether the process runs."""
         return self._daemon.alive()
 
 
@@ -203,10 +203,10 @@ def run(
     record: Path | None = None, without: Sequence[str] = (), program: Sequence[str] = (),
     steps: Iterable[Step] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Attack a broker of its own; what was done and found. `faults` is empty when all held.
+    """Attack a broker of its own; returns the finds. `faults` is empty when all held.
 
     seconds: end then, however few the messages were; 0: the messages alone decide. steps: play
-    these instead. program: what to run instead of the broker, for planted bugs.
+    these instead. program: to run instead of the broker, for planted bugs.
     """
     faults: list[str] = []
     with Daemon(directory, SETTINGS, program) as daemon:
@@ -240,7 +240,7 @@ def run(
                     break
                 if attack.messages % 256 == 0 and not broker.alive():
                     break
-            # What was sent last is still on its way, and its readers must be there to get it.
+            # The last messages are still on their way, and their readers must be there to get them.
             time.sleep(_SETTLE_S)
             attack.end()
             took = time.monotonic() - began
@@ -265,14 +265,14 @@ def run(
 
 
 def own_errors(log: Path) -> list[str]:
-    """Lines of the broker's log that say that it met an error of its own."""
+    """Return the lines of the broker's log that report an error of its own."""
     lines = log.read_text(errors="replace").splitlines()
     wrong = [line for line in lines if any(f'"{event}"' in line for event in ERRORS)]
     return [line[:2_000] for line in wrong[:3]]
 
 
 def _come_back(broker: Broker, before: dict[str, int], faults: list[str]) -> dict[str, int]:
-    """What it uses once that is what it used before, or when it has had its time."""
+    """Return the broker's usage once it is what it was before, or when its time is over."""
     most = {
         "sockets": before["sockets"],
         "files": before["files"] + SPARE_FILES,
@@ -291,7 +291,7 @@ def _come_back(broker: Broker, before: dict[str, int], faults: list[str]) -> dic
 
 
 def main() -> int:
-    """0: all held; 1: something did not."""
+    """Run; returns 0: all held; 1: something did not."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.live", description=__doc__)
     parser.add_argument("--messages", type=int, default=1 << 62)
     parser.add_argument("--minutes", type=float, default=0.0, help="end then; 0: by --messages")

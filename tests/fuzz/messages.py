@@ -1,9 +1,9 @@
-"""Hostile messages: every command, in every state of a link, with what makes them reach deep.
+"""Hostile messages: every command, in every state of a link, made to reach deep.
 
-Owns the making of messages from what the broker has answered so far: numbers in use, offsets,
-held work and ids are tried again, doubled and overstepped. The rules: all choices come from one
-seed; what is made is a `Step`, which can be written to a file as one line and played again.
-Source: SPEC.md, sections 2 to 4.
+Owns the making of messages from the broker's answers so far: numbers in use, offsets, held work and
+ids are tried again, doubled and exceeded. The rules: all choices come from one seed; each result is
+a `Step`, which can be written to a file as one line and played again. Source: SPEC.md, sections 2
+to 4.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from malamute_protocol.link import CLIENT_COMMANDS, CONTENT_COMMANDS
 from tests.fuzz.hostile import BAD_MESSAGEPACK, EXTREMES, Chance, Contents
 
 PEERS: Final = 6
-"""How many peers send at the same time."""
+"""Peers that send at the same time."""
 STREAMS: Final = ("s", "t", "u", "own", "ram", "full")
 _REMEMBERED: Final = 40
 _KEPT_BYTES: Final = 1 << 16
@@ -43,7 +43,7 @@ _HINTS: Final = {command: get_type_hints(command) for command in _ALL}
 
 
 def _form(hint: Any) -> str:
-    """What a field is, as far as the making of its values asks."""
+    """Return the form of a field, as far as the making of its values needs it."""
     text = str(hint)
     if hint is bool:
         return "bool"
@@ -67,12 +67,12 @@ _HOLDS: Final[dict[type[wire.Command], type[wire.Command]]] = {
     wire.AckMail: wire.Mail, wire.AckWork: wire.Work, wire.Reply: wire.Work,
     wire.AckRecords: wire.Deliver,
 }  # fmt: skip
-"""What a command speaks of, by what delivered it."""
+"""Command -> the delivery by which a peer holds the numbers that the command names."""
 _pack = msgspec.msgpack.encode
 
 
 class Step(NamedTuple):
-    """One thing that happens to the broker: a message of a peer, or something without one."""
+    """One event of the broker's world: a message of a peer, or something without one."""
 
     peer: int
     kind: str
@@ -83,7 +83,7 @@ class Step(NamedTuple):
     ms: int = 0
 
     def line(self) -> str:
-        """One line of a file of steps."""
+        """Return the step as one line of a file."""
         parts = [str(self.peer), self.kind]
         if self.kind == "wait":
             parts.append(str(self.ms))
@@ -91,7 +91,7 @@ class Step(NamedTuple):
 
     @classmethod
     def of(cls, line: str) -> Step:
-        """The step of one line. Raises ValueError."""
+        """Return the step of one line. Raises ValueError."""
         peer, kind, *rest = line.split()
         if kind == "wait":
             return cls(int(peer), kind, (), int(rest[0]))
@@ -100,7 +100,7 @@ class Step(NamedTuple):
 
 
 def read_steps(path: Path) -> list[Step]:
-    """The steps of a file; lines that begin with # are for people."""
+    """Return the steps of a file; lines that begin with # are for people."""
     lines = path.read_text("ascii").splitlines()
     return [Step.of(line) for line in lines if line and not line.startswith("#")]
 
@@ -112,10 +112,10 @@ def write_steps(path: Path, steps: Iterable[Step], about: Sequence[str] = ()) ->
 
 
 class View:
-    """What one peer knows of its link from what it was told."""
+    """Facts that one peer knows of its link from the broker's messages."""
 
     def __init__(self) -> None:
-        """A link that was not greeted."""
+        """Begin as a link that was not greeted."""
         self.open = False
         self.greeted = False
         self.tracker = 0
@@ -125,7 +125,7 @@ class View:
         self.held: dict[type[wire.Command], list[tuple[int, int, int]]] = {
             wire.Mail: [], wire.Work: [], wire.Deliver: [],
         }  # fmt: skip
-        """(subscription, first number, number after the last) of what was delivered."""
+        """(subscription, first number, number after the last) of each delivery."""
 
     def take(self, commands: Sequence[Any], frames: Sequence[Any], shared: Shared) -> None:
         """Learn from one message of the broker."""
@@ -170,10 +170,10 @@ class View:
 
 
 class Shared:
-    """What all peers know together."""
+    """Facts that all peers share."""
 
     def __init__(self) -> None:
-        """Nothing yet."""
+        """Begin without any fact."""
         self.producers: list[tuple[int, int, int]] = []
         self.uuids: list[bytes] = [b"", bytes(16)]
         self.times: list[int] = [0]
@@ -182,7 +182,7 @@ class Shared:
 
 
 class Messages:
-    """A source of steps; one seed and the same answers make one sequence."""
+    """A source of steps; one seed and equal answers make one sequence."""
 
     def __init__(self, seed: int, peers: int = PEERS) -> None:
         """peers: how many links there are at a time."""
@@ -192,12 +192,12 @@ class Messages:
         self.contents.producers = self.shared.producers
         self.views = [View() for _ in range(peers)]
         self.wild = False
-        """Whether the message that is being made may break the grammar: that ends its link, and
-        what other messages reach would not be reached if all did."""
+        """Whether the present message may break the grammar: that ends its link, and deep states
+        would never be reached if all did."""
         self._made: deque[bytes] = deque(maxlen=_REMEMBERED)
         """The newest contents."""
         self.held: tuple[int, int, int] | None = None
-        """Of what its link holds, what the command that is being made is about."""
+        """Numbers that its link holds and that the present command is about."""
         self._fields: dict[str, Callable[[View, type[wire.Command]], Any]] = {
             "stream": self._stream, "mailbox": self._mailbox, "service": self._service,
             "pattern": self._pattern, "start": self._start, "settings": self._settings,
@@ -214,7 +214,7 @@ class Messages:
     # --- one step ---------------------------------------------------------------------------
 
     def step(self) -> Step:
-        """What happens next."""
+        """Return the next step."""
         chance = self.chance
         peer = chance.randrange(len(self.views))
         view = self.views[peer]
@@ -289,7 +289,7 @@ class Messages:
     def _add(
         self, view: View, kind: type[wire.Command], commands: list[Any], frames: list[bytes]
     ) -> None:
-        """One command, with the frames that it owns."""
+        """Add one command, with the frames that it owns."""
         chance = self.chance
         held = view.held[_HOLDS.get(kind, wire.Mail) if not self.wild else wire.Work]
         self.held = chance.choice(held) if held and chance.random() < 0.9 else None
@@ -315,7 +315,7 @@ class Messages:
         if draw < 0.3:
             return self.contents.plain(chance.choice((1, 1, 3, 20)), chance.choice("abk"))
         if draw < 0.64 and self._made:
-            # What was sent once comes again: to another place, as mail, or a second time.
+            # A content that was sent once comes again: to another place, as mail, or a second time.
             return chance.choice(self._made)
         if draw < 0.98:
             made = self.contents.content()

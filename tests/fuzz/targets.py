@@ -1,4 +1,4 @@
-"""One decoder a target: what it reads, what it may raise, and where its seeds come from.
+"""Decoders as targets: input, permitted errors, and source of the seeds.
 
 Owns the functions that both the guided fuzzer and the replay of the corpus call. The rule: whatever
 the bytes are, a target returns or raises one of its named errors, which it takes itself; anything
@@ -41,17 +41,17 @@ from tests.fuzz.hostile import Contents
 
 VECTORS: Final = Path(__file__).parents[2] / "protocol" / "vectors"
 _FRAME_END: Final = b"\xc1\xc1"
-"""Between frames: no MessagePack has it."""
+"""Separator between frames: no MessagePack has it."""
 
 
 def framing(data: bytes) -> None:
-    """The frames of one message, as the broker's loop reads them."""
+    """Read the frames of one message, as the broker's loop does."""
     with contextlib.suppress(RemoteProtocolError):
         decode_message(data.split(_FRAME_END))
 
 
 def content(data: bytes) -> None:
-    """A batch content: the broker's check, rows taken out and gathered, the consumer's look."""
+    """Give a batch content the broker's check, the cutting of rows, and the consumer's look."""
     if len(data) >= 20:
         # A fuzzer finds no checksum: it is made to fit, and the size with it.
         made = bytearray(data)
@@ -62,7 +62,7 @@ def content(data: bytes) -> None:
 
 
 def as_it_is(data: bytes) -> None:
-    """As content(), with the checksum that the bytes have."""
+    """Do the work of content(), with the checksum that the bytes have."""
     try:
         read = Content(data)
         read.check()
@@ -72,7 +72,7 @@ def as_it_is(data: bytes) -> None:
         1, 0, 0, 0, 1, 0, 1, 1, 0, STAMP_BYTES + len(data), len(read), 0, read.head.content_crc
     )
     mask = np.arange(len(read)) % 3 == 0
-    # A broker has checked it: what it does with it next raises nothing.
+    # A broker has checked it: its next use of the content raises nothing.
     if extractable(read):
         small_stamp, small = extract(stamp, read, mask)
         _consume(Stamp.unpack(small_stamp), Content(small), None)
@@ -84,7 +84,7 @@ def as_it_is(data: bytes) -> None:
 
 
 def _consume(stamp: Stamp, read: Content, mask: Any) -> None:
-    """All that a consumer asks of a batch; bodies and properties were checked by nobody yet."""
+    """Ask all that a consumer asks of a batch, whose bodies and properties were not checked yet."""
     batch = Batch(stamp, read, mask)
     with contextlib.suppress(BatchError, TypeError, LocalProtocolError):
         batch.bodies()
@@ -105,7 +105,7 @@ def _consume(stamp: Stamp, read: Content, mask: Any) -> None:
 
 
 def segment(data: bytes) -> None:
-    """A segment's bytes and an index's, as recovery reads them."""
+    """Read a segment's bytes and an index's, as recovery does."""
     view = memoryview(data)
     position = 0
     for _ in range(64):
@@ -119,7 +119,7 @@ def segment(data: bytes) -> None:
 
 
 def checkpoint(data: bytes) -> None:
-    """Rows of the broker's tables, and a whole database of damaged pages."""
+    """Read rows of the broker's tables, and a whole database of damaged pages."""
     for form in FORMS:
         unpack: Any = getattr(form, "unpack", None)
         if unpack is not None:
@@ -139,7 +139,7 @@ def checkpoint(data: bytes) -> None:
 
 
 def pattern(data: bytes) -> None:
-    """A pattern as text and in wire form."""
+    """Read a pattern as text and in wire form."""
     text = data.decode("utf-8", "replace")
     wires: list[Any] = []
     with contextlib.suppress(patterns.PatternError):
@@ -179,7 +179,7 @@ def _of_contents() -> Iterator[bytes]:
 
 @cache
 def _logged() -> tuple[list[bytes], bytes]:
-    """(files of a small ring, a database of tables that followed it)."""
+    """Return (files of a small ring, a database of tables that followed it)."""
     from malamute_py.journal import Append, MemoryStorage, Ring, RingSettings
     from malamute_py.journal.storage import read_file
     from malamute_py.store.database import Position, create

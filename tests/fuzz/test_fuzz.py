@@ -1,6 +1,6 @@
-"""The fuzzers find what is planted, and find nothing else in a bounded run.
+"""The fuzzers find planted bugs, and find nothing else in a bounded run.
 
-A planted bug is one that was there, or one of its kind. Source: tests/fuzz/inside.py.
+A planted bug is one that the code once had, or one of its kind. Source: tests/fuzz/inside.py.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _codes_are_not_checked(patch: pytest.MonkeyPatch) -> None:
 
 
 def _a_property_is_read(patch: pytest.MonkeyPatch) -> None:
-    """The core parses what only consumers should."""
+    """Have the core parse properties, which only consumers should."""
     check = Content.check
 
     def checked(self: Content, *args: Any, **named: Any) -> None:
@@ -68,7 +68,7 @@ def _a_property_is_read(patch: pytest.MonkeyPatch) -> None:
 
 
 def _a_number_overflows(patch: pytest.MonkeyPatch) -> None:
-    """An answer takes a number that a peer chose, and adds to it."""
+    """Have an answer add to a number that a peer chose."""
     receive = Broker._dispatch
 
     def dispatch(self: Broker, link: Any, kind: Any, command: Any) -> None:

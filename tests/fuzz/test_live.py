@@ -1,4 +1,4 @@
-"""The live fuzzer at a broker's process: a bounded run, and what is planted is found."""
+"""The live fuzzer at a broker's process: a bounded run, and planted bugs are found."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_20_000_hostile_messages_end_no_broker_and_cost_the_canary_nothing(tmp_p
 
 
 def erred(faults: list[str]) -> bool:
-    """Whether the broker ended, or says that it met an error of its own."""
+    """Whether the broker ended, or reports an error of its own."""
     signs = ("the broker ended", *ERRORS)
     return any(sign in fault for fault in faults for sign in signs)
 

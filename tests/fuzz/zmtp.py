@@ -1,7 +1,7 @@
-"""ZMTP 3.0 over a plain socket, as the peers of the live fuzzer speak it.
+"""ZMTP 3.0 over a plain socket, for the peers of the live fuzzer.
 
-Owns one connection: the greeting, frames out, frames in. The rule: what it sends is bytes, so that
-any of them may be wrong; libzmq is not used, because it sends nothing wrong. Source: ZMTP 3.0,
+Owns one connection: the greeting, frames out, frames in. The rule: it sends bytes, so that any of
+them may be wrong; libzmq is not used, because it sends nothing wrong. Source: ZMTP 3.0,
 https://rfc.zeromq.org/spec/23/.
 """
 
@@ -25,20 +25,20 @@ _ABORT: Final = struct.pack("ii", 1, 0)
 
 
 def frame(data: bytes, flags: int = 0) -> bytes:
-    """One frame of ZMTP."""
+    """Return one frame of ZMTP."""
     if len(data) < 256:
         return bytes((flags, len(data))) + data
     return bytes((flags | LONG,)) + len(data).to_bytes(8, "big") + data
 
 
 def message(frames: Sequence[bytes]) -> bytes:
-    """One message of ZMTP."""
+    """Return one message of ZMTP."""
     last = len(frames) - 1
     return b"".join(frame(data, MORE if n < last else 0) for n, data in enumerate(frames))
 
 
 def ready(kind: bytes = b"DEALER", identity: bytes | None = None) -> bytes:
-    """The READY command of a socket."""
+    """Return the READY command of a socket."""
     body = b"\x05READY" + _property(b"Socket-Type", kind)
     if identity is not None:
         body += _property(b"Identity", identity)
@@ -81,7 +81,7 @@ class Wire:
         return self._ready
 
     def receive(self, wait_s: float = 0.0) -> list[list[bytes]]:
-        """Messages that have come since; wait_s: how long to wait for bytes."""
+        """Return the messages that have come since; wait_s: how long to wait for bytes."""
         found: list[list[bytes]] = []
         while not self.closed and select.select([self._socket], [], [], wait_s)[0]:
             wait_s = 0.0

@@ -1,4 +1,4 @@
-"""What docstrings and documents cite is in the repository, down to the section of the design."""
+"""Citations in docstrings and documents: each is in the repository, down to the section."""
 
 from __future__ import annotations
 

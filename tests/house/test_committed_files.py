@@ -1,4 +1,4 @@
-"""No committed file knows the machine or the registries of those who wrote it.
+"""No committed file knows the machine or the registries of its authors.
 
 The rule: a fresh clone elsewhere, behind other mirrors, behaves the same. Hosts are spelled in
 pieces here, for this file is committed too.

@@ -1,4 +1,4 @@
-"""What the documents say to type works, and the changelog and the unit name what exists.
+"""Commands in the documents work, and names in the changelog and the unit exist.
 
 The rule: a command in README.md, the CI script or the systemd unit is one that the checkout has.
 """
@@ -25,7 +25,7 @@ EXTRAS = set(pyproject()["project"]["optional-dependencies"])
 
 
 def code_of(markdown: str) -> list[str]:
-    """The lines of a document's code blocks, fenced or indented, and its inline code."""
+    """Return the lines of a document's code blocks, fenced or indented, and its inline code."""
     fenced = re.findall(r"^```[a-z]*\n(.*?)^```", markdown, re.MULTILINE | re.DOTALL)
     rest = re.sub(r"^```.*?^```", "", markdown, flags=re.MULTILINE | re.DOTALL)
     lines = [line for block in fenced for line in block.splitlines()]
@@ -88,7 +88,7 @@ def test_every_malamute_command_in_the_readme_exists(line: str) -> None:
 
 
 def names_in(path: str) -> set[str]:
-    """Classes, functions, constants and `Class.method` of a module, or nothing of a folder."""
+    """Return classes, functions, constants and `Class.method` of a module; nothing of a folder."""
     if not path.endswith(".py"):
         return set()
     found: set[str] = set()

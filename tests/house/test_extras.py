@@ -1,4 +1,4 @@
-"""The extras: a client works without any, and what needs one names it.
+"""The extras: a client works without any, and an error about a missing one names it.
 
 The rule: a program runs in a process in which the packages of the extras cannot be imported.
 """

@@ -1,4 +1,4 @@
-"""What is said to be compiled is, and the rest is plain.
+"""Modules that are said to be compiled are, and the others are plain.
 
 `make test-compiled` runs this over build/compiled, with MALAMUTE_FORM=compiled.
 """

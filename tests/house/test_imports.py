@@ -1,7 +1,7 @@
 """The import contracts hold, and would notice if they did not.
 
-The rule is DESIGN section 3, written down as contracts in pyproject.toml. A contract that names a
-module wrongly passes for ever, so each is also shown a violation, in a copy of the sources.
+The rule is written down as contracts in pyproject.toml. A contract that names a module wrongly
+passes for ever, so each is also shown a violation, in a copy of the sources.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 from tests.house.checkout import PACKAGES, ROOT
 
 CHECKED = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    "
-"""What stands before an import that only a type checker reads."""
+"""Lines before an import that only a type checker reads."""
 
 
 def lint(sources: Path) -> subprocess.CompletedProcess[str]:

@@ -1,6 +1,6 @@
 """tests/need, with programs of our own on the PATH in place of the machine's.
 
-The rule: what is missing is installed where that can be done (Debian, root), and otherwise named
+The rule: missing programs are installed where that can be done (Debian, root), and otherwise named
 with the command to type. Nothing here touches the machine.
 """
 

@@ -1,6 +1,6 @@
-"""What is shipped: three typed packages, each import declared, nothing else.
+"""The contents of the distribution: three typed packages, each import declared, nothing else.
 
-The rule: whoever installs the distribution, with or without an extra, can import what that extra
+The rule: a user who installs the distribution, with or without an extra, can import what that extra
 promises; an optional package is imported only where it is used.
 """
 
@@ -31,7 +31,7 @@ def distribution_name(requirement: str) -> str:
 
 
 def declared(*extras: str) -> set[str]:
-    """The distributions that the core and these extras bring, extras of extras included."""
+    """Return the distributions that the core and these extras bring, extras of extras included."""
     names = {distribution_name(requirement) for requirement in PROJECT["dependencies"]}
     for extra in extras:
         for requirement in PROJECT["optional-dependencies"][extra]:
@@ -48,7 +48,7 @@ RUN_TIME_EXTRAS = [extra for extra in PROJECT["optional-dependencies"] if extra 
 
 
 def imported_at_import_time(tree: ast.Module) -> set[str]:
-    """Top-level names imported when the module is, `if TYPE_CHECKING:` blocks left out."""
+    """Return top-level names imported with the module, `if TYPE_CHECKING:` blocks left out."""
     names: set[str] = set()
     pending: list[ast.stmt] = list(tree.body)
     while pending:
@@ -92,12 +92,12 @@ def imported_anywhere(tree: ast.Module) -> set[str]:
 
 @cache
 def _providers() -> Mapping[str, list[str]]:
-    """Top-level name -> distributions; reading all metadata takes half a second."""
+    """Return top-level name -> distributions; reading all metadata takes half a second."""
     return packages_distributions()
 
 
 def foreign(names: set[str]) -> set[str]:
-    """The distributions behind these top-level names that are neither ours nor Python's."""
+    """Return the distributions of these top-level names that are neither ours nor Python's."""
     providers = _providers()
     return {
         re.sub(r"[._-]+", "-", providers.get(name, [name])[0]).lower()
@@ -107,13 +107,21 @@ def foreign(names: set[str]) -> set[str]:
 
 
 BROKER_PARTS = (
-    "broker", "embedded.py", "journal", "mapped", "matcher", "server", "store", "telemetry.py",
-)  # fmt: skip
-"""Files and folders of malamute_py that need what a broker needs."""
+    "broker",
+    "config.py",
+    "embedded.py",
+    "journal",
+    "mapped",
+    "matcher",
+    "server",
+    "store",
+    "telemetry.py",
+)
+"""Files and folders of malamute_py that only a broker imports."""
 
 
 def extras_of_the_place(path: Path) -> list[str]:
-    """The extras without which this module is not meant to be imported."""
+    """Return the extras without which this module is not meant to be imported."""
     if path.is_relative_to(PACKAGES["pyspark_malamute"]):
         return ["spark"]
     if path.is_relative_to(PACKAGES["malamute_py"] / "demo"):

@@ -50,13 +50,13 @@ def test_annotations_of_a_public_class_can_be_read(name: str) -> None:
 def test_the_signature_of_a_public_class_can_be_read(name: str) -> None:
     cls = getattr(malamute, name)
     if typing.is_typeddict(cls):
-        return  # its keys are what counts
+        return  # Its keys are compared.
     if not issubclass(cls, BaseException) or "__init__" in vars(cls):
         inspect.signature(cls)
 
 
 def unused(path: Path) -> set[str]:
-    """The parameters of public methods in a module that their bodies never read."""
+    """Return the parameters of public methods in a module that their bodies never read."""
     found = set()
     for cls in ast.walk(ast.parse(path.read_text())):
         if not isinstance(cls, ast.ClassDef) or any(

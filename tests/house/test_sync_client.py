@@ -1,4 +1,4 @@
-"""The synchronous client is what the generator makes of the asyncio client.
+"""The synchronous client is equal to the output of its generator.
 
 The rule: a change is made in client/aio/, and `make sync-client` carries it over.
 """

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 from prometheus_client.parser import text_string_to_metric_families
 
 from malamute_py import EmbeddedBroker
-from malamute_py.config import HttpSection
 from malamute_py.http.serving import Serving
+from malamute_py.sections import HttpSection
 from tests.waiting import WAIT_S
 
 

@@ -54,7 +54,7 @@ class SuffixTable:
 
 
 class IndexedSuffix(Suffix):
-    """The same, found by its text."""
+    """Suffixes, found by their text."""
 
     def table(self) -> Table:
         return SuffixTable()

@@ -1,4 +1,4 @@
-"""Which batches may hold a match: never one too few, and none too many where that is promised."""
+"""Batches that may hold a match: never one too few, and none too many where that is promised."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Batches = list[list[Header]]
 
 
 class Segment:
-    """A header index kept the obvious way; depth: leading parts kept, None for all of them."""
+    """A header index kept the simple way; depth: leading parts kept, None for all of them."""
 
     def __init__(self, batches: Batches, depth: int | None, fields_known: bool = True) -> None:
         self.exact = depth is None
@@ -52,7 +52,7 @@ class Segment:
 
 
 class SegmentWithLookup(Segment):
-    """The same, with the shortcut for whole subjects."""
+    """A header index kept the simple way, with the shortcut for whole subjects."""
 
     def subject(self, key: str) -> BitMap:
         return BitMap(

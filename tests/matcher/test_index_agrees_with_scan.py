@@ -27,12 +27,12 @@ steps = st.lists(
 def assert_agrees(index: Index, held: dict[int, list[Any]], header: Header) -> None:
     expected = {number for number, wire in held.items() if matches(wire, *header)}
     assert set(index.match(*header)) == expected
-    # From the memo, the same.
+    # From the memo, with an equal answer.
     assert set(index.match(*header)) == expected
 
 
 def assert_classes_agree(index: Index, held: dict[int, list[Any]], headers: list[Header]) -> None:
-    """All headers at once: each in one class, with just the patterns that match it."""
+    """Check all headers at once: each in one class, with just the patterns that match it."""
     found: dict[int, set[int]] = {}
     classes = index.classes(headers)
     for numbers, places in classes:

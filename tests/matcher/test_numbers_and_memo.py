@@ -169,7 +169,7 @@ def test_many_patterns_filed_under_one_fact_are_all_found_and_all_forgotten() ->
     assert list(index.match(("a.7",), ())) == [numbers[7]]
     for number in numbers[100:]:
         index.discard(number)
-    # No memo could catch up over so many changes: this is what the index holds.
+    # No memo could catch up over so many changes: the answer is the index's own.
     assert set(index.match(("s",), urgent)) == set(numbers[:100])
     for number in numbers[20:100]:
         index.discard(number)

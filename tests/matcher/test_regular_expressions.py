@@ -1,4 +1,4 @@
-"""Regular expressions: what they mean, what they may cost, what happens beyond that."""
+"""Regular expressions: their meaning, their bounds, and what happens beyond these."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def bench(
 
 
 def alive_after(pids: tuple[int, ...], within_s: float) -> list[psutil.Process]:
-    """Those that have not ended by then; a dead one that nobody has waited for has ended."""
+    """Return processes that have not ended by then; a dead one without a waiting parent has."""
     left = []
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""Who takes part in which work, in which order, and with how many records."""
+"""Members of each work, their order, and the count of records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person reads of a recording made by hand."""
+"""The report of a recording made by hand, as a person reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""See powerloss.py."""
+"""Entry point; see powerloss.py."""
 
 import sys
 

@@ -1,13 +1,13 @@
 """Power losses on real files: `python -m tests.powerloss --runs 20`.
 
-Owns the taking back of what was not synced. A library that is preloaded into a real broker, and
-into the process of its checkpoint, logs every change of the data directory with what it replaces
-(shim.c). After a SIGKILL any subset of the unsynced sectors gets its old bytes, and of the names
-that were made, moved or removed in a directory since it was synced the last ones are undone. Then
-the broker starts on what is left, and the clients of `malamute verify-promises` check the history.
+Owns the undoing of writes that were not synced. A library that is preloaded into a real broker, and
+into the process of its checkpoint, logs every change of the data directory with the bytes that it
+replaces (shim.c). After a SIGKILL any subset of the unsynced sectors gets its old bytes, and of the
+names that were made, moved or removed in a directory since it was synced the last ones are undone.
+Then the broker starts on the rest, and the clients of `malamute verify-promises` check the history.
 
-Faults that are made: those of tests/journal/power.py, on files that the kernel holds. Not made:
-new directories are not taken back; sectors that were synced do not change.
+Faults that are made: those of tests/journal/power.py, on files that the kernel holds. Not made: new
+directories are not taken back; sectors that were synced do not change.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Change(NamedTuple):
 
     at: int
     kind: str
-    """w written, t cut, a allocated, s synced, c created, r renamed, u removed."""
+    """Letter: w written, t cut, a allocated, s synced, c created, r renamed, u removed."""
     path: str
     other: str
     position: int
@@ -53,7 +53,7 @@ class Change(NamedTuple):
 
 
 class Image:
-    """The files of one broker, and the log of what was done to them."""
+    """The files of one broker, and the log of their changes."""
 
     def __init__(self, directory: Path, chance: random.Random) -> None:
         """directory: of the broker; its data lie in `data` below. Builds the library with cc."""
@@ -71,14 +71,14 @@ class Image:
         subprocess.run(build, check=True, capture_output=True)
 
     def program(self, *arguments: str) -> tuple[str, ...]:
-        """How Python is to be started so that its changes are logged."""
+        """Return how Python is to be started so that its changes are logged."""
         return (
             "env", f"LD_PRELOAD={self._library}", f"POWERLOSS_ROOT={self.root}",
             f"POWERLOSS_LOG={self._log}", sys.executable, *arguments,
         )  # fmt: skip
 
     def lose(self) -> None:
-        """The power is lost: call it when the broker was killed."""
+        """Lose the power; called when the broker was killed."""
         self._wait_for_the_end()
         changes = list(self._changes())
         self._take_back_names(changes)
@@ -88,7 +88,7 @@ class Image:
             left.unlink()
 
     def _wait_for_the_end(self) -> None:
-        """The checkpoint's process ends by itself; its last changes are logged as well."""
+        """Wait for the checkpoint's process to end by itself; its last changes are logged, too."""
         ours = [process for process in psutil.process_iter() if self._is_ours(process)]
         _, left = psutil.wait_procs(ours, _END_S)
         for process in left:
@@ -111,7 +111,7 @@ class Image:
             begin = at + _HEAD.size
             end = begin + first + second + (old_length if kind == b"w" else 0)
             if end > len(data):
-                return  # killed amid the record: the change was not made
+                return  # Killed amid the record: the change was not made.
             path = data[begin : begin + first].decode()
             other = data[begin + first : begin + first + second].decode()
             old = data[begin + first + second : end]
@@ -158,7 +158,7 @@ class Image:
 
     def _take_back_sectors(self, changes: list[Change]) -> None:
         names: dict[str, int] = {}
-        """Name -> file, as the names were when the changes were made."""
+        """Name -> file, with the names of the time when the changes were made."""
         count = 0
         loose: dict[int, list[Change]] = defaultdict(list)
         for change in changes:
@@ -193,7 +193,7 @@ class Image:
                 first = max(sector * SECTOR, change.position)
                 last = min((sector + 1) * SECTOR, end)
                 at = first - change.position
-                # What lay beyond the file's end was nothing: zeros, where the file stays long.
+                # Bytes beyond the file's end were none: zeros, where the file stays long.
                 old = change.old[at : at + last - first].ljust(last - first, b"\0")
                 if sector not in before:
                     before[sector] = b""
@@ -216,9 +216,9 @@ class Image:
 async def run(
     directory: Path, seed: int, losses: int, program: tuple[str, ...] = (), patience_s: float = 90.0
 ) -> tuple[Found, Image]:
-    """So many power losses of one broker under the clients; what the history shows.
+    """Lose the power so many times under one broker and its clients; returns the verdict.
 
-    program: the module and arguments that stand in front of `broker`, for planted bugs.
+    program: the module and arguments before `broker`, for planted bugs.
     """
     image = Image(directory, random.Random(seed))
     one = Run(
@@ -232,12 +232,12 @@ async def run(
 
 
 def reason_to_skip() -> str:
-    """Why it cannot be run here; empty: it can."""
+    """Return why it cannot be run here; empty: it can."""
     return "" if shutil.which("cc") else "there is no C compiler: install gcc"
 
 
 def main() -> int:
-    """0: nothing was lost; 1: something was."""
+    """Run; returns 0: nothing was lost; 1: something was."""
     parser = argparse.ArgumentParser(prog="python -m tests.powerloss", description=__doc__)
     parser.add_argument("--runs", type=int, default=20, help="how many power losses")
     parser.add_argument("--seed", type=int, default=0)

@@ -105,4 +105,4 @@ def test_what_nobody_asked_for_and_what_moved_is_found() -> None:
 def test_another_order_is_found() -> None:
     events = [event for event in whole() if event[:2] != (FOUND, "record/")]
     events += [Event(FOUND, "record/", f"a:{id}", n) for n, id in enumerate((0, 2, 1, 3))]
-    assert "behind a later one of their producer: a:1" in faults(events)
+    assert "after a later one of their producer: a:1" in faults(events)

@@ -1,6 +1,6 @@
 """Contents that keep the format's frame and have anything inside: right CRC, right sections.
 
-What a peer can send that is not broken on its way, but made so.
+A peer can send such a content, which no damage on the way would make.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ _TABLE = _table()
 
 
 def unpack(data: bytes, code: str) -> Any:
-    """One MessagePack value and nothing behind it, without extension types."""
+    """Return one MessagePack value that fills the bytes, without extension types."""
 
     def refuse(*_: Any) -> None:
         raise Refused(code, "an extension type")
@@ -82,7 +82,7 @@ def _has_timestamp(value: Any) -> bool:
 
 
 def commands_of_spec() -> dict[int, tuple[str, list[tuple[str, str, str]]]]:
-    """Number -> (name, [(field, type, default)]) from SPEC.md's tables."""
+    """Return number -> (name, [(field, type, default)]) from SPEC.md's tables."""
     found = {}
     for block in re.split(r"^#### ", SPEC, flags=re.MULTILINE)[1:]:
         number, name = block.split("\n", 1)[0].split()
@@ -114,7 +114,7 @@ def _fits(kind: str, value: Any) -> bool:
     if kind == "[int, int, bin]":
         return type(value) is list and list(map(type, value)) == [int, int, bytes]
     if kind.startswith("[["):
-        # Runs of things: each element has the types that stand in the inner brackets.
+        # Runs of several parts: each element has the types inside the inner brackets.
         inner = kind[2:-2].split(", ")
         return type(value) is list and all(
             type(item) is list and len(item) == len(inner) and all(map(_fits, inner, item))
@@ -126,7 +126,7 @@ def _fits(kind: str, value: Any) -> bool:
     return type(value) is types[kind]
 
 
-# What section 11 says of single fields: the greatest length, or the least and greatest value.
+# Bounds of single fields in section 11: the greatest length, or the least and greatest value.
 LENGTHS = {
     "SEND.key": 128,
     "REQUEST.key": 128,
@@ -160,7 +160,7 @@ PARTS = {
 
 
 def _check_bounds(name: str, fields: dict[str, Any]) -> None:
-    """What section 11 sets for single fields, and section 4.8 for ranges."""
+    """Check the bounds of section 11 for single fields, and of section 4.8 for ranges."""
     for field, value in fields.items():
         place = f"{name}.{field}"
         need(len(value) <= LENGTHS[place] if place in LENGTHS else True, place, "too_large")
@@ -177,7 +177,7 @@ def _check_bounds(name: str, fields: dict[str, Any]) -> None:
 
 
 def _check_step(commands: list[dict[str, Any]], place: int) -> None:
-    """The parts of the step at this place, section 4.8."""
+    """Check the parts of the step at this place, section 4.8."""
     count = commands[place]["fields"]["count"]
     parts = commands[place + 1 : place + 1 + count]
     need(len(parts) == count, "parts that are missing", "malformed")
@@ -201,7 +201,7 @@ def _default(text: str) -> Any:
 
 
 def read_message(frames: list[bytes]) -> list[dict[str, Any]]:
-    """The commands of a message, each as number, name, fields and its frames' places."""
+    """Return a message's commands, each as number, name, fields and its frames' places."""
     need(bool(frames), "no frames", "malformed")
     array = unpack(frames[0], "malformed")
     need(isinstance(array, list) and bool(array), "no array of commands", "malformed")

@@ -1,4 +1,4 @@
-"""What holds of every batch, found by hypothesis rather than by example."""
+"""Properties of every batch, found by hypothesis rather than by example."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_batch_cut_at_any_length_is_refused(
 
 
 def resealed(content: bytearray) -> bytes:
-    """The content with a checksum that fits: damage that only validation can find."""
+    """Return the content with a checksum that fits: damage that only validation can find."""
     content[8:12] = google_crc32c.value(bytes(content[12:])).to_bytes(4, "little")
     return bytes(content)
 

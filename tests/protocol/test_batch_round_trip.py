@@ -1,4 +1,4 @@
-"""What is encoded comes back: bodies, headers, columns, in every form of each."""
+"""Encoded batches come back: bodies, headers, columns, in every form of each."""
 
 from __future__ import annotations
 

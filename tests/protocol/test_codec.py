@@ -1,4 +1,4 @@
-"""Codecs: what comes out is bounded by what the head names, whatever the bytes claim."""
+"""Codecs: decompression yields no more than the head names, whatever the bytes claim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages: what is sent comes back, and what is wrong is named with its place."""
+"""Messages: sent ones come back, and errors name their place."""
 
 from __future__ import annotations
 

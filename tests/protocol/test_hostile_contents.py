@@ -33,7 +33,7 @@ MANY = 1 << 21
 
 @contextmanager
 def within(memory_bytes: int) -> Iterator[None]:
-    """What is done inside makes objects of no more than so many bytes at once."""
+    """Check that code in the block makes objects of no more than so many bytes at once."""
     tracemalloc.start()
     try:
         yield

@@ -1,4 +1,4 @@
-"""The short way of encoding a few plain records makes what the general way makes."""
+"""The short way of encoding a few plain records has the output of the general way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SharedGathering against gather_rows(): the same bytes, whoever takes what."""
+"""SharedGathering against gather_rows(): equal bytes, whichever reader takes which rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SPEC.md and the code say the same: commands, states, errors, limits, layouts, bits."""
+"""SPEC.md and the code agree: commands, states, errors, limits, layouts, bits."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def section(number: str) -> str:
-    """The text of a section, up to the next heading of its level or above."""
+    """Return the text of a section, up to the next heading of its level or above."""
     level = "#" * (number.count(".") + 2)
     dot = "" if "." in number else r"\."
     found = re.search(
@@ -88,7 +88,7 @@ def section(number: str) -> str:
 
 
 def rows(text: str, header: str) -> list[list[str]]:
-    """Cells of the table that begins with this header row."""
+    """Return the cells of the table that begins with this header row."""
     lines = text[text.index(header) :].splitlines()[2:]
     table = []
     for line in lines:

@@ -1,4 +1,4 @@
-"""Stamps packed and read many at a time are those packed and read one by one."""
+"""Stamps packed and read many at a time are equal to those packed and read one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large header tables are read in steps, and end as the same tables or the same refusals."""
+"""Large header tables are read in steps, and end as equal tables or equal refusals."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_table_read_in_steps_is_the_table_or_the_refusal_of_one_read_at_once(
     for one, other in ((data, fields), (data + tail, fields), (data, fields[: max(1, cut)])):
         at_once = outcome(one, other, steps=False)
         in_steps = outcome(one, other, steps=True)
-        # Of two faults either may be the one that is named.
+        # An error may name either of two faults.
         assert in_steps == at_once or {in_steps, at_once} == {"too_large", "bad_batch"}
 
 

@@ -31,7 +31,7 @@ def vectors(kind: str) -> list[Any]:
 
 
 def told(value: Any) -> Any:
-    """A value as the vectors' JSON says it."""
+    """Return a value in the form of the vectors' JSON."""
     if isinstance(value, dict):
         if set(value) == {"hex"}:
             return bytes.fromhex(value["hex"])
@@ -42,7 +42,7 @@ def told(value: Any) -> Any:
 
 
 def listed(value: Any) -> Any:
-    """Tuples as the lists that MessagePack has."""
+    """Return tuples as the lists that MessagePack has."""
     if isinstance(value, list | tuple):
         return [listed(item) for item in value]
     return value

@@ -16,7 +16,8 @@ from tests.waiting import WAIT_S
 
 PROGRAM = """
 import os, sys
-from malamute_py.config import ConfigError, load
+from malamute_py.config import load
+from malamute_py.sections import ConfigError
 from malamute_py.server import Server, StartError
 overrides = dict(word.split("=", 1) for word in sys.argv[1:])
 try:
@@ -54,7 +55,7 @@ class Daemon:
                 continue
 
     def wait_for(self, event: str, wait_s: float = WAIT_S) -> dict[str, Any]:
-        """The first log line of this event."""
+        """Wait for the first log line of this event."""
         deadline = time.monotonic() + wait_s
         while time.monotonic() < deadline:
             for line in list(self.lines):
@@ -75,7 +76,7 @@ class Daemon:
         self._reader.join()
 
     def terminate(self) -> int:
-        """SIGTERM; returns the exit code."""
+        """Send SIGTERM; returns the exit code."""
         self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(timeout=WAIT_S)
         self._reader.join()

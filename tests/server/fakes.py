@@ -25,7 +25,7 @@ from tests.waiting import WAIT_S
 
 
 class Lines:
-    """A log that keeps what it is told."""
+    """A log that keeps its lines."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, str, dict[str, Any]]] = []
@@ -65,7 +65,7 @@ class EchoCore:
         self.published: list[Any] = []
         self.failures: list[tuple[int, str, Exception]] = []
         self.turns: list[int] = [0]
-        """Messages that came between one question for what is ready and the next."""
+        """Messages that came between one question for Ready and the next."""
         self.unread = 0
         """How often read_ahead() says that a message is still to be read."""
 
@@ -152,7 +152,7 @@ class EchoCore:
 
 
 class NoRings:
-    """Rings that keep nothing and are asked nothing."""
+    """Rings that keep nothing, and whose reads and questions are dropped."""
 
     refusal = ""
     """The code that every append is answered by."""
@@ -215,7 +215,7 @@ class RunningLoop:
         )
         self.failure: BaseException | None = None
         self.step_ns = 0
-        """What the meter goes on by each time that it is asked."""
+        """Nanoseconds by which the meter goes on each time that it is asked."""
         self._metered_ns = 0
         self._stands_at_ms: int | None = None
         self._stopping = False
@@ -241,16 +241,16 @@ class RunningLoop:
         return time.time_ns() // 1_000_000 if stands_at_ms is None else stands_at_ms
 
     def stop_the_clock(self) -> None:
-        """No time passes for the loop from now on, however slow the machine is."""
+        """Stop time for the loop from now on, however slow the machine is."""
         self._stands_at_ms = self._now_ms()
 
     def leap(self, ms: int) -> None:
-        """So much time passes at once, on a clock that stands, and the loop takes note of it."""
+        """Let so much time pass at once, on a clock that stands, and have the loop notice it."""
         self.let_pass(ms)
         self.results.wake()
 
     def let_pass(self, ms: int) -> None:
-        """So much time passes at once, on a clock that stands, and nothing comes."""
+        """Let so much time pass at once, on a clock that stands, without a message."""
         assert self._stands_at_ms is not None
         self._stands_at_ms += ms
 
@@ -283,7 +283,7 @@ class RunningLoop:
         self.context.term()
 
     def until(self, condition: Any, wait_s: float = WAIT_S) -> None:
-        """Wait for something that the loop's thread brings about."""
+        """Wait for a state that the loop's thread brings about."""
         deadline = time.monotonic() + wait_s
         while not condition():
             assert time.monotonic() < deadline, "it did not come about"

@@ -17,7 +17,7 @@ Wanted = TypeVar("Wanted", bound=Command)
 
 
 class RawPeer:
-    """One link, or not yet one."""
+    """One link, or a connection that is to become one."""
 
     def __init__(
         self, endpoint: str, *, hello: bool = True, context: zmq.Context[Any] | None = None,
@@ -40,7 +40,7 @@ class RawPeer:
         self.socket.send_multipart(encode_message(commands, frames))
 
     def next(self) -> tuple[Command, list[bytes]]:
-        """The next command that is no heartbeat, with its frames."""
+        """Return the next command that is no heartbeat, with its frames."""
         while not self.waiting:
             head, *frames = self.socket.recv_multipart()
             for command in msgspec.msgpack.decode(head, type=list[AnyCommand]):
@@ -53,7 +53,7 @@ class RawPeer:
         return self.waiting.pop(0)
 
     def get(self, wanted: type[Wanted]) -> tuple[Wanted, list[bytes]]:
-        """The next command of this type; others before it are dropped."""
+        """Return the next command of this type; others before it are dropped."""
         while True:
             command, frames = self.next()
             if isinstance(command, wanted):

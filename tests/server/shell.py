@@ -32,7 +32,7 @@ from malamute_py.server.checkpointing.process import Checkpointed, CheckpointFai
 from malamute_py.server.checkpointing.recovered import QueuesFound, find_queues, ring_facts
 from malamute_py.server.journaling.rings import Rings
 from malamute_py.server.result_queue import ResultQueue
-from malamute_py.store.bodies import Bodies
+from malamute_py.store.bodies import StoredBodies
 from malamute_py.store.database import DATABASE, connect
 from malamute_py.store.loading import load
 from tests.waiting import WAIT_S
@@ -76,7 +76,7 @@ class Shell:
         )  # fmt: skip
         self.rings.noted = self.checkpoints.parts.add
         self.rings.relieve = self.checkpoints.relieve
-        self.rings.bodies = Bodies(directory / DATABASE)
+        self.rings.bodies = StoredBodies(directory / DATABASE)
         self.now_ms = 0
         self.rings.start()
 
@@ -85,7 +85,7 @@ class Shell:
             apply(Tables(), self.queues, change)
 
     def log(self, *changes: Any, body: bytes = b"body") -> None:
-        """One bundle, appended and synced."""
+        """Append one bundle, and sync."""
         batches = []
         for change in changes:
             if isinstance(change, r.MailPut | r.RequestPut):
@@ -108,7 +108,7 @@ class Shell:
         return Append(stream, base, count, 1, content, crc, keys, kind)
 
     def try_append(self, batches: list[Append]) -> Appended | AppendRefused:
-        """Not synced, and perhaps not taken."""
+        """Append a bundle that is not synced, and perhaps not taken."""
         (answer,) = self.rings.append([AppendBundle(MAIN, 1, tuple(batches))])
         return answer
 
@@ -119,11 +119,11 @@ class Shell:
         self.checkpoints.synced(self.ring.synced_lsn)
 
     def noise(self, size: int) -> None:
-        """Something of a stream."""
+        """Append a batch of a stream."""
         self.append([self.noise_batch(size)])
 
     def noise_batch(self, size: int) -> Append:
-        """A batch of a stream, the next one."""
+        """Return the next batch of a stream."""
         return self._batch(7, self.ring.next_offset(7), 1, encode([b"n" * size]))
 
     def tick(self, ms: int = 0) -> None:
@@ -131,7 +131,7 @@ class Shell:
         self.checkpoints.tick(self.now_ms)
 
     def answer(self) -> Checkpointed | CheckpointFailed:
-        """Wait for the process; the loop's part of it."""
+        """Wait for an answer of the process, and do the loop's part of it."""
         answer: Checkpointed | CheckpointFailed = self.wait(
             Checkpointed | CheckpointFailed, self.checkpoints.take
         )
@@ -149,7 +149,7 @@ class Shell:
         raise AssertionError("no answer")
 
     def checkpoint(self) -> Checkpointed | CheckpointFailed:
-        """One whole checkpoint."""
+        """Make one whole checkpoint."""
         self.tick()
         self.tick(self.config.interval_ms)
         return self.answer()
@@ -163,12 +163,12 @@ class Shell:
         return found
 
     def close(self) -> None:
-        """An orderly stop."""
+        """Stop in order."""
         self.checkpoints.stop()
         self.abandon()
 
     def abandon(self) -> None:
-        """As when the broker is killed, as far as that can be had in one process."""
+        """End as a broker that is killed, as far as that is possible in one process."""
         if self.closed:
             return
         self.closed = True

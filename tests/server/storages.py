@@ -13,13 +13,13 @@ from tests.waiting import WAIT_S
 
 
 class Troubles:
-    """What is to go wrong, shared by a directory and those inside it."""
+    """The troubles to come, shared by a directory and those inside it."""
 
     def __init__(self) -> None:
         self.full = False
         self.failing_sync = False
         self.may_create = threading.Event()
-        """Cleared: whoever creates a file waits until it is set."""
+        """Cleared: the creation of a file waits until this is set."""
         self.may_create.set()
 
 

@@ -26,7 +26,7 @@ def test_it_is_the_wall_clock() -> None:
     begin = clocks.clock()
     assert begin == 1_700_000_000_000
     assert clocks.after(1) == begin + 1
-    clocks.wall += 3_600_000 * MS  # set forward, or asleep
+    clocks.wall += 3_600_000 * MS  # Set forward, or asleep.
     assert clocks.after(1) == begin + 3_600_002
 
 

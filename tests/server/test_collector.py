@@ -1,4 +1,4 @@
-"""When the daemon has Python's collector look at all objects."""
+"""The daemon has Python's collector look at all objects at the right times."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Knot:
 
 
 def grow_old(looks: int = 110) -> None:
-    """Have the collector look at what gets old so many times."""
+    """Have the collector look so many times at objects that get old."""
     for _ in range(looks):
         gc.collect(1)
 

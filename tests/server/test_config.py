@@ -10,7 +10,8 @@ import pytest
 
 from malamute_py import EmbeddedBroker
 from malamute_py.broker import BrokerSettings
-from malamute_py.config import KEYS, Config, ConfigError, from_table, load, parse_bind
+from malamute_py.config import KEYS, Config, from_table, load
+from malamute_py.sections import ConfigError, parse_bind
 from malamute_py.server import Server
 from tests.server.fakes import Lines
 
@@ -37,8 +38,7 @@ SHELL_OWN = {"software", "permit", "quota", "carrier", "facts", "meter"}
 """Settings of the core that are the shell's own: no configuration names them."""
 
 
-def test_the_core_has_the_defaults_of_the_configuration() -> None:
-    """The core's tests run under the bounds that a broker has as it is delivered."""
+def test_each_key_reaches_the_setting_of_the_core_whose_default_it_has() -> None:
     given, own = Server(Config(), log=Lines())._broker_settings(Config()), BrokerSettings()
     for name in set(BrokerSettings.__struct_fields__) - SHELL_OWN:
         assert getattr(given, name) == getattr(own, name), name

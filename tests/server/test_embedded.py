@@ -13,8 +13,8 @@ import pytest
 from malamute_protocol.errors import ConnectionLost, MalamuteError
 from malamute_py import connect_sync
 from malamute_py.client.sync.client import SyncClient
-from malamute_py.config import ConfigError
 from malamute_py.embedded import EmbeddedBroker
+from malamute_py.sections import ConfigError
 from tests.seeds import slow
 from tests.waiting import WAIT_MS, WAIT_S
 
@@ -76,7 +76,7 @@ async def test_a_client_that_nobody_closed_does_not_keep_the_broker_from_stoppin
 
 
 def test_a_client_that_sleeps_is_told_when_the_context_ends_with_its_broker() -> None:
-    # Its own broker lives on and is silent, so that nothing but the end of the context wakes it.
+    # Its own broker lives on and is silent, so that only the end of the context wakes it.
     with EmbeddedBroker(tcp=True) as other, EmbeddedBroker() as broker:
         options: dict[str, Any] = {"context": broker.context, "heartbeat_ms": 60_000}
         with connect_sync(other.tcp_endpoint, **options) as client:

@@ -23,14 +23,14 @@ def nodes(*packages: str) -> Iterator[ast.AST]:
 
 
 def last_name(node: ast.expr) -> str:
-    """The last part of a dotted name; "" for what is none."""
+    """Return the last part of a dotted name; "" for other texts."""
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""
 
 
 def words(node: ast.AST) -> Iterator[str]:
-    """Texts that an expression may be."""
+    """Return texts that an expression may be."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value
     elif isinstance(node, ast.IfExp):
@@ -66,7 +66,7 @@ def events() -> set[str]:
 
 
 def tables(*heads: str) -> set[str]:
-    """The first column of the tables whose head is one of these."""
+    """Return the first column of the tables with one of these heads."""
     found: set[str] = set()
     head = ""
     for line in PAGE.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""Each file of a data directory, lost or damaged in each way: what was not in it is served."""
+"""Each file of a data directory, lost or damaged in each way: the rest is served."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             client.publish("own", b"own %d" % number)
         client.send("crew", b"mail")
         if request.param == "killed":
-            # What a kill leaves: the files as they are, synced as they were confirmed.
+            # As after a kill: the files as they are, synced as they were confirmed.
             shutil.copytree(place, place.with_name("killed") / "data")
     return place if request.param == "closed" else place.with_name("killed") / "data"
 
@@ -90,7 +90,7 @@ def test_what_was_not_in_the_file_is_served(whole: Path, tmp_path: Path, fate: s
         try:
             broker = running.enter_context(EmbeddedBroker(place, **SMALL))
         except StartError as error:
-            # Only these hold what nothing else says; and it is said what to do.
+            # No other file says the same as these; the error says what to do.
             said = str(error)
             assert any(word in said for word in ("restore", "move", "verify")), said
             main = name.parts[:2] == ("rings", "main")

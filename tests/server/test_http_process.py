@@ -14,7 +14,8 @@ import pytest
 
 from malamute_py import EmbeddedBroker, connect_sync
 from malamute_py.client.settings import Plain
-from malamute_py.config import ConfigError, from_table
+from malamute_py.config import from_table
+from malamute_py.sections import ConfigError
 from malamute_py.server.authentication.credentials import hash_password
 from malamute_py.server.http_process import USER, HttpCredential, admit, first_line
 from malamute_py.server.sockets import parse_endpoint

@@ -21,7 +21,7 @@ from malamute_protocol.commands import AnyCommand, Atomic, Bye, Command, Ping, P
 from malamute_protocol.encode import encode
 from malamute_protocol.framing import decode_message, encode_message
 from malamute_py.broker.ready import AppendBundle, Event
-from malamute_py.config import Config, LimitsSection, Links, LoopSection
+from malamute_py.config import Config, LimitsSection, LinksSection, LoopSection
 from malamute_py.server import loop as loop_module
 from malamute_py.server.errors import ServerFailed
 from malamute_py.server.result_queue import Died
@@ -66,7 +66,7 @@ def resident() -> int:
 
 
 def is_ended(peer: socket.socket, wait_s: float = WAIT_S) -> bool:
-    """Whether the other side has ended the connection, with what it said before unread."""
+    """Whether the other side has ended the connection, with its last messages unread."""
     peer.settimeout(wait_s)
     try:
         while peer.recv(65536):
@@ -117,7 +117,7 @@ def test_malformed_messages_cost_the_sender_its_link_and_in_the_end_its_connecti
         dealer(running.endpoint) as other,
         Zmtp(running.endpoint) as attacker,
     ):
-        running.stop_the_clock()  # an ended link's connection would be cut for lingering, too
+        running.stop_the_clock()  # An ended link's connection would be cut for lingering, too.
         ping(other)
         attacker.send(b"\xc1 not MessagePack")
         flags, body = attacker.receive_frame()
@@ -205,7 +205,8 @@ def test_endless_frames_cost_the_sender_its_connection_and_others_notice_nothing
         peak = max(peak, resident())
         print(f"frames of {size} B: cut after {sent >> 20} MiB, RSS +{(peak - before) >> 20} MiB, "
               f"slowest ping of another {slowest * 1000:.0f} ms")  # fmt: skip
-        # Unguarded it is gigabytes; how much comes between two looks is the machine's speed.
+        # Without the guard it is gigabytes; the speed of the machine decides how much comes between
+        # two looks.
         assert peak - before < 320 << 20
         ping(other, 4)
         (event,) = running.log.of("connection_cut")
@@ -243,7 +244,7 @@ def test_a_large_honest_message_on_a_slow_connection_arrives() -> None:
 
 
 class Noting:
-    """Has a loop that no thread drives say what the core is given, call by call."""
+    """Record the calls to the core of a loop that no thread drives."""
 
     def __init__(self) -> None:
         self.running = RunningLoop(LOCAL)
@@ -291,14 +292,14 @@ def test_a_peer_that_sends_more_than_a_share_is_served_in_turns_with_others() ->
         assert noting.of(1) == [Ping(number) for number in range(each)] * count
         peer = noting.running.loop.peers.get(1)
         assert peer is not None
-        noting.turns_until(lambda: peer.behind is None)
+        noting.turns_until(lambda: peer.queued is None)
         assert peer.connection is not None
         assert peer.connection.delivered == (len(message) + 1) * count
     noting.close()
 
 
 def test_messages_that_only_wait_take_no_longer_to_be_taken_up_than_a_turn_may() -> None:
-    """256 messages of 1,000 frames behind one that was done in shares took 264 ms at once."""
+    """256 messages of 1,000 frames after one that was done in shares took 264 ms at once."""
     noting = Noting()
     loop = noting.running.loop
     with Zmtp(noting.running.endpoint) as peer:
@@ -315,7 +316,7 @@ def test_messages_that_only_wait_take_no_longer_to_be_taken_up_than_a_turn_may()
         while noting.counts[1] < 4_200:
             before = counters["messages_in_total"]
             loop.turn()
-            waited = max(waited, len(found.behind or ()))
+            waited = max(waited, len(found.queued or ()))
             most = max(most, counters["messages_in_total"] - before)
         assert waited > 20, "they waited"
         assert most <= 50, "each message asks once whether the time is over"
@@ -325,7 +326,7 @@ def test_messages_that_only_wait_take_no_longer_to_be_taken_up_than_a_turn_may()
 def test_messages_that_waited_when_their_link_ended_are_not_unread() -> None:
     with RunningLoop(LOCAL) as running, Zmtp(running.endpoint) as peer:
         many = frame(encode_message([Ping(number) for number in range(4_000)])[0])
-        # They lie behind 4,000 commands and a message that costs the link.
+        # They wait for 4,000 commands and a message that costs the link.
         peer.socket.sendall(many + frame(b"\xc1") + many * 20)
         running.until(lambda: ("malformed", 1, "malformed") in running.core.calls)
         running.until(lambda: len(running.loop.peers) == 0)
@@ -354,7 +355,7 @@ def test_what_waits_of_a_message_is_dropped_with_its_link_though_the_sockets_are
         loop._gone(found, 0)
         loop._close(1)
         assert found in loop._cut_off.values(), "what comes of it is dropped"
-        assert (found.commands, found.frames, found.behind) == ([], [], None)
+        assert (found.commands, found.frames, found.queued) == ([], [], None)
     noting.close()
 
 
@@ -397,12 +398,12 @@ def test_a_malformed_message_behind_others_costs_the_link_after_them() -> None:
         peer.send(b"nonsense")
         noting.turns_until(lambda: ("malformed", 1, "malformed") in noting.running.core.calls)
         assert noting.of(1) == [Ping(number) for number in range(200)]
-        noting.turns_until(lambda: not noting.running.loop._behind)
+        noting.turns_until(lambda: not noting.running.loop._queued)
     noting.close()
 
 
 def test_a_connection_that_says_nothing_is_cut() -> None:
-    config = Config(listen=["tcp://127.0.0.1:0"], links=Links(hello_ms=10_000))
+    config = Config(listen=["tcp://127.0.0.1:0"], links=LinksSection(hello_ms=10_000))
     with RunningLoop(config) as running, dealer(running.endpoint) as other:
         running.stop_the_clock()
         ping(other)
@@ -414,11 +415,11 @@ def test_a_connection_that_says_nothing_is_cut() -> None:
             running.leap(2_000)
             assert is_ended(silent.socket)
         ping(other, 3)
-        assert "nothing was said" in running.log.of("connection_cut")[0]["reason"]
+        assert "no message came" in running.log.of("connection_cut")[0]["reason"]
 
 
 def test_a_descriptor_is_known_again_when_the_last_connection_under_it_had_spoken() -> None:
-    """Until the sockets were empty the next one was not: what it sent was counted as unread."""
+    """Until the sockets were empty the next one was not: its bytes counted as unread."""
     noting = Noting()
     loop = noting.running.loop
     with Zmtp(noting.running.endpoint) as peer:
@@ -463,7 +464,7 @@ def test_an_error_in_a_look_at_one_connection_costs_that_connection_only(
 
 
 def test_silent_connections_make_room_only_when_they_had_time_to_speak() -> None:
-    links = Links(greetings_max=3, address_greetings_max=3, greeting_ms=1_000)
+    links = LinksSection(greetings_max=3, address_greetings_max=3, greeting_ms=1_000)
     with RunningLoop(Config(listen=LOCAL.listen, links=links)) as running, ExitStack() as stack:
         running.stop_the_clock()
         silent = [stack.enter_context(Zmtp(running.endpoint)) for _ in range(6)]
@@ -474,7 +475,7 @@ def test_silent_connections_make_room_only_when_they_had_time_to_speak() -> None
         assert is_ended(silent[0].socket), "the oldest goes"
         assert not is_ended(silent[1].socket, 0.1)
         (event,) = running.log.of("connection_cut")
-        assert "say nothing" in event["reason"]
+        assert "silent" in event["reason"]
 
 
 def test_lost_connections_are_remembered_within_a_bound_under_a_load_that_never_ends(
@@ -528,7 +529,7 @@ def test_a_routing_id_chosen_again_on_a_new_connection_is_a_new_link() -> None:
 def test_a_peer_that_does_not_read_is_blocked_and_others_are_served() -> None:
     config = Config(
         listen=["tcp://127.0.0.1:0"],
-        links=Links(send_messages_max=10, pending_bytes_max=8 << 20),
+        links=LinksSection(send_messages_max=10, pending_bytes_max=8 << 20),
     )
     with RunningLoop(config) as running, dealer(running.endpoint) as other:
         with Zmtp(running.endpoint) as lazy:
@@ -556,7 +557,7 @@ def test_a_peer_that_does_not_read_is_blocked_and_others_are_served() -> None:
 
 
 def test_a_blocked_peer_that_reads_again_gets_everything_in_order() -> None:
-    config = Config(listen=["tcp://127.0.0.1:0"], links=Links(send_messages_max=2))
+    config = Config(listen=["tcp://127.0.0.1:0"], links=LinksSection(send_messages_max=2))
     with RunningLoop(config) as running, Zmtp(running.endpoint) as lazy:
         count = 24
         for number in range(count):
@@ -644,7 +645,7 @@ def test_an_error_in_decoding_a_message_is_its_peers_and_the_others_are_served(
     ):
         ping(good)
         bad.send_multipart([b"anything", b"else"])
-        ping(bad)  # so that what was sent before was looked at
+        ping(bad)  # Messages that were sent before have been looked at by then.
         ping(good)
         ((link, doing, error),) = running.core.failures
         assert (link > 0, doing) == (True, "receiving")
@@ -671,7 +672,8 @@ def test_an_event_with_an_error_says_where_it_arose() -> None:
                 Event("internal_error", "error", {"error": error, "link": 7})
             )
         ping(peer)
-        running.until(lambda: running.log.of("internal_error"))  # what is sent goes before it
+        # Messages that are sent go before it.
+        running.until(lambda: running.log.of("internal_error"))
         (facts,) = running.log.of("internal_error")
         assert facts["error"] == "IndexError('planted')"
         assert "test_an_event_with_an_error" in facts["trace"]
@@ -684,7 +686,7 @@ PACED = Config(listen=LOCAL.listen, loop=LoopSection(turn_us=100))
 
 
 def turns_of_a_burst(running: RunningLoop, step_ns: int) -> list[int]:
-    """Messages of each turn, of 200 that came while the loop was busy with another."""
+    """Return how many messages each turn takes, of 200 that came while the loop was busy."""
     released = threading.Event()
     busy = threading.Event()
     receive = running.core.receive

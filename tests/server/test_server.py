@@ -80,7 +80,7 @@ def until(condition: Callable[[], object], wait_s: float = WAIT_S) -> None:
 
 
 def publish(peer: RawPeer, tracker: int, content: bytes, stream: str = "s") -> Any:
-    """The answer to one publish; as a client would, it tries again when told to wait."""
+    """Return the answer to one publish; as a client would, it tries again when told to wait."""
     peer.send(Publish(stream, tracker, Level.SYNCED), frames=(content,))
     while True:
         command, _ = peer.next()
@@ -463,7 +463,7 @@ def test_syncs_of_rings_in_memory_are_not_measured() -> None:
 
 def test_an_idle_broker_stops_at_once_and_can_be_started_again() -> None:
     for _ in range(3):
-        # That it waits for nobody shows: it would wait longer than a test may take.
+        # A broker that waited would wait longer than a test may take.
         with serving(config(loop__drain_ms=3_600_000)):
             pass
 

@@ -1,4 +1,4 @@
-"""Starting: everything that can be wrong is one message that says what to do."""
+"""Starting: each fault is one message that says what to do."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from malamute_py.config import PUBLIC_WORDS, Authentication, Config, ConfigError
+from malamute_py.config import PUBLIC_WORDS, Authentication, Config
 from malamute_py.journal import MemoryStorage
+from malamute_py.sections import ConfigError
 from malamute_py.server import Server, StartError
 from malamute_py.server.authentication.credentials import hash_password
 from malamute_py.server.connections import descriptors
@@ -25,7 +26,7 @@ def config(data: object = "", *listen: str) -> Config:
 
 
 def refusal(wanted: Config) -> str:
-    """The message of a start that is refused."""
+    """Return the message of a start that is refused."""
     server = Server(wanted, log=Lines())
     with pytest.raises((StartError, ConfigError)) as caught:
         server.start()
@@ -56,7 +57,7 @@ def test_an_ipc_path_in_use_is_not_taken_from_its_owner(tmp_path: Path) -> None:
     with Server(config("", endpoint), log=Lines()):
         assert "another process listens" in refusal(config("", endpoint))
         RawPeer(endpoint).close()
-    with Server(config("", endpoint), log=Lines()):  # free again
+    with Server(config("", endpoint), log=Lines()):  # Free again.
         RawPeer(endpoint).close()
 
 
@@ -79,7 +80,7 @@ def test_a_second_broker_on_the_same_directory_is_refused(tmp_path: Path) -> Non
         text = refusal(config(tmp_path))
     assert text.count(str(tmp_path)) == 1
     assert "in use by process" in text
-    with Server(config(tmp_path), log=Lines()):  # and free again when the first has stopped
+    with Server(config(tmp_path), log=Lines()):  # Free again when the first has stopped.
         pass
 
 

@@ -212,7 +212,7 @@ def test_endless_frames_move_the_daemons_memory_little_and_others_not_at_all(
                 assert time.monotonic() < deadline, "it was not cut"
             client.publish("s", b"meanwhile")
         print(f"RSS {before >> 20} MiB, at most {peak >> 20} MiB")
-        # Unguarded it is gigabytes within seconds; how much of it comes between two looks is the
-        # speed of the machine.
+        # Without the guard it is gigabytes within seconds; the speed of the machine decides how
+        # much comes between two looks.
         assert peak - before < 320 << 20
         assert bodies(daemon.endpoint) == [b"before", b"meanwhile", b"meanwhile"]

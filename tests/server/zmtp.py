@@ -15,7 +15,7 @@ MORE, LONG, COMMAND = 1, 2, 4
 
 
 def frame(body: bytes, flags: int = 0) -> bytes:
-    """One frame, short or long as its size asks."""
+    """Make one frame, short or long as its size asks."""
     if len(body) < 256:
         return bytes((flags, len(body))) + body
     return bytes((flags | LONG,)) + struct.pack(">Q", len(body)) + body

@@ -27,7 +27,7 @@ PROGRESS = 100
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit code: 0 all passed, 1 something was violated, 2 wrong usage."""
+    """Run; returns the exit code: 0 all passed, 1 something was violated, 2 wrong usage."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.simulation",
         description=__doc__,
@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def search(names: tuple[str, ...], seeds: range, given: argparse.Namespace) -> int:
-    """Run all seeds of all scenarios and say what came out."""
+    """Run all seeds of all scenarios and report the outcomes."""
     failures = 0
     for name in names:
         kinds: Counter[str] = Counter()
@@ -94,7 +94,7 @@ def search(names: tuple[str, ...], seeds: range, given: argparse.Namespace) -> i
 
 
 def _outcomes(name: str, seeds: range, given: argparse.Namespace) -> Iterator[Outcome]:
-    """The outcomes of seeds, in their order."""
+    """Yield the outcomes of seeds, in their order."""
     run = partial(run_seed, name, steps=given.steps, plant=given.plant, echo=given.trace)
     if given.jobs == 1:
         yield from map(run, seeds)

@@ -1,8 +1,8 @@
 """Scenario `broker`: core, rings and clients over everything that may go wrong.
 
-Owns one seed: who is there, which faults come when, and the quiet end in which all that
-is owed must arrive. The rule: after `quiet` no fault comes any more, so whatever is still
-missing then is stuck.
+Owns one seed: its clients, its faults and their times, and the quiet end in which all that is owed
+must arrive. The rule: after `quiet` no fault comes any more, so whatever is still missing then is
+stuck.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class BrokerRun:
         self.model = self._model()
         self.quiet = False
         self.steps = steps or self.rng.choice((4, 8, 16))
-        """Faults that come."""
+        """Steps in which faults come."""
         self.numbers = 0
         self.serial = 0
         settings = BrokerSettings(
@@ -97,7 +97,7 @@ class BrokerRun:
     # --- the run ---------------------------------------------------------------------
 
     def run(self) -> None:
-        """Raises Violation."""
+        """Run the seed. Raises Violation."""
         self._cast()
         self._start()
         founder = Founder(self, self.streams, self._begin)
@@ -293,7 +293,7 @@ class BrokerRun:
     # --- what clients see of the world -----------------------------------------------------
 
     def connect(self, client: Client) -> Connection | None:
-        """A new connection, unless the broker is away."""
+        """Make a new connection, unless the broker is away."""
         if not self.machine.running:
             return None
         self.numbers += 1
@@ -315,24 +315,24 @@ class BrokerRun:
     def transmit(
         self, connection: Connection, commands: list[c.Command], frames: list[bytes]
     ) -> None:
-        """A client sends a message."""
+        """Have a client send a message."""
         connection.up.send(pack(commands, frames))
 
     def send(self, connection: Connection, message: Message) -> None:
-        """A client sends a message that is packed already."""
+        """Have a client send a message that is packed already."""
         connection.up.send(message)
 
     def now_ms(self) -> int:
-        """A client's clock: it never goes back."""
+        """Return a client's time, which never goes back."""
         return self.clock.true_ms()
 
     def epoch(self) -> int:
-        """The newest epoch that there may be."""
+        """Return the newest epoch that there may be."""
         epoch: int = self.machine.epoch
         return epoch
 
     def after(self, delay_us: int, action: Callable[[], None]) -> None:
-        """Schedule something of a client."""
+        """Schedule an action of a client."""
         self.clock.after(delay_us, action)
 
     def note(self, kind: str, *facts: object) -> None:
@@ -340,7 +340,7 @@ class BrokerRun:
         self.trace.note(kind, *facts)
 
     def reader(self, name: str, stream: str, pattern: list[Any], visibility: int) -> Reader:
-        """A judge for one consumer."""
+        """Return a judge for one consumer."""
         return Reader(
             self.model, name, stream, pattern, visibility,
             lambda: self.machine.latest_ms, self.machine.first_of, self.machine.visible_of,
@@ -375,7 +375,7 @@ class BrokerRun:
         raise Violation("stuck", owed or "the broker is not running")
 
     def _finish(self) -> None:
-        """One last end of everything, and a look at what is left."""
+        """End everything once more, and look at what is left."""
         self._down(power=self.rng.random() < 0.7)
         self.machine.start()
         for log in self.model.logs.values():

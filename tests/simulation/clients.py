@@ -1,9 +1,8 @@
-"""Scripted clients: they speak commands, keep to the protocol, and retry as it allows.
+"""Scripted clients: they send commands, keep to the protocol, and retry as it allows.
 
-Owns the behaviour of the simulated producers and consumers. The rule: a client only knows
-what came to it over its link; what it was promised is entered into the model at the
-moment in which the broker hands the promise to the network (`overheard`).
-Source: SPEC.md, sections 3, 6 and 8.
+Owns the behaviour of the simulated producers and consumers. The rule: a client knows only what came
+to it over its link; a promise to it is entered into the model when the broker hands it to the
+network (`overheard`). Source: SPEC.md, sections 3, 6 and 8.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ RETRYABLE = frozenset({"wait", "window", "draining", "full", "disk_full", "journ
 
 
 class World(Protocol):
-    """What a client sees of the simulation."""
+    """The simulation as a client sees it."""
 
     model: Model
     rng: Random
     quiet: bool
-    """No new work any more: finish what is owed."""
+    """True: no new work any more, only the end of work under way."""
 
     def connect(self, client: Client) -> Connection | None: ...
     def transmit(
@@ -87,7 +86,7 @@ class Client:
             self.lost(connection)
 
     def lost(self, connection: Connection) -> None:
-        """The link is gone: connect again in a while."""
+        """Note that the link is gone: connect again in a while."""
         if self.connection is not connection:
             return
         connection.drop()
@@ -102,18 +101,18 @@ class Client:
             self.world.transmit(self.connection, [command], list(frames))
 
     def request(self) -> int:
-        """A number for the next request."""
+        """Return a number for the next request."""
         self._requests += 1
         return self._requests
 
     def arrive(self, connection: Connection, message: Message) -> None:
-        """One message arrived."""
+        """Take one message."""
         self.receive(connection, list(_DECODER.decode(message[0])), message[1:])
 
     def receive(
         self, connection: Connection, commands: list[c.Command], frames: list[bytes]
     ) -> None:
-        """One message arrived."""
+        """Take one message."""
         if connection is not self.connection:
             return
         used = 0
@@ -146,21 +145,21 @@ class Client:
     # --- what the kinds of clients fill in ------------------------------------------------
 
     def link_up(self, welcome: c.Welcome) -> None:
-        """The link is open."""
+        """Note that the link is open."""
 
     def link_down(self) -> None:
-        """The link is gone."""
+        """Note that the link is gone."""
 
     def handle(self, command: c.Command, frames: list[bytes]) -> None:
-        """Anything but the link's own commands."""
+        """Take any command but the link's own."""
 
     def overheard(
         self, connection: Connection, commands: list[c.Command], frames: list[bytes]
     ) -> None:
-        """The broker hands this message to the network: judge it now."""
+        """Judge a message that the broker hands to the network."""
 
     def owes(self) -> str:
-        """What is still to come, in words; empty when nothing is."""
+        """Say in words what is still to come; empty when nothing is."""
         return ""
 
 
@@ -240,7 +239,7 @@ class Producer(Client):
         self.make = make
         self.unconfirmed: dict[str, list[Outgoing]] = {stream: [] for stream in streams}
         self.sent: dict[int, Outgoing] = {}
-        """By tracker, on the present link."""
+        """Tracker on the present link -> batch."""
         self.next_sequence = dict.fromkeys(streams, 0)
         self.trackers = 0
         self.producer_id = 0
@@ -265,7 +264,7 @@ class Producer(Client):
         self.settled = False
         self.sent.clear()
         if not self.idempotent:
-            # Whether they arrived is not known, and repeating them could repeat records.
+            # It is not known whether they arrived, and repeating them could repeat records.
             for batches in self.unconfirmed.values():
                 batches.clear()
 
@@ -297,8 +296,8 @@ class Producer(Client):
             expected = value["next"].get(stream, 0)
             first = batches[0].sequence if batches else self.next_sequence[stream]
             if expected < first:
-                # Records that were confirmed as stored are gone with a power loss: those
-                # that come now take their sequences.
+                # Records that were confirmed as stored are gone with a power loss: the next records
+                # take their sequences.
                 self.next_sequence[stream] = expected
                 for batch in batches:
                     batch.content = b""
@@ -320,7 +319,7 @@ class Producer(Client):
         if command.code == "damaged" and all(
             self.world.model.damaged(batch.stream, record.serial) for record in batch.records
         ):
-            # What became of it is known: nothing can be read of it.
+            # Its fate is known: no record of it can be read.
             if batch in self.unconfirmed[batch.stream]:
                 self.unconfirmed[batch.stream].remove(batch)
         elif command.code not in RETRYABLE | {"out_of_sequence"}:

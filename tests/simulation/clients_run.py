@@ -1,9 +1,9 @@
 """Scenario `clients`: the real client library, its asyncio shell and all, over the real broker.
 
-Owns one seed of it: who is there, which links are cut at which message, which process dies or
-stands still when, and the quiet end, in which every call that was made must return, and everything
-that is held by a link must be known to a program or come back. The faults of the broker's host are
-those of the scenario `work`. Source: SPEC.md, sections 4, 6 and 8.
+Owns one seed of it: its programs, the message at which each link is cut, the deaths and pauses of
+processes, and the quiet end, in which every call that was made must return, and everything that a
+link holds must be known to a program or come back. The faults of the broker's host are those of the
+scenario `work`. Source: SPEC.md, sections 4, 6 and 8.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RENEWS, ANONYMOUS, ANSWERS_IN_STEPS, GROUP_STEPS, GROUPS_LOSE, STORED_REQUESTS, 
 HABITS = frozenset(
     (RENEWS, ANONYMOUS, ANSWERS_IN_STEPS, GROUP_STEPS, GROUPS_LOSE, STORED_REQUESTS, LATE_HELLOS)
 )
-"""What programs do, beside the plain use of everything."""
+"""Behaviour of programs, beside the plain use of everything."""
 
 
 class Stoppable(WorkMachine):
@@ -57,7 +57,7 @@ class Stoppable(WorkMachine):
             action()
 
     def arrive(self, number: int, message: Message) -> None:
-        """A message reached the broker's socket."""
+        """Take a message at the broker's socket."""
         left_us = self.frozen_until_us - self.clock.now_us
         if left_us > 0:
             self.clock.after(left_us, lambda: self.arrive(number, message))
@@ -84,9 +84,9 @@ class ClientsRun(WorkRun):
         self.subs: dict[tuple[int, int], tuple[str, str, list[Any], str]] = {}
         """(link, subscription) -> (kind, place, pattern, kind of the group)."""
         self.holders: dict[int, str] = {}
-        """Link -> by which the broker knows it."""
+        """Link -> name by which the broker knows its holder."""
         self.cut_share = self.rng.choice((0.0, 0.3, 0.6))
-        """How many connections have an appointed end."""
+        """Share of connections that have an appointed end."""
 
     def _model(self) -> Any:
         return ToldModel()
@@ -114,7 +114,7 @@ class ClientsRun(WorkRun):
     # --- the run -----------------------------------------------------------------------
 
     def run(self) -> None:
-        """Raises Violation."""
+        """Run the seed. Raises Violation."""
         collecting = gc.isenabled()
         gc.disable()
         logging.disable(logging.CRITICAL)
@@ -157,7 +157,7 @@ class ClientsRun(WorkRun):
         return more
 
     def fail(self, name: str, error: BaseException) -> None:
-        """A program has ended by what it should not have seen."""
+        """End a program for an error that it should not have seen."""
         if self.failure is not None:
             return
         while isinstance(error, BaseExceptionGroup):
@@ -208,13 +208,13 @@ class ClientsRun(WorkRun):
             process.start()
 
     def _kind(self) -> type[Process]:
-        """What kind of program comes next."""
+        """Draw the kind of the next program."""
         return Process
 
     # --- the network ------------------------------------------------------------------------
 
     def connect(self, client: Any) -> Connection | None:
-        """A new connection, with an appointed end now and then."""
+        """Make a new connection, with an appointed end now and then."""
         if not self.machine.running:
             return None
         rng = self.rng
@@ -258,11 +258,11 @@ class ClientsRun(WorkRun):
         return connection
 
     def _end_of(self, client: Any) -> list[Any]:
-        """Where a connection ends by appointment: direction, number of the message, behind it."""
+        """Return a connection's appointed end: direction, number of the message, and side of it."""
         return ["", 0, False]
 
     def said(self, process: Process, connection: Connection, commands: list[Any]) -> None:
-        """The library of a process sends this: learn what its numbers mean."""
+        """Take a message that the library of a process sends: learn what its numbers mean."""
         link = connection.number
         model = self.model
         for command in commands:
@@ -293,7 +293,7 @@ class ClientsRun(WorkRun):
     def overheard(
         self, process: Process, connection: Connection, commands: list[Any], frames: list[bytes]
     ) -> None:
-        """The broker hands this to the network: hold it against the log."""
+        """Compare a message that the broker hands to the network with the log."""
         used, link, model = 0, connection.number, self.model
         for command in commands:
             owned = frames[used : used + command.content_frames]
@@ -387,7 +387,7 @@ class ClientsRun(WorkRun):
         raise Violation("stuck", "; ".join(word for word in words if word))
 
     def _unknown(self) -> str:
-        """What is held by a link though its program knows nothing of it."""
+        """Return what a link holds although its program knows nothing of it."""
         working = {
             p.holder: p.at_work for p in self.processes if not p.dead and p.client is not None
         }
@@ -409,10 +409,10 @@ class ClientsRun(WorkRun):
 
 
 class CutsRun(ClientsRun):
-    """One story of the scenario, and no fault but one cut: seed after seed it comes one later.
+    """One story of the scenario with no fault but one cut, one message later in each seed.
 
     A seed is the number of a story and of a cut: CUTS cuts a story, at each message of the first
-    link of one program, in either direction, before it arrives and behind it.
+    link of one program, in either direction, before it arrives and after it.
     """
 
     def __init__(self, seed: int, *, steps: int = 0, trace: Trace | None = None) -> None:

@@ -1,7 +1,7 @@
 """Virtual time: one true clock that only goes forward, and the broker's, which lies.
 
-Owns the schedule of a run. The rule: nothing happens but by an entry of this schedule, in
-the order of (time, number of entry), so that a seed replays a run.
+Owns the schedule of a run. The rule: every action is an entry of this schedule, in the order of
+(time, number of entry), so that a seed replays a run.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ class Clock:
     def __init__(self) -> None:
         self.now_us = 0
         self.skew_ms = 0
-        """What the broker's wall clock is off by; changed by jumps."""
+        """Milliseconds by which the broker's wall clock is off; changed by jumps."""
         self._entries: list[tuple[int, int, Callable[[], None]]] = []
         self._count = 0
 
     def true_ms(self) -> int:
-        """Milliseconds since the epoch, as an honest clock shows them."""
+        """Return milliseconds since the epoch, as an honest clock shows them."""
         return START_MS + self.now_us // 1000
 
     def broker_ms(self) -> int:
-        """What the broker's clock shows."""
+        """Return the time that the broker's clock shows."""
         return START_MS + self.now_us // 1000 + self.skew_ms
 
     def after(self, delay_us: int, action: Callable[[], None]) -> None:

@@ -113,14 +113,14 @@ class Inode:
             self.durable[low:high] = live[low:high]
 
     def settle_all(self) -> None:
-        """What a succeeding sync does."""
+        """Make all sectors durable, as a succeeding sync does."""
         self.settle(self.dirty)
         self.dirty.clear()
         self.durable_size = self.size
         del self.durable[self.size :]
 
     def forget_cache(self) -> None:
-        """The machine lost power: the page cache is what the platter holds."""
+        """Lose the page cache, as at a power loss: it shows what the platter holds."""
         size = self.durable_size
         if len(self.durable) < size:
             self.durable.extend(bytes(size - len(self.durable)))
@@ -141,12 +141,12 @@ class Disk:
         self.pending: list[dict[str, Inode | None]] = []
         """Directory changes since the last sync_directory; each is atomic."""
         self.directories: set[str] = set()
-        """Made durably: the journal syncs the parent when it makes one."""
+        """Directories that are durable: the journal syncs the parent when it makes one."""
         self.opening = 0
-        """Counts processes: a handle or lock of an earlier one is dead."""
+        """Number of the process: a handle or lock of an earlier one is dead."""
         self.locks: dict[str, int] = {}
         self.between: Callable[[str], None] | None = None
-        """What other threads do while a slow call is under way; the shell sets it."""
+        """Called during a slow call, for the work of other threads; the shell sets it."""
         self._inodes = 0
         self.writes = 0
         self.syncs = 0
@@ -154,16 +154,17 @@ class Disk:
         """The write with this number is cut and raises CrashNow; -1: none."""
         self.crash_at_sync = -1
         self.fail_syncs = 0
-        """So many of the next syncs fail."""
+        """How many of the next syncs fail."""
         self.failed_syncs = 0
-        """So many have failed, ever."""
+        """How many syncs have failed, ever."""
         self.rng = Random(0)
-        """For cuts inside a write and partly failed syncs; the simulation sets it."""
+        """Random numbers for cuts inside a write and partly failed syncs; the simulation sets
+        it."""
 
     # --- names -------------------------------------------------------------------
 
     def inode(self, name: str) -> Inode:
-        """Raises FileNotFoundError."""
+        """Return a file. Raises FileNotFoundError."""
         found = self.names.get(name)
         if found is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
@@ -179,13 +180,13 @@ class Disk:
         return found
 
     def rename(self, old: str, new: str) -> None:
-        """Atomic, and durable only after sync_directory."""
+        """Rename a file: atomic, and durable only after sync_directory."""
         self._mutation()
         inode = self.inode(old)
         self._entry({old: None, new: inode})
 
     def remove(self, name: str) -> None:
-        """Durable only after sync_directory."""
+        """Remove a file: durable only after sync_directory."""
         self._mutation()
         self.inode(name)
         self._entry({name: None})
@@ -216,7 +217,7 @@ class Disk:
     # --- bytes -------------------------------------------------------------------
 
     def used(self) -> int:
-        """Bytes that all files take."""
+        """Return the bytes that all files take."""
         return sum(inode.size for inode in self.names.values())
 
     def allocate(self, name: str, size: int) -> Inode:
@@ -246,7 +247,7 @@ class Disk:
         return len(data)
 
     def read(self, inode: Inode, position: int, length: int) -> bytes:
-        """What the page cache shows; raises EIO on a bad sector; short at the end."""
+        """Return what the page cache shows; raises EIO on a bad sector; short at the end."""
         if inode.bad:
             last = (position + length - 1) // SECTOR_BYTES
             for sector in range(position // SECTOR_BYTES, last + 1):
@@ -267,7 +268,7 @@ class Disk:
             inode.grow(size)
 
     def sync(self, inode: Inode) -> None:
-        """fdatasync; raises EIO and marks the pages clean when a failure is planned."""
+        """Do fdatasync; raises EIO and marks the pages clean when a failure is planned."""
         self._sync_begins()
         if self.fail_syncs:
             self.fail_syncs -= 1
@@ -292,7 +293,7 @@ class Disk:
     # --- what happens to machines ---------------------------------------------------
 
     def write_back(self, rng: Random, share: float) -> None:
-        """The kernel writes some dirty sectors on its own."""
+        """Have the kernel write some dirty sectors on its own."""
         for inode in self.names.values():
             if inode.dirty:
                 chosen = [sector for sector in inode.dirty if rng.random() < share]
@@ -301,7 +302,7 @@ class Disk:
                     del inode.dirty[sector]
 
     def crash(self) -> None:
-        """Process death: the page cache stays, open handles and locks are gone."""
+        """Kill the process: the page cache stays, open handles and locks are gone."""
         self._process_ends()
 
     def _process_ends(self) -> None:
@@ -362,5 +363,5 @@ class Disk:
             inode.durable[position] ^= 1 << bit
 
     def make_bad(self, name: str, sector: int) -> None:
-        """Reads of this sector fail until it is written."""
+        """Have reads of this sector fail until it is written."""
         self.inode(name).bad.add(sector)

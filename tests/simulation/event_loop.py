@@ -1,9 +1,9 @@
 """An asyncio event loop in virtual time, with simulated descriptors.
 
-Owns the turns of one simulated program's event loop. The rules: a turn runs what was ready when
-it began, as asyncio's own loop does; a descriptor is level-triggered, as epoll shows it; between
-two turns the rest of the world may do something; tasks hash by their number, so that sets of them
-have the same order in every run of a seed. A loop whose process was stopped turns again when the
+Owns the turns of one simulated program's event loop. The rules: a turn runs the callbacks that were
+ready when it began, as asyncio's own loop does; a descriptor is level-triggered, as epoll shows it;
+between two turns the rest of the world may do something; tasks hash by their number, so that sets
+of them have one order in every run of a seed. A loop whose process was stopped turns again when the
 process goes on; the loop of a dead process never does.
 """
 
@@ -19,13 +19,13 @@ from typing import Any, Protocol
 
 
 class Descriptor(Protocol):
-    """What can be watched for reading."""
+    """An object that can be watched for reading."""
 
     fd: int
 
     @property
     def signalled(self) -> bool:
-        """A reader of it is to be called."""
+        """Whether its reader is to be called."""
 
 
 class SimulatedTask(asyncio.Task[Any]):
@@ -40,7 +40,8 @@ class SimulatedTask(asyncio.Task[Any]):
 
 
 _Loop: Any = asyncio.AbstractEventLoop
-"""Untyped: what the client never asks for, such as servers and signals, is left as it is there."""
+"""Untyped base: methods that the client never calls, such as servers and signals, are left as they
+are."""
 
 
 class SimulatedLoop(_Loop):  # type: ignore[misc]
@@ -62,10 +63,10 @@ class SimulatedLoop(_Loop):  # type: ignore[misc]
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._readers: dict[int, tuple[Descriptor, asyncio.Handle]] = {}
         self.descriptors: dict[int, Descriptor] = {}
-        """By number: what sockets of this process have opened."""
+        """Number -> descriptor that a socket of this process has opened."""
         self._numbers = 0
         self._turning = False
-        """A turn is scheduled."""
+        """True: a turn is scheduled."""
         self.frozen_until_us = 0
         self.dead = False
         self.tasks: dict[SimulatedTask, None] = {}
@@ -91,7 +92,7 @@ class SimulatedLoop(_Loop):  # type: ignore[misc]
             self.wake()
 
     def turn(self) -> None:
-        """One turn: timers and descriptors, then all that was ready when it began."""
+        """Run one turn: timers and descriptors, then all callbacks that were ready at its begin."""
         now_s = self.time() + 1e-9
         while self._timers and self._timers[0][0] <= now_s:
             _, _, timer = heapq.heappop(self._timers)
@@ -111,7 +112,7 @@ class SimulatedLoop(_Loop):  # type: ignore[misc]
             events._set_running_loop(outer)
 
     def bury(self) -> None:
-        """The process has died: end what its tasks left, in no time and unseen by the world."""
+        """End the tasks of a process that has died, in no time and unseen by the world."""
         self.dead = True
         for _ in range(1_000):
             alive = [task for task in self.tasks if not task.done()]
@@ -153,7 +154,7 @@ class SimulatedLoop(_Loop):  # type: ignore[misc]
         return timer
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        pass  # it is dropped when it would be due
+        pass  # It is dropped when it would be due.
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
@@ -173,7 +174,7 @@ class SimulatedLoop(_Loop):  # type: ignore[misc]
         return self._readers.pop(fd, None) is not None
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
-        """A thread does it some time; nothing else runs while it does."""
+        """Run it as if in a thread, at some later time, with nothing else running meanwhile."""
         future = self.create_future()
 
         def act() -> None:

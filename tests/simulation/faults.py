@@ -1,8 +1,8 @@
 """Choosing faults: where a crash hits, what a power loss keeps, what rots.
 
-Owns these choices for all scenarios. The rule: damage is only done where the promise
-still has an answer: to batches that were synced and that a later, synced stamp proves to
-have been synced. (An unsynced torn batch and a rotten last one look the same.)
+Owns these choices for all scenarios. The rule: damage is only done where the promise still has an
+answer: to batches that were synced and that a later, synced stamp proves to have been synced. (An
+unsynced torn batch and a rotten last one look alike.)
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from tests.simulation.model import Bundle, Model
 from tests.simulation.records import STAMP, STAMP_BYTES
 
 PAGE_BYTES = 4096
-"""What a failing read takes down with it."""
+"""Bytes that a failing read makes unreadable together."""
 
 
 def power_mode(rng: Random) -> str:
-    """What a power loss keeps of what was not synced."""
+    """Draw what a power loss keeps of unsynced data."""
     return rng.choice(("any", "any", "any", "prefix", "order", "none", "all"))
 
 
@@ -58,8 +58,8 @@ def rot_something(disk: Disk, rng: Random, model: Model, ring: str) -> tuple[obj
     bundle.damaged = True
     at = position + rng.randrange(size)
     if rng.random() < 0.3 and size > 3 * PAGE_BYTES:
-        # A whole page inside the batch, so that its neighbours share none with it: below a
-        # page nobody can tell which bytes a failed read was about.
+        # A whole page inside the batch, so that its neighbours share none with it: below a page no
+        # one can tell which bytes a failed read was about.
         first = (position // PAGE_BYTES + 1) * (PAGE_BYTES // SECTOR_BYTES)
         for sector in range(first, first + PAGE_BYTES // SECTOR_BYTES):
             disk.make_bad(name, sector)
@@ -69,7 +69,7 @@ def rot_something(disk: Disk, rng: Random, model: Model, ring: str) -> tuple[obj
 
 
 def find_batch(disk: Disk, ring: str, epoch: int, lsn: int) -> tuple[str, int, int] | None:
-    """(file, position, size) of a batch, found by its stamp's bytes."""
+    """Return (file, position, size) of a batch, found by its stamp's bytes."""
     needle = lsn.to_bytes(8, "little")
     for name, inode in sorted(disk.names.items()):
         if (ring and f"/{ring}/" not in name) or not name.endswith(".seg"):

@@ -1,4 +1,4 @@
-"""What programs were told, held against the log: the model of the scenario `clients`.
+"""Answers to programs, compared with the log: the model of the scenario `clients`.
 
 Owns the history of every call and of everything that was shown to a program. The rules: a confirm
 that a caller got names what is in the log, for good when it was synced; what was refused is not
@@ -18,15 +18,15 @@ from tests.simulation.model import Violation
 from tests.simulation.work_model import LEVEL_SYNCED, Act, State, Wish, WorkModel
 
 UNDECIDED = frozenset({"journal_failed", "internal"})
-"""Codes of refusals after which what was refused may be there all the same."""
+"""Codes of refusals after which the refused act may have happened all the same."""
 
 
 @dataclass(slots=True)
 class History:
-    """What programs have said and seen, over every death of the broker."""
+    """Words and sights of programs, over every death of the broker."""
 
     shown: set[tuple[str, int]] = field(default_factory=set)
-    """(mailbox, service, or stream and group; serial): what was handed to a program."""
+    """(mailbox, service, or stream and group; serial) that was handed to a program."""
     mails: set[int] = field(default_factory=set)
     """Serials that were sent as mail."""
     failing: set[int] = field(default_factory=set)
@@ -82,7 +82,7 @@ class ToldState(State):
 
 
 class ToldModel(WorkModel):
-    """Everything of one run."""
+    """The model of one run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,22 +98,22 @@ class ToldModel(WorkModel):
         )  # fmt: skip
 
     def _step_of(self, change: r.StepTaken) -> Act | None:
-        """The library merges the steps of several callers under a name of its own."""
+        """Return the key of a step; the library merges the steps of several callers under one."""
         return None
 
     # --- what callers are told ----------------------------------------------------------------
 
     def show(self, place: str, serial: int) -> None:
-        """A program is handed this."""
+        """Note that a program is handed this."""
         self.history.shown.add((place, serial))
 
     def caller_confirmed(
         self, act: Act, stream: str, offset: int, level: int, *, sure: bool
     ) -> None:
-        """A caller was told that this happened.
+        """Note that a caller was told that this happened.
 
-        stream: what the offset is of; empty: mail and requests. sure: nothing can have taken it
-        back since the broker said so.
+        stream: of the offset; empty: mail and requests. sure: nothing can have taken it back since
+        the broker said so.
         """
         state = self.state
         self.history.confirmed += 1
@@ -153,7 +153,7 @@ class ToldModel(WorkModel):
                     raise Violation("wrong_confirm", f"record {number} is not done: {act}")
 
     def caller_refused(self, act: Act, code: str) -> None:
-        """A caller was told that nothing of this happened."""
+        """Note that a caller was told that nothing of this happened."""
         if code in UNDECIDED:
             return
         for wish in act.wishes:
@@ -162,7 +162,7 @@ class ToldModel(WorkModel):
                     raise Violation("refused_kept", f"{code} for {act}")
 
     def answered_caller(self, request: int, reply: int) -> None:
-        """The caller of a request got this reply."""
+        """Note that the caller of a request got this reply."""
         if self.history.replies.get(reply) != request:
             raise Violation(
                 "wrong_reply",
@@ -170,11 +170,11 @@ class ToldModel(WorkModel):
             )
 
     def failed_caller(self, request: int, why: str, *, power: bool) -> None:
-        """The caller of a request was told that it has failed."""
+        """Note that the caller of a request was told that it has failed."""
         if why == "failed" and request not in self.history.failing:
             raise Violation("wrong_reply", f"{why} for record {request}, which no handler failed")
 
     def bundle_of(self, serial: int) -> Any:
-        """The bundle that a record is in; None: it is in none."""
+        """Return the bundle that a record is in; None: it is in none."""
         lsn = self.state.serials.get(serial)
         return None if lsn is None else self._at(lsn)

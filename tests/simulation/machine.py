@@ -1,9 +1,9 @@
 """The simulated shell: the real core and the real rings in one thread, under a schedule.
 
-Owns one process of the broker after another: opening, the loop's work, and what its sync, reader
-and housekeeping threads do, each as entries of the schedule and, inside slow disk calls, in the
-middle of one another. The rule: everything that leaves the core is judged by the model before the
-network has it. Source: docs/design.md, The core and its shell.
+Owns one process of the broker after another: opening, the loop's work, and the work of its sync,
+reader and housekeeping threads, each as entries of the schedule and, inside slow disk calls, in the
+middle of one another. The rule: the model judges everything that leaves the core before the network
+has it. Source: docs/design.md, The core and its shell.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 def pack(commands: list[c.Command], frames: list[Any]) -> Message:
-    """One ZeroMQ message: real bytes, so that nothing is shared between the ends."""
+    """Pack one ZeroMQ message: real bytes, so that the ends share no object."""
     return [_ENCODER.encode(commands), *map(bytes, frames)]
 
 
 def unpack(message: Message) -> tuple[list[c.Command], list[bytes]]:
-    """Commands and frames of a message."""
+    """Return commands and frames of a message."""
     return list(_DECODER.decode(message[0])), message[1:]
 
 
@@ -71,7 +71,7 @@ class Machine:
     """The broker's host: its disk outlives its processes."""
 
     holds = False
-    """A checkpoint says what of ring main may go."""
+    """True: a checkpoint decides what of ring main may go."""
 
     def __init__(
         self, clock: Clock, model: Model, trace: Trace, rng: Any, settings: BrokerSettings,
@@ -97,21 +97,22 @@ class Machine:
         self.links: dict[int, tuple[Client, Connection]] = {}
         self.held: dict[int, deque[Message]] = {}
         self.generation = 0
-        """Counts processes: entries of the schedule that belong to a dead one do nothing."""
+        """Number of the process: entries of the schedule that belong to a dead one do nothing."""
         self.running = False
         self.latest_ms = 0
-        """The latest that the broker's clock has shown."""
+        """The latest time that the broker's clock has shown."""
         self.sync_asked: set[str] = set()
         self.busy: set[str] = set()
         """Threads that are inside a piece of work."""
         self.wake_at_ms: int | None = None
         self.power_lost = False
         self.on_crash: Callable[[], None] = lambda: None
-        """The core's owner decides what the crash does, and when the machine starts again."""
+        """Called at a crash: the core's owner decides what it does, and when the machine starts
+        again."""
         self.pumping = False
         self.told = False
         self.room_bytes = 10_000
-        """What the loop may append while another thread is inside a slow call."""
+        """Bytes that the loop may append while another thread is inside a slow call."""
         self.meanwhile = 0.1
         """How often other threads do something inside a slow disk call."""
 
@@ -150,14 +151,14 @@ class Machine:
         self.pump()
 
     def _state(self, facts: dict[str, RingFacts]) -> RecoveredState:
-        """What the core starts with."""
+        """Return the state that the core starts with."""
         return RecoveredState(facts)
 
     def _recovered(self) -> None:
-        """The core has taken up its state, and done nothing yet."""
+        """Called when the core has taken up its state, and done nothing yet."""
 
     def stop(self, *, power: bool, mode: str = "any") -> None:
-        """The process ends without a word, or the whole machine does."""
+        """End the process without a word, or the whole machine."""
         self.running = False
         self.generation += 1
         self.core = None
@@ -244,11 +245,11 @@ class Machine:
         self.clock.after(delay_us, act)
 
     def guarded(self, action: Callable[[], None]) -> None:
-        """Do something in the broker's process; a planned crash ends the process."""
+        """Run code in the broker's process; a planned crash ends the process."""
         try:
             action()
         except Superseded:
-            # The process died inside something nested: what was under way is over.
+            # The process died inside a nested call: the work under way is over.
             return
         except CrashNow:
             self.trace.note("crash", "planned")
@@ -257,7 +258,7 @@ class Machine:
     # --- the loop -----------------------------------------------------------------------
 
     def arrive(self, number: int, message: Message) -> None:
-        """A message reached the broker's socket."""
+        """Take a message at the broker's socket."""
         if self.running and number in self.links:
             self.guarded(lambda: self._receive(number, message))
 
@@ -282,8 +283,8 @@ class Machine:
             for _ in range(1000):
                 ready: Ready = self.core.take_ready()
                 self._do(ready)
-                # As the real shell has it: only what the core was told meanwhile brings something
-                # new that it has not asked for.
+                # As in the real shell: only answers that the core was given meanwhile make it want
+                # something that it has not asked for.
                 if ready.appends or ready.trims or self.told:
                     self.told = False
                     continue
@@ -347,7 +348,7 @@ class Machine:
                 self.trace.note("ring", name)
 
     def _neighbours(self, bundles: list[AppendBundle]) -> list[list[AppendBundle]]:
-        """Neighbours of one ring share one write, as the real shell has it; or do not."""
+        """Return the bundles of one ring that share one write, as in the real shell, or do not."""
         groups: list[list[AppendBundle]] = []
         merge = self.rng.random() < 0.7
         for bundle in bundles:
@@ -373,7 +374,7 @@ class Machine:
             except JournalError as caught:
                 self.trace.note("append refused", name, repr(caught), len(together))
                 if len(together) > 1:
-                    # The fault may lie in one of them only.
+                    # Only one of them may be at fault.
                     self._append(together[:1], refused)
                     self._append(together[1:], refused)
                     return
@@ -395,7 +396,7 @@ class Machine:
             self.core.appended(Appended(bundle.token, stamps, result.end_lsn))
 
     def _written(self, name: str, batches: list[Append], result: Any) -> None:
-        """The ring has taken these; the core does not know yet."""
+        """Note bundles that the ring has taken; the core does not know yet."""
         written = [
             decode_run(stamp + bytes(append.content))[0]
             for stamp, append in zip(result.stamps, batches, strict=True)
@@ -463,18 +464,18 @@ class Machine:
         self.held.pop(number, None)
         if found is not None:
             client, connection = found
-            # What was sent before still arrives; the client learns of the end by its BYE
+            # Messages that were sent before still arrive; the client learns of the end by its BYE
             # or when it hears nothing any more.
             self.clock.after(200_000, lambda: client.lost(connection))
 
     def attach(self, client: Client, connection: Connection) -> None:
-        """A connection was made."""
+        """Make a connection."""
         number = connection.number
         self.links[number] = (client, connection)
         connection.down.writable = lambda: self._later(lambda: self._writable(number), 50)
 
     def dropped(self, connection: Connection) -> None:
-        """The transport noticed that a connection is gone."""
+        """Have the transport notice that a connection is gone."""
         number = connection.number
         if self.running and number in self.links:
             self.guarded(lambda: self._lost(number))
@@ -482,7 +483,7 @@ class Machine:
     # --- the other threads --------------------------------------------------------------
 
     def _between(self, what: str) -> None:
-        """The rest of the world goes on while a thread is inside a slow call."""
+        """Let the rest of the world go on while a thread is inside a slow call."""
         if self.rng.random() >= self.meanwhile or any(
             loop_would_wait(ring, self.room_bytes) for ring in self.rings.values()
         ):
@@ -508,7 +509,7 @@ class Machine:
         self.busy.discard(name)
 
     def sync_delays(self, name: str) -> tuple[int, ...]:
-        """How long a sync of a ring may let itself be waited for."""
+        """Return the delays that a sync of a ring may have."""
         return (50, 400, 4_000, 30_000)
 
     def _ask_sync(self, name: str) -> None:
@@ -559,7 +560,7 @@ class Machine:
             self._note_first(name, number, facts.first)
 
     def _note_first(self, ring: str, stream: int, first: int) -> None:
-        """Note what the core is told; it takes no step back."""
+        """Note a first offset that the core is told, which never goes back."""
         self.told_firsts[ring, stream] = max(first, self.told_firsts.get((ring, stream), 0))
 
     def _tell_firsts(self, name: str) -> None:
@@ -630,25 +631,25 @@ class Machine:
     # --- for the judges -----------------------------------------------------------------
 
     def visible_of(self, log: Log) -> int:
-        """Offset up to which the journal has said that the disk holds it."""
+        """Return the offset up to which the journal has said that the disk holds it."""
         ring = self.rings.get(log.ring)
         if ring is not None:
             self.model.synced(log.ring, ring.synced_lsn)
         return log.synced_tail
 
     def first_of(self, log: Log) -> int:
-        """Oldest offset that the journal serves now."""
+        """Return the oldest offset that the journal serves now."""
         ring = self.rings.get(log.ring)
         facts = ring.streams().get(log.number) if ring is not None else None
         return facts.first if facts is not None else log.first
 
     def told_first_of(self, log: Log) -> int:
-        """Oldest offset that the journal serves, as far as the core was told."""
+        """Return the oldest offset that the journal serves, as far as the core was told."""
         return self.told_firsts.get((log.ring, log.number), 0)
 
 
 class Superseded(BaseException):
-    """The process died inside a nested step; what was under way is over."""
+    """The process died inside a nested call; the work under way is over."""
 
 
 def _rows(content: bytes, base: int, count: int) -> list[int]:

@@ -1,9 +1,9 @@
 """The model: what the log must hold, and what may be seen of it.
 
-Owns a second copy of every ring, kept as plain dictionaries from what the journal said it appended,
-and the promises that were made about it. The rule: the model never asks the code under test what is
-right; it compares. Each violation has one code and one sentence, in VIOLATIONS. Source:
-docs/design.md (Journal; Promises; Flow control).
+Owns a second copy of every ring, kept as plain dictionaries from the appends that the journal
+reported, and the promises that were made about it. The rule: the model never asks the code under
+test what is right; it compares. Each violation has one code and one sentence, in VIOLATIONS.
+Source: docs/design.md (Journal; Promises; Flow control).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ VIOLATIONS = {
     "refusal": "a command was refused that had to be accepted",
     "broken": "the code under test raised an error that nothing of the fault model explains",
 }
-"""Code -> what was violated, in words."""
+"""Code -> the violated rule, in words."""
 
 LOST_RECORDS_A_BYTE = 8_192
 """Offsets left out for each byte that may have held records. Source: FORMAT.md, row M6."""
@@ -85,7 +85,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Bundle:
-    """What was appended in one step; parts are (stream number, base offset, count)."""
+    """The batches of one append; parts are (stream number, base offset, count)."""
 
     ring: str
     lsn: int
@@ -94,11 +94,11 @@ class Bundle:
     parts: tuple[tuple[int, int, int], ...]
     batch_lsns: tuple[int, ...] = ()
     synced_hint: int = 0
-    """The synced LSN that its stamps state."""
+    """The synced LSN in its stamps."""
     promised: str = ""
-    """Why it must survive a power loss; empty: it need not."""
+    """Reason why it must survive a power loss; empty: it need not."""
     damaged: bool = False
-    """Bit rot or a bad sector hit it: it may be missing, by name."""
+    """True: bit rot or a bad sector hit it: it may be missing, by name."""
 
 
 @dataclass(slots=True)
@@ -109,10 +109,10 @@ class Log:
     ring: str
     name: str = ""
     entries: dict[int, Entry] = field(default_factory=dict)
-    """By offset; those that retention dropped stay here, to tell a gap from a hole."""
+    """Offset -> entry; entries that retention dropped stay here, to tell a gap from a hole."""
     tail: int = 0
     first: int = 0
-    """As the journal said last; it never goes back."""
+    """The first offset that the journal named last; it never goes back."""
     serials: dict[int, int] = field(default_factory=dict)
     """Serial -> offset of the first time."""
     last_time_ms: int = 0
@@ -120,15 +120,15 @@ class Log:
     """(epoch, first offset), ascending, of the epochs that wrote something that is kept."""
     last_of_producer: dict[int, int] = field(default_factory=dict)
     seen: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(epoch, offset) -> serial that was shown or confirmed to somebody, for ever."""
+    """(epoch, offset) -> serial that was shown or confirmed to a client, for ever."""
     promised_tail: int = 0
-    """A durable reader was told that the log reaches this far."""
+    """End of the log that a durable reader was told."""
     synced_tail: int = 0
-    """As far as the journal has said that the disk holds it."""
+    """End of what the journal has said that the disk holds."""
     visible_tail: int = 0
-    """As far as the core knows that."""
+    """Part of that which the core knows."""
     memory: bool = False
-    """Nothing of it outlives the process."""
+    """True: nothing of it outlives the process."""
 
 
 @dataclass(slots=True)
@@ -140,11 +140,11 @@ class RingTruth:
     uncertain: list[list[tuple[int, int, list[int]]]] = field(default_factory=list)
     """Bundles of which a crash hides whether they were written: (stream, offset, serials)."""
     failed: bool = False
-    """A sync failed in this opening: what was not promised may be dropped by name."""
+    """True: a sync failed in this opening: data that was not promised may be dropped by name."""
     synced: int = 0
-    """So many of the bundles are synced."""
+    """How many of the bundles are synced."""
     told: int = 0
-    """Of so many of them the core knows it."""
+    """How many of the synced bundles the core knows."""
 
 
 class Named:
@@ -153,10 +153,10 @@ class Named:
     def __init__(self, missing: Iterable[tuple[int, int, int]]) -> None:
         self._ranges = list(missing)
         self.left_out: dict[int, tuple[int, int]] = {}
-        """Stream -> [from, to): offsets behind its last record that nobody gets."""
+        """Stream -> [from, to): offsets after its last record that no record gets."""
 
     def leave_out(self, number: int, last: int, following: int) -> None:
-        """What is named behind the last record of a stream is no damage of a known one."""
+        """Note offsets named after the last record of a stream: no damage of a known record."""
         for low, high in [(low, high) for n, low, high in self._ranges if n == number]:
             if high == following and low >= last:
                 self._ranges.remove((number, low, high))
@@ -180,12 +180,12 @@ class Model:
         self.idempotent: set[int] = set()
         """Producers whose records may be in the log only once and in order."""
         self.ordered: set[int] = set()
-        """Producers that never repeat: the order holds for them too."""
+        """Producers that never repeat: the order holds for them, too."""
         self.rings: dict[str, RingTruth] = {}
         self.logs: dict[tuple[str, int], Log] = {}
         self.by_name: dict[str, Log] = {}
         self.begun_high: dict[str, tuple[int, int]] = {}
-        """Streams without a record whose offsets begin behind damage -> since which recovery it is
+        """Streams without a record whose offsets begin after damage -> recovery since which this is
         known, and where."""
         self.confirmed = 0
         self.delivered = 0
@@ -194,7 +194,7 @@ class Model:
     # --- sends ---------------------------------------------------------------------
 
     def send(self, record: Sent) -> None:
-        """A client is about to send this record."""
+        """Note that a client is about to send this record."""
         self.sent[record.serial] = record
 
     def ring(self, name: str) -> RingTruth:
@@ -214,7 +214,7 @@ class Model:
     # --- what the journal says that it did ---------------------------------------------
 
     def appended(self, ring: str, batches: list[Batch], end_lsn: int) -> None:
-        """The journal took a bundle: enter it, and check it against everything before."""
+        """Enter a bundle that the journal took, and check it against everything before."""
         truth = self.ring(ring)
         head = batches[0]
         bundle = Bundle(
@@ -297,11 +297,11 @@ class Model:
         log.serials.setdefault(sent.serial, offset)
 
     def uncertain(self, ring: str, parts: list[tuple[int, int, list[int]]]) -> None:
-        """A crash hit the append of this bundle: it may be there, whole, or not."""
+        """Note a bundle whose append a crash hit: it may be there, whole, or not."""
         self.ring(ring).uncertain.append(parts)
 
     def show(self, log: Log, epoch: int, offset: int, serial: int) -> None:
-        """A position is known to somebody: it may never mean another record."""
+        """Note a position that a client knows: it may never mean another record."""
         known = log.seen.setdefault((epoch, offset), serial)
         if known != serial:
             raise Violation(
@@ -311,12 +311,12 @@ class Model:
             )
 
     def synced(self, ring: str, lsn: int) -> None:
-        """The journal says that the ring is on disk up to here."""
+        """Note that the journal says that the ring is on disk up to here."""
         truth = self.ring(ring)
         truth.synced = self._advance(truth, truth.synced, lsn, "synced_tail")
 
     def told(self, ring: str, lsn: int) -> None:
-        """The core was told so: later than the disk knew it, when an append had to sync."""
+        """Note that the core was told so: later than the disk, when an append had to sync."""
         truth = self.ring(ring)
         truth.told = self._advance(truth, truth.told, lsn, "visible_tail")
 
@@ -329,10 +329,10 @@ class Model:
         return place
 
     def begins_at(self, ring: str, stream: str, told: int) -> int:
-        """Where the offsets of a stream of which there is no record begin; told: by the broker.
+        """Return where the offsets of a stream without records begin; told: by the broker.
 
-        At 0, unless damage in the ring may have held records of it: then behind all that the
-        damaged bytes can have held. That is decided once a recovery, and never goes back.
+        At 0, unless damage in the ring may have held records of it: then after all that the damaged
+        bytes can have held. That is decided once in a recovery, and never goes back.
         """
         since, known = self.begun_high.get(stream, (0, 0))
         truth = self.rings.get(ring)
@@ -347,7 +347,7 @@ class Model:
         return told
 
     def restarted(self, log: Log) -> None:
-        """A stream in memory has lost everything."""
+        """Note that a stream in memory has lost everything."""
         self.rings.pop(log.ring, None)
         log.entries.clear()
         log.serials.clear()
@@ -359,7 +359,7 @@ class Model:
     # --- promises --------------------------------------------------------------------
 
     def promise(self, log: Log, offset: int, why: str) -> None:
-        """The bundle that holds this offset must survive a power loss from now on."""
+        """Note that the bundle with this offset must survive a power loss from now on."""
         entry = log.entries.get(offset)
         if entry is None:
             raise Violation("wrong_confirm", f"offset {offset} of {log.name} was never appended")
@@ -380,7 +380,7 @@ class Model:
         return any(entry.serial == serial and entry.bundle.damaged for entry in entries)
 
     def trimmed(self, log: Log, first: int) -> None:
-        """The journal says that its oldest record of the stream is this one."""
+        """Note that the journal says that its oldest record of the stream is this one."""
         if first < log.first:
             raise Violation(
                 "ghost", f"the first offset of {log.name} went back from {log.first} to {first}"
@@ -400,16 +400,16 @@ class Model:
     ) -> None:
         """Compare a ring that was opened after a crash with what it must hold.
 
-        kept: stream number -> (first offset, next offset, its batches). power: the page
-        cache was lost. end_lsn: where the ring says that it ends. missing: (stream number,
-        from, to) that the journal names as damaged.
+        kept: stream number -> (first offset, next offset, its batches). power: the page cache was
+        lost. end_lsn: end of the ring, as the ring says. missing: (stream number, from, to) that
+        the journal names as damaged.
         """
         self.recoveries += 1
         truth = self.ring(ring)
         named = Named(missing)
         if any(bundle.damaged for bundle in truth.bundles):
-            # What is damaged may have held newer records of any stream: offsets are left out, as
-            # one given twice would name two records.
+            # Damaged parts may have held newer records of any stream: offsets are left out, as one
+            # given twice would name two records.
             for number, (_, following, batches) in kept.items():
                 last = batches[-1].base_offset + batches[-1].count if batches else 0
                 named.leave_out(number, max(last, self.log(ring, number).first), following)
@@ -421,7 +421,7 @@ class Model:
             if log.ring == ring and log.number not in kept:
                 log.first = 0
         self._adopt_uncertain(truth, kept)
-        # Of the change log only the place is compared: what it does is seen by the clients.
+        # Of the change log only the place is compared: clients see its effect.
         truth.bundles = [
             bundle
             for bundle in truth.bundles
@@ -430,8 +430,8 @@ class Model:
         self._check_bundles(truth, kept, present, named, power)
         for number, (first, following, batches) in kept.items():
             log = self.log(ring, number)
-            # It may go back: a removal that was not written down yet is undone by a crash,
-            # and so is the renaming of a segment for its next life.
+            # It may go back: a crash undoes a removal that was not written down yet, and so it
+            # undoes the renaming of a segment for its next life.
             log.first = first
             self._check_log(log, first, following, batches, named)
             log.synced_tail = log.visible_tail = log.tail
@@ -562,7 +562,7 @@ class Model:
             self.cut(log, min(lost))
 
     def cut(self, log: Log, tail: int) -> None:
-        """The log ends here now; what was beyond may never be seen again."""
+        """End the log here: nothing beyond may be seen again."""
         if tail < log.promised_tail:
             raise Violation(
                 "lost_seen",
@@ -579,7 +579,7 @@ class Model:
         self._learn_producers(log)
 
     def _learn_producers(self, log: Log) -> None:
-        """How far each producer has come, by what can be read."""
+        """Find how far each producer has come, by the records that can be read."""
         log.last_of_producer = {}
         for entry in log.entries.values():
             if not entry.bundle.damaged:
@@ -621,14 +621,14 @@ class Model:
                         f"{batch.epoch}; the log holds {entry}",
                     )
         for offset, entry in log.entries.items():
-            # Whose it is cannot be read any more: sent again, it is taken again.
+            # Its producer cannot be read any more: sent again, it is taken again.
             if entry.bundle.damaged and log.serials.get(entry.serial) == offset:
                 del log.serials[entry.serial]
         self._learn_producers(log)
         left_out = named.left_out.get(log.number)
         if left_out is not None and left_out[0] <= log.tail < following:
-            # The newest records of the stream may have had their stamps damaged: nothing tells
-            # any more which offsets they had, and none of these is given again.
+            # The newest records of the stream may have had their stamps damaged: nothing tells any
+            # more which offsets they had, and none of these is given again.
             log.tail = following
         if following != log.tail:
             raise Violation(

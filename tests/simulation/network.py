@@ -1,10 +1,10 @@
 """Simulated links between clients and the broker, with ZeroMQ's manners.
 
-Owns what is under way between two ends. The rule is that of one ZeroMQ connection: whole
-messages, each at most once, in order, in each direction; or the connection is lost, and
-with it everything that had not arrived. Delays vary but never reorder. A direction may
-stall: the sender is then refused (EAGAIN) once `high_water` messages are under way, and
-nothing arrives until the stall ends. Duplicates never happen.
+Owns the messages under way between two ends. The rule is that of one ZeroMQ connection: whole
+messages, each at most once, in order, in each direction; or the connection is lost, and with it
+everything that had not arrived. Delays vary but never reorder. A direction may stall: the sender is
+then refused (EAGAIN) once `high_water` messages are under way, and nothing arrives until the stall
+ends. Duplicates never happen.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Direction:
         return True
 
     def wants(self) -> None:
-        """Whoever was refused is to be told when there is room."""
+        """Note that a sender was refused, and is to be told when there is room."""
         self._wanted = True
 
     def stall(self, on: bool) -> None:
@@ -99,7 +99,7 @@ class Connection:
         self.open = True
 
     def drop(self) -> None:
-        """The connection is lost in both directions; each end learns of it in its own time."""
+        """Lose the connection in both directions; each end learns of it a little later."""
         self.open = False
         self.up.close()
         self.down.close()

@@ -1,8 +1,8 @@
 """Planted bugs: mutations that the simulator must catch, or it is worth nothing.
 
-Owns the one table of them. The rule: a plant changes the code under test only while it is
-planted, in the way in which somebody could get it wrong, and names the violations that
-count as catching it. Source: docs/robustness.md, "What each harness has shown to find".
+Owns the one table of them. The rule: a plant changes the code under test only while it is planted,
+in a way in which a programmer could get it wrong, and names the violations that count as catching
+it. Source: docs/robustness.md, "What each harness has shown to find".
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Planted(NamedTuple):
     plant: Plant
     caught_as: frozenset[str]
     seeds: int
-    """It must be caught within so many seeds."""
+    """Number of seeds within which it must be caught."""
     first: int = 0
     """Where the search begins: a rare one is not sought from the start in every test."""
 
@@ -342,7 +342,7 @@ def _checkpoint_runs_ahead(stack: contextlib.ExitStack) -> None:
 
         return step
 
-    _put(stack, WorkMachine, "checkpoint_step", make)
+    _put(stack, WorkMachine, "checkpoint_advance", make)
 
 
 def _hold_before_commit(stack: contextlib.ExitStack) -> None:
@@ -472,7 +472,7 @@ def _step_in_two_bundles(stack: contextlib.ExitStack) -> None:
 
     _put(stack, steps.Steps, "take", make)
     stack.enter_context(patch.object(steps, "BUNDLE_STEPS", 1))
-    # Else one write would hide that they are two.
+    # Otherwise one write would hide that they are two.
     _put(
         stack, Machine, "_neighbours", lambda original: lambda self, bundles: [[b] for b in bundles]
     )
@@ -682,7 +682,8 @@ def _hand_out_failed(stack: contextlib.ExitStack) -> None:
 def _waits_for_ever(stack: contextlib.ExitStack) -> None:
     from malamute_py.client.session.requests import OutgoingRequests
 
-    left = []  # A call that nothing refers to is collected, and what it has in hand is given back.
+    # A call that nothing refers to is collected, and the messages that it holds are given back.
+    left = []
 
     def given_up(self: Any) -> None:
         left.append(self)

@@ -1,10 +1,10 @@
 """Programs over the real asyncio client, each in a process of its own.
 
-Owns what programs do with the client library, as its users do it, and what they know: which call
-waits, what they were shown, what they were told. The rules: a program settles everything that it
-is shown, sooner or later; a call ends by a value or by an error that its documentation names, and
-until then it is listed as open; the process may be stopped, killed and begun anew at any moment,
-and then knows nothing of before. Source: README.md; the docstrings of malamute_py.client.aio.
+Owns the use that programs make of the client library, and their knowledge: which call waits, what
+they were shown, what they were told. The rules: a program settles everything that it is shown,
+sooner or later; a call ends by a value or by an error that its documentation names, and until then
+it is listed as open; the process may be stopped, killed and begun anew at any moment, and then
+knows nothing of before. Source: README.md; the docstrings of malamute_py.client.aio.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class Deliberate(Exception):
 
 
 class Told(NamedTuple):
-    """How a call ended."""
+    """The end of a call."""
 
     value: Any = None
     error: MalamuteError | None = None
 
     @property
     def code(self) -> str:
-        """The refusal's code, or empty."""
+        """Return the refusal's code, or empty."""
         return self.error.code if isinstance(self.error, BrokerRefused) else ""
 
 
@@ -94,7 +94,7 @@ class Process:
         self.dead = True
         self.closing = False
         self.calls: dict[int, str] = {}
-        """What was called and has not returned."""
+        """Calls that have not returned."""
         self.attempts: dict[int, int] = {}
         """Serial of a request -> the attempts that this process was told last."""
         self.at_work: dict[int, None] = {}
@@ -124,7 +124,7 @@ class Process:
         self._watched(self.loop.run_coroutine(self._main()))
 
     def settings(self) -> ClientSettings:
-        """Settings of its client."""
+        """Return settings of its client."""
         rng = self.rng
         options = ClientOptions(
             identity=self.identity,
@@ -162,7 +162,7 @@ class Process:
         self.world.fail(self.name, error or RuntimeError(str(context.get("message"))))
 
     def kill(self) -> None:
-        """The process dies; the operating system closes its connections."""
+        """Kill the process; the operating system closes its connections."""
         if self.dead:
             return
         self.dead = True
@@ -175,12 +175,12 @@ class Process:
         self.calls.clear()
 
     def freeze(self, for_us: int) -> None:
-        """The process is stopped for a while."""
+        """Stop the process for a while."""
         if not self.dead:
             self.loop.frozen_until_us = self.world.clock.now_us + for_us
 
     def finish(self) -> None:
-        """End in order: what serves is cancelled, then the client is closed."""
+        """End in order: cancel roles that go on, then close the client."""
         if not self.dead:
             self.loop.run_coroutine(self._finish())
 
@@ -195,11 +195,11 @@ class Process:
         self.closing = False
 
     def unfinished(self) -> str:
-        """What has not ended after the end, in words."""
+        """Say in words what has not ended after the end."""
         return next((f"{self.name}: {call}" for call in self.calls.values()), "")
 
     def owes(self) -> str:
-        """What is still to come, in words; empty when nothing is."""
+        """Say in words what is still to come; empty when nothing is."""
         if self.dead:
             return ""
         if self.calls:
@@ -213,32 +213,32 @@ class Process:
 
     @property
     def late_hellos(self) -> bool:
-        """The HELLO of an attempt that was given up may arrive behind the next one's."""
+        """Whether the HELLO of an attempt that was given up may arrive after the next one's."""
         return self.does("late hellos")
 
     def descriptor(self) -> int:
-        """A number for a descriptor."""
+        """Return a number for a descriptor."""
         self._fds += 1
         return self._fds
 
     def opened(self, end: Signalling) -> None:
-        """A descriptor was opened."""
+        """Note that a descriptor was opened."""
         self.loop.descriptors[end.fd] = end
         if isinstance(end, DealerSocket):
             self.sockets = [socket for socket in self.sockets if not socket.closed]
             self.sockets.append(end)
 
     def woken(self) -> None:
-        """A descriptor can be read."""
+        """Note that a descriptor can be read."""
         self.loop.wake()
 
     def connect(self, socket: DealerSocket) -> Connection | None:
-        """A connection for a socket."""
+        """Return a connection for a socket."""
         connection: Connection | None = None if self.dead else self.world.connect(socket)
         return connection
 
     def parted(self, connection: Connection) -> None:
-        """The broker's host notices that a connection is gone."""
+        """Have the broker's host notice that a connection is gone."""
         self.world.machine.dropped(connection)
 
     def after(self, delay_us: int, action: Callable[[], None]) -> None:
@@ -246,7 +246,7 @@ class Process:
         self.world.clock.after(delay_us, action)
 
     def draw_us(self, low: int, high: int) -> int:
-        """A time."""
+        """Draw a time."""
         return int(low + self.rng.random() * (high - low))
 
     def chance(self, share: float) -> bool:
@@ -254,21 +254,21 @@ class Process:
         return bool(self.rng.random() < share)
 
     def said(self, connection: Connection, message: Message) -> None:
-        """The library sends a message."""
+        """Note that the library sends a message."""
         if not self.dead:
             self.world.said(self, connection, _DECODER.decode(message[0]))
 
     def overheard(
         self, connection: Connection, commands: list[c.Command], frames: list[bytes]
     ) -> None:
-        """The broker hands a message to the network."""
+        """Note that the broker hands a message to the network."""
         self.world.overheard(self, connection, commands, frames)
 
     # --- what its roles stand on -----------------------------------------------------------------
 
     @property
     def holder(self) -> str:
-        """By which the broker knows it."""
+        """Return the name by which the broker knows it."""
         return self.identity or anonymous(self.client._session.id)
 
     def goes_on(self) -> bool:
@@ -294,8 +294,8 @@ class Process:
     ) -> Told:
         """Await a call of the library, which is open until it has ended.
 
-        lawful, codes: errors and refusals that it may end by, beside LAWFUL.
-        impatient: the call may be cancelled.
+        lawful, codes: errors and refusals that it may end by, beside LAWFUL. impatient: the call
+        may be cancelled.
         """
         number = self.opens(what)
         try:
@@ -312,7 +312,7 @@ class Process:
             self.calls.pop(number, None)
 
     def opens(self, what: str) -> int:
-        """A call begins; returns its number."""
+        """Note that a call begins; returns its number."""
         self._calls += 1
         self.calls[self._calls] = f"{what} since {self.world.clock.now_us} us"
         return self._calls
@@ -339,7 +339,7 @@ class Process:
         raise Violation("unlawful", f"{self.name}: {what}: {error!r}") from error
 
     def bound(self) -> tuple[dict[str, Any], tuple[type[MalamuteError], ...]]:
-        """How long a request may take, and the errors that it may end by."""
+        """Return how long a request may take, and the errors that it may end by."""
         options: tuple[dict[str, Any], ...] = ({}, {}, {"timeout_ms": 30}, {"timeout_ms": 400})
         bound = self.rng.choice(options)
         lawful: tuple[type[MalamuteError], ...] = (RequestFailed,)
@@ -350,14 +350,14 @@ class Process:
         return bound, lawful
 
     def act(self, *, level: str = "default", atomic: bool = False) -> Act:
-        """Something that is about to be asked for."""
+        """Make an act that is about to be asked for."""
         return Act(
             self.world.act_number(), self.holder, [], b"", LEVELS[level], atomic,
             since_lsn=self.model.end_lsn,
         )  # fmt: skip
 
     def record(self, act: Act, kind: str, place: str, more: bytes = b"") -> bytes:
-        """The body of a new record of an act."""
+        """Return the body of a new record of an act."""
         serial: int = self.world.serial_of()
         act.wishes.append(Wish(kind, place, (serial,)))
         self.model.act_of[serial] = act
@@ -368,7 +368,7 @@ class Process:
         return SERIAL.pack(serial) + more.ljust(size, b"\xa5")
 
     def told(self, act: Act, told: Told, stream: str, losses: int, level: str) -> None:
-        """A call that is confirmed has ended."""
+        """Note that a call that is confirmed has ended."""
         if told.value is not None:
             sure = losses == self.world.losses
             offset = told.value.offset
@@ -379,7 +379,7 @@ class Process:
         return habit in self.world.habits
 
     def level(self) -> ConfirmAt:
-        """A level of confirms."""
+        """Draw a level of confirms."""
         levels: tuple[ConfirmAt, ...] = ("default", "synced", "stored")
         level: ConfirmAt = self.rng.choice(levels)
         return level
@@ -396,7 +396,7 @@ class Process:
     # --- steps -----------------------------------------------------------------------------------
 
     async def step(self, fill: Callable[[Any, Act], None]) -> Told:
-        """One atomic step; fill puts its parts into the step and the act."""
+        """Make one atomic step; fill puts its parts into the step and the act."""
         level = self.level()
         act = self.act(level=level, atomic=True)
         losses = self.world.losses
@@ -415,7 +415,7 @@ class Process:
         return told
 
     def more(self, step: Any, act: Act) -> None:
-        """Parts that any step may have."""
+        """Add parts that any step may have."""
         if self.rng.random() < 0.5:
             stream = self.rng.choice(self.world.outputs)
             step.publish(stream, self.record(act, "publish", stream))
@@ -424,14 +424,14 @@ class Process:
             step.send(box, self.record(act, "send", box))
 
     def reply_part(self, step: Any, act: Act, request: Any, service: str) -> None:
-        """The last reply to a request in hand."""
+        """Add the last reply to a request that the program holds."""
         serial, body = self.answer(request, act)
         step.reply(request, body)
         logged = (serial,) if not request.reply_to.startswith("~") else ()
         act.wishes.append(Wish("reply", service, logged, (request.number,), last=True))
 
     def answer(self, request: Any, act: Act | None = None) -> tuple[int, bytes]:
-        """A new reply to a request: its serial, and its body."""
+        """Return a new reply to a request: its serial, and its body."""
         serial: int = self.world.serial_of()
         asked = SERIAL.unpack_from(request.body)[0]
         self.model.act_of[serial] = act or self.act()
@@ -440,7 +440,7 @@ class Process:
         return serial, SERIAL.pack(serial) + SERIAL.pack(asked)
 
     def begins(self, request: Any, service: str) -> int:
-        """A handler begins; returns the request's serial."""
+        """Note that a handler begins; returns the request's serial."""
         serial: int = SERIAL.unpack_from(request.body)[0]
         self.world.note("begins", self.name, request.number, request.attempts)
         told = self.attempts.get(serial, 1)
@@ -452,12 +452,12 @@ class Process:
 
 
 def anonymous(session: bytes) -> str:
-    """How the broker calls a client without an identity."""
+    """Return the broker's name for a client without an identity."""
     return "~" + blake2b(session, digest_size=16).hexdigest()
 
 
 def serial_of(body: Any) -> int:
-    """The serial that a body begins with."""
+    """Return the serial that a body begins with."""
     return int(SERIAL.unpack_from(body)[0])
 
 
@@ -465,7 +465,7 @@ def serial_of(body: Any) -> int:
 
 
 async def sends(p: Process) -> None:
-    """Mail, one by one, several at once, in bulk, in steps."""
+    """Send mail, one by one, several at once, in bulk, in steps."""
     rng, client = p.rng, p.client
     while p.goes_on():
         await p.pause()
@@ -493,12 +493,12 @@ async def sends(p: Process) -> None:
 
 
 def sends_in_step(p: Process, box: str, step: Any, act: Act) -> None:
-    """A message as a part of a step."""
+    """Send a message as a part of a step."""
     step.send(box, p.record(act, "send", box))
 
 
 async def publishes(p: Process) -> None:
-    """Records, of every level."""
+    """Publish records, of every level."""
     rng, client = p.rng, p.client
     while p.goes_on():
         await p.pause()
@@ -507,7 +507,7 @@ async def publishes(p: Process) -> None:
             act = p.act(level=level)
             body = p.record(act, "publish", stream)
             if rng.random() < 0.2:
-                with contextlib.suppress(BrokerRefused):  # the window is full
+                with contextlib.suppress(BrokerRefused):  # The window is full.
                     client.publish_nowait(stream, body, confirm=level).add_done_callback(_looked_at)
             else:
                 work = client.publish(stream, body, confirm=level)
@@ -523,7 +523,7 @@ def _looked_at(future: asyncio.Future[Any]) -> None:
 
 
 async def requests(p: Process) -> None:
-    """Requests to services, several at once, with times and without."""
+    """Send requests to services, several at once, with times and without."""
     while p.goes_on():
         await p.pause()
         await asyncio.gather(*(_request(p) for _ in range(p.rng.choice((1, 1, 3)))))
@@ -566,7 +566,7 @@ async def _request(p: Process) -> None:
 
 
 def judge(p: Process, serial: int, told: Told) -> None:
-    """What the caller of a request was told is what a worker said."""
+    """Check that the answer to a requester is what a worker said."""
     if isinstance(told.error, RequestFailed):
         p.model.failed_caller(serial, told.error.why.partition(":")[0], power=p.world.losses > 0)
     if told.value is not None and told.value.body:
@@ -607,7 +607,7 @@ def reads(box: str | None) -> Role:
 
 
 def shown(p: Process, place: str, mail: Any) -> None:
-    """A program was handed a message."""
+    """Note that a program was handed a message."""
     if mail.body:
         serial = serial_of(mail.body)
         p.world.note("mail shown", p.name, place, mail.number, serial)
@@ -634,7 +634,7 @@ async def _settle_mail(p: Process, place: str, mail: Any) -> None:
 
 
 def reckoned(p: Process, what: str, error: MalamuteError) -> None:
-    """An iteration has ended by an error."""
+    """Note that an iteration has ended by an error."""
     if p.closing:
         return
     p.world.note("failed", p.name, what, repr(error))
@@ -646,7 +646,7 @@ def reckoned(p: Process, what: str, error: MalamuteError) -> None:
 
 
 async def _handled(p: Process, request: Any, service: str) -> bytes | None:
-    """What a handler does; returns the reply, or None when it has finished the request."""
+    """Do a handler's work; returns the reply, or None when it has finished the request."""
     p.at_work[request.number] = None
     try:
         return await _handle(p, request, service)
@@ -686,11 +686,11 @@ async def _handle(p: Process, request: Any, service: str) -> bytes | None:
 
 
 LATE = (ConnectionLost, LocalProtocolError)
-"""A request that was given up meanwhile, by the closing of its worker or a step."""
+"""Ends of a request that was given up meanwhile, by the closing of its worker or a step."""
 
 
 def serves(service: str) -> Role:
-    """Handlers that the library runs."""
+    """Run handlers through the library."""
 
     async def role(p: Process) -> None:
         async def handler(request: Any) -> bytes | None:
@@ -718,7 +718,7 @@ def serves(service: str) -> Role:
 
 
 def works(service: str) -> Role:
-    """A loop of its own over the requests."""
+    """Run a loop of its own over the requests."""
 
     async def role(p: Process) -> None:
         rng = p.rng
@@ -751,7 +751,7 @@ async def _work(p: Process, request: Any, service: str) -> None:
     except BrokerRefused:
         return
     except MalamuteError:
-        # The caller of the step has lost patience: whether it was taken is not known to it.
+        # The caller of the step has lost patience, and does not know whether the step was taken.
         return
     wait = rng.random() < 0.5
     if body is not None:
@@ -764,7 +764,7 @@ async def _work(p: Process, request: Any, service: str) -> None:
 
 
 def joins(stream: str, group: str, kind: GroupKind) -> Role:
-    """A member of a group."""
+    """Be a member of a group."""
 
     async def role(p: Process) -> None:
         rng = p.rng
@@ -826,4 +826,4 @@ ROLES: dict[str, Callable[..., Role]] = {
     "works": works,
     "joins": joins,
 }
-"""Name -> makes the role."""
+"""Name -> function that makes the role."""

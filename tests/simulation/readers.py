@@ -1,8 +1,8 @@
-"""What one subscription may be shown: covers, gaps, selection, credit, visibility.
+"""Judges of what one subscription may be shown: covers, gaps, selection, credit, visibility.
 
 Owns the position of every reader of a run, from its first subscription on and over all its
-reconnects. The rule: a message is judged at the moment in which the broker hands it to the network,
-against the log as it is then. Source: docs/design.md, Flow control; SPEC.md, section 6.
+reconnects. The rule: a message is judged when the broker hands it to the network, against the log
+as it is then. Source: docs/design.md, Flow control; SPEC.md, section 6.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.simulation.records import Batch, Sent, Unreadable, decode_run
 
 
 def topic_matches(pattern: str, subject: str) -> bool:
-    """`*` is one part, `#` one or more; a trailing `.*` also matches its parent."""
+    """Match a topic: `*` is one part, `#` one or more; a trailing `.*` also matches its parent."""
     wanted = pattern.split(".")
     parts = subject.split(".")
     if len(wanted) > 1 and wanted[-1] == "*" and _parts_match(wanted[:-1], parts):
@@ -35,7 +35,7 @@ def _parts_match(wanted: list[str], parts: list[str]) -> bool:
 
 
 def selects(pattern: list[Any], record: Sent) -> bool:
-    """Whether a pattern selects a record: the definition, not the matcher."""
+    """Whether a pattern selects a record: by the definition, not by the matcher."""
     kind, *rest = pattern
     if kind == "all":
         return True
@@ -81,16 +81,16 @@ class Reader:
         self.pattern = pattern
         self.visibility = visibility
         self.broker_ms = broker_ms
-        """The latest that the broker's clock ever showed: what has expired stays expired."""
+        """The latest time that the broker's clock ever showed: expired records stay expired."""
         self.first_of = first_of
-        """Oldest offset that the journal holds right now."""
+        """The oldest offset that the journal holds right now."""
         self.visible_of = visible_of
-        """Offset up to which the journal has truly synced."""
+        """The offset up to which the journal has truly synced."""
         self.told_first_of = told_first_of
-        """Oldest offset that the core was told: housekeeping may have retired more since."""
+        """The oldest offset that the core was told: housekeeping may have retired more since."""
         self.uuid = b""
         self.position = -1
-        """Next offset; -1: nothing seen yet."""
+        """The next offset; -1: nothing was seen yet."""
         self.epoch = 0
         self.start: list[Any] = [0]
         self.end = -1
@@ -110,7 +110,7 @@ class Reader:
 
     @property
     def log(self) -> Log:
-        """The stream's truth; an empty one before its first record."""
+        """Return the stream's truth; an empty one before its first record."""
         found = self.model.by_name.get(self.stream)
         if found is None:
             found = Log(0, "", self.stream, memory=self.stream == MEMORY_STREAM)
@@ -119,20 +119,20 @@ class Reader:
         return found
 
     def _tail(self, log: Log) -> int:
-        """Where what it may see ends now."""
+        """Return where the part that it may see ends now."""
         return log.visible_tail if self.visibility else log.tail
 
     # --- a link's subscription begins ------------------------------------------------
 
     def subscribe(self, start: list[Any], credit_records: int, credit_bytes: int) -> None:
-        """The client is about to subscribe."""
+        """Note that the client is about to subscribe."""
         self.start = start
         self.credit_records, self.credit_bytes = credit_records, credit_bytes
         self.used_records = self.used_bytes = 0
         self.active = False
 
     def grant(self, credit_records: int, credit_bytes: int) -> None:
-        """The client has raised its credit."""
+        """Note that the client has raised its credit."""
         self.credit_records = max(self.credit_records, credit_records)
         self.credit_bytes = max(self.credit_bytes, credit_bytes)
 
@@ -183,8 +183,8 @@ class Reader:
             (offset for offset, entry in log.entries.items() if entry.append_time_ms >= late),
             default=tail,
         )
-        # Retention may have moved on since the journal looked; a durable reader's tail is
-        # where it begins when what it asked for is not visible yet.
+        # Retention may have moved on since the journal looked; a durable reader begins at its tail
+        # when the records that it asked for are not visible yet.
         found = min(found, tail)
         if not found <= begins <= max(found, first):
             raise self._fail(
@@ -202,7 +202,7 @@ class Reader:
         end = min([*later, self._tail(log)])
         if following <= end:
             return following, False
-        # What was written anew from there on may be gone by retention: a GAP tells that.
+        # Records written anew from there on may be gone by retention: a GAP reports that.
         return end, True
 
     # --- deliveries --------------------------------------------------------------------
@@ -264,7 +264,7 @@ class Reader:
         self._moved(log, command.next)
 
     def _within_credit(self, batch: Batch, command: c.Deliver) -> None:
-        """One more batch may begin while both credits are above what was delivered."""
+        """Check credit: one more batch may begin while both credits are above the delivered."""
         if self.used_records >= self.credit_records or self.used_bytes >= self.credit_bytes:
             raise self._fail(
                 "credit",

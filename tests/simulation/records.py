@@ -1,10 +1,9 @@
-"""What the simulated clients publish and how deliveries are read back.
+"""Records of the simulated clients, and the reading of deliveries.
 
 Owns a second, small codec of stamps and contents, written from the layout and not from
-`malamute_protocol`: plain uncompressed blobs, one subject a record, fields, expiry. The
-rule: every record of a run has a serial number of its own in its body, so that each
-record that is ever seen can be traced to the one send that made it.
-Source: SPEC.md, section 5.
+`malamute_protocol`: plain uncompressed blobs, one subject a record, fields, expiry. The rule: every
+record of a run has a serial number of its own in its body, so that each record that is ever seen
+can be traced to the one send that made it. Source: SPEC.md, section 5.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Sent:
     """Bytes of the body."""
 
     def body(self) -> bytes:
-        """The serial, and filling up to the record's length."""
+        """Return the serial, and filling up to the record's length."""
         return SERIAL.pack(self.serial).ljust(self.length, b"\xa5")
 
 
@@ -77,7 +76,7 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
 
 
 class Unreadable(Exception):
-    """Bytes that the broker should never have shown."""
+    """The broker showed bytes that it should never have shown."""
 
 
 def _padded(section: bytes) -> bytes:
@@ -87,7 +86,7 @@ def _padded(section: bytes) -> bytes:
 def encode(
     records: list[Sent], *, producer_id: int = 0, producer_epoch: int = 0, sequence: int = 0
 ) -> bytes:
-    """The content of one batch."""
+    """Encode the content of one batch."""
     count = len(records)
     subjects: dict[str, int] = {}
     codes = [subjects.setdefault(record.subject, len(subjects)) for record in records]
@@ -135,7 +134,7 @@ def encode(
 
 
 def decode_run(data: Any) -> list[Batch]:
-    """Whole batches back to back; raises Unreadable for anything but that."""
+    """Decode whole batches back to back; raises Unreadable for anything but that."""
     data = bytes(data)
     batches = []
     position = 0
@@ -149,7 +148,7 @@ def decode_run(data: Any) -> list[Batch]:
 
 
 def decode_batch(data: bytes, position: int) -> Batch:
-    """One stamp and its content; both checksums are checked."""
+    """Decode one stamp and its content; both checksums are checked."""
     if len(data) - position < STAMP_BYTES:
         raise Unreadable("a stamp is cut short")
     (magic, version, stamp_bytes, crc, flags, lsn, bundle_lsn, synced, epoch, base_offset,
@@ -236,6 +235,6 @@ def _decode_content(
 
 
 def content_serials(content: bytes) -> list[int]:
-    """Serials of the records in a content that a client publishes."""
+    """Return serials of the records in a content that a client publishes."""
     head = CONTENT_HEAD.unpack_from(content, 0)
     return [row.serial for row in _decode_content(content, 0, head[5], head[3])]

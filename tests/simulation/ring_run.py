@@ -1,8 +1,8 @@
 """Scenario `journal`: the real Ring alone over the simulated disk.
 
-Owns a run that appends, syncs, reads, trims, crashes and recovers one ring, with what other threads
-do in the middle of slow calls. The rule: after every opening the whole ring is compared with the
-model; between them every read is. Source: docs/design.md, Journal.
+Owns a run that appends, syncs, reads, trims, crashes and recovers one ring, with work of other
+threads in the middle of slow calls. The rule: after every opening the whole ring is compared with
+the model; between them every read is. Source: docs/design.md, Journal.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.simulation.trace import Trace
 PRODUCER = 7
 SEGMENT_BYTES = 65_536
 EDGES = 0x5EC7
-"""Drawn apart, so that seeds of before are as they were."""
+"""Salt for the draw of `edges`, apart from other draws, so that older seeds stay as they were."""
 EDGE_BYTES = len(encode([Sent(0, PRODUCER, "s1", "a", None, 0, 8)])) + 96
 """A batch of one record of 8 bytes, its stamp included."""
 
@@ -64,11 +64,12 @@ class RingRun:
         )
         self.streams = list(range(1, rng.choice((2, 3, 6))))
         self.big = rng.random() < 0.6
-        """Large records: the ring laps."""
+        """True: large records, with which the ring laps."""
         self.tight = rng.random() < self.tight_share
-        """Batches of few sizes, so that a new epoch ends where a batch of the old one begins."""
+        """True: batches of few sizes, so that a new epoch ends where a batch of the old one
+        begins."""
         self.edges = self.tight and Random(seed ^ EDGES).random() < self.edge_share
-        """Batches end so that the next stamp lies over the border of two sectors."""
+        """True: batches end so that the next stamp lies over the border of two sectors."""
         self.weights = self._weights()
         self.epoch = 0
         self.serial = 0
@@ -80,7 +81,7 @@ class RingRun:
     # --- the run ---------------------------------------------------------------------
 
     def run(self) -> None:
-        """Raises Violation."""
+        """Run the seed. Raises Violation."""
         self.open()
         for _ in range(self.steps):
             self.now_ms += self.rng.randint(0, 50)
@@ -193,7 +194,7 @@ class RingRun:
         self._compare_state(recovery)
 
     def _compare_state(self, recovery: Recovery) -> None:
-        """Snapshot and what follows it must add up to the tails that were found."""
+        """Check that snapshot and later records add up to the tails that were found."""
         if recovery.unreadable_state or any(b.damaged for b in self.model.ring("").bundles):
             return
         tails: dict[int, int] = {}
@@ -358,7 +359,7 @@ class RingRun:
         return record
 
     def _between(self, what: str) -> None:
-        """Other threads run while a slow call is under way."""
+        """Let other threads run while a slow call is under way."""
         if self.nested or self.rng.random() < 0.6 or loop_would_wait(self.ring, 32_000):
             return
         self.nested = True
@@ -455,7 +456,7 @@ class RingRun:
         )
         facts = self.ring.streams().get(log.number)
         if facts is not None:
-            # Not so for a stream whose every record a recovery has dropped.
+            # Except for a stream whose every record a recovery has dropped.
             self.model.trimmed(log, facts.first)
         self.trace.note("read", log.number, low, high, history.next, history.gaps)
         self.judge(log, history, low, high, subject)
@@ -499,7 +500,7 @@ class RingRun:
     def _knows(self, log: Log, low: int, high: int) -> bool:
         """Whether the ring must know of offsets in [low, high).
 
-        Of a stream of which a recovery found nothing but damage it has no place at all, until
+        The ring has no place for a stream of which a recovery found nothing but damage, until
         something more is appended.
         """
         return log.number in self.ring.streams() or not all(
@@ -510,7 +511,7 @@ class RingRun:
 def loop_would_wait(ring: Any, room: int) -> bool:
     """Whether appending `room` bytes now could need a lock that another thread holds.
 
-    A real loop would wait for it; here nobody could let it go.
+    A real loop would wait for it; here no thread could release it.
     """
     space = ring._space
     held = space.preparing.locked() or ring._syncing.locked()

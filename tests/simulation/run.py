@@ -1,8 +1,7 @@
-"""Running seeds: one, a range, with a planted bug or without, and telling a failure.
+"""Running seeds: one, a range, with a planted bug or without, and reporting a failure.
 
-Owns the outcome of a run. The rule: a failure names the scenario, the seed and the plant,
-says in words what was violated, shows the last events, and gives the one line that
-replays it.
+Owns the outcome of a run. The rule: a failure names the scenario, the seed and the plant, says in
+words what was violated, shows the last events, and gives the one line that replays it.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ class Scenario(Protocol):
     """One seed of something."""
 
     def run(self) -> None:
-        """Raises Violation."""
+        """Run the seed. Raises Violation."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one seed."""
+    """The outcome of one seed."""
 
     scenario: str
     seed: int
@@ -35,14 +34,14 @@ class Outcome:
     plant: str
     trace: Trace
     code: str = ""
-    """Of the violation; empty when the seed passed."""
+    """Code of the violation; empty when the seed passed."""
     words: str = ""
     where: str = ""
     """The stack, for an error of the code under test."""
 
     @property
     def replay(self) -> str:
-        """The line that runs this again."""
+        """Return the line that runs this again."""
         more = "".join(
             f" --{name} {value}"
             for name, value in (("steps", self.steps), ("plant", self.plant))
@@ -51,7 +50,7 @@ class Outcome:
         return f'make simulate SEED={self.seed} ARGS="--scenario {self.scenario}{more}"'
 
     def tell(self) -> str:
-        """The failure, for a person."""
+        """Describe the failure for a person."""
         events = "\n".join(f"    {event}" for event in self.trace.last())
         where = f"\n{self.where}" if self.where else ""
         return (
@@ -62,7 +61,7 @@ class Outcome:
 
 
 def scenario(name: str) -> Callable[..., Scenario]:
-    """The scenario of this name; raises KeyError."""
+    """Return the scenario of this name; raises KeyError."""
     if name == "journal":
         from tests.simulation.ring_run import RingRun
 
@@ -106,7 +105,7 @@ SCENARIOS = (
 def run_seed(
     name: str, seed: int, *, steps: int = 0, plant: str = "", echo: bool = False
 ) -> Outcome:
-    """Run one seed; whatever the code under test raises is a violation too."""
+    """Run one seed; any error of the code under test is a violation, too."""
     from tests.simulation.plants import planted
 
     trace = Trace(echo=echo)

@@ -1,10 +1,10 @@
 """Clients of the real client library: its sans-IO session over simulated links.
 
-Owns a shell for `Session`, as thin as the real ones, and the judgement of what the session
-does with what it gets. The rule: the broker's side is judged on the wire (readers.py); here
-it is judged what the library's caller sees: which records are handed over, which notices,
-which confirmations, over reconnects and over new sessions that go on at a saved position.
-Source: SPEC.md, sections 6 and 8; malamute_py/client.
+Owns a shell for `Session`, as thin as the real ones, and the judgement of what the session does
+with what it gets. The rule: readers.py judges the broker's side on the wire; this module judges
+what the library's caller sees: records handed over, notices, confirmations, over reconnects and
+over new sessions that go on at a saved position. Source: SPEC.md, sections 6 and 8;
+malamute_py/client.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _BROKE = "the broker broke the protocol"
 
 
 class SessionClient(Client):
-    """A shell: it moves messages, time and events, and nothing else."""
+    """A shell that moves messages, time and events, and nothing else."""
 
     def __init__(self, world: World, name: str, **settings: Any) -> None:
         super().__init__(world, name)
@@ -70,7 +70,7 @@ class SessionClient(Client):
         self.begin()
 
     def begin(self) -> None:
-        """A new session, of a new process maybe."""
+        """Begin a new session, perhaps of a new process."""
         self.peer = Session(self.settings, self.rng.randbytes, self.world.now_ms())
 
     # --- the shell ----------------------------------------------------------------------
@@ -80,7 +80,7 @@ class SessionClient(Client):
         self.turn()
 
     def turn(self) -> None:
-        """Do what is due, in the order of the real shells."""
+        """Do the work that is due, in the order of the real shells."""
         peer, now_ms = self.peer, self.world.now_ms()
         peer.wake(now_ms)
         self._send(now_ms)
@@ -124,14 +124,14 @@ class SessionClient(Client):
             connection.drop()
 
     def lost(self, connection: Connection) -> None:
-        """The transport noticed that the connection is gone."""
+        """Note that the transport noticed a lost connection."""
         if connection is self.connection:
             self.hang_up()
             self.peer.lost("closed", "the transport lost it", self.world.now_ms())
             self.turn()
 
     def arrive(self, connection: Connection, message: Message) -> None:
-        """A message came."""
+        """Take a message."""
         if connection is not self.connection:
             return
         self.before(message)
@@ -150,13 +150,13 @@ class SessionClient(Client):
     # --- what the kinds of clients fill in -----------------------------------------------
 
     def said(self, command: c.Command, frames: list[bytes]) -> None:
-        """The session sends this."""
+        """Note a message that the session sends."""
 
     def before(self, message: Message) -> None:
-        """The session is about to get this."""
+        """Note a message that the session is about to get."""
 
     def happened(self, event: Event) -> None:
-        """The session tells this."""
+        """Note an event of the session."""
 
 
 class SessionProducer(SessionClient):
@@ -183,9 +183,9 @@ class SessionProducer(SessionClient):
         self.serials = serials
         self.make = make
         self.waiting: dict[int, Sent] = {}
-        """Records without an outcome, by serial."""
+        """Serial -> record without an outcome."""
         self.sent: dict[int, tuple[str, int, list[Sent]]] = {}
-        """(stream, level, records) by tracker, on the present link."""
+        """Tracker on the present link -> (stream, level, records)."""
         self.told: dict[int, int] = {}
         """Serial -> the offset that a CONFIRM on the wire gave it; -1: not known any more."""
         self.judged: Connection | None = None
@@ -326,17 +326,17 @@ class SessionConsumer(SessionClient):
         self.judge = world.reader(name, stream, pattern, int(durable))
         self.end = -1
         self.at = -1
-        """Where the next record handed over may be; -1: not accepted yet."""
+        """Position where the next record handed over may be; -1: not accepted yet."""
         self.received = -1
-        """Where the next cover that reaches the session must begin."""
+        """Position where the next cover that reaches the session must begin."""
         self.saved: Position | None = None
-        """Where the process that died before had got to."""
+        """Position that the process which died before had reached."""
         self.moved = False
-        """It has gone on from where it began: the first rewind may come from beyond that."""
+        """True: it has gone on from where it began: the first rewind may come from beyond that."""
         self.kept: dict[int, int] = {}
         """Offset -> epoch of everything handed over, less what a rewind took back."""
         self.holes: set[tuple[int, int]] = set()
-        """Gaps and rewinds that the broker told, and that were true then."""
+        """Gaps and rewinds that the broker reported, and that were true then."""
         self.done = False
         self.reading = self._subscribe(None)
 
@@ -391,19 +391,19 @@ class SessionConsumer(SessionClient):
             raise self._fail("refusal", repr(error))
 
     def reborn(self) -> None:
-        """The process dies and begins anew at the position that it had saved."""
+        """Have the process die and begin anew at the position that it had saved."""
         if self.done:
             return
         position = self.reading.position
         self.world.note("reborn", self.name, position)
         if position is None:
-            # Not accepted yet: what was saved before is still what is known.
+            # Not accepted yet: the position saved before is still the known one.
             position = self.saved
         else:
             self.end = self.reading.end
             head = self.reading.inbox[0] if self.reading.inbox else None
             if isinstance(head, RewoundNotice) and head.to_offset == position.next != self.at:
-                # Its first subscription was rewound: that is where it is, before it is told.
+                # Its first subscription was rewound: it is at that place, before it is told.
                 self._take(head)
             elif head is None or position.next > self.at:
                 # Empty covers moved it, before what waits now or with nothing waiting.
@@ -467,7 +467,7 @@ class SessionConsumer(SessionClient):
         self._moved(item.next, shown)
 
     def _continues(self, epoch: int) -> None:
-        """What was handed over must be of one log with what comes now, of this epoch."""
+        """Check that records handed over are of one log with the next ones, of this epoch."""
         seen = self.judge.log.seen
         for offset, before in self.kept.items():
             for later in range(before + 1, epoch + 1):
@@ -479,7 +479,7 @@ class SessionConsumer(SessionClient):
                     )
 
     def _skipped(self, following: int) -> None:
-        """Empty covers leave no item: the position moves."""
+        """Move the position by empty covers, which leave no item."""
         if self.at >= 0 and following >= 0 and following != self.at:
             self._moved(following, set())
 
@@ -559,7 +559,7 @@ class SessionConsumer(SessionClient):
         super().arrive(connection, message)
         waits = any(isinstance(item, RewoundNotice) for item in self.reading.inbox)
         if waits and self.at >= 0 and not self.world.quiet and self.rng.random() < 0.3:
-            # The worst moment to die: what was consumed belongs to a tail that is gone.
+            # The worst moment to die: records consumed belong to a tail that is gone.
             self.reborn()
 
     def owes(self) -> str:

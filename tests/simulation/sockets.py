@@ -1,12 +1,12 @@
-"""Simulated DEALER sockets: what the client's own transport stands on.
+"""Simulated DEALER sockets, on which the client's own transport runs.
 
-Owns the manners of libzmq that the client's transport has to know. The rules: a descriptor tells
-of a change and not of a state: it signals when something comes to a socket that was found empty,
-or when there is room again after a refusal; looking at the socket, and sometimes sending on it,
-takes the signal away; a monitor that nobody has looked at does not signal. What was sent before
-close() may still leave within the linger time; what has arrived can be read after the connection
-is lost. Each connection may have an appointed end: at its k-th message in one direction, before
-the message arrives or behind it.
+Owns the manners of libzmq that the client's transport has to know. The rules: a descriptor tells of
+a change and not of a state: it signals when something comes to a socket that was found empty, or
+when there is room again after a refusal; looking at the socket, and sometimes sending on it, takes
+the signal away; a monitor at which no one has looked does not signal. Messages sent before close()
+may still leave within the linger time; messages that have arrived can be read after the connection
+is lost. Each connection may have an appointed end: at its k-th message in one direction, before the
+message arrives or after it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Owner(Protocol):
 
 
 class Signalling:
-    """A descriptor, and what is behind it."""
+    """A descriptor, and the messages to read from it."""
 
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
@@ -60,18 +60,18 @@ class Signalling:
         self.signalled = False
         self.closed = False
         self._asleep = False
-        """It was found empty: what comes is signalled."""
+        """True: it was found empty, and the next message is signalled."""
         owner.opened(self)
 
     def signal(self) -> None:
-        """Something has changed."""
+        """Note that something has changed."""
         if self._asleep and not self.closed:
             self._asleep = False
             self.signalled = True
             self.owner.woken()
 
     def looked_at(self, *, empty: bool) -> None:
-        """The signal is taken up."""
+        """Take the signal up."""
         self.signalled = False
         self._asleep = empty
 
@@ -91,28 +91,28 @@ class Frame:
 
 
 class MonitorSocket(Signalling):
-    """Tells of what happens to the connection."""
+    """Reports events of the connection."""
 
     def __init__(self, owner: Owner) -> None:
         super().__init__(owner)
         self._told: deque[dict[str, int]] = deque()
 
     def tell(self, event: zmq.Event) -> None:
-        """Something has happened to the connection."""
+        """Note an event of the connection."""
         self._told.append({"event": int(event), "value": 0})
         self.signal()
 
     def events(self, asked: int) -> int:
-        """As zmq_poll has it."""
+        """Return events as zmq_poll does."""
         self.looked_at(empty=not self._told)
         return int(zmq.POLLIN) & asked if self._told else 0
 
     def recv_multipart(self, _flags: int) -> dict[str, int]:
-        """The next event; the transport's parser of it is replaced."""
+        """Return the next event; the transport's parser of it is replaced."""
         return self._told.popleft()
 
     def close(self, _linger: int = 0) -> None:
-        """Tell nothing more."""
+        """Report nothing more."""
         self.closed = True
 
 
@@ -134,7 +134,7 @@ class DealerSocket(Signalling):
     # --- the transport's side ------------------------------------------------------------------
 
     def get_monitor_socket(self, _events: int) -> MonitorSocket:
-        """Its monitor."""
+        """Return its monitor."""
         self.monitor = MonitorSocket(self.owner)
         return self.monitor
 
@@ -163,7 +163,7 @@ class DealerSocket(Signalling):
             self.signal()
 
     def events(self, asked: int) -> int:
-        """As zmq_poll has it."""
+        """Return events as zmq_poll does."""
         self.looked_at(empty=not (self._inbox or self._reading))
         up = None if self.connection is None else self.connection.up
         found = int(zmq.POLLIN) if self._inbox or self._reading else 0
@@ -172,7 +172,7 @@ class DealerSocket(Signalling):
         return found & asked
 
     def recv(self, _flags: int = 0, _copy: bool = True) -> Frame:
-        """The next frame of the next message."""
+        """Return the next frame of the next message."""
         if not self._reading:
             self._reading.extend(self._inbox.popleft())
         data = self._reading.popleft()
@@ -198,13 +198,13 @@ class DealerSocket(Signalling):
             connection.up.send(message)
 
     def close(self, linger: int = 0) -> None:
-        """Close it; what was sent may still leave."""
+        """Close the socket; messages that were sent may still leave."""
         self.closed = True
         connection = self.connection
         if connection is None:
             return
         connection.down.close()
-        # What was never answered may be a HELLO: it may arrive behind that of the next attempt.
+        # An unanswered message may be a HELLO: it may arrive after that of the next attempt.
         if linger and connection.open and (self._heard or self.owner.late_hellos):
             delay_us = self.owner.draw_us(10, 20_000)
             self.owner.after(delay_us, lambda: self._part(connection))
@@ -219,14 +219,14 @@ class DealerSocket(Signalling):
     # --- the network's side ----------------------------------------------------------------------
 
     def arrive(self, connection: Connection, message: Message) -> None:
-        """A message came."""
+        """Take a message."""
         if connection is self.connection and not self.closed:
             self._heard = True
             self._inbox.append(message)
             self.signal()
 
     def lost(self, connection: Connection) -> None:
-        """The operating system has noticed that the connection is gone."""
+        """Note that the operating system has noticed a lost connection."""
         if connection is self.connection and not self.closed:
             connection.drop()
             self._tell(zmq.Event.DISCONNECTED, 1, 200)
@@ -234,12 +234,12 @@ class DealerSocket(Signalling):
     def overheard(
         self, connection: Connection, commands: list[c.Command], frames: list[bytes]
     ) -> None:
-        """The broker hands a message for this socket to the network."""
+        """Note a message for this socket that the broker hands to the network."""
         self.owner.overheard(connection, commands, frames)
 
 
 class Context:
-    """In the place of a zmq.Context."""
+    """Stands in for a zmq.Context."""
 
     closed = False
 
@@ -247,7 +247,7 @@ class Context:
         self._owner = owner
 
     def socket(self, _kind: int) -> DealerSocket:
-        """A new socket."""
+        """Return a new socket."""
         return DealerSocket(self._owner)
 
 
@@ -255,7 +255,7 @@ class Context:
 def simulated_transport(
     now_ms: Callable[[], int], random: Callable[[int], bytes]
 ) -> Iterator[None]:
-    """Have the client library stand on simulated sockets, time and randomness for a while."""
+    """Have the client library run on simulated sockets, time and randomness for a while."""
     with ExitStack() as stack:
         for name, value in (
             ("_events", lambda socket, asked=int(zmq.POLLIN): socket.events(asked)),

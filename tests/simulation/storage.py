@@ -28,12 +28,12 @@ class SimulatedFile:
 
     @property
     def size(self) -> int:
-        """Bytes, as the page cache shows them."""
+        """Return its bytes, as the page cache shows them."""
         return self.inode.size
 
 
 class SimulatedLock:
-    """Held until released or the process dies."""
+    """A lock that is held until released or until the process dies."""
 
     def __init__(self, disk: Disk, name: str) -> None:
         self._disk, self._name, self._opening = disk, name, disk.opening

@@ -1,4 +1,4 @@
-"""What the simulator found, told without it: each as short as it could be made."""
+"""Violations that the simulator found, told without it: each as short as possible."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_halves_of_two_epochs_that_begin_at_one_position_are_no_bundle() -> None
     disk.crash()
     ring = opened(disk, 2)
     assert serials(ring) == [1]
-    # The next epoch's first bundle begins there too; of it only the second half survives.
+    # The next epoch's first bundle begins there, too; only the second half of it survives.
     ring.append([batch(4, 1, 55_000)])
     disk.names["000000000001.seg"].settle_all()
     disk.power_loss(Random(1), "none")
@@ -85,7 +85,7 @@ def test_a_ring_need_not_know_a_stream_of_which_a_recovery_found_nothing_but_dam
     assert history.next == 1
     run.judge(run.model.log("", 1), history, 0, 1, "")
     run.judge(run.model.log("", 1), History((), 0), 0, 1, "")
-    # Of one that it knows a read must come further.
+    # A read of a stream that it knows must come further.
     with pytest.raises(Violation, match="came to 0"):
         run.judge(run.model.log("", 2), History((), 0), 0, 1, "")
 

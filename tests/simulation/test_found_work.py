@@ -1,4 +1,4 @@
-"""What the scenario `work` found, told without it: each as short as it could be made."""
+"""Violations that the scenario `work` found, told without it: each as short as possible."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_who_failed_a_request_was_promised_nothing_of_how_it_ended_when_it_was_r
 def test_a_record_at_an_offset_is_durable_by_the_bundle_that_brought_it_there(ring: str) -> None:
     model = WorkModel()
     place = next(f"s/{n}" for n in range(100) if is_durable(f"s/{n}"))
-    # Of its two keys the broker remembers one: what comes again under the first is taken again.
+    # The broker remembers one of its two keys: a copy sent under the first is taken again.
     model.state.keys_max = 1
     for serial, key in ((5, b"k"), (6, b"l")):
         act = Act(serial, "anna", [Wish("publish", "s", (serial,))], key, 0, True)

@@ -1,7 +1,7 @@
-"""Seeds: some hundreds in every run of the tests, and what once failed for ever.
+"""Seeds: some hundreds in every run of the tests, and seeds that once failed for ever.
 
-`make simulate` searches further. The rule: a failing seed says how to replay it, is
-mended, and then frozen under frozen/ with the reason why it is there.
+`make simulate` searches further. The rule: a failing seed says how to replay it, is mended, and
+then frozen under frozen/ with the reason why it is there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Programs over the real synchronous client, each in a process of its own, with real threads.
 
-Owns what threads do with the client library, as its users do it; what a program knows and must keep
-to is that of programs.py. Each role is a thread, and all threads of a process share one client.
-Source: README.md; the docstrings of malamute_py.client.sync.
+Owns the use that threads make of the client library; the knowledge and duties of a program are
+those of programs.py. Each role is a thread, and all threads of a process share one client. Source:
+README.md; the docstrings of malamute_py.client.sync.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ThreadedProcess(Process):
         self.requests -= 1
 
     def finish(self) -> None:
-        """End in order: the client is closed, which ends what every thread waits for."""
+        """End in order: the client is closed, which ends every thread's wait."""
         if not self.dead:
             self.spawn(self._close, "close")
 
@@ -82,7 +82,7 @@ class ThreadedProcess(Process):
             self.call("close", self.client.close)
 
     def begins(self, request: Any, service: str) -> int:
-        """A handler begins; the library must not take a violation for a handler's error."""
+        """Note that a handler begins; the library must not take a violation for its error."""
         try:
             return super().begins(request, service)
         except Violation as violation:
@@ -90,7 +90,7 @@ class ThreadedProcess(Process):
             raise
 
     def unfinished(self) -> str:
-        """What has not ended after the end, in words."""
+        """Say in words what has not ended after the end."""
         threads = () if self.dead else self.loop.alive
         return next((f"{self.name}: thread {thread.name}" for thread in threads), "")
 
@@ -110,7 +110,7 @@ class ThreadedProcess(Process):
         codes: tuple[str, ...] = (),
         impatient: bool = False,
     ) -> Told:
-        """Do a call of the library, which is open until it has returned; see Process.call().
+        """Make a call of the library, open until it has returned; see Process.call().
 
         impatient: the call may be interrupted.
         """
@@ -144,7 +144,7 @@ class ThreadedProcess(Process):
         return told
 
     def step(self, fill: Callable[[Any, Act], None]) -> Told:  # type: ignore[override]
-        """One atomic step; fill puts its parts into the step and the act."""
+        """Make one atomic step; fill puts its parts into the step and the act."""
         level = self.level()
         act = self.act(level=level, atomic=True)
         losses = self.world.losses
@@ -163,9 +163,9 @@ class ThreadedProcess(Process):
         return told
 
     def collect(self) -> None:
-        """What was dropped unclosed is collected: now, or when nothing refers to it any more.
+        """Have objects dropped unclosed collected: now, or when no object refers to them any more.
 
-        The client's own thread refers to what it told last until its next turn.
+        The client's own thread refers to its last result until its next turn.
         """
         gc.collect()
         for delay_us in (1_000_000, 5_000_000, 12_000_000):
@@ -186,7 +186,7 @@ def _collect() -> None:
 
 
 def sends(p: ThreadedProcess) -> None:
-    """Mail, one by one, several at once, in bulk, in steps."""
+    """Send mail, one by one, several at once, in bulk, in steps."""
     rng, client = p.rng, p.client
     while p.goes_on():
         p.pause()
@@ -222,7 +222,7 @@ def sends(p: ThreadedProcess) -> None:
 
 
 def publishes(p: ThreadedProcess) -> None:
-    """Records, of every level."""
+    """Publish records, of every level."""
     rng, client = p.rng, p.client
     while p.goes_on():
         p.pause()
@@ -231,7 +231,7 @@ def publishes(p: ThreadedProcess) -> None:
             act = p.act(level=level)
             body = p.record(act, "publish", stream)
             if rng.random() < 0.2:
-                with contextlib.suppress(BrokerRefused):  # the window is full
+                with contextlib.suppress(BrokerRefused):  # The window is full.
                     client.publish_nowait(stream, body, confirm=level)
             else:
                 work = partial(client.publish, stream, body, confirm=level)
@@ -242,7 +242,7 @@ def publishes(p: ThreadedProcess) -> None:
 
 
 def requests(p: ThreadedProcess) -> None:
-    """Requests to services, several at once, with times and without."""
+    """Send requests to services, several at once, with times and without."""
     while p.goes_on():
         p.pause()
         count = p.rng.choice((1, 1, 3))
@@ -365,7 +365,7 @@ def _settle_mail(p: ThreadedProcess, place: str, mail: Any) -> None:
 
 
 def _handled(p: ThreadedProcess, request: Any, service: str) -> bytes | None:
-    """What a handler does; returns the reply, or None when it has finished the request."""
+    """Do a handler's work; returns the reply, or None when it has finished the request."""
     p.at_work[request.number] = None
     try:
         return _handle(p, request, service)
@@ -405,7 +405,7 @@ def _handle(p: ThreadedProcess, request: Any, service: str) -> bytes | None:
 
 
 def serves(service: str) -> Callable[[ThreadedProcess], None]:
-    """Handlers that the library runs."""
+    """Run handlers through the library."""
 
     def role(p: ThreadedProcess) -> None:
         rng = p.rng
@@ -444,7 +444,7 @@ def _closes(p: ThreadedProcess, worker: Any) -> None:
 
 
 def works(service: str) -> Callable[[ThreadedProcess], None]:
-    """A loop of its own over the requests."""
+    """Run a loop of its own over the requests."""
 
     def role(p: ThreadedProcess) -> None:
         while not p.closing:
@@ -492,7 +492,7 @@ def _work(p: ThreadedProcess, request: Any, service: str) -> None:
     except BrokerRefused:
         return
     except MalamuteError:
-        # The caller of the step was interrupted: whether it was taken is not known to it.
+        # The caller of the step was interrupted, and does not know whether the step was taken.
         return
     wait = rng.random() < 0.5
     if body is not None:
@@ -505,7 +505,7 @@ def _work(p: ThreadedProcess, request: Any, service: str) -> None:
 
 
 def joins(stream: str, group: str, kind: str) -> Callable[[ThreadedProcess], None]:
-    """A member of a group."""
+    """Be a member of a group."""
 
     def role(p: ThreadedProcess) -> None:
         rng = p.rng
@@ -563,4 +563,4 @@ ROLES: dict[str, Callable[..., Callable[[ThreadedProcess], None]]] = {
     "works": works,
     "joins": joins,
 }
-"""Name -> makes the role."""
+"""Name -> function that makes the role."""

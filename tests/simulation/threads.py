@@ -4,8 +4,8 @@ Owns the baton. Each simulated thread is a thread of the operating system, so th
 blocking code runs as it is; it runs only between being handed the baton by the schedule and its
 next wait. The rules: only a lock, a condition, a poll, a join or a sleep gives the baton back, and
 the taking of a lock does so now and then though it is free, as a thread may be preempted there;
-whatever wakes a thread goes through the schedule, so that a seed repeats a run; a thread of a dead
-process is unwound by an exception at its next wait, unseen by the world.
+every wake-up of a thread goes through the schedule, so that a seed repeats a run; a thread of a
+dead process is unwound by an exception at its next wait, unseen by the world.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Killed(BaseException):
 
 
 class SimulatedThread:
-    """What a program has of threading.Thread, and the baton of it."""
+    """Stands in for threading.Thread, and has the baton of it."""
 
     def __init__(
         self, target: Callable[..., Any], name: str = "", daemon: bool = True, args: Any = ()
@@ -44,11 +44,11 @@ class SimulatedThread:
         self.name = name
         self.over = False
         self.parked = False
-        """It waits, and nothing has woken it."""
+        """True: it waits, and nothing has woken it."""
         self.token = 0
-        """Number of its waits: what was to end another wait does nothing."""
+        """Number of its waits: the end of an earlier wait does nothing."""
         self.interrupted = False
-        """A signal's exception is raised in its next or present wait for a condition."""
+        """True: a signal's exception is raised in its next or present wait for a condition."""
         self._target = target
         self._args = args
         self._go = _thread.allocate_lock()
@@ -56,7 +56,7 @@ class SimulatedThread:
         self._joining: list[SimulatedThread] = []
 
     def start(self) -> None:
-        """Begin it, some time."""
+        """Begin the thread, at some later time."""
         self.threads.begin(self)
 
     def join(self, timeout: float | None = None) -> None:
@@ -68,11 +68,11 @@ class SimulatedThread:
             self.threads.park(timeout)
 
     def is_alive(self) -> bool:
-        """It is not over."""
+        """Whether the thread is not over."""
         return not self.over
 
     def run(self) -> None:
-        """In the thread of the operating system: the whole of it."""
+        """Run the whole of it, in the thread of the operating system."""
         threads = self.threads
         self._go.acquire()
         try:
@@ -89,12 +89,12 @@ class SimulatedThread:
         threads.back.release()
 
     def take_baton(self) -> None:
-        """In the thread that has the baton: hand it to this one, and wait until it is back."""
+        """Hand the baton to this thread, and wait until it is back; in the thread that has it."""
         self._go.release()
         self.threads.back.acquire()
 
     def give_baton(self) -> None:
-        """In this thread: give the baton back, and wait until it comes again."""
+        """Give the baton back, and wait until it comes again; in this thread."""
         self.threads.back.release()
         self._go.acquire()
 
@@ -103,7 +103,7 @@ class Threads:
     """The threads of one process."""
 
     _running: Threads | None = None
-    """Whose thread has the baton."""
+    """The process whose thread has the baton."""
 
     def __init__(
         self,
@@ -124,14 +124,14 @@ class Threads:
         self.current: SimulatedThread | None = None
         self.alive: dict[SimulatedThread, None] = {}
         self.descriptors: dict[int, Descriptor] = {}
-        """By number: what sockets of this process have opened."""
+        """Number -> descriptor that a socket of this process has opened."""
         self.polling: dict[SimulatedThread, None] = {}
         self.frozen_until_us = 0
         self.dead = False
 
     @classmethod
     def running(cls) -> Threads:
-        """Whose thread runs now."""
+        """The process whose thread runs now."""
         assert cls._running is not None, "outside of every simulated thread"
         return cls._running
 
@@ -153,7 +153,7 @@ class Threads:
         self.ready(thread)
 
     def ready(self, thread: SimulatedThread) -> None:
-        """What a thread waits for has happened: let it look, some time."""
+        """Note that the awaited event of a thread has happened: let it look, at some later time."""
         if thread.parked and not self.dead:
             thread.parked = False
             self._schedule(thread)
@@ -177,7 +177,7 @@ class Threads:
         Threads._running, self.current = outer, before
 
     def park(self, timeout_s: float | None = None) -> None:
-        """In a thread: wait until it is woken, or so long. Raises Killed."""
+        """Wait until woken, or so long; in a thread. Raises Killed."""
         me = self.current
         assert me is not None
         if self.dead:
@@ -197,22 +197,22 @@ class Threads:
             raise Killed
 
     def preempt(self) -> None:
-        """In a thread: others may run first."""
+        """Let others run first; in a thread."""
         if not self.dead and self.chance(PREEMPTED):
             self.park(0.0)
 
     def interrupt(self, thread: SimulatedThread) -> None:
-        """As Ctrl-C: a wait for a condition ends by KeyboardInterrupt."""
+        """Do as Ctrl-C: a wait for a condition ends by KeyboardInterrupt."""
         thread.interrupted = True
         self.ready(thread)
 
     def wake(self) -> None:
-        """A descriptor can be read."""
+        """Note that a descriptor can be read."""
         for thread in self.polling:
             self.ready(thread)
 
     def bury(self) -> None:
-        """The process has died: end its threads, in no time and unseen by the world."""
+        """End the threads of a process that has died, in no time and unseen by the world."""
         self.dead = True
         while self.alive:
             self._hand(next(iter(self.alive)))
@@ -222,7 +222,7 @@ class Threads:
 
 
 class Lock:
-    """threading.Lock."""
+    """Stands in for threading.Lock."""
 
     def __init__(self) -> None:
         self._threads = Threads.running()
@@ -230,7 +230,7 @@ class Lock:
         self._waiting: deque[SimulatedThread] = deque()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Take it; a thread that waits for it may find it taken again by another."""
+        """Take the lock; a waiting thread may find it taken again by another."""
         threads = self._threads
         if threads.dead:
             return True
@@ -242,7 +242,7 @@ class Lock:
                 self._waiting.append(me)
                 threads.park()
                 if me in self._waiting:
-                    self._waiting.remove(me)  # it was woken by what another wait was for
+                    self._waiting.remove(me)  # It was woken by the event of another wait.
         elif self._taken:
             return False
         self._taken = True
@@ -262,7 +262,7 @@ class Lock:
 
 
 class Condition:
-    """threading.Condition over a Lock."""
+    """Stands in for threading.Condition over a Lock."""
 
     def __init__(self, lock: Lock) -> None:
         self._lock = lock
@@ -292,17 +292,18 @@ class Condition:
             self._lock.acquire()
 
     def notify_all(self) -> None:
-        """Let all who wait look again."""
+        """Let all waiting threads look again."""
         waiting, self._waiting = self._waiting, {}
         for thread in waiting:
             self._threads.ready(thread)
 
 
 class Pipe:
-    """Both ends of a pipe; what is in it is counted."""
+    """Both ends of a pipe; the bytes in it are counted."""
 
     every: ClassVar[dict[int, Pipe]] = {}
-    """By number, of all processes: what a thread collects may be another process's."""
+    """Number -> pipe, of all processes: an object that a thread collects may be another
+    process's."""
     numbers: Final = count(1 << 20)
 
     def __init__(self, threads: Threads) -> None:
@@ -313,12 +314,12 @@ class Pipe:
 
     @property
     def signalled(self) -> bool:
-        """Its reader is to be called."""
+        """Whether its reader is to be called."""
         return self.bytes > 0
 
 
 class _Os:
-    """The module os, as far as the client's thread asks for it."""
+    """Stands in for the module os, as far as the client's thread uses it."""
 
     O_NONBLOCK = O_CLOEXEC = 0
 
@@ -349,7 +350,7 @@ class _Os:
 
 
 class _Poll:
-    """select.poll."""
+    """Stands in for select.poll."""
 
     def __init__(self) -> None:
         self._threads = Threads.running()
@@ -380,7 +381,7 @@ class _Poll:
 
 
 def sleep(seconds: float) -> None:
-    """time.sleep."""
+    """Stands in for time.sleep."""
     Threads.running().park(seconds)
 
 
@@ -391,7 +392,7 @@ def _current() -> SimulatedThread | None:
 
 @contextmanager
 def simulated_threads() -> Iterator[None]:
-    """Have the synchronous client stand on simulated threads for a while."""
+    """Have the synchronous client run on simulated threads for a while."""
     fakes = SimpleNamespace(
         Lock=Lock, Condition=Condition, Thread=SimulatedThread, current_thread=_current
     )

@@ -1,7 +1,7 @@
 """Scenarios `threads` and `thread-cuts`: those of the clients, with synchronous clients among them.
 
-Owns nothing but who is there: most programs have threads over the real synchronous client, the rest
-is as in `clients` and `cuts`, their faults, oracles and end.
+Owns only which programs there are: most have threads over the real synchronous client, the others
+are as in `clients` and `cuts`, with their faults, oracles and end.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class ThreadsRun(ClientsRun):
     """One seed of the scenario."""
 
     def run(self) -> None:
-        """Raises Violation."""
-        # What was there before is not looked at when a program has what it dropped collected.
+        """Run the seed. Raises Violation."""
+        # Objects of before are not looked at when a program has dropped objects collected.
         gc.collect()
         freezing = not gc.get_freeze_count()
         if freezing:

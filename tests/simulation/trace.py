@@ -1,7 +1,7 @@
-"""What happened in a run: a hash over all of it, and the last events in words.
+"""Events of a run: a hash over all of them, and the last ones in words.
 
-Owns the trace. The rule: everything that a run decides or sees goes through `note`, so
-that two runs of a seed with the same hash did the same.
+Owns the trace. The rule: everything that a run decides or sees goes through `note`, so that two
+runs of a seed with one hash did the same.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class _Sealed:
-    """A hash to which nothing comes."""
+    """A hash to which nothing is added."""
 
     digest: str
 
     def hexdigest(self) -> str:
-        """As hashlib has it."""
+        """Return the digest, as hashlib does."""
         return self.digest
 
 
@@ -45,14 +45,14 @@ class Trace:
             print(" ", self.count, *event)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process may know of it: nothing is to be noted any more."""
+        """Return the part that another process may have: nothing is to be noted any more."""
         last = deque((event,) for event in self.last())
         return {**self.__dict__, "_hash": _Sealed(self.digest()), "_last": last}
 
     def digest(self) -> str:
-        """Hash over all events so far."""
+        """Return the hash over all events so far."""
         return str(self._hash.hexdigest())
 
     def last(self) -> list[str]:
-        """The last events, oldest first."""
+        """Return the last events, oldest first."""
         return [" ".join(map(str, event)) for event in self._last]

@@ -1,11 +1,11 @@
 """Scripted clients of mail, services, cursors, groups and steps.
 
-Owns one kind of client that may do all of it: what it sends, reads, works at and acknowledges,
-and how it repeats what it does not know the fate of. The rules: what has a key is repeated, the
-same bytes, until it is confirmed or refused for good; what has none is sent once; numbers that
-it was given are acknowledged in any order, in part, again, late or never. All that comes is held
-against the model at the moment in which the broker hands it to the network (`overheard`).
-Source: SPEC.md, section 4.8.
+Owns one kind of client that may do all of it: how it sends, reads, works and acknowledges, and how
+it repeats acts whose fate it does not know. The rules: an act with a key is repeated, with equal
+bytes, until it is confirmed or refused for good; one without a key is sent once; numbers that it
+was given are acknowledged in any order, in part, again, late or never. Everything that comes is
+compared with the model when the broker hands it to the network (`overheard`). Source: SPEC.md,
+section 4.8.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ NOTHING_THERE = frozenset(
 )
 ALL: list[Any] = ["all"]
 TRIES = 50
-"""So often a step that holds something is repeated in the quiet end."""
+"""How often a step with held things is repeated in the quiet end."""
 
 
 @dataclass(slots=True)
 class Held:
-    """Something in hand."""
+    """A message, request or record that a client holds."""
 
     number: int
     serial: int
@@ -69,9 +69,10 @@ class Sub:
     lease_ms: int = 0
     open: bool = False
     wanted: bool = True
-    """To be opened, and kept open."""
+    """True: to be opened, and kept open."""
     doubtful: bool = False
-    """Something of what is in hand is not held any more: one is told apart from the other."""
+    """True: some of the held things may be held no more, which the client cannot tell from
+    others."""
     got: int = 0
     credit: int = 0
     held: dict[int, Held] = field(default_factory=dict)
@@ -79,7 +80,7 @@ class Sub:
 
 @dataclass(slots=True)
 class Roles:
-    """What one client does."""
+    """The roles of one client."""
 
     inboxes: list[str] = field(default_factory=list)
     offers: list[tuple[str, list[Any]]] = field(default_factory=list)
@@ -91,7 +92,7 @@ class Roles:
     cursors: list[str] = field(default_factory=list)
     """stream/cursor; one client moves each."""
     budget: int = 0
-    """So many new things it begins."""
+    """How many new things it begins."""
 
 
 Command = tuple[c.Command, bytes | None]
@@ -123,21 +124,21 @@ class Peer(Client):
             self._sub("group", place, pattern).group = kind
         self.trackers = 0
         self.sent: dict[tuple[int, int], Act] = {}
-        """By link and tracker."""
+        """Link and tracker -> act."""
         self.pending: dict[int, Act] = {}
-        """By tracker, on the present link."""
+        """Tracker on the present link -> act."""
         self.outbox: list[Act] = []
-        """With a key, and not confirmed: in order."""
+        """Acts with a key that are not confirmed, in order."""
         self.bytes_of: dict[int, list[Command]] = {}
-        """By act: what is sent, each time the same."""
+        """Act -> the bytes that are sent, each time equal."""
         self.given_up: dict[int, list[tuple[Sub, Held]]] = {}
-        """By act: what was in hand, and is again when the act is refused."""
+        """Act -> things that were held, and are again when the act is refused."""
         self.let_go: list[tuple[Sub, Held]] = []
-        """What the next act takes along."""
+        """Things that the next act takes along."""
         self.queued: list[tuple[str, bytes]] = []
-        """Service and key of what may be cancelled."""
+        """Service and key of requests that may be cancelled."""
         self.burst: tuple[list[c.Command], list[bytes]] | None = None
-        """What gathers for one message."""
+        """Commands that gather for one message."""
         self.faith = 0.5 if rng.random() < 0.7 else 0.05
         """How often it answers what it was given, when it is its turn."""
 
@@ -148,7 +149,7 @@ class Peer(Client):
         return sub
 
     def box_of(self, sub: Sub) -> str:
-        """Name of the mailbox that an inbox reads."""
+        """Return the name of the mailbox that an inbox reads."""
         return sub.place or self.holder
 
     # --- the link ----------------------------------------------------------------------
@@ -240,7 +241,7 @@ class Peer(Client):
             if command.code not in RETRYABLE | GIVEN_UP:
                 raise Violation("refusal", f"{self.name}: {command}")
             return
-        # A step may wait for room in a mailbox that only itself would make.
+        # A step may wait for room in a mailbox that only the step itself would make.
         waits_for_itself = self.world.quiet and act.tries > TRIES and any(
             wish.numbers for wish in act.wishes
         )  # fmt: skip
@@ -382,7 +383,7 @@ class Peer(Client):
         self._transmit([msgspec.structs.replace(command, tracker=self.trackers)], frames)
 
     def say(self, command: c.Command, *frames: bytes) -> None:
-        """Send one command, alone or with what else is said in this turn."""
+        """Send one command, alone or with others of this turn."""
         if self.connection is not None:
             self._transmit([command], list(frames))
 
@@ -395,7 +396,7 @@ class Peer(Client):
             self.burst[1].extend(frames)
 
     def _leave(self) -> None:
-        """What was gathered leaves as one message."""
+        """Send the gathered commands as one message."""
         burst, self.burst = self.burst, None
         if burst is not None and burst[0] and self.connection is not None:
             self.world.transmit(self.connection, *burst)
@@ -471,7 +472,7 @@ class Peer(Client):
             self.say(c.CancelRequest(self.request(), service, key, rng.choice((-1, 0))))
 
     def _operate(self) -> None:
-        """What operators do."""
+        """Do an operator's work."""
         rng, number = self.rng, self.request()
         boxes, services, places = self.world.places()
         box = rng.choice(boxes)
@@ -569,7 +570,7 @@ class Peer(Client):
                     level: int = getattr(command, "level", 0)
                     key = b""
                     if isinstance(command, c.Reply | c.AckWork) and self.rng.random() < 0.5:
-                        # Sent again on each link until it is answered, whoever holds it by then.
+                        # Sent again on each link until it is answered, whatever holds it by then.
                         key = self.rng.randbytes(8)
                         command = msgspec.structs.replace(command, key=key)
                     self._act([(command, frame)], [wish], key=key, level=level)
@@ -585,7 +586,7 @@ class Peer(Client):
     def _ends(
         self, sub: Sub, held: list[Held], *, whole: bool
     ) -> list[tuple[list[Command], list[Wish], list[int]]]:
-        """Ways to have done with these: each the commands, what they wish, and of which."""
+        """Return ways to end these: each the commands, their effects, and on which."""
         numbers = sorted(one.number for one in held)
         if sub.kind == "inbox":
             memory = numbers[0] >= 1 << 40
@@ -624,7 +625,7 @@ class Peer(Client):
         return [(command, frame)], [wish], numbers
 
     def _unfinished(self, sub: Sub, held: list[Held]) -> None:
-        """Say something of requests that stay, or go back."""
+        """Report on requests that stay, or go back."""
         draw = self.rng.random()
         numbers = sorted(one.number for one in held)
         if draw < 0.4:
@@ -663,7 +664,7 @@ class Peer(Client):
     # --- steps -------------------------------------------------------------------------
 
     def _step(self) -> None:
-        """Some of everything, together."""
+        """Make a step of some of everything."""
         rng, roles = self.rng, self.roles
         commands: list[Command] = []
         wishes: list[Wish] = []
@@ -678,7 +679,7 @@ class Peer(Client):
                     wishes += wanted
                     self._let_go(sub, numbers)
         for stream in roles.publishes:
-            # What has a ring of its own is no part of a step.
+            # A stream with a ring of its own is no part of a step.
             if stream != "own" and rng.random() < 0.5:
                 frame, serials = self._content(stream)
                 commands.append((c.Publish(stream, 0), frame))
@@ -726,7 +727,7 @@ class Thief(Client):
         self.identity = identity
 
     def lost(self, connection: Connection) -> None:
-        """It does not come again."""
+        """Stay away once the link is lost."""
         connection.drop()
         self.connection = None
         self.open = False
@@ -741,7 +742,7 @@ class Thief(Client):
 
 
 def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Ascending numbers as half-open intervals."""
+    """Return ascending numbers as half-open intervals."""
     ranges: list[tuple[int, int]] = []
     for number in numbers:
         if ranges and ranges[-1][1] == number:

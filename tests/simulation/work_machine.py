@@ -1,10 +1,10 @@
-"""The shell of the scenario `work`: core and ring main as ever, and the tables that follow them.
+"""The shell of the scenario `work`: core and ring main as in `broker`, and the tables that follow.
 
 Owns the checkpoint: the real one, over SQLite in memory. Its commits are durable when they return,
-which is what SQLite promises; what was not committed is taken back. The rules: its steps run as a
-thread of their own, in the middle of which anything else may happen; it may be late, die before or
-behind its commit, and be found at a start as an older copy of itself. Source: docs/design.md,
-Queues and the checkpoint; store/checkpoint.py, server/checkpointing.
+which is what SQLite promises; uncommitted writes are taken back. The rules: its work runs as a
+thread of its own, in the middle of which anything else may happen; it may be late, die before or
+after its commit, and be found at a start as an older copy of itself. Source: docs/design.md, Queues
+and the checkpoint; store/checkpoint.py, server/checkpointing.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from malamute_py.journal import Follower
 from malamute_py.journal.errors import JournalError
 from malamute_py.server.checkpointing.checkpoints import Checkpoints, Parts
 from malamute_py.server.checkpointing.process import Checkpointed, CheckpointFailed
-from malamute_py.server.checkpointing.recovered import QueuesLost, _OfRing, _rest
+from malamute_py.server.checkpointing.recovered import QueuesLost, _rest
 from malamute_py.store.checkpoint import Checkpoint
 from malamute_py.store.database import Position, create, position_of
 from malamute_py.store.errors import StoreMoved
 from malamute_py.store.follow import Follow
 from malamute_py.store.loading import load
-from malamute_py.store.opening import Log, _check_position
+from malamute_py.store.opening import LogFacts, _check_position
 from malamute_py.store.reading import Changes
 from tests.simulation.machine import Machine, Superseded
 from tests.simulation.model import Violation
@@ -52,7 +52,7 @@ COPIES = 4
 OWN = "own"
 """The one stream that has a ring of its own."""
 CONTROLS = frozenset((0, 6))
-"""Data, and changes: what is the core's. The rest is the ring's own."""
+"""Control kinds of data and changes, which are the core's. The others are the ring's own."""
 
 
 class Killed(BaseException):
@@ -69,14 +69,14 @@ class SimulatedProcess:
         self.pid = 0
 
     def ask(self, job: Follow) -> None:
-        """Have a step done, some time."""
+        """Have the tables follow, at some later time."""
         self.job = job
         machine = self.machine
         delay_us = machine.rng.choice((100, 3_000, 20_000, 100_000, 700_000))
         machine._later(lambda: machine._thread("checkpoint", self._work), delay_us)
 
     def progress(self) -> None:
-        """Nothing to compare: a process of the simulation works or dies, it never hangs."""
+        """Return nothing to compare: a process of the simulation works or dies, it never hangs."""
 
     def _work(self) -> None:
         job = self.job
@@ -84,7 +84,7 @@ class SimulatedProcess:
         machine, rng = self.machine, self.machine.rng
         draw = rng.random() if not machine.calm else 1.0
         try:
-            done = machine.checkpoint_step(job, kill=draw < machine.kill_share)
+            done = machine.checkpoint_advance(job, kill=draw < machine.kill_share)
         except Killed:
             machine.trace.note("checkpoint", "killed")
             self._answer(CheckpointFailed("died", "it was killed"))
@@ -132,20 +132,20 @@ class WorkMachine(Machine):
         self.database: sqlite3.Connection | None = None
         self.copies: list[tuple[Position, bytes]] = []
         self.stored: dict[int, bytes] = {}
-        """Bodies as the last commit left them: what a reader sees while a step is under way."""
+        """Bodies as the last commit left them: a reader sees these while the tables follow."""
         self.checkpoint: Checkpoint | None = None
         self.checkpoints: Any = None
         self.on_power: Callable[[], None] = lambda: None
-        """Power is lost at this very moment."""
+        """Called when power is lost."""
         self.calm = False
-        """No more deaths of the checkpoint."""
+        """True: no more deaths of the checkpoint."""
         self.ring_uuid = b""
         self.room_bytes = 150_000
         self.model.now_us = lambda: self.clock.now_us
         self.model.first_of = self._first_of
 
     def sync_delays(self, name: str) -> tuple[int, ...]:
-        """A stream's own ring lags: what is done in a group is durable before the records are."""
+        """Return the delays of a sync: a stream's own ring lags after the group that reads it."""
         return super().sync_delays(name) if name == MAIN else (400, 30_000, 300_000, 300_000)
 
     def _first_of(self, stream: int) -> int:
@@ -163,11 +163,11 @@ class WorkMachine(Machine):
     def _storage(self) -> Any:
         return self.root.child("rings").child(MAIN)
 
-    def checkpoint_step(self, job: Follow, *, kill: bool = False) -> Any:
-        """One step of the checkpoint's process. Raises Killed."""
+    def checkpoint_advance(self, job: Follow, *, kill: bool = False) -> Any:
+        """Do one advance of the checkpoint's process. Raises Killed."""
         assert self.database is not None
         if self.checkpoint is None:
-            self.checkpoint = Checkpoint(self.database, Follower(self._storage))
+            self.checkpoint = Checkpoint(self.database, Follower(self._storage).read)
         checkpoint = self.checkpoint
 
         def die() -> None:
@@ -180,11 +180,12 @@ class WorkMachine(Machine):
 
         checkpoint.before_commit = lambda: None
         if kill:
-            # All is written and nothing committed; or the rows are, and no body; or some rows.
+            # Everything is written and nothing committed; or the rows are, and no body; or some
+            # rows.
             place = self.rng.choice(("before_commit", "_copy_bodies", "_flush"))
             setattr(checkpoint, place, die_amid if place == "_flush" else lambda *_: die())
         try:
-            done = checkpoint.step(job.to_lsn, job.ranges)
+            done = checkpoint.advance(job.to_lsn, job.ranges)
         except Killed:
             self.checkpoint = None
             raise
@@ -250,16 +251,16 @@ class WorkMachine(Machine):
         return RecoveredState(facts, queues, changes, now_ms=self._now())
 
     def _found(self, ring: Any, facts: dict[str, RingFacts]) -> tuple[Any, list[tuple[int, bytes]]]:
-        """The tables, and the log behind them. As server/recovered.py, find_queues."""
+        """Return the tables, and the log after them. As server/recovered.py, find_queues."""
         assert self.database is not None
         position = position_of(self.database)
-        log = Log(self.uuid, ring.uuid, ring.start_lsn, ring.end_lsn, True)
+        log = LogFacts(self.uuid, ring.uuid, ring.start_lsn, ring.end_lsn, True)
         _check_position(position, log, Path("queues.db"), accept_lost=False)
         known = facts[MAIN].streams[CHANGE_STREAM].next
         if position.change_next > known:
             facts[MAIN].streams[CHANGE_STREAM] = StreamFacts(0, position.change_next)
         self.parts = Parts()
-        changes = Changes(_OfRing(ring), position.change_next, relevant=self.parts.add)
+        changes = Changes(ring.follow, position.change_next, relevant=self.parts.add)
         queues = load(self.database)
         begin = max(position.lsn, ring.start_lsn)
         rest = list(_rest(changes, begin, ring.end_lsn, facts[MAIN]))
@@ -299,7 +300,7 @@ class WorkMachine(Machine):
             # The process goes on until it sees that its broker is gone.
             self.disk.between = None
             self.disk.crash_at_write = self.disk.crash_at_sync = -1
-            self.checkpoint_step(process.job)
+            self.checkpoint_advance(process.job)
             self.trace.note("checkpoint", "behind its broker's death")
         super().stop(power=power, mode=mode)
         self.checkpoint = None
@@ -386,14 +387,14 @@ class WorkMachine(Machine):
         return True
 
     def pressure(self) -> None:
-        """The checkpoint rests for a while, whatever it is asked."""
+        """Have the checkpoint rest for a while, whatever it is asked."""
         self.trace.note("fault", "the checkpoint rests")
         self.busy.add("checkpoint")
         self._later(lambda: self.busy.discard("checkpoint"), 600_000)
 
     def _housekeeping(self) -> None:
         if any(ring._syncing.locked() for ring in self.rings.values()):
-            # It may have to sync; another thread would wait, here nobody could.
+            # It may have to sync; another thread would wait, and here none could.
             self._later(lambda: self._thread("housekeeping", self._housekeeping), 1_000)
             return
         super()._housekeeping()
@@ -408,7 +409,7 @@ class WorkMachine(Machine):
         return act
 
     def _bodies(self, numbers: tuple[int, ...]) -> dict[int, Any]:
-        """From the journal, and then from the tables. As server/journaling/rings.py has it."""
+        """Read bodies from the journal, and then from the tables, as the server's rings do."""
         batches = self.rings[MAIN].read_batches(MAIL_STREAM, numbers)
         found = {n: batch for n, batch in zip(numbers, batches, strict=True) if batch is not None}
         for number in numbers:
@@ -431,7 +432,7 @@ class WorkMachine(Machine):
 
 
 def taken(append: Append) -> Batch:
-    """A batch as the model keeps it."""
+    """Return a batch as the model keeps it."""
     return Batch(
         append.stream, append.base_offset, append.count, append.control_kind,
         bytes(append.content),

@@ -1,11 +1,11 @@
 """The model of mail, services, cursors, groups and steps: plain sets, one row at a time.
 
 Owns a copy of every bundle that ring main took, the state that its changes make, kept by message,
-request and offset in plain dictionaries, and what was promised about each bundle. The rules:
-nothing here uses the tables or the bitmaps of the code under test; what the broker hands out is
-held against the state at that moment; after a death the tables must be what the bundles that
-survived make, and every bundle that had to survive must be among them. A step is one bundle, so it
-is there or not. Source: SPEC.md, section 4.8; docs/design.md (Promises; Queues and the checkpoint).
+request and offset in plain dictionaries, and the promises about each bundle. The rules: nothing
+here uses the tables or the bitmaps of the code under test; each hand-out of the broker is compared
+with the state at that moment; after a death the tables must be what the bundles that survived make,
+and every bundle that had to survive must be among them. A step is one bundle, so it is there or
+not. Source: SPEC.md, section 4.8; docs/design.md (Promises; Queues and the checkpoint).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tests.simulation.records import _decode_content as decode_content
 
 LEVEL_STORED, LEVEL_SYNCED = 2, 3
 SLACK_MS = 5_000
-"""So late a deadline may be seen: a full log puts off the end of what is over."""
+"""Delay with which a deadline may be seen: a full log puts off the end of what is over."""
 LATE_US = 60_000
-"""So long it may take until all that a lost link had in hand waits again."""
+"""Time within which everything that a lost link held must wait again."""
 MEMORY_NUMBERS = 1 << 40
-"""Numbers from here on are of what is kept in memory only."""
+"""Numbers from here on belong to things that are kept in memory only."""
 
 
 # --- what clients want to happen -----------------------------------------------------------
@@ -48,7 +48,7 @@ class Wish:
     place: str = ""
     """Mailbox, stream, service, or stream and group or cursor."""
     serials: tuple[int, ...] = ()
-    """Of the records that it brings."""
+    """Serials of the records that it brings."""
     numbers: tuple[int, ...] = ()
     """Messages, requests or offsets that it takes away; of a move: where the cursor goes."""
     last: bool = False
@@ -62,14 +62,14 @@ class Act:
 
     number: int
     holder: str
-    """By which the broker knows who sent it."""
+    """Name by which the broker knows the sender."""
     wishes: list[Wish]
     key: bytes
     level: int
     atomic: bool
     memory: bool = False
     since_lsn: int = 0
-    """Where the log ended when it was first sent: nothing before that is its doing."""
+    """End of the log when it was first sent: nothing before that is its doing."""
     tries: int = 0
     """How often it was sent."""
     confirmed: bool = False
@@ -103,17 +103,17 @@ class Job:
     attempts: int = 0
     not_before_ms: int = 0
     withdrawn: int = 0
-    """Hand-outs that were no attempts after all."""
+    """Hand-outs that count no attempt after all."""
     subject: str = ""
     fresh: bool = True
-    """It was never handed out."""
+    """True: it was never handed out."""
     spared: bool = False
-    """It came back in a way that does not end it, whatever its attempts."""
+    """True: it came back in a way that does not end it, whatever its attempts."""
 
 
 @dataclass(slots=True)
 class State:
-    """What the changes make."""
+    """The state that the changes make."""
 
     slack_ms: int = SLACK_MS
     attempts_max: int = 1 << 30
@@ -121,7 +121,8 @@ class State:
     keys_max: int = 1 << 60
     """Bounds of the broker's settings."""
     unordered: bool = False
-    """The log refused something: what it concerned waits before what was not yet handed out."""
+    """The log refused something: waiting rows that it concerned come before those never handed
+    out."""
     boxes: dict[int, str] = field(default_factory=dict)
     bounds: dict[int, int] = field(default_factory=dict)
     """Mailbox -> the most messages, if it has a bound of its own."""
@@ -131,17 +132,17 @@ class State:
     cursors: dict[tuple[int, str], int] = field(default_factory=dict)
     groups: dict[tuple[int, str], tuple[int, frozenset[int]]] = field(default_factory=dict)
     keys: dict[tuple[str, bytes], int] = field(default_factory=dict)
-    """What is remembered, the oldest first."""
+    """Remembered keys, the oldest first."""
     forgotten: set[tuple[str, bytes]] = field(default_factory=set)
-    """Keys that were pushed out by others: what has one of them may be taken again."""
+    """Keys that were pushed out by others: acts with one of them may be taken again."""
     streams: dict[int, str] = field(default_factory=dict)
     records: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(stream, offset) -> serial; of the mail stream too."""
+    """(stream, offset) -> serial; of the mail stream, too."""
     serials: dict[int, int] = field(default_factory=dict)
     """Serial -> LSN of the bundle that brought it."""
     places: dict[tuple[int, int], int] = field(default_factory=dict)
     """(stream, offset) -> LSN of the bundle that brought it: a record whose key was forgotten may
-    be taken again, and then stands at two offsets."""
+    be taken again, and is then at two offsets."""
     beside: dict[int, int] = field(default_factory=dict)
     """Serial -> LSN of the bundle that brought it, of records in rings beside main."""
     tails: dict[int, int] = field(default_factory=dict)
@@ -159,10 +160,10 @@ class State:
     moved: dict[tuple[int, str], int] = field(default_factory=dict)
     """Cursor -> LSN of the bundle that set it last."""
     handed: dict[tuple[int, str], tuple[int, int, int]] = field(default_factory=dict)
-    """(service, subject) -> of what was handed out for the first time the newest, before the
-    newest bundle and all in all, and that bundle."""
+    """(service, subject) -> the newest request handed out for the first time, before the newest
+    bundle and in all, and that bundle."""
     mail_epoch: int = 0
-    """In which the newest batch of the mail stream was written."""
+    """Epoch in which the newest batch of the mail stream was written."""
     moves: dict[tuple[int, str, int], int] = field(default_factory=dict)
     """(cursor, where to) -> LSN of the bundle that first did it."""
     stood: dict[tuple[int, str, int], set[int]] = field(default_factory=dict)
@@ -205,7 +206,7 @@ class State:
             )
         self._key(put.sender, put.key, put.base, lsn)
         if put.last:
-            # The requester is whoever the mailbox is for; keys are random, so they are enough.
+            # The mailbox names the requester; keys are random, so they are enough.
             for key, first, count in put.about:
                 for row in range(first, first + count):
                     if key:
@@ -225,7 +226,7 @@ class State:
         ]  # fmt: skip
 
     def count_of(self, base: int) -> int:
-        """Rows of the batch of the mail stream with this number."""
+        """Return the rows of the batch of the mail stream with this number."""
         return self.batches.get(base, 0)
 
     batches: dict[int, int] = field(default_factory=dict)
@@ -301,7 +302,7 @@ class State:
                     raise Violation("attempts", f"request {number} is taken: {job}")
 
     def _in_order(self, lane: tuple[int, str], number: int, lsn: int) -> None:
-        """A request is handed out for the first time; what one bundle says has no order."""
+        """Check that first hand-outs are in order, except within one bundle."""
         before, newest, at = self.handed.get(lane, (-1, -1, -1))
         if lsn != at:
             before, at = newest, lsn
@@ -416,14 +417,14 @@ class State:
             self.forgotten.add(loser)
 
     def _next_forgotten(self) -> tuple[str, bytes]:
-        """The oldest key of the sender that has the most, of several the oldest of all."""
+        """Return the oldest key of the sender that has the most, of several the oldest of all."""
         senders = [_sharer(sender) for sender, _ in self.keys]
         most = max(map(senders.count, set(senders)))
         return next(key for key in self.keys if senders.count(_sharer(key[0])) == most)
 
 
 def _sharer(sender: str) -> str:
-    """Whose share a sender's keys are of: all without an identity are one."""
+    """Return in whose share a sender's keys are: all without an identity are one."""
     return "~" if sender.startswith("~") else sender
 
 
@@ -443,14 +444,14 @@ class Batch:
 
 @dataclass(slots=True)
 class Bundle:
-    """What was appended together."""
+    """Batches that were appended together."""
 
     lsn: int
     end_lsn: int
     epoch: int
     batches: list[Batch]
     promised: str = ""
-    """Why a power loss must leave it; empty: it need not."""
+    """Reason why a power loss must leave it; empty: it need not."""
 
     @property
     def concerns(self) -> bool:
@@ -460,7 +461,7 @@ class Bundle:
 
 @dataclass(slots=True)
 class RingTruth:
-    """What the machine notes of a ring; of ring main the model itself has the rest."""
+    """Facts that the machine notes of a ring; of ring main the model itself has the others."""
 
     failed: bool = False
     bundles: list[Bundle] = field(default_factory=list)
@@ -469,18 +470,18 @@ class RingTruth:
 
 
 def serials_of(content: bytes, base: int, count: int) -> list[int]:
-    """The serial of each record; 0: it has none, as a notice."""
+    """Return the serial of each record; 0: it has none, as a notice."""
     crc = int.from_bytes(content[8:12], "little")
     return [row.serial for row in decode_content(content, base, count, crc)]
 
 
 class WorkModel:
-    """Everything of one run."""
+    """The model of one run."""
 
     def __init__(self) -> None:
         self.rings: dict[str, RingTruth] = {}
         self.logs: dict[Any, Any] = {}
-        """For the machine, which empties those in memory; there are none."""
+        """Logs for the machine, which empties those in memory; there are none."""
         self.first_of: Callable[[int], int] = lambda stream: 0
         """The oldest record of a stream."""
         self.now_us: Callable[[], int] = lambda: 0
@@ -489,60 +490,60 @@ class WorkModel:
         self.ended_us: dict[int, int] = {}
         """Link -> when it ended, since the broker began."""
         self.replays = False
-        """What survived a power loss is entered once more."""
+        """True: bundles that survived a power loss are entered once more."""
         self.rings_of: dict[str, str] = {}
-        """Stream -> its ring, of those that have one of their own."""
+        """Stream -> its ring, of streams that have one of their own."""
         self.turn_lsn = 0
-        """Where the log ended before the turn whose messages leave now."""
+        """End of the log before the turn whose messages leave now."""
         self.bundles: list[Bundle] = []
         self.unsure: list[list[Batch]] = []
         """Bundles of which a crash hides whether they were written."""
         self.state = State()
         self.queues, self.tables = Queues(), Tables()
-        """What the product's own `apply` makes of the whole log."""
+        """The tables that the product's own `apply` makes of the whole log."""
         self.told_lsn = 0
-        """As far as the core knows that the disk has it."""
+        """Position up to which the core knows that the disk has it."""
         self.subjects: dict[int, str] = {}
         """Serial -> subject."""
         self.numbers: dict[int, int] = {}
-        """Number of a message or request -> its serial, those that a power loss took included."""
+        """Number of a message or request -> its serial, including those that a power loss took."""
         self.act_of: dict[int, Act] = {}
-        """Serial -> what brought it."""
+        """Serial -> the act that brought it."""
         self.steps: dict[tuple[str, bytes], Act] = {}
-        """Atomic acts by sender and key."""
+        """(sender, key) -> atomic act."""
         self.held: dict[tuple[Any, ...], tuple[int, int]] = {}
-        """What is in somebody's hands: (kind, place, number) -> (link, subscription)."""
+        """(kind, place, number) -> (link, subscription) that holds it."""
         self.suspects: list[tuple[tuple[int, int], str]] = []
         """((link, subscription), words): a violation if that goes on living."""
         self.leaving: set[tuple[int, int]] = set()
         """Subscriptions that their clients have given up; the broker may know it or not."""
         self.loose: set[tuple[Any, ...]] = set()
-        """What was given back since the broker began."""
+        """Things that were given back since the broker began."""
         self.blocked: set[int] = set()
-        """Links that once took no more: what goes to them may have been decided long before."""
+        """Links that once took no more: messages to them may have been decided long before."""
         self.acknowledged: set[tuple[Any, ...]] = set()
-        """What somebody was confirmed to have acknowledged: (link, kind, place, number)."""
+        """(link, kind, place, number) whose acknowledgement was confirmed to a client."""
         self.attempts: dict[int, int] = {}
         """Request -> attempts that a worker was told."""
         self.memory: dict[int, int] = {}
-        """Number -> serial of what was confirmed in memory."""
+        """Number -> serial of things confirmed in memory."""
         self.recoveries = self.delivered = self.confirmed = 0
         self.firsts: dict[tuple[int, int, int], int] = {}
         """(link, inbox, priority) -> the highest number that it was given for the first time."""
         self.given: set[int] = set()
-        """Messages that were given to somebody since the broker began."""
+        """Messages that were given to a reader since the broker began."""
 
     # --- for the machine ------------------------------------------------------------------
 
     def ring(self, name: str) -> RingTruth:
-        """Find or make what is noted of a ring."""
+        """Find or make the facts of a ring."""
         return self.rings.setdefault(name, RingTruth())
 
     def synced(self, ring: str, lsn: int) -> None:
-        """The journal says that the ring is on disk up to here."""
+        """Note that the journal says that the ring is on disk up to here."""
 
     def told(self, ring: str, lsn: int) -> None:
-        """The core was told so."""
+        """Note that the core was told so."""
         if ring != MAIN:
             self.ring(ring).told_lsn = max(self.ring(ring).told_lsn, lsn)
             return
@@ -550,13 +551,13 @@ class WorkModel:
 
     @property
     def end_lsn(self) -> int:
-        """Where the newest bundle ends."""
+        """Return where the newest bundle ends."""
         return self.bundles[-1].end_lsn if self.bundles else 0
 
     # --- appending ------------------------------------------------------------------------
 
     def appended(self, bundle: Bundle) -> None:
-        """The ring took a bundle: enter it, and look at what it says."""
+        """Enter a bundle that the ring took, and look at its changes."""
         if bundle.lsn < self.end_lsn:
             raise Violation("reused", f"a bundle at {bundle.lsn}, the log ends at {self.end_lsn}")
         self.bundles.append(bundle)
@@ -567,7 +568,7 @@ class WorkModel:
     # --- a stream's own ring ------------------------------------------------------------------
 
     def appended_beside(self, ring: str, bundle: Bundle) -> None:
-        """A ring beside main took records: of streams that have it for themselves."""
+        """Enter records that a ring beside main took, of streams that have it for themselves."""
         truth = self.ring(ring)
         if truth.bundles and bundle.lsn < truth.bundles[-1].end_lsn:
             raise Violation("reused", f"ring {ring}: a bundle at {bundle.lsn}")
@@ -593,7 +594,7 @@ class WorkModel:
                 state.records[batch.stream, offset] = serial
                 state.places[batch.stream, offset] = bundle.lsn
                 for place in state.groups:
-                    # What was done under this offset was another record, which is lost.
+                    # The record under this offset was another one, which is lost.
                     state.gone_records.pop((*place, offset), None)
 
     def _not_done_before(self, batch: Batch) -> None:
@@ -647,7 +648,7 @@ class WorkModel:
         acts: dict[int, Act] = {}
         for batch in bundle.batches:
             tail = state.tails.get(batch.stream, 0)
-            # Of mail a start may skip numbers, so that none is ever used again.
+            # A start may skip numbers of mail, so that none is ever used again.
             skipped = batch.stream == MAIL_STREAM and state.mail_epoch != bundle.epoch
             if batch.base < tail or (batch.base > tail and not skipped):
                 code = "hole" if batch.base > tail else "reused"
@@ -703,7 +704,7 @@ class WorkModel:
         return list(acts.values())
 
     def _by_lease(self, change: r.WorkReturned) -> None:
-        """What a link had in hand comes back by itself only while the link is there."""
+        """Check that things which a link held come back by themselves only while it is there."""
         for base, rows in change.rows:
             for number in self.state._of(base, rows, lambda job: bool(job.holder)):
                 link = self.hands.get(number, -1)
@@ -714,11 +715,11 @@ class WorkModel:
                     )
 
     def _step_of(self, change: r.StepTaken) -> Act | None:
-        """The act that has this name; None: it is told by its records."""
+        """Return the act that has this name; None: its records tell it."""
         return self.steps[change.sender, change.key]
 
     def _whole(self, act: Act, bundle: Bundle) -> None:
-        """All parts of a step happened in this bundle."""
+        """Check that all parts of a step happened in this bundle."""
         state = self.state
         for wish in act.wishes:
             for serial in wish.serials:
@@ -742,19 +743,19 @@ class WorkModel:
                 raise Violation("half_step", f"{wish.kind} of {missing} in {act}")
 
     def place_of(self, place: str) -> tuple[int, str]:
-        """(number of the stream, name of the group or cursor)."""
+        """Return (number of the stream, name of the group or cursor)."""
         stream, _, name = place.partition("/")
         number = next((n for n, known in self.state.streams.items() if known == stream), -1)
         return number, name
 
     def uncertain(self, batches: list[Batch]) -> None:
-        """A crash hit the append of this bundle: it may be there, whole, or not."""
+        """Note a bundle whose append a crash hit: it may be there, whole, or not."""
         self.unsure.append(batches)
 
     # --- confirms --------------------------------------------------------------------------
 
     def confirm(self, act: Act, command: c.Confirm, link: int) -> None:
-        """The broker promises something: it must be so, and stay so."""
+        """Note a promise of the broker: it must be so, and stay so."""
         act.confirmed = True
         self.confirmed += 1
         if act.memory:
@@ -766,7 +767,7 @@ class WorkModel:
                 if wish.kind == "ack":
                     self.acknowledged.add((link, "mail", number))
                 elif wish.kind == "end" or (wish.kind == "reply" and wish.last):
-                    # Who is told late may have it in hand anew: it was revived meanwhile.
+                    # A link that is told late may hold it anew: it was revived meanwhile.
                     ends = self.state.gone_jobs.get(number, [])
                     if number not in self.state.jobs and self._ended_by(act, number) in ends[-1:]:
                         self.acknowledged.add((link, "job", number))
@@ -799,7 +800,7 @@ class WorkModel:
                 continue
             stream, name = self.place_of(wish.place)
             stood = self.state.stood.get((stream, name, wish.numbers[0]), set())
-            # What lies before the oldest record is one place.
+            # Everything before the oldest record is one place.
             oldest = self.first_of(stream)
             stands = {max(at, oldest) for at in stood}
             if -1 not in stood and max(wish.since, oldest) not in stands:
@@ -818,7 +819,7 @@ class WorkModel:
         return self.bundles[_place_of(self.bundles, lsn)]
 
     def _bundles_of(self, act: Act, command: c.Confirm) -> set[int]:
-        """LSNs of the bundles in which the act happened; raises when it did not."""
+        """Return LSNs of the bundles in which the act happened; raises when it did not."""
         state = self.state
         lsns: set[int] = set()
 
@@ -857,10 +858,10 @@ class WorkModel:
         return lsns
 
     def _ended_by(self, act: Act, number: int) -> int | None:
-        """LSN of the bundle in which an act ended a request; None: it did not.
+        """Return the LSN of the bundle in which an act ended a request; None: it did not.
 
-        Without a key an act is sent once, by whoever has the request in hand: if it ended it,
-        then nothing else did between its sending and that.
+        Without a key an act is sent once, by the link that holds the request: if it ended the
+        request, then nothing else did between its sending and that.
         """
         state = self.state
         since_lsn = act.since_lsn
@@ -869,9 +870,9 @@ class WorkModel:
         return next((lsn for lsn in state.gone_jobs.get(number, ()) if lsn >= since_lsn), None)
 
     def refused(self, act: Act, command: c.Refused) -> None:
-        """The broker says that nothing of this happened."""
+        """Note that the broker says that nothing of this happened."""
         if act.tries != 1 or command.code == "journal_failed":
-            # A failed sync leaves what was appended to the next start.
+            # A failed sync leaves the appended bundles to the next start.
             return
         state = self.state
         if act.key and (act.holder, act.key) in state.keys:
@@ -881,7 +882,7 @@ class WorkModel:
                 raise Violation("refused_kept", f"{command.code} for {act}")
 
     def _just(self, lsn: int | None) -> bool:
-        """It ended in the turn whose messages leave now.
+        """Whether it ended in the turn whose messages leave now.
 
         A client may ask for something and take it back with one message.
         """
@@ -896,7 +897,7 @@ class WorkModel:
         self.held[thing] = owner
 
     def freed(self, owner: tuple[int, int] | int) -> None:
-        """A link has ended, or one of its subscriptions is about to."""
+        """Note that a link has ended, or one of its subscriptions is about to."""
         if isinstance(owner, int):
             self.ended_us.setdefault(owner, self.now_us())
         self.held = {
@@ -905,12 +906,12 @@ class WorkModel:
         }  # fmt: skip
 
     def free(self, thing: tuple[Any, ...]) -> None:
-        """Somebody is about to give this back; when the broker hears of it nobody can tell."""
+        """Note that a client is about to give this back; when the broker hears of it is unknown."""
         self.held.pop(thing, None)
         self.loose.add(thing)
 
     def judge(self, alive: Iterable[int]) -> None:
-        """What was sent in one go is sent; these links live on."""
+        """Judge the messages of one turn, which are sent; these links live on."""
         links = set(alive)
         suspects, self.suspects = self.suspects, []
         for owner, words in suspects:
@@ -918,12 +919,12 @@ class WorkModel:
                 raise Violation("two_hands", words)
 
     def left(self, owner: tuple[int, int]) -> None:
-        """A client gives a subscription up: what it holds may be given to others from now on."""
+        """Note that a client gives a subscription up: others may get what it holds from now on."""
         self.leaving.add(owner)
         self.freed(owner)
 
     def opened(self, owner: tuple[int, int]) -> None:
-        """The broker says that a subscription begins: it had ended before, if it was there."""
+        """Note that the broker says that a subscription begins: an earlier one had ended before."""
         self.leaving.discard(owner)
         self.freed(owner)
 
@@ -931,7 +932,7 @@ class WorkModel:
         self, link: int, box: str, command: c.Mail, frames: list[bytes], now_ms: int,
         single: bool,
     ) -> list[tuple[int, int]]:  # fmt: skip
-        """Messages go to a reader: (number, serial) of each."""
+        """Judge messages that go to a reader: (number, serial) of each."""
         rows = rows_of(command.rows, frames)
         state = self.state
         for number, serial in rows:
@@ -973,7 +974,7 @@ class WorkModel:
         self, link: int, holder: str, service: str, command: c.Work, frames: list[bytes],
         selects: Callable[[int], bool],
     ) -> list[tuple[int, int]]:  # fmt: skip
-        """Requests go to a worker: (number, serial) of each."""
+        """Judge requests that go to a worker: (number, serial) of each."""
         rows = rows_of(command.rows, frames)
         state = self.state
         for number, serial in rows:
@@ -1014,7 +1015,7 @@ class WorkModel:
         self, link: int, place: str, command: c.Deliver, frames: list[bytes],
         keyed: bool, selects: Callable[[int], bool],
     ) -> list[tuple[int, int]]:  # fmt: skip
-        """Records go to a member of a group: (offset, serial) of each."""
+        """Judge records that go to a member of a group: (offset, serial) of each."""
         rows = rows_of(command.rows, frames)
         state = self.state
         at = self.place_of(place)
@@ -1090,7 +1091,7 @@ class WorkModel:
         self, truth: RingTruth, ring: str, batches: list[tuple[int, int, int, Batch]],
         start_lsn: int, end_lsn: int, *, power: bool,
     ) -> tuple[list[Bundle], list[Bundle]]:  # fmt: skip
-        """(bundles that are gone, bundles of which nobody knew whether they were written)."""
+        """Return (bundles that are gone, bundles that may or may not have been written)."""
         found: dict[int, tuple[int, int, list[Batch]]] = {}
         for bundle_lsn, lsn, epoch, batch in batches:
             size = lsn + STAMP_BYTES + len(batch.content)
@@ -1102,7 +1103,7 @@ class WorkModel:
         truth.bundles = survivors
         for bundle in survivors:
             if bundle.lsn < start_lsn:
-                # A bundle of which a segment is gone shows what is left of it.
+                # A bundle with a missing segment shows its remaining part.
                 found.pop(bundle.lsn, None)
                 continue
             there = found.pop(bundle.lsn, None)
@@ -1127,7 +1128,7 @@ class WorkModel:
         return dropped, more
 
     def _again(self) -> None:
-        """Some bundles are gone: what the others make."""
+        """Compute the state of the remaining bundles after some are gone."""
         self.state = self._new_state()
         self.queues, self.tables = Queues(), Tables()
         self.replays = True
@@ -1145,7 +1146,7 @@ class WorkModel:
         )
 
     def compare(self, queues: Queues) -> None:
-        """Hold the tables of a broker that was just started against both."""
+        """Compare the tables of a broker that was just started with both."""
         for name in Queues.__struct_fields__:
             mine, others = getattr(self.queues, name), getattr(queues, name)
             if name != "next_number":
@@ -1166,18 +1167,18 @@ class WorkModel:
             raise Violation("tables", "requests, by row: " + difference(jobs, seen["jobs"]))
 
     def alive(self) -> list[int]:
-        """Numbers of the batches of which something is left."""
+        """Return numbers of the batches of which rows are left."""
         return sorted({base for _, base in self.queues.messages} | set(self.queues.requests))
 
     def body_at(self, base: int) -> tuple[int, ...]:
-        """The serials of a batch of the mail stream."""
+        """Return the serials of a batch of the mail stream."""
         count = self.state.batches[base]
         return tuple(self.state.records[MAIL_STREAM, base + row] for row in range(count))
 
     # --- the end ------------------------------------------------------------------------------
 
     def answered(self) -> None:
-        """Each request that was accepted and is gone was told so once, unless it was given up."""
+        """Check that each accepted request that is gone was answered once, unless given up."""
         state = self.state
         puts = Counter((put.key, put.row) for put in state.jobs_put.values())
         for number, put in state.jobs_put.items():
@@ -1191,7 +1192,7 @@ class WorkModel:
             if not key or put.reply_to.startswith("~"):
                 continue
             if puts[put.key, put.row] > 1:
-                continue  # it was taken anew when its key was forgotten
+                continue  # It was taken anew when its key was forgotten.
             if len(told) > revived + 1:
                 raise Violation("ended_twice", f"request {number} was answered {told}, {ends}")
             if number not in state.jobs and closed[-1] != "cancelled" and not told:
@@ -1199,12 +1200,12 @@ class WorkModel:
 
 
 def _place_of(bundles: list[Bundle], lsn: int) -> int:
-    """Place of the bundle that begins at an LSN."""
+    """Return the place of the bundle that begins at an LSN."""
     return bisect_left(bundles, lsn, key=attrgetter("lsn"))
 
 
 def changes_of(bundle: Bundle) -> list[Any]:
-    """The changes of a bundle, decoded anew."""
+    """Return the changes of a bundle, decoded anew."""
     return [
         r.decode_change(bytes(body))
         for batch in bundle.batches
@@ -1214,12 +1215,12 @@ def changes_of(bundle: Bundle) -> list[Any]:
 
 
 def is_durable(place: str) -> bool:
-    """Whether the members of a group see only what is on the disk: every second group is so."""
+    """Whether the members of a group see only what is on the disk, as in every second group."""
     return bool(crc32(place.encode()) & 1)
 
 
 def rows_of(rows: bytes | None, frames: list[bytes]) -> list[tuple[int, int]]:
-    """(number, serial) of the rows that a delivery shows."""
+    """Return (number, serial) of the rows that a delivery shows."""
     data = b"".join(frames)
     shown: list[tuple[int, int]] = []
     position = 0
@@ -1237,7 +1238,7 @@ def rows_of(rows: bytes | None, frames: list[bytes]) -> list[tuple[int, int]]:
 
 
 def difference(mine: Any, others: Any) -> str:
-    """The first few things in which two tables differ."""
+    """Return the first few things in which two tables differ."""
     if isinstance(mine, dict):
         mine, others = sorted(mine.items()), sorted(others.items())
     if not isinstance(mine, list):
@@ -1252,7 +1253,7 @@ def _rows(mask: int) -> list[int]:
 
 
 def state_of(queues: Queues) -> dict[str, Any]:
-    """The tables of the code under test, taken apart row by row."""
+    """Return the tables of the code under test, taken apart row by row."""
     mail: dict[tuple[int, int], Letter] = {}
     for (box, base), row in queues.messages.items():
         rare = row.rare

@@ -1,8 +1,8 @@
 """Scenario `work`: mail, services, cursors, groups and steps over everything that may go wrong.
 
-Owns one seed of it: which mailboxes, services, streams and groups there are, who uses them, and
-the quiet end, in which all that is in hand is acknowledged and all that waits must find its way.
-The faults are those of the scenario `broker`; to them come those of the checkpoint.
+Owns one seed of it: its mailboxes, services, streams and groups, their users, and the quiet end, in
+which everything held is acknowledged and everything that waits must find its way. The faults are
+those of the scenario `broker` and those of the checkpoint.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class WorkRun(BrokerRun):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.records: dict[int, Sent] = {}
-        """By serial."""
+        """Serial -> record."""
         self.readers: dict[str, int] = {}
         """Mailbox -> how many inboxes it has, over all of the run."""
         self.acts = 0
@@ -117,7 +117,7 @@ class WorkRun(BrokerRun):
     # --- the run -----------------------------------------------------------------------
 
     def run(self) -> None:
-        """Raises Violation."""
+        """Run the seed. Raises Violation."""
         with patch.object(tables, "KEYS_MAX", self.model.state.keys_max):
             self._run()
 
@@ -187,7 +187,7 @@ class WorkRun(BrokerRun):
         for number, roles in enumerate(cast):
             identity = f"p{number}" if rng.random() < 0.7 else ""
             if roles.requests or not identity:
-                # Whoever asks reads its answers.
+                # A requester reads its answers.
                 roles.inboxes.append("")
             peer = Peer(
                 self, f"p{number}", identity=identity, roles=roles,
@@ -205,16 +205,16 @@ class WorkRun(BrokerRun):
     # --- what clients see of the world -------------------------------------------------
 
     def serial_of(self) -> int:
-        """A number for a new record."""
+        """Return a number for a new record."""
         return self._next_serial()
 
     def act_number(self) -> int:
-        """A number for a new act."""
+        """Return a number for a new act."""
         self.acts += 1
         return self.acts
 
     def core_ms(self) -> int:
-        """What the core takes the time to be."""
+        """Return the time that the core has."""
         core = self.machine.core
         return 0 if core is None else int(core._shard.now_ms)
 
@@ -237,7 +237,7 @@ class WorkRun(BrokerRun):
         self.model.state.slack_ms += abs(self.clock.skew_ms - before_ms)
 
     def _orderly(self) -> None:
-        """The broker stops as it should; what comes then takes nothing."""
+        """Stop the broker in order; commands that come then take nothing."""
         power = self.rng.random() < 0.5
         if self.machine.close():
             self.trace.note("orderly stop")
@@ -252,7 +252,7 @@ class WorkRun(BrokerRun):
             self.trace.note("fault", "a thief")
 
     def places(self) -> tuple[list[str], list[str], list[str]]:
-        """Mailboxes, services and groups that operators may look at."""
+        """Return mailboxes, services and groups that operators may look at."""
         roles = [peer.roles for peer in self.peers]
         return (
             self.boxes,
@@ -261,7 +261,7 @@ class WorkRun(BrokerRun):
         )
 
     def _rot(self) -> None:
-        """A change that is rotten stops the start by name: that is looked at elsewhere."""
+        """Do nothing: rot in a change stops the start by name, at which other tests look."""
 
     def _calm(self) -> None:
         self.machine.calm = True
@@ -294,13 +294,13 @@ class WorkRun(BrokerRun):
             return f"request {number}: {job}"
         for place, (next, done) in state.groups.items():
             tail = state.tails.get(place[0], 0)
-            # What is gone by retention is nobody's; a full log may not have heard of it.
+            # Records gone by retention belong to no one; a full log may not have heard of it.
             kept = self.model.first_of(place[0])
             if any(offset not in done for offset in range(max(next, kept), tail)):
                 return f"group {place} is at {next} of {tail}, done {sorted(done)[:5]}"
         return ""
 
     def _finish(self) -> None:
-        """One last end of everything, and a look at what is left."""
+        """End everything once more, and look at what is left."""
         self._down(power=self.rng.random() < 0.7)
         self.machine.start()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from malamute_py.client.sync.client import SyncClient, connect_sync
-from malamute_py.config import Links
+from malamute_py.config import LinksSection
 from malamute_py.demo.daemon import Daemon
 from tests.spark.conftest import serve
 
@@ -325,7 +325,7 @@ def test_a_query_that_is_stopped_says_goodbye_to_the_broker(
     read_stream: Callable[..., DataFrame], tmp_path: Path, memory: Callable[..., Memory]
 ) -> None:
     # Silence would end a link after the time that is waited for here: only a goodbye can.
-    patient = Links(heartbeat_ms=60_000, expiry_beats=20)
+    patient = LinksSection(heartbeat_ms=60_000, expiry_beats=20)
     with (
         serve(tmp_path / "broker", links=patient) as server,
         connect_sync(server.endpoints[0]) as client,

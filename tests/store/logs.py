@@ -41,13 +41,13 @@ class LoggedQueues:
         self.time_ms = 1_000
 
     def connection(self) -> sqlite3.Connection:
-        """New tables at the beginning of the log, in memory."""
+        """Make new tables at the beginning of the log, in memory."""
         connection = sqlite3.connect(":memory:", isolation_level=None)
         create(connection, Position(0, 0, 1, DIRECTORY, self.ring.uuid))
         return connection
 
     def log(self, *changes: Any, bodies: list[list[bytes]] | None = None) -> int:
-        """One bundle: the changes, puts with the bodies given; returns where it ends.
+        """Append one bundle: the changes, puts with the bodies given; returns where it ends.
 
         bodies: of each put, in order; None: made up.
         """
@@ -82,7 +82,7 @@ class LoggedQueues:
         return end
 
     def noise(self, size: int = 3000) -> int:
-        """A bundle of another stream."""
+        """Append a bundle of another stream."""
         content = encode([b"n" * size])
         batch = Append(
             7, self.ring.next_offset(7), 1, self.time_ms, content,
@@ -92,12 +92,12 @@ class LoggedQueues:
         return end
 
     def alive(self) -> set[int]:
-        """Numbers of the puts of which something is left."""
+        """Return numbers of the puts of which rows are left."""
         return {base for _, base in self.queues.messages} | set(self.queues.requests)
 
 
 def bodies_of(batch: bytes) -> list[bytes]:
-    """The bodies in a batch as the log has it."""
+    """Return the bodies in a batch as the log has it."""
     found = Content(memoryview(batch)[STAMP_BYTES:]).bodies()
     bounds = found.offsets.tolist()
     return [bytes(found.blob[a:b]) for a, b in itertools.pairwise(bounds)]
@@ -112,7 +112,7 @@ class RandomChanges:
         self._number = 1
 
     def bundle(self) -> list[Any]:
-        """Changes for one bundle."""
+        """Draw changes for one bundle."""
         return [self._one() for _ in range(self._random.randrange(1, 4))]
 
     def _rows(self, count: int) -> bytes:

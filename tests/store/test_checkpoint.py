@@ -1,4 +1,4 @@
-"""The checkpoint: whatever it followed and whenever it died, tables and log are the queues."""
+"""The checkpoint: wherever it followed and whenever it died, tables and log are the queues."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.store.logs import DIRECTORY, LoggedQueues, RandomChanges, bodies_of
 
 
 class Killed(BaseException):
-    """As a process that is killed: nobody catches it."""
+    """The death of a killed process: no code catches it."""
 
 
 def follower_of(logged: LoggedQueues) -> Follower:
@@ -33,10 +33,10 @@ def follower_of(logged: LoggedQueues) -> Follower:
 
 
 def recovered(logged: LoggedQueues, connection: sqlite3.Connection) -> Queues:
-    """What a start would make of the tables and the rest of the log."""
+    """Return what a start would make of the tables and the rest of the log."""
     queues = load(connection)
     position = position_of(connection)
-    changes = Changes(follower_of(logged), position.change_next)
+    changes = Changes(follower_of(logged).read, position.change_next)
     for _, record in changes.read([(position.lsn, logged.ring.end_lsn)]):
         change = decode_change(record)
         if not isinstance(change, TABLE_CHANGES):
@@ -45,7 +45,7 @@ def recovered(logged: LoggedQueues, connection: sqlite3.Connection) -> Queues:
 
 
 def same(one: Queues, other: Queues) -> None:
-    """Equal, and in the same order."""
+    """Whether both are equal, and in one order."""
     for name in Queues.__struct_fields__:
         mine, others = getattr(one, name), getattr(other, name)
         if name == "next_number":
@@ -72,7 +72,7 @@ def test_tables_and_the_rest_of_the_log_are_the_queues_whatever_is_killed_when(
     logged = LoggedQueues(ring_bytes=400 * 65_536)
     changes = RandomChanges(logged, seed)
     connection = logged.connection()
-    checkpoint = Checkpoint(connection, follower_of(logged))
+    checkpoint = Checkpoint(connection, follower_of(logged).read)
     pending: list[tuple[int, int]] = []
     for _ in range(120):
         begin = logged.ring.end_lsn
@@ -93,15 +93,15 @@ def test_tables_and_the_rest_of_the_log_are_the_queues_whatever_is_killed_when(
 
             checkpoint.before_commit = die
             with pytest.raises(Killed):
-                checkpoint.step(at, ranges)
+                checkpoint.advance(at, ranges)
             same(load(connection), before)
             checkpoint.before_commit = lambda: None
             if draw.random() < 0.5:
-                checkpoint = Checkpoint(connection, follower_of(logged))
+                checkpoint = Checkpoint(connection, follower_of(logged).read)
             else:
                 same(recovered(logged, connection), logged.queues)
                 continue
-        done = checkpoint.step(at, ranges)
+        done = checkpoint.advance(at, ranges)
         assert (done.lsn, done.change_next) == position_of(connection)[:2]
         same(load(connection), logged.queues)
         alive = logged.alive()
@@ -115,21 +115,21 @@ def test_a_message_sent_and_confirmed_within_a_step_touches_no_table() -> None:
     logged = LoggedQueues()
     logged.log(r.MailPut(1, -1, 3, 100, "a", 1))
     end = logged.log(r.MailDone(1, [(0, b"")]))
-    done = Checkpoint(logged.connection(), follower_of(logged)).step(end)
+    done = Checkpoint(logged.connection(), follower_of(logged).read).advance(end)
     assert (done.changes, done.rows, done.bodies) == (2, 0, 0)
 
 
 def test_a_body_stays_while_a_request_of_its_put_is_somewhere() -> None:
     logged = LoggedQueues()
     connection = logged.connection()
-    checkpoint = Checkpoint(connection, follower_of(logged))
-    checkpoint.step(logged.log(r.RequestPut(6, -1, 2, 100, "a", "a", 1)))
-    checkpoint.step(logged.log(r.RequestDead(6, [(0, b"\1")], 5, "attempts", 1)))
-    checkpoint.step(logged.log(r.RequestDone(6, [(0, b"\2")])))
+    checkpoint = Checkpoint(connection, follower_of(logged).read)
+    checkpoint.advance(logged.log(r.RequestPut(6, -1, 2, 100, "a", "a", 1)))
+    checkpoint.advance(logged.log(r.RequestDead(6, [(0, b"\1")], 5, "attempts", 1)))
+    checkpoint.advance(logged.log(r.RequestDone(6, [(0, b"\2")])))
     assert list(stored_bodies(connection)) == [0]
-    checkpoint.step(logged.log(r.RequestRevived(5, 6, [(0, b"")], 1)))
+    checkpoint.advance(logged.log(r.RequestRevived(5, 6, [(0, b"")], 1)))
     assert list(stored_bodies(connection)) == [0]
-    checkpoint.step(logged.log(r.RequestDone(6, [(0, b"")])))
+    checkpoint.advance(logged.log(r.RequestDone(6, [(0, b"")])))
     assert not stored_bodies(connection)
 
 
@@ -138,26 +138,26 @@ def test_a_step_that_nobody_wants_any_more_changes_nothing() -> None:
     for _ in range(30):
         logged.log(*(r.MailPut(1, -1, 1, 100, "a", 1) for _ in range(50)))
     connection = logged.connection()
-    checkpoint = Checkpoint(connection, follower_of(logged))
+    checkpoint = Checkpoint(connection, follower_of(logged).read)
     with pytest.raises(Abandoned):
-        checkpoint.step(logged.ring.end_lsn, going_on=lambda: False)
+        checkpoint.advance(logged.ring.end_lsn, going_on=lambda: False)
     assert position_of(connection).lsn == 0
     assert not load(connection).messages
-    checkpoint.step(logged.ring.end_lsn)
+    checkpoint.advance(logged.ring.end_lsn)
     same(load(connection), logged.queues)
 
 
 def test_tables_that_another_moved_on_are_not_written(tmp_path: Any) -> None:
     logged = LoggedQueues()
     connection = logged.connection()
-    one = Checkpoint(connection, follower_of(logged))
-    other = Checkpoint(connection, follower_of(logged))
+    one = Checkpoint(connection, follower_of(logged).read)
+    other = Checkpoint(connection, follower_of(logged).read)
     end = logged.log(r.StepTaken("s", b"k", 1))
-    other.step(end)
+    other.advance(end)
     with pytest.raises(StoreMoved):
-        one.step(end)
+        one.advance(end)
     with pytest.raises(StoreMoved):
-        Checkpoint(connection, follower_of(logged)).step(end - 8)
+        Checkpoint(connection, follower_of(logged).read).advance(end - 8)
 
 
 def damage(logged: LoggedQueues, lsn: int) -> None:
@@ -169,12 +169,12 @@ def damage(logged: LoggedQueues, lsn: int) -> None:
 def test_damage_of_another_stream_is_passed_over() -> None:
     logged = LoggedQueues()
     connection = logged.connection()
-    checkpoint = Checkpoint(connection, follower_of(logged))
+    checkpoint = Checkpoint(connection, follower_of(logged).read)
     begin = logged.log(r.StepTaken("s", b"1", 1))
     logged.noise()
     damage(logged, begin + 20)
     end = logged.log(r.StepTaken("s", b"2", 1))
-    done = checkpoint.step(end)
+    done = checkpoint.advance(end)
     assert len(done.damages) == 1
     assert not done.lost
     same(load(connection), logged.queues)
@@ -186,13 +186,13 @@ def test_changes_that_are_lost_stop_the_checkpoint_unless_that_is_accepted() -> 
     begin = logged.log(r.StepTaken("s", b"1", 1))
     logged.log(r.StepTaken("s", b"2", 1))
     damage(logged, begin + 20)
-    with pytest.raises(ChangesLost):  # nothing behind it proves anything
-        Checkpoint(connection, follower_of(logged)).step(logged.ring.end_lsn)
+    with pytest.raises(ChangesLost):  # Nothing after it proves anything.
+        Checkpoint(connection, follower_of(logged).read).advance(logged.ring.end_lsn)
     end = logged.log(r.StepTaken("s", b"3", 1))
     with pytest.raises(ChangesLost):
-        Checkpoint(connection, follower_of(logged)).step(end)
+        Checkpoint(connection, follower_of(logged).read).advance(end)
     assert position_of(connection).lsn == 0
-    done = Checkpoint(connection, follower_of(logged), accept_lost=True).step(end)
+    done = Checkpoint(connection, follower_of(logged).read, accept_lost=True).advance(end)
     assert done.lost == 1
     keys: Any = load(connection).keys
     assert list(keys) == [("s", b"1"), ("s", b"3")]
@@ -207,7 +207,7 @@ def test_a_body_that_is_damaged_is_missing_and_said() -> None:
     at = logged.storage.read(logged.storage.open("000000000000.seg"), 0, 65_536).index(b"q" * 50)
     assert at > begin
     damage(logged, at)
-    done = Checkpoint(connection, follower_of(logged)).step(end)
+    done = Checkpoint(connection, follower_of(logged).read).advance(end)
     assert (done.bodies, done.missing) == (1, 1)
     assert list(stored_bodies(connection)) == [1]
     same(load(connection), logged.queues)
@@ -231,14 +231,14 @@ def test_the_file_shrinks_when_what_was_in_it_has_gone(tmp_path: Any) -> None:
     logged = LoggedQueues(ring_bytes=2_000 * 65_536)
     create_file(tmp_path, Position(0, 0, 1, DIRECTORY, logged.ring.uuid))
     connection = open_database(tmp_path / DATABASE)
-    checkpoint = Checkpoint(connection, follower_of(logged))
+    checkpoint = Checkpoint(connection, follower_of(logged).read)
     for _ in range(500):
         logged.log(r.MailPut(1, -1, 1, 100, "a", 1), bodies=[[b"b" * 60_000]])
-    checkpoint.step(logged.ring.end_lsn)
+    checkpoint.advance(logged.ring.end_lsn)
     assert not checkpoint.tidy()
     for number in range(500):
         logged.log(r.MailDone(1, [(number, b"")]))
-    checkpoint.step(logged.ring.end_lsn)
+    checkpoint.advance(logged.ring.end_lsn)
     turns = 0
     while checkpoint.tidy():
         turns += 1
@@ -256,7 +256,7 @@ def test_room_for_what_is_committed_is_there_before_so_that_a_full_disk_can_be_e
     create_file(tmp_path, Position(0, 0, 1, DIRECTORY, logged.ring.uuid))
     path = tmp_path / DATABASE
     connection = open_database(path)
-    checkpoint = Checkpoint(connection, follower_of(logged))
+    checkpoint = Checkpoint(connection, follower_of(logged).read)
     asked: list[int] = []
 
     def full(size: int) -> None:
@@ -267,23 +267,23 @@ def test_room_for_what_is_committed_is_there_before_so_that_a_full_disk_can_be_e
     for _ in range(50):
         logged.log(r.MailPut(1, -1, 1, 100, "a", 1), bodies=[[b"b" * 60_000]])
     with pytest.raises(OSError, match="full"):
-        checkpoint.step(logged.ring.end_lsn)
+        checkpoint.advance(logged.ring.end_lsn)
     assert asked[0] > 50 * 60_000
     same(load(connection), Queues())
-    # Killed when the room was there and nothing committed: what lies behind is nobody's.
+    # Killed when the room was there and nothing committed: bytes beyond are garbage.
     with path.open("ab") as file:
         file.truncate(asked[0])
     connection.close()
     connection = open_database(path)
     check(connection, whole=True)
-    checkpoint = Checkpoint(connection, follower_of(logged))
-    checkpoint.step(logged.ring.end_lsn)
+    checkpoint = Checkpoint(connection, follower_of(logged).read)
+    checkpoint.advance(logged.ring.end_lsn)
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     assert path.stat().st_size == asked[0]
-    # What goes needs no room to speak of.
+    # Deleted rows need hardly any room.
     for number in range(50):
         logged.log(r.MailDone(1, [(number, b"")]))
-    checkpoint.step(logged.ring.end_lsn)
+    checkpoint.advance(logged.ring.end_lsn)
     assert (tmp_path / f"{DATABASE}-wal").stat().st_size < 50 * 60_000 // 4
     check(connection, whole=True)
     same(load(connection), logged.queues)
@@ -293,17 +293,17 @@ def test_room_for_what_is_committed_is_there_before_so_that_a_full_disk_can_be_e
 def test_a_full_disk_leaves_the_tables_as_they_were_and_the_step_is_done_later() -> None:
     logged = LoggedQueues(ring_bytes=400 * 65_536)
     connection = logged.connection()
-    checkpoint = Checkpoint(connection, follower_of(logged))
-    checkpoint.step(logged.log(r.MailPut(1, -1, 1, 100, "a", 1)))
+    checkpoint = Checkpoint(connection, follower_of(logged).read)
+    checkpoint.advance(logged.log(r.MailPut(1, -1, 1, 100, "a", 1)))
     before = load(connection)
     for _ in range(30):
         logged.log(*(r.MailPut(1, -1, 1, 100, "a", 1) for _ in range(50)))
     pages = connection.execute("PRAGMA page_count").fetchone()[0]
     connection.execute(f"PRAGMA max_page_count = {pages + 3}")
     with pytest.raises(StoreError, match="full"):
-        checkpoint.step(logged.ring.end_lsn)
+        checkpoint.advance(logged.ring.end_lsn)
     same(load(connection), before)
     connection.execute("PRAGMA max_page_count = 1000000")
-    checkpoint.step(logged.ring.end_lsn)
+    checkpoint.advance(logged.ring.end_lsn)
     same(load(connection), logged.queues)
     check(connection, whole=True)

@@ -29,7 +29,7 @@ def snap(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def precious(tmp_path: Path) -> Path:
-    """A file outside, which every hostile manifest is after."""
+    """A file outside, at which every hostile manifest aims."""
     path = tmp_path / "precious"
     path.write_bytes(b"of somebody else")
     return path
@@ -42,7 +42,7 @@ def change(snap: Path, edit: Any) -> None:
 
 
 def tree(where: Path) -> dict[str, bytes]:
-    """Everything below a directory, but for what a restore may make."""
+    """Return everything below a directory, except what a restore may make."""
     return {
         str(path): path.read_bytes()
         for path in where.rglob("*")

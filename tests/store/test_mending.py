@@ -1,4 +1,4 @@
-"""Repair to a copy: all that can be read is there, the rest is told, and the copy is sound."""
+"""Repair to a copy: all that can be read is there, the rest is reported, the copy is sound."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BROKER = {
 def filled(
     directory: Path, chance: random.Random, segments: int = 5
 ) -> dict[int, dict[int, bytes]]:
-    """A ring of three streams, its bundles of one to four batches; returns what is in it."""
+    """Fill a ring of three streams, its bundles of one to four batches; returns its records."""
     journal = Journal.open(directory)
     ring, _ = journal.ring("main", SMALL)
     ring.snapshot = lambda: [b"state"]
@@ -53,13 +53,13 @@ def filled(
     if chance.random() < 0.5:
         journal.close()
     else:
-        ring._mark(clean=False)  # it has come to rest
-        journal._release()  # as by a kill
+        ring._mark(clean=False)  # It has come to rest.
+        journal._release()  # As by a kill.
     return had
 
 
 def spoil(directory: Path, chance: random.Random) -> None:
-    """Damage of every kind, in the rings' files."""
+    """Do damage of every kind to the rings' files."""
     ring = directory / "rings" / "main"
     for _ in range(chance.choice([1, 1, 2, 4])):
         segments = sorted(ring.glob("*.seg"))
@@ -107,7 +107,7 @@ def test_whatever_is_damaged_the_copy_is_sound_and_what_it_lacks_is_told(
     try:
         mended = mend(tmp_path / "data", tmp_path / "new")
     except CannotMend:
-        # No snapshot of what streams there are is left.
+        # No snapshot of the tables of streams is left.
         assert not (tmp_path / "new").exists()
         assert tree(tmp_path / "data") == before
         return

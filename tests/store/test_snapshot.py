@@ -1,4 +1,4 @@
-"""Snapshots: taken while a broker works, verified, and begun anew from."""
+"""Snapshots: taken while a broker works, verified, and started from."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
 
 
 def filled(shell: Shell) -> None:
-    """Something in the tables, and something in the log behind them."""
+    """Put rows into the tables, and changes into the log after them."""
     shell.log(put(3), body=b"in the tables")
     shell.log(r.CursorSet(1, "c", 5, 1))
     shell.checkpoint()
@@ -61,7 +61,7 @@ def filled(shell: Shell) -> None:
 
 
 def answered(shell: Shell) -> None:
-    """A pass of the loop, as far as the checkpoint goes."""
+    """Do a turn of the loop, as far as the checkpoint goes."""
     shell.tick(100)
     for result in shell.results.take():
         if isinstance(result, Checkpointed | CheckpointFailed):
@@ -104,7 +104,7 @@ def test_a_snapshot_under_load_is_one_moment_of_the_log(begin: Begin, tmp_path: 
             turn = 0
             while not stop.is_set():
                 if shell.ring.held_bytes > shell.ring.capacity_bytes // 2:
-                    stop.wait(0.01)  # the process is slow today
+                    stop.wait(0.01)  # The process is slow today.
                     answered(shell)
                     continue
                 shell.log(*(put() for _ in range(20)), body=b"x" * 200)
@@ -215,7 +215,7 @@ def test_nothing_is_written_over(begin: Begin, tmp_path: Path) -> None:
     with pytest.raises(SnapshotFailed, match="holds no journal"):
         take(tmp_path / "snap", tmp_path / "other")
     shutil.rmtree(tmp_path / "snap")
-    (tmp_path / "snap").mkdir()  # an empty one will do
+    (tmp_path / "snap").mkdir()  # An empty one will do.
     take(shell.directory, tmp_path / "snap")
 
 

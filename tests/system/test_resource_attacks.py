@@ -1,4 +1,4 @@
-"""One client takes what it can of a running broker: what it gets, and what is left to another."""
+"""One client takes all that it can of a running broker: what it gets, and what others keep."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def descriptors(daemon: Daemon) -> int:
 
 
 def refusals(client: SyncClient, count: int, **settings: object) -> list[str]:
-    """Codes of the refusals of so many CREATE_STREAM."""
+    """Return the codes of the refusals of so many CREATE_STREAM."""
     found = []
     for at in range(count):
         try:
@@ -125,7 +125,7 @@ def test_pings_are_answered_while_hostile_subjects_are_matched(start: Any) -> No
 
 
 def _delivered(peer: RawPeer) -> bool:
-    """Whether a DELIVER has come; what came is kept."""
+    """Whether a DELIVER has come; messages that came are kept."""
     try:
         while True:
             command, _ = peer.next()

@@ -1,4 +1,4 @@
-"""SIGKILL at fifty random moments: what was confirmed is there, in order, once.
+"""SIGKILL at fifty random moments: confirmed records are there, in order, once.
 
 Proves survival of the process's death only; power loss is the simulator's subject.
 """
@@ -22,13 +22,13 @@ from tests.waiting import WAIT_S
 STREAM = "ledger"
 KILLS = 50
 AMID_PUBLISHING = 0.8
-"""Share of the kills that wait until something was confirmed since the restart."""
+"""Share of the kills that wait until a record was confirmed since the restart."""
 SEED = int(os.environ.get("MALAMUTE_TEST_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 
 
 @dataclass
 class Ledger:
-    """What a producer sent and what it was promised."""
+    """The records that a producer sent and those that were promised."""
 
     name: str
     sent: int = 0
@@ -36,7 +36,7 @@ class Ledger:
 
 
 async def publish_single(client: Client, ledger: Ledger, stopped: asyncio.Event) -> None:
-    """Single publish calls, many in flight; each awaited for its own confirm."""
+    """Make single publish calls, many in flight; each awaited for its own confirm."""
     inflight: set[asyncio.Task[None]] = set()
 
     async def one(number: int) -> None:
@@ -55,7 +55,7 @@ async def publish_single(client: Client, ledger: Ledger, stopped: asyncio.Event)
 
 
 async def publish_bulk(client: Client, ledger: Ledger, stopped: asyncio.Event) -> None:
-    """Bulk calls, one after the other."""
+    """Make bulk calls, one after the other."""
     while not stopped.is_set():
         numbers = range(ledger.sent, ledger.sent + 700)
         ledger.sent = numbers.stop
@@ -66,7 +66,7 @@ async def publish_bulk(client: Client, ledger: Ledger, stopped: asyncio.Event) -
 
 
 async def follow(client: Client, seen: list[bytes], offsets: list[int]) -> None:
-    """A live reader that goes through all the deaths."""
+    """Run a live reader that goes through all the deaths."""
     subscription = client.subscribe(STREAM, start="earliest", visibility="durable", create=True)
     async for batch in subscription.batches():
         seen.extend(batch.bodies())
@@ -76,13 +76,14 @@ async def follow(client: Client, seen: list[bytes], offsets: list[int]) -> None:
 async def confirmed_more(ledgers: list[Ledger]) -> None:
     """Wait until each producer was promised something more."""
     before = [len(ledger.confirmed) for ledger in ledgers]
-    # Not an Event: two counts are waited for, which tasks move thousands of times a second.
+    # An Event would not do: tasks move the two counts that are waited for thousands of times a
+    # second.
     while any(len(a.confirmed) == b for a, b in zip(ledgers, before, strict=True)):  # noqa: ASYNC110
         await asyncio.sleep(0.005)
 
 
 def numbers_of(bodies: list[bytes]) -> dict[str, list[int]]:
-    """The numbers of each producer, in the order of the log."""
+    """Return the numbers of each producer, in the order of the log."""
     found: dict[str, list[int]] = defaultdict(list)
     for body in bodies:
         name, number = body.split()

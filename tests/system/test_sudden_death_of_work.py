@@ -1,7 +1,7 @@
 """SIGKILL at random moments of the broker, under mail, requests, a group and atomic steps.
 
 Proves survival of the process's death only; power loss is the simulator's subject. Clients and
-workers live on and reconnect. What was confirmed is there; nothing is accepted twice; each
+workers live on and reconnect. Everything confirmed is there; nothing is accepted twice; each
 request is answered once; each part of a step is where the others are.
 """
 
@@ -29,7 +29,7 @@ SEED = int(os.environ.get("MALAMUTE_TEST_SEED", "0")) or random.SystemRandom().r
 
 @dataclass
 class Book:
-    """What was promised, and what came."""
+    """Promises of the broker, and arrivals."""
 
     mails: int = 0
     mails_confirmed: dict[int, int] = field(default_factory=dict)
@@ -57,7 +57,7 @@ async def keep_going(
     one: Callable[[int], Coroutine[None, None, None]],
     begin: Callable[[], int],
 ) -> None:
-    """Calls of `one`, many in flight, each with the next number, until stopped; then all end."""
+    """Make calls of `one`, many in flight, with ascending numbers, until stopped; then all end."""
     async with asyncio.TaskGroup() as group:
         inflight: set[asyncio.Task[None]] = set()
         while not stopped.is_set():
@@ -143,7 +143,7 @@ async def share(client: Client, book: Book) -> None:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        # Not an Event: counts are waited for, which several tasks move.
+        # An Event would not do: several tasks move the counts that are waited for.
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 

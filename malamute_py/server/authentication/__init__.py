@@ -1,1 +1,1 @@
-"""Who a connection is, and what its identity may do."""
+"""Authentication of connections, and what an identity may do."""

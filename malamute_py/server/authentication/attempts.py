@@ -1,11 +1,11 @@
-"""Passwords to check: whose turn it is, and who has guessed too often.
+"""Passwords to check: the order in which they are hashed, and pauses after wrong ones.
 
-Owns the order in which passwords are hashed, for one hash takes 50 ms and any peer may ask for one,
-and the pauses of those who were wrong. The rules: each address has its turn, and within an address
-each name; names that no user has share one turn. A pause is for a name at an address, whether a
-user has the name or not: neither the user elsewhere nor the address's other users wait for it, and
-the pauses tell no names of users. Both tables have a bound. No clock and no threads: time is an
-argument. Source: ARCHITECTURE.md, "What a peer may cost".
+Owns the order, for one hash takes 50 ms and any peer may ask for one, and the pauses after wrong
+passwords. The rules: each address has its turn, and within an address each name; names that no user
+has share one turn. A pause is for a name at an address, whether a user has the name or not: neither
+the user at another address nor the address's other users wait for it, and the pauses tell no names
+of users. Both tables have a bound. No clock and no threads: time is an argument. Source:
+ARCHITECTURE.md, "What a peer may cost".
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _FREE: Final = 5
 _PAUSE_MIN_MS: Final = 500
 _PAUSE_MAX_MS: Final = 60_000
 _FORGOTTEN_MS: Final = 600_000
-"""A name at an address that was not wrong for so long begins anew."""
+"""Time without a wrong password after which a name at an address begins anew."""
 _PAUSES_MAX: Final = 10_000
 
 
-class Place(NamedTuple):
-    """Where an attempt comes from and for whom: what pauses and turns go by."""
+class Origin(NamedTuple):
+    """The address and the name of an attempt: pauses and turns are kept by both."""
 
     address: str
     name: str
@@ -40,21 +40,21 @@ class _Wrong:
 
 
 class Pauses:
-    """Names at addresses that must wait before a password is looked at again."""
+    """Names at addresses that must wait before another of their passwords is hashed."""
 
     def __init__(self) -> None:
-        self._wrong: OrderedDict[Place, _Wrong] = OrderedDict()
+        self._wrong: OrderedDict[Origin, _Wrong] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._wrong)
 
-    def holds(self, place: Place, now_ms: int) -> bool:
-        """Whether a password is denied unseen."""
+    def holds(self, place: Origin, now_ms: int) -> bool:
+        """Whether a password is denied without being hashed."""
         wrong = self._wrong.get(place)
         return wrong is not None and now_ms < wrong.until_ms
 
-    def failed(self, place: Place, now_ms: int) -> int:
-        """Note a wrong password; returns the pause that begins, in milliseconds, or 0."""
+    def failed(self, place: Origin, now_ms: int) -> int:
+        """Count a wrong password; returns the pause that begins, in milliseconds, or 0."""
         wrong = self._wrong.pop(place, None)
         if wrong is None or now_ms - wrong.at_ms > _FORGOTTEN_MS:
             wrong = _Wrong()
@@ -69,8 +69,8 @@ class Pauses:
         wrong.until_ms = now_ms + pause_ms
         return pause_ms
 
-    def succeeded(self, place: Place) -> None:
-        """Forget what was wrong."""
+    def succeeded(self, place: Origin) -> None:
+        """Forget the wrong passwords of a place."""
         self._wrong.pop(place, None)
 
 
@@ -78,7 +78,7 @@ class Turns(Generic[Job]):
     """Attempts that wait for a hash: addresses in turn, and the names of each in turn."""
 
     def __init__(self, *, all_max: int, address_max: int, place_max: int) -> None:
-        """So many may wait: in all, of one address, and for one name at one address."""
+        """Bounds of the attempts that wait: in all, of one address, for one name at one address."""
         self._bounds = all_max, address_max, place_max
         self._addresses: OrderedDict[str, OrderedDict[str, deque[Job]]] = OrderedDict()
         self._count = 0
@@ -86,10 +86,10 @@ class Turns(Generic[Job]):
     def __len__(self) -> int:
         return self._count
 
-    def put(self, place: Place, job: Job) -> Job | None:
+    def put(self, place: Origin, job: Job) -> Job | None:
         """Have an attempt wait; returns one that must not wait any longer, this one or another.
 
-        When all places are taken, the address with the most gives up its last.
+        When all places are taken, the address with the most attempts loses its last one.
         """
         all_max, address_max, place_max = self._bounds
         names = self._addresses.setdefault(place.address, OrderedDict())
@@ -106,7 +106,7 @@ class Turns(Generic[Job]):
         return longest.pop()
 
     def take(self) -> Job | None:
-        """The next attempt; None: none waits."""
+        """Take the next attempt; None: no attempt waits."""
         while self._addresses:
             address, names = self._addresses.popitem(last=False)
             while names:

@@ -1,4 +1,4 @@
-"""Who a connection is: the ZAP handler for PLAIN and CURVE.
+"""The ZAP handler for PLAIN and CURVE, which tells libzmq whom a connection belongs to.
 
 Owns the answers to libzmq's questions, and nothing about permissions. The rule: a peer that is not
 in the tables of credentials.py is denied, and the identity comes from the table, never from the
@@ -21,8 +21,9 @@ from typing import NamedTuple
 import zmq
 import zmq.utils.z85
 
-from malamute_py.config import Authentication, ConfigError
-from malamute_py.server.authentication.attempts import Pauses, Place, Turns
+from malamute_py.config import Authentication
+from malamute_py.sections import ConfigError
+from malamute_py.server.authentication.attempts import Origin, Pauses, Turns
 from malamute_py.server.authentication.credentials import (
     PlainTable,
     checked_key,
@@ -34,26 +35,28 @@ from malamute_py.server.errors import StartError
 
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"malamute"
-"""The domain of ZAP that this handler answers for; each guarded socket asks in its name."""
+"""The ZAP domain that this handler answers for; each guarded socket asks in its name."""
 
 _WAITING_MAX, _ADDRESS_WAITING_MAX, _PLACE_WAITING_MAX = 512, 128, 16
 """Attempts that wait for a hash: in all, of one address, for one name at one address."""
 _OK, _LATER, _DENIED = b"200", b"300", b"400"
-"""ZAP's status codes; who is told 300 tries again by itself."""
+"""ZAP's status codes; a peer that is told 300 tries again by itself."""
 
 
 class _Attempt(NamedTuple):
-    """A password to look at."""
+    """A password to check."""
 
-    turn: Place
-    """Its name is the user's; empty: no user has the name that was given."""
-    place: Place
-    """Its name is the one that was given, as a digest: what pauses go by."""
+    turn: Origin
+    """Place by the user's name, for turns; the name is empty when no user has the one given."""
+    place: Origin
+    """Place by a digest of the name given, for pauses."""
     password: bytes
     unhashed: bool
-    """No user's, and more of the kind than are hashed: it only takes as long."""
+    """True: of a name that no user has, and too many of these wait. The answer comes after the time
+    of a hash, without one."""
     reply: tuple[bytes, ...]
-    """The frames that lead the answer back: the session's number, a delimiter, the request's."""
+    """The frames that lead the answer back: number of the session, delimiter, number of the
+    request."""
 
 
 class Authenticator:
@@ -70,10 +73,10 @@ class Authenticator:
     ) -> None:
         """denied: called with (mechanism, address, why) for each connection that was turned away.
 
-        why: "credential", "paused" (wrong too often) or "busy" (too many wait). paused: called
-        with (user, address, milliseconds) when a pause begins. erred: called with an error that no
-        code foresaw, for which one attempt was denied. Raises ConfigError for a bad table,
-        StartError when the context has a handler already.
+        why: "credential", "paused" (wrong too often) or "busy" (too many wait). paused: called with
+        (user, address, milliseconds) when a pause begins. erred: called with an error that no code
+        foresaw, for which one attempt was denied. Raises ConfigError for a bad table, StartError
+        when the context has a handler already.
         """
         self._settings = settings
         self._clock = clock
@@ -96,7 +99,7 @@ class Authenticator:
                     )
                 self._clients[public] = name
         seed_libzmq()
-        # Answers go in another order than questions come, which a REP socket has no way for.
+        # Answers go in another order than questions come, which a REP socket cannot do.
         self._socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)
@@ -134,11 +137,11 @@ class Authenticator:
 
     @property
     def public_key(self) -> bytes:
-        """What clients need for CURVE; empty otherwise."""
+        """The public key that clients need for CURVE; empty otherwise."""
         return zmq.curve_public(self._secret) if self._secret else b""
 
     def protect(self, socket: zmq.Socket[bytes]) -> None:
-        """Make the socket demand the mechanism; before it is bound."""
+        """Make the socket demand the mechanism; called before the socket is bound."""
         if self._settings.mechanism == "plain":
             socket.setsockopt(zmq.PLAIN_SERVER, 1)
         else:
@@ -179,7 +182,8 @@ class Authenticator:
                 if attempt is None:
                     break
                 if self._pauses.holds(attempt.place, self._clock()):
-                    self._pause(attempt)  # it waited while the ones before it were wrong
+                    # A pause has begun for the place while the attempt waited.
+                    self._pause(attempt)
                 else:
                     self._hashing += 1
                     unhashed = not attempt.turn.name and self._pauses.holds(
@@ -189,12 +193,13 @@ class Authenticator:
         self._socket.close(0)
 
     def _hash(self) -> None:
-        """A thread that hashes and does nothing else."""
+        """Run one of the threads that hash passwords and do nothing else."""
         while (attempt := self._work.get()) is not None:
             fits = False
             if attempt.unhashed:
-                # As long as a hash takes and for nothing of the processor's time: else a flood of
-                # names that no user has would keep the cores busy, or tell by its speed.
+                # The answer takes as long as a hash and no processor's time. Otherwise a flood of
+                # names that no user has would keep the processors busy, or the speed would tell
+                # that no user has the name.
                 time.sleep(self._took_s)
             elif not self._stopping:
                 began_s = time.monotonic()
@@ -218,8 +223,8 @@ class Authenticator:
         identity = ""
         if domain == ZAP_DOMAIN:
             if mechanism == b"PLAIN" and len(given) == 2:
-                turn = Place(where, self._plain.name(given[0]))
-                place = Place(where, hashlib.blake2b(given[0], digest_size=16).hexdigest())
+                turn = Origin(where, self._plain.name(given[0]))
+                place = Origin(where, hashlib.blake2b(given[0], digest_size=16).hexdigest())
                 self._try(_Attempt(turn, place, given[1], False, reply))
                 return
             if mechanism == b"CURVE" and len(given) == 1 and len(given[0]) == 32:
@@ -231,7 +236,7 @@ class Authenticator:
             self._answer(reply, _DENIED, "not one of ours")
 
     def _try(self, attempt: _Attempt) -> None:
-        """Answer what needs no hash, and have the rest wait for one."""
+        """Answer attempts that need no hash, and have the others wait for one."""
         user, now_ms = attempt.turn.name, self._clock()
         if user and self._plain.is_remembered(user, attempt.password, now_ms):
             self._answer(attempt.reply, _OK, "OK", user)
@@ -245,7 +250,8 @@ class Authenticator:
 
     def _pause(self, attempt: _Attempt) -> None:
         self._denied("PLAIN", attempt.turn.address, "paused")
-        # Not for good: it may be the user, with the right password, beside a guesser.
+        # ZAP's 300, so that the peer tries again: it may be the user, with the right password,
+        # beside an attacker who guesses.
         self._answer(attempt.reply, _LATER, "wrong too often, wait")
 
     def _hashed(self, attempt: _Attempt, fits: bool) -> None:
@@ -258,7 +264,8 @@ class Authenticator:
             return
         pause_ms = self._pauses.failed(attempt.place, now_ms)
         if not turn.name:
-            # What they take together; each of them alone is paused as a user's name is.
+            # This bounds what all such names take together; each of them alone is paused as a
+            # user's name is.
             pause_ms = self._pauses.failed(turn, now_ms)
         if pause_ms:
             self._paused(turn.name, turn.address, pause_ms)

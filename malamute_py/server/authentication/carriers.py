@@ -1,9 +1,10 @@
-"""Which credential an identity belongs to.
+"""The credential that each identity belongs to.
 
 Owns the users' names and the templates that each may derive identities from: `<user>-{n}`, and what
-`authentication.identities` adds. The rules: a user's own name is that user's, whatever templates
-give; a name that templates of several users give is the first one's in the configuration; so each
-name has one owner at most, and a restart finds the same. Source: SPEC.md, section 15.
+`authentication.identities` adds. The rules: a user's own name belongs to that user, whatever
+templates give; a name that templates of several users give belongs to the first of them in the
+configuration. So each name has one owner at most, and a restart finds the same owner. Source:
+SPEC.md, section 15.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from malamute_protocol.address import REPLICA, replica_number
 
 
 class Carriers:
-    """Answers (identity), the `carrier` of the broker core, and what templates a user may use."""
+    """The owner of each identity (the core's `carrier`), and the templates that a user may use."""
 
     def __init__(self, users: Iterable[str], templates: Mapping[str, Sequence[str]]) -> None:
         """users: those that can authenticate; none: there is no authentication."""
@@ -22,7 +23,7 @@ class Carriers:
         self._templates = templates
 
     def __call__(self, identity: str) -> str:
-        """The user whose name this is, or whose templates give it; empty: no user's."""
+        """Return the user that an identity belongs to, by name or by template; empty: none."""
         if identity in self._users:
             return identity
         for user, templates in self._templates.items():

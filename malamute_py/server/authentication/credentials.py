@@ -1,8 +1,8 @@
 """Passwords and keys: the tables of the configuration, and the files with their secrets.
 
-Owns credentials and nothing about who may do what. The rules: a password is stored as a hash only,
-and a file with secrets that others could read or write is refused by name. Source: RFC 7914
-(scrypt); zmq_curve(7).
+Owns credentials and nothing about permissions. The rules: a password is stored as a hash only, and
+a file with secrets that others could read or write is refused by name. Source: RFC 7914 (scrypt);
+zmq_curve(7).
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from collections.abc import Mapping
 import zmq
 import zmq.utils.z85
 
-from malamute_py.config import Authentication, ConfigError
+from malamute_py.config import Authentication
+from malamute_py.sections import ConfigError
 from malamute_py.server.authentication.carriers import Carriers
 
 _LOG2_N, _R, _P = 14, 8, 1
 _SCRYPT_MEMORY = 64 << 20
 _REMEMBERED_MS = 3_600_000
-"""How long a password that was right needs no hash."""
+"""Time for which a password that was right needs no hash."""
 
 
 def hash_password(password: str, *, salt: bytes | None = None) -> str:
-    """The line to put into the configuration for a password: scrypt with a fresh salt."""
+    """Make the line for a password in the configuration: scrypt with a fresh salt."""
     salt = secrets.token_bytes(16) if salt is None else salt
     digest = _scrypt(password.encode(), salt, _LOG2_N, _R, _P)
     return f"scrypt:{_LOG2_N}:{_R}:{_P}:{_text(salt)}:{_text(digest)}"
@@ -46,7 +47,7 @@ def _text(data: bytes) -> str:
 
 
 class _Hash:
-    """A password as stored."""
+    """A password as it is stored: a hash and how it was made."""
 
     __slots__ = ("_digest", "_parameters", "_salt")
 
@@ -68,7 +69,7 @@ class _Hash:
             )
 
     def fits(self, password: bytes) -> bool:
-        """Whether this is the password; takes its time."""
+        """Whether this is the password; takes the time of a hash."""
         found = _scrypt(password, self._salt, *self._parameters)
         return hmac.compare_digest(found, self._digest)
 
@@ -79,14 +80,14 @@ class PlainTable:
     def __init__(self, users: Mapping[str, str], *, where: str = "authentication.users") -> None:
         """users: name -> what hash_password() returned. Raises ConfigError."""
         self._users = {name: _Hash(f"{where}.{name}", text) for name, text in users.items()}
-        # A fleet that reconnects at once would otherwise wait for 50 ms a client, so what was
-        # right lately is remembered, by a digest under a key that is in this memory only.
+        # A fleet that reconnects at once would otherwise wait for 50 ms a client. So passwords that
+        # were right lately are remembered, as a digest under a key that is in this memory only.
         self._key = secrets.token_bytes(32)
         self._right: dict[str, tuple[bytes, int]] = {}
         self._nobody = _Hash("", hash_password(secrets.token_hex(8)))
 
     def name(self, user: bytes) -> str:
-        """The user of this name; empty: there is none."""
+        """Return the name if a user has it; empty: no user has it."""
         name = user.decode("utf-8", "replace")
         return name if name in self._users else ""
 
@@ -96,11 +97,11 @@ class PlainTable:
         return now_ms < until_ms and hmac.compare_digest(mark, self._mark(name, password))
 
     def remember(self, name: str, password: bytes, now_ms: int) -> None:
-        """Note that this password is right for the user."""
+        """Remember that this password is right for the user."""
         self._right[name] = self._mark(name, password), now_ms + _REMEMBERED_MS
 
     def fits(self, name: str, password: bytes) -> bool:
-        """Whether this is the user's password; takes its time, also when there is no such user."""
+        """Whether this is the user's password; takes the time of a hash, user or no user."""
         known = self._users.get(name)
         # An unknown name takes as long as a wrong password, so that names cannot be probed.
         return (known or self._nobody).fits(password) and known is not None
@@ -111,10 +112,10 @@ class PlainTable:
 
 
 def _read_guarded(path: str, key: str, refused: int, advice: str) -> bytes:
-    """What a file with secrets holds; raises ConfigError when others could read or write it.
+    """Read a file with secrets; raises ConfigError when others could read or write it.
 
-    refused: bits of the mode that must not be set. Opened first and asked then, so that it is the
-    same file; a FIFO does not hang the start.
+    refused: bits of the mode that must not be set. The file is opened first and its mode asked of
+    the descriptor, so that both are the same file; a FIFO does not hang the start.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(fd, "rb") as file:
@@ -137,7 +138,7 @@ def _read_guarded(path: str, key: str, refused: int, advice: str) -> bytes:
 
 
 def read_users_file(path: str) -> dict[str, str]:
-    """Lines of `name hash`; empty lines and lines that begin with # are skipped."""
+    """Read lines of `name hash`; empty lines and lines that begin with # are skipped."""
     key = "authentication.users_file"
     try:
         lines = _read_guarded(path, key, 0o027, "chmod 640").decode("utf-8").splitlines()
@@ -155,13 +156,13 @@ def read_users_file(path: str) -> dict[str, str]:
 
 
 def plain_users(settings: Authentication) -> dict[str, str]:
-    """Name -> hash of all users, those of the file included. Raises ConfigError."""
+    """Return name -> hash of all users, those of the file included. Raises ConfigError."""
     users = dict(settings.users)
     return read_users_file(settings.users_file) | users if settings.users_file else users
 
 
 def carriers_of(settings: Authentication) -> Carriers:
-    """Return which credential may be called what. Raises ConfigError."""
+    """Make the table of which credential may have which identity. Raises ConfigError."""
     if settings.mechanism == "none":
         return Carriers((), {})
     users = settings.clients if settings.mechanism == "curve" else plain_users(settings)
@@ -169,7 +170,7 @@ def carriers_of(settings: Authentication) -> Carriers:
 
 
 def read_server_key(path: str) -> bytes:
-    """The broker's secret CURVE key in Z85; made, readable by its owner only, if there is none."""
+    """Read the broker's secret CURVE key in Z85; made, for its owner only, if there is none."""
     key = "authentication.server_key_file"
     if not path:
         raise ConfigError(key, 'mechanism = "curve" needs the name of a file for the broker\'s key')
@@ -187,7 +188,7 @@ def read_server_key(path: str) -> bytes:
 
 
 def checked_key(key: str, text: str) -> bytes:
-    """A CURVE key in Z85, as the configuration has it; raises ConfigError."""
+    """Return a CURVE key in Z85 as the configuration has it; raises ConfigError."""
     try:
         encoded = text.encode("ascii")
         if len(encoded) != 40 or len(zmq.utils.z85.decode(encoded)) != 32:

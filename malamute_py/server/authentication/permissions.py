@@ -1,10 +1,10 @@
-"""What an identity may do and have: allow lists and quotas from the configuration.
+"""Permissions and quotas of identities: allow lists and quotas from the configuration.
 
 Owns the two questions that the core asks about an owner: a credential or, without one, an identity
-or a template. The rules: without any list everything is allowed; with one, what is not named is
-refused, and so is what cannot be a name at all: it is neither compared with a list nor remembered.
-A client gets no identity but that of its credential, and those that templates of the credential
-give: what these may do is asked by the credential. Source: SPEC.md, section 15.
+or a template. The rules: without any list everything is allowed; with one, a name that is not
+listed is refused, and so is a text that cannot be a name at all, which is neither compared with a
+list nor remembered. A client gets no identity but that of its credential, and those that templates
+of the credential give; their permissions are the credential's. Source: SPEC.md, section 15.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Final
 
 from malamute_protocol.address import NAME_BYTES_MAX
 from malamute_py.broker.limits import Quota
-from malamute_py.config import QUOTAS, Grant, Quotas
+from malamute_py.config import QUOTAS, Grant, QuotasSection
 from malamute_py.server.authentication.carriers import Carriers
 
 LISTED: Final = ("read", "write", "send", "receive", "request", "work")
 """Actions on named streams, mailboxes and services: a grant has a list for each."""
 MEMO_MAX: Final = 16_384
-"""Answers that are remembered; no name in them is longer than NAME_BYTES_MAX characters, so that
-all of them take 20 MiB at most, 5 with usual names."""
+"""Answers that are remembered. No name in them is longer than NAME_BYTES_MAX characters, so that
+all of them take 20 MiB at most, 5 MiB with usual names."""
 
 
 class Permissions:
@@ -34,7 +34,7 @@ class Permissions:
     """
 
     def __init__(self, grants: Mapping[str, Grant], carriers: Carriers | None = None) -> None:
-        """grants: by identity; `*` is everyone who has no entry of his own.
+        """grants: by identity; `*` is for every identity without an entry of its own.
 
         carriers: knows the templates of the credentials; None: there is no authentication.
         """
@@ -49,7 +49,7 @@ class Permissions:
         self._memo: dict[tuple[str, str, str], bool] = {}
 
     def __call__(self, identity: str, action: str, name: str) -> bool:
-        """Whether it is allowed."""
+        """Whether the action is allowed."""
         if action == "identity":
             return identity in ("", name) if not self._rules else name in ("", identity)
         if action == "template":
@@ -80,7 +80,7 @@ class Permissions:
 class QuotaTable:
     """Answers (identity), the `quota` of the broker core."""
 
-    def __init__(self, quotas: Quotas) -> None:
+    def __init__(self, quotas: QuotasSection) -> None:
         """quotas: of every identity, and those of some that differ."""
         common = {name: getattr(quotas, name) for name in QUOTAS}
         self._common = Quota(**common)
@@ -90,7 +90,7 @@ class QuotaTable:
         self._patterns = [(_compiled([name]), name) for name in self._named if "*" in name]
 
     def of(self, identity: str) -> Quota:
-        """By its own name, else by the first pattern that fits, else what all have."""
+        """Return an identity's quotas: by its own name, by the first pattern, or the default."""
         found = self._named.get(identity)
         if found is None:
             fitting = (

@@ -1,1 +1,1 @@
-"""The tables that follow ring main, and what a start finds of both."""
+"""The checkpoint: the tables that follow ring main, and the state that a start finds."""

@@ -1,11 +1,11 @@
 """The checkpoint as the loop sees it: what there is to follow, when, and how full the ring is.
 
-Owns the parts of ring main that the tables do not have yet, the hold on the ring, the water
-marks, and when the process (process.py) makes a step. The rules: nothing here waits; the tables
-are sent only where the ring is synced; the ring is held from the first part that they lack; a
-process that died is started again, later each time, and one that has something to do and does
-nothing (it was stopped, or waits for what never comes) is killed, and dies so; an orderly stop
-lets the tables catch up, within a bound. Source: docs/design.md (Queues and the checkpoint).
+Owns the parts of ring main that the tables do not have yet, the hold on the ring, the water marks,
+and when the process (process.py) makes an advance. The rules: nothing here waits; the tables follow
+only where the ring is synced; the ring is held from the first part that they lack; a process that
+died is started again, later each time, and one that has work and makes no progress (it was stopped,
+or waits for what never comes) is killed, which counts as a death; an orderly stop lets the tables
+catch up, within a bound. Source: docs/design.md (Queues and the checkpoint).
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _NEAR_BYTES: Final = 64 << 10
 """Parts of the log this close to each other are followed as one."""
 _PARTS_MAX: Final = 1_000
 _RELIEF_PERCENT: Final = 5
-"""How far the use has to fall below a mark before it counts as left."""
+"""Percent by which the use has to fall below a mark before it counts as left."""
 _SLOW_MS: Final = 30_000
-"""A step that takes longer is said. It is not killed for that: a step that is merely long would
-begin anew, and never end."""
+"""Duration from which on an advance is logged. It is not killed for that: one that is merely long
+would begin anew, and never end."""
 _LOOKS: Final = 8
-"""So many looks in a row, spread over stall_ms, have to find that the process did nothing: a
+"""Number of looks in a row, spread over stall_ms, that must find no progress of the process. A
 broker that slept itself, with the whole machine, has looked once when it wakes."""
 
 Report = Callable[[str, str, dict[str, Any]], None]
-"""(name, level, facts) of an event."""
+"""Callback for an event: (name, level, facts)."""
 
 
 class Held(Protocol):
-    """What is asked of ring main."""
+    """The part of ring main that is used here."""
 
     @property
     def end_lsn(self) -> int: ...  # noqa: D102
@@ -63,7 +63,7 @@ class Held(Protocol):
 
 
 class Parts:
-    """The parts of the log that may hold something for the queues, and are in no table yet."""
+    """Parts of the log that may hold something for the queues, and that no table has yet."""
 
     def __init__(self) -> None:
         self._parts: deque[list[int]] = deque()
@@ -71,7 +71,7 @@ class Parts:
         self.bytes = 0
 
     def add(self, lsn: int, end_lsn: int) -> None:
-        """A bundle concerns the queues; bundles come in order."""
+        """Add the bounds of a bundle that concerns the queues; bundles come in order."""
         parts = self._parts
         if parts and (lsn - parts[-1][1] <= _NEAR_BYTES or len(parts) >= _PARTS_MAX):
             if end_lsn > parts[-1][1]:
@@ -82,11 +82,11 @@ class Parts:
             self.bytes += end_lsn - lsn
 
     def upto(self, lsn: int) -> list[tuple[int, int]]:
-        """What lies before a position, which is the end of a bundle."""
+        """Return the parts before a position, which is the end of a bundle."""
         return [(first, min(stop, lsn)) for first, stop in self._parts if first < lsn]
 
     def drop(self, lsn: int) -> None:
-        """What lies before a position is in the tables."""
+        """Drop the parts before a position, which the tables have."""
         parts = self._parts
         while parts and parts[0][1] <= lsn:
             first, stop = parts.popleft()
@@ -97,12 +97,12 @@ class Parts:
 
     @property
     def first(self) -> int | None:
-        """Where the first of them begins."""
+        """Return where the first part begins."""
         return self._parts[0][0] if self._parts else None
 
 
 class Checkpoints:
-    """See the module. For the loop thread, but for start and stop."""
+    """Decides when the tables follow; used by the loop's thread, but for start and stop."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Checkpoints:
         report: Report,
         press: Callable[[bool], None],
     ) -> None:
-        """parts: what the log had after the tables at the start. lsn: where the tables are.
+        """parts: what the log had after the tables at the start. lsn: position of the tables.
 
         report: takes events. press: told when new mail and requests have to wait, or may go on.
         """
@@ -136,14 +136,14 @@ class Checkpoints:
         self._asked_ms = 0
         self._slow = False
         self._progress: tuple[int, ...] | None = None
-        """What the process had done when it was looked at last."""
+        """Progress of the process at the last look."""
         self._look_ms = 0
         self._idle_looks = 0
         self.hangs = 0
         self._clock_ms: int | None = None
         self._now_ms = 0
         self._since_ms: int | None = None
-        """When the first part was seen that the tables lack."""
+        """Time at which the first part was seen that the tables lack."""
         self._done_ms: int | None = None
         self._not_before_ms = 0
         self._backoff_ms = 0
@@ -156,12 +156,12 @@ class Checkpoints:
     # --- the loop ----------------------------------------------------------------------
 
     def synced(self, lsn: int) -> None:
-        """Ring main is synced up to here."""
+        """Note that ring main is synced up to this position."""
         self._visible = max(lsn, self._visible)
         self._hold()
 
     def tick(self, now_ms: int) -> None:
-        """Time has passed, something was appended or synced: see what is to be done."""
+        """Look what is to be done, after time has passed or something was appended or synced."""
         now_ms = self._advance(now_ms)
         config = self._config
         percent = 100 * self._use()
@@ -205,7 +205,7 @@ class Checkpoints:
         self._ask(ranges)
 
     def _watch(self, now_ms: int) -> None:
-        """Kill the process when it has done nothing for stall_ms although a step is under way."""
+        """Kill the process when it has made no progress for stall_ms although it has work."""
         stall_ms = self._config.stall_ms
         self._look_ms = now_ms + max(stall_ms // _LOOKS, 1)
         progress = self._process.progress()
@@ -223,16 +223,16 @@ class Checkpoints:
             self._process.kill()
 
     def _advance(self, clock_ms: int) -> int:
-        """Time that never goes back, whatever the clock does."""
+        """Advance a time that never goes back, whatever the clock does."""
         if self._clock_ms is not None and clock_ms > self._clock_ms:
             self._now_ms += clock_ms - self._clock_ms
         self._clock_ms = clock_ms
         return self._now_ms
 
     def _use(self) -> float:
-        """How much of the ring waits for the tables; 1: as much as it takes.
+        """Return the share of the ring that waits for the tables; 1: as much as it takes.
 
-        What waits for the disk only is not theirs, and has a bound of its own.
+        Bytes that only wait to be synced are left out, as they have a bound of their own.
         """
         first = self.parts.first
         if first is None:
@@ -240,9 +240,9 @@ class Checkpoints:
         return (self._ring.end_lsn - first) / self._capacity
 
     def relieve(self) -> bool:
-        """The ring found no room: sync it here and now, so that the hold may move; True: it did.
+        """Sync a ring that found no room, here and now, so that the hold may move; True: it moved.
 
-        As the ring does by itself where nothing is held: what was never synced is not lapped.
+        A ring does this by itself where nothing is held: what was never synced is not overwritten.
         Raises JournalFailed.
         """
         before = self._held
@@ -250,10 +250,9 @@ class Checkpoints:
         return self._held > before
 
     def _idle(self, now_ms: int) -> None:
-        """Nothing for the queues: now and then only the position is written.
+        """Have the position alone written now and then, while nothing concerns the queues.
 
-        Not for the hold's sake, which has moved on, but for the next start's: it reads the log
-        from there.
+        The hold has moved on without it; the next start reads the log from the position.
         """
         if self._done_ms is None:
             self._done_ms = now_ms
@@ -269,7 +268,7 @@ class Checkpoints:
         self._process.ask(Follow(self._visible, ranges))
 
     def take(self, answer: Checkpointed | CheckpointFailed, now_ms: int) -> None:
-        """The process answered."""
+        """Take an answer of the process."""
         now_ms = self._advance(now_ms)
         self._asked = False
         if answer.said:
@@ -297,7 +296,7 @@ class Checkpoints:
         self._since_ms = None
         self._hold()
         if done.mail_next and self._ring.settings.full == "refuse":
-            # Nothing else would ever give the bodies' room back in such a ring.
+            # Nothing else would ever give back the room of the bodies in such a ring.
             self._ring.remove_before(MAIL_STREAM, offset=done.mail_next)
         self._report("checkpoint_done", level, {
             "lsn": done.lsn, "changes": done.changes, "rows": done.rows, "bodies": done.bodies,
@@ -330,7 +329,7 @@ class Checkpoints:
     # --- facts -------------------------------------------------------------------------
 
     def facts(self) -> dict[str, Any]:
-        """For BROKER_INFO and metrics; from any thread."""
+        """Return facts for BROKER_INFO and metrics; from any thread."""
         return {
             "lsn": self.lsn,
             "lag_bytes": self.parts.bytes,
@@ -346,7 +345,7 @@ class Checkpoints:
 
     @property
     def pid(self) -> int:
-        """Number of the process; 0 while there is none."""
+        """Return the number of the process; 0 while there is none."""
         return self._process.pid
 
     # --- the end -----------------------------------------------------------------------
@@ -368,7 +367,7 @@ class Checkpoints:
                     accept_lost=accept_lost,
                     wait_s=max(deadline - time.monotonic(), 0.0),
                 ) as checkpoint:
-                    done = checkpoint.step(
+                    done = checkpoint.advance(
                         visible,
                         self.parts.upto(visible),
                         going_on=lambda: time.monotonic() < deadline,
@@ -381,6 +380,6 @@ class Checkpoints:
                 {"lag_bytes": self.parts.bytes, "stop_ms": self._config.stop_ms},
             )  # fmt: skip
         except (MalamuteError, OSError) as error:
-            # Nothing is lost: the next start reads the log from where the tables are.
+            # Nothing is lost: the next start reads the log from the position of the tables.
             fault = failed(error)
             self._report("checkpoint_failed", "error", {"code": fault.code, "reason": fault.reason})

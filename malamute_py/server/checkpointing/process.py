@@ -1,8 +1,9 @@
 """The process that writes the tables, and the thread that speaks to it.
 
 Owns how the process is started, asked, watched and ended. The rules: the loop waits for none of it,
-the thread sleeps instead; a process that dies is replaced when there is something to do; an answer
-comes to the loop as one result a step. Source: store/follow.py, the other end of the pipes.
+the thread sleeps instead; a process that dies is replaced when there is something to do; each
+request has one result, which comes to the loop. Source: store/follow.py, the other end of the
+pipes.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from malamute_py.config import CheckpointSection
 from malamute_py.server.result_queue import Died, ResultQueue
 from malamute_py.store.checkpoint import Done
 from malamute_py.store.follow import (
+    Advanced,
     Began,
     Failed,
     Follow,
-    Stepped,
     read_answer,
     write_frame,
 )
 
 _SAID_BYTES: Final = 2_000
-"""Bytes of its standard error that are kept, the last ones."""
+"""Bytes of the process's standard error that are kept, the last ones."""
 _END_S: Final = 5.0
 """How long a process without work may take to end."""
 _LOOK_S: Final = 60.0
-"""How often it is looked whether a process without work lives."""
+"""How often the thread looks whether a process without work lives."""
 
 
 class Checkpointed(NamedTuple):
@@ -48,13 +49,13 @@ class Checkpointed(NamedTuple):
     done: Done
     took_ms: int
     restarted: int
-    """How many processes had died, if the process that did it took the place of one; else 0."""
+    """Processes that had died, if the one that did this took the place of another; else 0."""
     said: str = ""
-    """What the process wrote to its standard error meanwhile."""
+    """Text that the process wrote to its standard error meanwhile."""
 
 
 class CheckpointFailed(NamedTuple):
-    """Result for the loop: the tables are where they were."""
+    """Result for the loop: the tables have not moved."""
 
     code: str
     reason: str
@@ -76,18 +77,18 @@ class CheckpointProcess:
         self._errors = -1
         """The file to which the process's standard error goes."""
         self._words = ""
-        """What the process wrote to its standard error and the loop has not taken yet."""
+        """Text that the process wrote to its standard error and the loop has not taken yet."""
         self._answer: Checkpointed | CheckpointFailed | None = None
         """The last answer, for stop()."""
 
     @property
     def pid(self) -> int:
-        """Number of the process; 0 while there is none."""
+        """Return the number of the process; 0 while there is none."""
         child = self._child
         return 0 if child is None else child.pid
 
     def progress(self) -> tuple[int, ...] | None:
-        """What the process has done so far, to be compared; from the loop.
+        """Return a measure of what the process has done so far, to be compared; from the loop.
 
         None: there is no process, or it waits for the disk, for which another would wait as long.
         """
@@ -104,15 +105,16 @@ class CheckpointProcess:
         return None if state == "D" else (pid, int(user), int(system), *map(int, io[1::2]))
 
     def kill(self) -> None:
-        """End the process; the thread that waits for its answer finds it dead. From the loop."""
+        """Kill the process; the thread that waits for its answer finds it dead. From the loop."""
         child = self._child
         if child is not None:
             child.kill()
 
     def ask(self, job: Follow) -> None:
-        """Have a step done; from the loop."""
+        """Ask the process to follow; from the loop."""
         if self._thread is None:
-            # Only now: a broker that has nothing to follow has neither thread nor process.
+            # The process starts only now: a broker that has nothing to follow has neither thread
+            # nor process.
             self._thread = threading.Thread(
                 target=self._run, name="malamute-checkpoint", daemon=True
             )
@@ -120,14 +122,14 @@ class CheckpointProcess:
         self._jobs.put(job)
 
     def last(self, deadline: float) -> Checkpointed | CheckpointFailed | None:
-        """End thread and process; returns the last answer. A step under way may be finished."""
+        """End thread and process; returns the last answer. Work under way may be finished."""
         thread = self._thread
         if thread is None:
             return None
         self._jobs.put(None)
         thread.join(max(deadline - time.monotonic(), 0.0))
         while thread.is_alive():
-            # Again and again: it may be starting one just now.
+            # Several times: the thread may be starting a process just now.
             child = self._child
             if child is not None:
                 child.kill()
@@ -151,17 +153,17 @@ class CheckpointProcess:
             except Empty:
                 child = self._child
                 if child is not None and child.poll() is not None:
-                    # Not left lying about until something is to be done.
+                    # The dead process is reaped and not left until something is to be done.
                     self._words += f"{self._died('').reason}\n"
 
     def _said(self) -> str:
-        """What this process or the one before it wrote to standard error since the last time."""
+        """Return what processes wrote to standard error since the last call."""
         self._read_errors()
         said, self._words = self._words, ""
         return said.strip()
 
     def _read_errors(self) -> None:
-        """Take what is in the file to which the process's standard error goes."""
+        """Read what is in the file to which the process's standard error goes."""
         if self._errors >= 0:
             size = os.fstat(self._errors).st_size
             if size:
@@ -185,17 +187,17 @@ class CheckpointProcess:
             answer = read_answer(child.stdout)  # type: ignore[arg-type]
         except (OSError, msgspec.MsgspecError) as error:
             return self._died(str(error))
-        if isinstance(answer, Stepped):
+        if isinstance(answer, Advanced):
             return Checkpointed(answer.done, answer.took_ms, restarted)
         if isinstance(answer, Failed):
-            # Whatever it was: a new process begins from what is on the disk.
+            # Any error may have ended it: a new process begins from what is on the disk.
             self._end()
             return CheckpointFailed(answer.code, answer.reason)
         return self._died("")
 
     def _start(self) -> CheckpointFailed | None:
         options = ["--accept-lost"] if self._config.lost_changes == "accept" else []
-        # Not a pipe, which would fill up and stop the process.
+        # A file and not a pipe, which would fill up and stop the process.
         self._errors = os.memfd_create("malamute-checkpoint")
         fcntl.fcntl(self._errors, fcntl.F_SETFL, os.O_APPEND)
         self._child = child = subprocess.Popen(
@@ -204,7 +206,7 @@ class CheckpointProcess:
                 str(self._directory), str(os.getpid()), *options,
             ],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-            # What a terminal sends to its group is the broker's to answer.
+            # A signal that a terminal sends to its process group is for the broker to answer.
             env=environment(), process_group=0,
         )  # fmt: skip
         assert child.stdout is not None
@@ -231,7 +233,7 @@ class CheckpointProcess:
         return CheckpointFailed("died", f"{what}: {reason}" if reason else what)
 
     def _end(self) -> None:
-        """Have the process end: by the end of its input, or else."""
+        """End the process: by the end of its input, else by signals."""
         child = self._child
         if child is None:
             return
@@ -246,7 +248,7 @@ class CheckpointProcess:
         self._close()
 
     def _close(self) -> None:
-        """Keep what a process that is gone wrote, and nothing else of it."""
+        """Close the pipes of a process that is gone, and keep only what it wrote."""
         child, self._child = self._child, None
         for pipe in (child.stdin, child.stdout) if child is not None else ():
             if pipe is not None:
@@ -259,7 +261,7 @@ class CheckpointProcess:
 
 
 def environment() -> dict[str, str]:
-    """The broker's environment, with where this program lies: a path set in it alone may tell."""
+    """Return the broker's environment, with the place of this program in its path."""
     protocol = malamute_protocol.__file__
     homes = [str(Path(__file__).resolve().parents[3])]
     if protocol:
@@ -267,7 +269,8 @@ def environment() -> dict[str, str]:
     known = os.environ.get("PYTHONPATH", "")
     paths = list(dict.fromkeys([*homes, *([known] if known else [])]))
     return {
-        # Nothing is multiplied: the threads that OpenBLAS starts would spin, while a broker works.
+        # The process multiplies no matrices: the threads that OpenBLAS starts would spin beside a
+        # busy broker.
         "OPENBLAS_NUM_THREADS": "1",
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),

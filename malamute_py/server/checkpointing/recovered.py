@@ -1,9 +1,9 @@
-"""From what the journal found at opening to what the core starts with.
+"""The way from what the journal found at opening to the state that the core starts with.
 
 Owns the translation of a ring's recovery into the core's RingFacts, the first look at the tables of
-streams, which say how each ring of its own has to be opened, and the order in which the queues come
-back: the tables of the checkpoint, then the log from there. The rule: nothing is guessed; a state
-that cannot be read whole stops the start by name. Source: broker/ready.py, RecoveredState;
+streams, which say how each stream's own ring has to be opened, and the order in which the queues
+come back: the tables of the checkpoint, then the log from there. The rule: nothing is guessed; a
+state that cannot be read whole stops the start by name. Source: broker/ready.py, RecoveredState;
 docs/design.md (Journal; Queues and the checkpoint).
 """
 
@@ -16,13 +16,13 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from malamute_protocol.stamp import CHANGE, Stamp
+from malamute_protocol.stamp import CHANGE
 from malamute_py.broker.ready import CHANGE_STREAM, MAIL_STREAM, MAIN, RingFacts, StreamFacts
 from malamute_py.changelog.records import decode_change
 from malamute_py.changelog.snapshots import ProducerFact, decode_snapshot
 from malamute_py.changelog.tables import TABLE_CHANGES, Queues, Tables, apply
 from malamute_py.config import CheckpointSection
-from malamute_py.journal import JournalError, Recovery, Ring, Wanted
+from malamute_py.journal import JournalError, Recovery, Ring
 from malamute_py.journal.errors import NotAFile
 from malamute_py.journal.layout import control_bodies
 from malamute_py.server.checkpointing.checkpoints import Parts
@@ -30,29 +30,30 @@ from malamute_py.server.errors import StartError
 from malamute_py.store.database import DATABASE, Position, lock, position_of
 from malamute_py.store.errors import ChangesLost, StoreError, StoreLocked, StoreMoved
 from malamute_py.store.loading import load
-from malamute_py.store.opening import Log, open_store
+from malamute_py.store.opening import LogFacts, open_store
 from malamute_py.store.reading import Changes
 from malamute_py.store.rebuilding import accept, rebuild
 
 _LOCK_WAIT_S: Final = 30.0
-"""The process of a broker that was killed ends by itself, in the middle of its work, too."""
+"""How long to wait for the process of a killed broker, which ends by itself, also in the middle of
+its work."""
 _ACCEPT: Final = (
     "restore the directory from a snapshot (malamute snapshot restore SNAPSHOT --data NEW), or go"
     ' on without what is lost: start once with checkpoint.lost_changes = "accept"'
 )
 _NUMBERS_SHIFT: Final = 32
-"""Mailboxes and services are numbered from the epoch on, shifted so far, where it is not known
-which numbers were given."""
+"""Bits by which the epoch is shifted to give the first number for a mailbox or a service, where it
+is not known which numbers were given."""
 
 
 class QueuesLost(Exception):
-    """Mail, requests, cursors and groups cannot be had as they were; streams can."""
+    """Mail, requests, cursors and groups could not be recovered; streams could."""
 
     remedy = _ACCEPT
 
 
 def ring_facts(name: str, ring: Ring, recovery: Recovery) -> RingFacts:
-    """What the core wants to know of a ring."""
+    """Return what the core has to know of a ring."""
     changes: list[tuple[int, bytes]] = []
     for control in recovery.controls:
         if control.kind == CHANGE and control.stream == CHANGE_STREAM:
@@ -70,7 +71,7 @@ def ring_facts(name: str, ring: Ring, recovery: Recovery) -> RingFacts:
         after = decode_snapshot(recovery.snapshot).change_next if recovery.snapshot else 0
         if changes:
             after = max(after, changes[-1][0] + 1)
-        # Offsets of changes are not given twice either: by them a start sees what is missing.
+        # Offsets of changes are not given twice either: a start sees by them what is missing.
         after += recovery.doubtful_bytes
         streams[CHANGE_STREAM] = StreamFacts(0, after)
     return RingFacts(
@@ -92,7 +93,7 @@ def ring_facts(name: str, ring: Ring, recovery: Recovery) -> RingFacts:
 
 
 def rings_asked(main: RingFacts) -> dict[str, dict[str, Any]]:
-    """The rings that streams have to themselves, and what each was asked to be."""
+    """List the rings that streams have to themselves, with the settings that each was asked for."""
     tables, position = Tables(), 0
     if main.snapshot:
         snapshot = decode_snapshot(main.snapshot)
@@ -117,36 +118,25 @@ class QueuesFound(NamedTuple):
 
     queues: Queues
     changes: Iterator[tuple[int, bytes]]
-    """(offset, record) of the log since; reading it fills `parts`. Raises StartError."""
+    """Yields (offset, record) of the log after the tables; reading it fills `parts`. Raises
+    StartError."""
     position: Position
     parts: Parts
-    """Where in the log something lies that the tables do not have."""
+    """Parts of the log with something that the tables do not have."""
     damages: list[str]
-    """Filled as `changes` is read."""
+    """Damages, filled as `changes` is read."""
     new: bool
-    """The tables were made just now."""
+    """True: the tables were made just now."""
     rebuilt: str = ""
-    """Why the tables were made anew from the log; "": they were not."""
+    """Reason why the tables were made anew from the log; "": they were not."""
     accepted: str = ""
-    """What is lost, and was said to be no reason to wait; "": nothing."""
-
-
-class _OfRing:
-    """A ring as one to be followed."""
-
-    def __init__(self, ring: Ring) -> None:
-        self._ring = ring
-
-    def read(
-        self, from_lsn: int, to_lsn: int, wanted: Wanted | None = None
-    ) -> Iterator[tuple[Stamp, memoryview]]:
-        return self._ring.follow(from_lsn, to_lsn, wanted)
+    """Loss that the operator has accepted; "": none."""
 
 
 def find_queues(
     directory: Path, uuid: bytes, ring: Ring, facts: RingFacts, config: CheckpointSection
 ) -> QueuesFound:
-    """Open the tables, or make new ones, and see where the log goes on from them.
+    """Open the tables, or make new ones, and find where the log goes on from them.
 
     Tables that are missing or damaged are made anew from a log that has everything; what the
     operator accepts is durable when this returns. uuid: of the data directory. ring: main, held.
@@ -154,8 +144,10 @@ def find_queues(
     """
     where = str(directory / DATABASE)
     mail = facts.streams.get(MAIL_STREAM)
-    log = Log(uuid, ring.uuid, ring.start_lsn, ring.end_lsn, mail is not None and mail.next > 0)
-    follower, known = _OfRing(ring), facts.streams[CHANGE_STREAM].next
+    log = LogFacts(
+        uuid, ring.uuid, ring.start_lsn, ring.end_lsn, mail is not None and mail.next > 0
+    )
+    known = facts.streams[CHANGE_STREAM].next
     accepts = config.lost_changes == "accept"
     rebuilt = accepted = ""
     try:
@@ -164,7 +156,7 @@ def find_queues(
                 connection, new = open_store(directory, log, accept_lost=accepts)
                 try:
                     if accepts and not new:
-                        accepted = accept(connection, log, follower, known)
+                        accepted = accept(connection, log, ring.follow, known)
                     queues, position = load(connection), position_of(connection)
                 finally:
                     connection.close()
@@ -173,15 +165,15 @@ def find_queues(
                 if accepts:
                     accepted = rebuilt
                 elif isinstance(error, StoreMoved):
-                    raise  # they know what this log does not
+                    raise  # The tables know changes that this log does not have.
                 try:
                     rebuild(
-                        directory, log, follower, known, accept_lost=accepts,
+                        directory, log, ring.follow, known, accept_lost=accepts,
                         number_next=ring.epoch << _NUMBERS_SHIFT,
                     )  # fmt: skip
                     connection, _ = open_store(directory, log)
                 except (StoreError, JournalError) as why:
-                    raise QueuesLost(f"{rebuilt}. Of the log they cannot be made: {why}") from why
+                    raise QueuesLost(f"{rebuilt}. They cannot be made from the log: {why}") from why
                 try:
                     queues, position = load(connection), position_of(connection)
                 finally:
@@ -191,18 +183,18 @@ def find_queues(
     except (StoreError, JournalError, OSError, sqlite3.Error) as error:
         raise QueuesLost(str(error)) from error
     if position.change_next > known:
-        # Damage took the newest changes out of the log; their offsets are spent all the same.
+        # Damage took the newest changes out of the log; their offsets count as given all the same.
         facts.streams[CHANGE_STREAM] = StreamFacts(0, position.change_next)
     if accepted:
         _go_beyond(queues, facts)
     parts = Parts()
-    changes = Changes(follower, position.change_next, relevant=parts.add)
+    changes = Changes(ring.follow, position.change_next, relevant=parts.add)
     rest = _rest(changes, max(position.lsn, ring.start_lsn), ring.end_lsn, facts)
     return QueuesFound(queues, rest, position, parts, changes.damages, new, rebuilt, accepted)
 
 
 def _go_beyond(queues: Queues, facts: RingFacts) -> None:
-    """Have no message numbered as one of those that the tables have: the log may lack these."""
+    """Have no message numbered as one that the tables have: the log may lack these."""
     mail = facts.streams.get(MAIL_STREAM, StreamFacts(0, 0))
     beyond = mail.next
     for (_, base), message in queues.messages.items():
@@ -217,12 +209,12 @@ def _rest(
 ) -> Iterator[tuple[int, bytes]]:
     try:
         yield from changes.read([(lsn, end_lsn)])
-        # The log may have gone round since the tables were written, as long as nothing that
-        # concerns them was in it: then its offsets go on where they are.
+        # The log may have gone round since the tables were written, if nothing in it concerned
+        # them: then its offsets go on where they are.
         due = facts.streams[CHANGE_STREAM].next
         if 0 <= changes.next < due:
             raise ChangesLost(
-                f"the tables, and the log behind them, end at change {changes.next} of {due}"
+                f"the tables, and the log after them, end at change {changes.next} of {due}"
             )
     except (StoreError, JournalError, OSError) as error:
         raise QueuesLost(str(error)) from error

@@ -1,8 +1,8 @@
 """One accepted connection, and what the guard knows of it.
 
-Owns the facts of one connection: what came in by it, what the loop has read of it, what is left.
-The rule: bytes that came in and that no whole message explains are unread. Source: descriptors.py;
-tcp(7).
+Owns the facts of one connection: the bytes that came in, those that the loop has read, and the
+rest. The rule: bytes that came in and that no whole message explains are unread. Source:
+descriptors.py; tcp(7).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from malamute_py.server.connections.descriptors import received, waiting
 
 SMALL_BYTES = 64 << 10
-"""Unread bytes up to this are of no concern: ZMTP's handshake and heartbeats, for one."""
+"""Unread bytes up to this are of no concern: ZMTP's handshake and heartbeats take some."""
 
 
 class Connection:
@@ -25,26 +25,27 @@ class Connection:
     def __init__(
         self, fd: int, inode: int, is_tcp: bool, address: str, now_ms: int, rss: int
     ) -> None:
-        """address: whom it comes from, as far as the kernel tells. rss: resident memory."""
+        """address: of the peer, as far as the kernel tells. rss: resident memory."""
         self.fd = fd
         self.inode = inode
         self.is_tcp = is_tcp
         self.address = address
         self.spoke = False
-        """A message of it has been taken up: what comes by a new routing id is another's."""
+        """True: a message of the connection was taken up; a new routing id then belongs to another
+        connection."""
         self.user = ""
-        """The identity of its credential, once it has sent a message."""
+        """The identity of the connection's credential, once it has sent a message."""
         self.accepted_ms = now_ms
         self.delivered = 0
-        """Bytes on the wire of the whole messages read from it; the loop counts."""
+        """Bytes on the wire of the whole messages read from the connection; the loop counts."""
         self.frames = 0
         """Frames of these messages; the loop counts."""
         self.seen = 0
         """`delivered` at the last look."""
         self.sampled = self.sampled_frames = 0
-        """`delivered` and `frames` when the size of its frames was measured last."""
+        """Values of `delivered` and `frames` when the size of its frames was measured last."""
         self.frame_bytes = 0.0
-        """Average bytes of its frames on the wire; 0: too few were taken up yet."""
+        """Average bytes of the connection's frames on the wire; 0: too few were taken up yet."""
         self.base = 0
         """Bytes received that whole messages explain."""
         self.looks = 0
@@ -52,32 +53,33 @@ class Connection:
         self.unread = 0
         """Bytes that no whole message taken up explains, by the last look."""
         self.taken_ms = 0
-        """Once it has ended: when the loop was last seen to have taken up something of it."""
+        """Only of an ended connection: time at which the loop was last seen to have taken up
+        something of it."""
         self.memory = 0
-        """What its unread bytes take in memory."""
+        """Memory that the connection's unread bytes take."""
         self.rise = 0
-        """How much more memory they took than at the look before."""
+        """Growth of that memory since the look before."""
         self.quiet = 0
         """Looks in a row that saw nothing unread."""
         self.rss = rss
         """Resident memory when the partial message began."""
         self.links: set[int] = set()
         self.error: Exception | None = None
-        """What an unforeseen error of the guard was that this connection was cut for."""
+        """The unforeseen error of the guard for which the connection was cut."""
 
     @property
     def share(self) -> str:
-        """Whose share of the memory for unread bytes it takes: the user's or the address's."""
+        """Name the share that its unread bytes count for: the user's, or the address's."""
         return f"user {self.user}" if self.user else self.address
 
     def arrived(self) -> int | None:
-        """Bytes that came in; over ipc, those unread with what explains the others. None: gone."""
+        """Return the bytes that came in; over ipc, the unread ones and `base`. None: it is gone."""
         if self.is_tcp:
             return received(self.fd, self.inode)
         unread = waiting(self.fd, self.inode)
         return None if unread is None else self.base + unread
 
     def unread_now(self) -> int:
-        """Bytes that no message taken up so far explains; 0: it is gone. From any thread."""
+        """Return the bytes that no message taken up explains; 0: it is gone. From any thread."""
         said = self.delivered - self.seen
         return max(0, (self.arrived() or 0) - self.base - said)

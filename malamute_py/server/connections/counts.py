@@ -1,24 +1,24 @@
 """Connections by descriptor, and how many each address and each user has.
 
-Owns the counts and their bounds. The rule: beyond a bound one connection is surplus: the newest, or
-of those that have sent no message yet the one of the address that has most that waits longest, once
-it had its time to speak. So waiting connections of one address keep no other address out. Source:
-ARCHITECTURE.md, "What a peer may cost".
+Owns the counts and their bounds. The rule: beyond a bound one connection is surplus: the newest.
+Among connections that have sent no message yet it is the longest waiting one of the address that
+has most of them, once it had its time to speak; waiting connections of one address so keep no other
+address out. Source: ARCHITECTURE.md, "What a peer may cost".
 """
 
 from __future__ import annotations
 
 from collections import Counter
 
-from malamute_py.config import Links
+from malamute_py.config import LinksSection
 from malamute_py.server.connections.connection import Connection
 
 
 class Connections:
     """All connections that were accepted and have not ended; changed by the loop thread only."""
 
-    def __init__(self, bounds: Links, connections_max: int) -> None:
-        """connections_max: no more than the configured number, if descriptors are few."""
+    def __init__(self, bounds: LinksSection, connections_max: int) -> None:
+        """connections_max: no more than the configured number, fewer if descriptors are few."""
         self._bounds = bounds
         self.most = connections_max
         """How many there may be at one time."""
@@ -35,24 +35,24 @@ class Connections:
         return len(self._by_fd)
 
     def get(self, fd: int) -> Connection | None:
-        """The connection that libzmq has under this descriptor."""
+        """Return the connection that libzmq has under this descriptor."""
         return self._by_fd.get(fd)
 
     def descriptors(self) -> list[int]:
-        """Descriptors of all connections."""
+        """Return the descriptors of all connections."""
         return list(self._by_fd)
 
     def all(self) -> list[Connection]:
-        """The connections that are known. From any thread."""
+        """Return the connections that are known. From any thread."""
         return list(self._by_fd.values())
 
     def silent(self) -> list[Connection]:
-        """Connections that have sent no message yet, the oldest first."""
+        """Return the connections that have sent no message yet, the oldest first."""
         return list(self._silent.values())
 
     @property
     def silent_count(self) -> int:
-        """How many have sent no message yet. From any thread."""
+        """Return how many have sent no message yet. From any thread."""
         return len(self._silent)
 
     def clear(self) -> None:
@@ -67,7 +67,7 @@ class Connections:
         self._silent_by_address[address] += 1
 
     def remove(self, connection: Connection) -> None:
-        """Count a connection no longer."""
+        """Remove a connection from the counts."""
         del self._by_fd[connection.fd]
         _less(self._by_address, connection.address)
         if self._silent.pop(connection.fd, None) is not None:
@@ -91,9 +91,9 @@ class Connections:
         return self._by_user[user] <= self._bounds.user_connections_max
 
     def surplus(self, newest: Connection) -> tuple[Connection | None, str]:
-        """Which connection is too many now that the newest one came, and why; "": none is.
+        """Return the surplus connection now that the newest one came, and why; "": none is.
 
-        None, with a reason: those that say nothing are too many, and each came a moment ago.
+        None, with a reason: too many say nothing, and each of them came a moment ago.
         """
         bounds, address, now_ms = self._bounds, newest.address, newest.accepted_ms
         if len(self._by_fd) > self.most:
@@ -102,10 +102,12 @@ class Connections:
             most = bounds.address_connections_max
             return newest, f"its address has {most} connections already"
         if self._silent_by_address[address] > bounds.address_greetings_max:
-            return self._oldest_silent(address, now_ms), "too many of its address say nothing"
+            return self._oldest_silent(
+                address, now_ms
+            ), "too many connections of its address are silent"
         if len(self._silent) > bounds.greetings_max:
             (most_of, _), *_ = self._silent_by_address.most_common(1)
-            return self._oldest_silent(most_of, now_ms), "too many say nothing"
+            return self._oldest_silent(most_of, now_ms), "too many connections are silent"
         return None, ""
 
     def _oldest_silent(self, address: str, now_ms: int) -> Connection | None:

@@ -1,9 +1,9 @@
-"""What the kernel tells of libzmq's connections, by their descriptors.
+"""Facts that the kernel has about libzmq's connections, by their descriptors.
 
-Owns how a descriptor of libzmq's is asked. The rule: it is libzmq's, which may close it at any time
-and have another connection under its number a moment later. So it is only asked; what changes it
-is done to a copy that is gone at once, and only while its inode is the accepted connection's.
-Source: tcp(7); unix(7).
+Owns how a descriptor of libzmq's is asked. The rule: libzmq may close it at any time and have
+another connection under its number a moment later. So it is only asked; a call that changes it goes
+to a copy that is closed at once, and only while its inode is the accepted connection's. Source:
+tcp(7); unix(7).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Borrowed:
     __slots__ = ("_socket",)
 
     def __init__(self, fd: int, family: int = socket.AF_INET) -> None:
-        # With the family named, Python asks the kernel nothing; no address is taken apart.
+        # With the family named, Python asks the kernel nothing and parses no address.
         self._socket = socket.socket(family, socket.SOCK_STREAM, 0, fileno=fd)
 
     def __enter__(self) -> socket.socket:
@@ -46,14 +46,14 @@ class Borrowed:
 
 @contextlib.contextmanager
 def copied(fd: int, inode: int) -> Iterator[socket.socket]:
-    """A copy of a connection's descriptor, for what changes it; it is closed at the end.
+    """Copy a connection's descriptor for a call that changes it; the copy is closed at the end.
 
-    No other connection is met where libzmq closes this one now and accepts the next under the same
-    number (seen: 14 in 400). Raises OSError when the connection is gone.
+    The copy is never of another connection, where libzmq closes this one now and accepts the next
+    under the same number (seen: 14 in 400). Raises OSError when the connection is gone.
     """
     copy = os.dup(fd)
     try:
-        # Compared before it is wrapped: the number may be a file's by now.
+        # The inode is compared before the descriptor is wrapped: the number may be a file's by now.
         if os.fstat(copy).st_ino != inode:
             raise ConnectionResetError(f"descriptor {fd} is another connection's")
         with Borrowed(copy) as own:
@@ -63,7 +63,7 @@ def copied(fd: int, inode: int) -> Iterator[socket.socket]:
 
 
 def whence(fd: int) -> tuple[bool, str]:
-    """Whether a connection is TCP's, and its peer: an address without port, or a local user."""
+    """Return whether it is TCP, and the connection's peer: address without port, or local user."""
     with Borrowed(fd) as borrowed:
         domain = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN)
         if domain == socket.AF_UNIX:
@@ -75,7 +75,7 @@ def whence(fd: int) -> tuple[bool, str]:
 
 
 def local_port(fd: int) -> int | None:
-    """The port of this machine that a TCP socket has; None: it is gone, or not TCP's."""
+    """Return the port of this machine that a TCP socket has; None: it is gone, or not TCP's."""
     with contextlib.suppress(OSError):
         with Borrowed(fd) as borrowed:
             domain = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN)
@@ -86,7 +86,7 @@ def local_port(fd: int) -> int | None:
 
 
 def received(fd: int, inode: int) -> int | None:
-    """Bytes that came in on a TCP connection; None: it is gone."""
+    """Return the bytes that came in on a TCP connection; None: it is gone."""
     try:
         if os.fstat(fd).st_ino != inode:
             return None
@@ -97,7 +97,7 @@ def received(fd: int, inode: int) -> int | None:
 
 
 def waiting(fd: int, inode: int) -> int | None:
-    """Bytes of a local connection that libzmq has not read; None: it is gone."""
+    """Return the bytes of a local connection that libzmq has not read; None: it is gone."""
     unread = array.array("i", [0])
     try:
         if os.fstat(fd).st_ino != inode:
@@ -109,12 +109,12 @@ def waiting(fd: int, inode: int) -> int | None:
 
 
 def _counted(borrowed: socket.socket) -> int:
-    """Bytes that the kernel has counted on a TCP connection; 0 where it counts none."""
+    """Return the bytes that the kernel has counted on a TCP connection; 0 where it counts none."""
     info = borrowed.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 192)
     try:
         return int(_BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_AT)[0])
     except struct.error:
-        return 0  # a kernel before 4.1
+        return 0  # A kernel before 4.1.
 
 
 def counts_bytes() -> bool:

@@ -1,12 +1,12 @@
-"""Connections below the protocol: who is connected, and which ones are cut.
+"""The guard of connections below the protocol: it looks at them and cuts some.
 
-Owns the looks at the accepted file descriptors of the listeners: when, at which of them, and what a
-verdict costs. The rules: a connection with unread bytes is looked at again soon, all of them when
-memory grows, and the others in their turn. A descriptor belongs to libzmq, so it is only asked, and
-shut down by a copy that is gone at once, and only while its inode is the accepted one. Who is
-counted stands in counts.py, what is unread in unread.py, what ended connections left in
-left_behind.py, what memory is given back in memory.py. Source: ARCHITECTURE.md, "What a peer may
-cost"; zmq_socket_monitor(3).
+Owns the looks at the accepted file descriptors of the listeners: when, at which of them, and what
+follows from a verdict. The rules: a connection with unread bytes is looked at again soon, all of
+them when memory grows, and the others in their turn. A descriptor belongs to libzmq, so it is only
+asked, and shut down by a copy that is closed at once, and only while its inode is the accepted one.
+counts.py counts connections, unread.py judges unread bytes, left_behind.py counts what ended
+connections left, memory.py gives memory back. Source: ARCHITECTURE.md, "What a peer may cost";
+zmq_socket_monitor(3).
 
 While the loop stands still, nothing of this is judged: watchdog.py holds floods back then.
 """
@@ -32,10 +32,10 @@ from malamute_py.server.connections.memory import Memory
 from malamute_py.server.connections.unread import UnreadBytes
 
 _ALARM_BYTES = 8 << 20
-"""Growth of resident memory since all connections were looked at that has it done again."""
+"""Growth of resident memory since the last look at all connections that brings the next one."""
 _ALL_AT_ONCE_BYTES = 32 << 20
-"""Growth that has it done however lately it was. *A peer that connected just after an alarm sent
-270 MiB in 200 ms."""
+"""Growth that brings a look at all connections however lately the last one was. Measured: a peer
+that connected just after an alarm sent 270 MiB in 200 ms."""
 _ALL_EACH_MS = 200
 _SOME_EACH_MS = 500
 _SOME = 256
@@ -43,10 +43,12 @@ _SOME = 256
 _SOME_OF_ALL = 1_024
 """Connections looked at in one turn of the loop after an alarm: 3,000 held it for 16 ms."""
 SUSPECT_MS = 5
-"""How soon to look again at connections with a partial message, or at whether memory has grown."""
+"""Time after which to look again at connections with a partial message, or at whether memory has
+grown."""
 _CALM_MS = 20
-"""How soon to look again while memory does not grow. *Who publishes 300 KiB a batch always has a
-message under way: to look at such connections every 5 ms took a tenth of the loop's time."""
+"""Time after which to look again while memory does not grow. Measured: a producer of batches of 300
+KiB always has a message under way, and looks at its connection every 5 ms took a tenth of the
+loop's time."""
 _CALM_BYTES = 2 << 20
 """Growth of memory since the last look that ends the calm."""
 _KEPT_BYTES = 32 << 20
@@ -76,7 +78,7 @@ class Guard:
     ) -> None:
         """connections_max: fewer than the configured number, for lack of descriptors.
 
-        count: a name, for the counters. report: an event's name and facts.
+        count: adds to a counter by its name. report: takes an event's name and facts.
         """
         links, limits = config.links, config.limits
         most = links.connections_max
@@ -100,7 +102,7 @@ class Guard:
         self._some_at_ms = 0
         self._rss_at_all = self._rss_at_check = self.memory.rss
         self._now_ms = 0
-        """When the last check was."""
+        """Time of the last check."""
 
     def close(self) -> None:
         """Forget everything."""
@@ -113,7 +115,7 @@ class Guard:
         return self._alarmed or bool(self._suspects)
 
     def facts(self) -> dict[str, int]:
-        """Gauges: connections, those that have said nothing, and the memory of unread bytes."""
+        """Return gauges: connections, silent ones, and the memory of unread bytes."""
         return {
             "connections": len(self.connections),
             "silent_connections": self.connections.silent_count,
@@ -155,8 +157,8 @@ class Guard:
                     {"error": os.strerror(value), "do": "raise the limit of open files, ulimit -n"},
                 )
             else:
-                # The descriptor may serve another connection by now; whether this one is
-                # gone shows at the next check, by the inode.
+                # The descriptor may serve another connection by now; the next check finds by the
+                # inode whether this one is gone.
                 self._count("handshake_failed_total")
         return ended
 
@@ -169,13 +171,13 @@ class Guard:
                 return
             is_tcp, address = whence(fd)
         except OSError:
-            return  # closed before we came to it
+            return  # The connection was closed before its event was taken.
         connection = Connection(fd, facts.st_ino, is_tcp, address, now_ms, self.memory.rss)
         self.connections.add(connection)
         surplus, reason = self.connections.surplus(connection)
         if not reason and address in self.left.to_blame():
             surplus = connection
-            reason = "what connections of its address left behind fills the memory"
+            reason = "messages of ended connections of its address fill the memory"
         if surplus is not None:
             self._count("connections_refused_total")
             self._end(surplus, reason)
@@ -187,9 +189,9 @@ class Guard:
     # --- the check -----------------------------------------------------------------
 
     def is_calm(self, now_ms: int) -> bool:
-        """Whether the next check may wait: the last one was lately, and memory has not grown since.
+        """Whether the next check may wait: the last one is recent, and memory has not grown since.
 
-        A message under way whose memory grows is seen by that; over tcp the kernel keeps the rest.
+        Memory shows a message under way that grows; over tcp the kernel keeps the rest.
         """
         memory = self.memory
         if self._alarmed or memory.has_filled or not self.left.is_empty:
@@ -222,7 +224,7 @@ class Guard:
         return ended
 
     def _due(self, now_ms: int) -> list[int]:
-        """Descriptors that are to be looked at now."""
+        """Return the descriptors that are to be looked at now."""
         fds, rss = self._suspects, self.memory.rss
         self._rss_at_all = min(self._rss_at_all, rss)
         grown = rss - self._rss_at_all
@@ -245,7 +247,7 @@ class Guard:
         return fds
 
     def _look(self, fds: list[int], now_ms: int, drained: bool) -> list[Connection]:
-        """Look at these connections, each by itself; returns those that ended."""
+        """Look at each of these connections by itself; returns those that ended."""
         self._suspects = []
         ended: list[Connection] = []
         for fd in fds:
@@ -271,7 +273,7 @@ class Guard:
     # --- the end of a connection -----------------------------------------------------
 
     def cut(self, connection: Connection, reason: str) -> None:
-        """End a connection for a reason that is not the guard's own."""
+        """End a connection for a reason of another part of the shell."""
         if self.connections.get(connection.fd) is connection:
             self._forget(connection)
             self._shut_down(connection, reason, abort=False)
@@ -294,8 +296,8 @@ class Guard:
                     own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 own.shutdown(socket.SHUT_RDWR)
         except OSError:
-            # It went by itself, the peer was quicker, or there is no descriptor left: then the
-            # next look tries again.
+            # The peer closed it first, or there is no descriptor left: then the next look tries
+            # again.
             return
         self.memory.was_cut()
         self._count("cut_total")

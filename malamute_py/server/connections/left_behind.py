@@ -17,14 +17,15 @@ from malamute_py.server.connections.connection import SMALL_BYTES, Connection
 from malamute_py.server.connections.memory import Memory
 
 _LEFT_MS = 1_000
-"""An ended connection of which the loop takes up nothing for so long has left nothing: each one's
-messages have their turn within that time, and libzmq drops the beginning of a message by itself."""
+"""Time without a message taken up after which an ended connection counts as having left nothing:
+each connection's messages have their turn within that time, and libzmq drops the beginning of a
+message by itself."""
 _LEFT_MAX = 512
 """Ended connections whose memory is counted, the largest: each check looks at all of them."""
 _ENDED_LEAST = 2
 """Connections of an address that must have ended before it is blamed for what memory holds: honest
-clients lose one too. *With 8, tiny messages of one address took 398 MiB; with 3, partial messages
-took 381."""
+clients lose one too. Measured: with 8, tiny messages of one address took 398 MiB; with 3, partial
+messages took 381."""
 
 
 class LeftBehind:
@@ -35,9 +36,11 @@ class LeftBehind:
         self._memory = memory
         self._share_bytes_max = share_bytes_max
         self._ended_by_address: Counter[str] = Counter()
-        """Connections that ended since the sockets were empty: what they sent may be there."""
+        """Address -> connections that ended since the sockets were empty, and whose messages may
+        still wait."""
         self._connections: list[Connection] = []
-        """Connections among them that had much unread at the last look, while it fills memory."""
+        """Ended connections among them that had much unread at the last look, while it fills
+        memory."""
         self._now_ms = 0
         self._drained = False
 
@@ -47,7 +50,7 @@ class LeftBehind:
         return not self._connections
 
     def begin(self, now_ms: int, drained: bool) -> None:
-        """Note that a check begins. drained: the sockets have been read until they were empty."""
+        """Begin a check. drained: the sockets have been read until they were empty."""
         self._now_ms, self._drained = now_ms, drained
 
     def add(self, ended: Connection) -> None:
@@ -59,12 +62,12 @@ class LeftBehind:
             self._memory.has_filled = True
 
     def clear(self) -> None:
-        """Nothing is left: the sockets are empty."""
+        """Forget all ended connections: the sockets are empty."""
         self._ended_by_address.clear()
         self._connections.clear()
 
     def to_blame(self) -> set[str]:
-        """Addresses whose connections ended most often since nothing was unread, if memory grew."""
+        """Return the addresses whose connections ended most often, if memory has grown."""
         ended = self._ended_by_address
         if not ended or self._memory.grown() <= self._share_bytes_max:
             return set()
@@ -74,7 +77,7 @@ class LeftBehind:
         return {address for address, count in ended.items() if count == most}
 
     def by_share(self) -> Counter[str]:
-        """Memory that ended connections still fill in libzmq's queues, by share."""
+        """Return the memory that ended connections still fill in libzmq's queues, by share."""
         kept: list[Connection] = []
         shares: Counter[str] = Counter()
         for gone in self._connections:

@@ -1,7 +1,7 @@
 """Listening sockets of this process, and the addresses that they turn away.
 
-Owns the descriptors of libzmq's listening sockets and what the kernel drops for them. The rule: an
-address that is turned away has its connection requests dropped, and no other address is touched;
+Owns the descriptors of libzmq's listening sockets and what the kernel drops for them. The rule: the
+connection requests of an address that is turned away are dropped, and no other address is touched;
 where the kernel refuses a filter, connections are cut once they were accepted. Source:
 socket_filters.py; ARCHITECTURE.md, "What a peer may cost".
 """
@@ -21,12 +21,12 @@ class ListeningSockets:
     def __init__(
         self, count: Callable[[str], None], report: Callable[[str, dict[str, object]], None]
     ) -> None:
-        """count: a name, for the counters. report: an event's name and facts."""
+        """count: adds to a counter by its name. report: takes an event's name and facts."""
         self._count = count
         self._report = report
         self._fds: list[int] = []
         self.ports: frozenset[int] = frozenset()
-        """Where they listen over tcp."""
+        """Ports on which they listen over tcp."""
         self._turned_away: set[str] = set()
         """Addresses whose connection requests the kernel drops."""
 
@@ -38,7 +38,7 @@ class ListeningSockets:
             self.ports |= {port}
 
     def keep_out(self, blamed: set[str]) -> None:
-        """Have the kernel keep out these addresses of IP, and no others any more."""
+        """Have the kernel keep out these IP addresses, and no others any more."""
         if not blamed and not self._turned_away:
             return
         named = sorted(each for each in blamed if "." in each or ":" in each)

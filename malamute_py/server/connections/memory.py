@@ -18,11 +18,11 @@ from collections.abc import Callable
 _PAGE = resource.getpagesize()
 _TRIM_EACH_MS = 250
 _TRIM_LAST_MS = 8_000
-"""How soon memory is given back again, at first and at last: the time doubles with each try until
-the next cut, for what honest clients fill cannot be given back."""
+"""Times after which memory is given back again, the first and the longest: the time doubles with
+each try until the next cut, for what honest clients fill cannot be given back."""
 _TRIM_FAILED = "raise the limit of tasks, ulimit -u or TasksMax, or give the broker more memory"
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", int)
-"""glibc's; other C libraries give memory back by themselves."""
+"""malloc_trim of glibc; other C libraries give memory back by themselves."""
 
 
 class Memory:
@@ -31,7 +31,7 @@ class Memory:
     def __init__(
         self, count: Callable[[str], None], report: Callable[[str, dict[str, object]], None]
     ) -> None:
-        """count: a name, for the counters. report: an event's name and facts."""
+        """count: adds to a counter by its name. report: takes an event's name and facts."""
         self._count = count
         self._report = report
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
@@ -40,32 +40,33 @@ class Memory:
         self.before = self.rss
         """Resident memory when nothing was unread last."""
         self.has_filled = False
-        """Since memory was given back, unread bytes have filled it, or were left in the queues."""
+        """True: since memory was given back, unread bytes have filled it, or were left in the
+        queues."""
         self._trimmed_ms = 0
-        """When giving memory back was tried last."""
+        """Time at which giving memory back was tried last."""
         self._trim_each_ms = _TRIM_EACH_MS
         self._trimming: threading.Thread | None = None
 
     def close(self) -> None:
-        """Measure nothing more."""
+        """Close the file that memory is read from."""
         os.close(self._statm)
 
     def resident(self) -> int:
-        """Bytes of resident memory that map no file: a ring that fills is no growth."""
+        """Return bytes of resident memory that map no file: a ring that fills is no growth."""
         _, resident, mapped, *_ = os.pread(self._statm, 128, 0).split()
         return (int(resident) - int(mapped)) * _PAGE
 
     def measure(self) -> int:
-        """Take the resident memory of now as `rss`."""
+        """Measure the resident memory and keep it as `rss`."""
         self.rss = self.resident()
         return self.rss
 
     def growth(self) -> int:
-        """Bytes that memory has grown by since nothing was unread, until now. From any thread."""
+        """Return by how much memory has grown since nothing was unread. From any thread."""
         return self.resident() - self.before
 
     def grown(self) -> int:
-        """Bytes that memory had grown by since nothing was unread, when it was measured last."""
+        """Return by how much memory had grown since nothing was unread at the last measurement."""
         return self.rss - self.before
 
     def was_cut(self) -> None:
@@ -79,7 +80,7 @@ class Memory:
         glibc would keep it for the next ones. To return hundreds of MiB takes 20 to 40 ms, so a
         thread does it. The loop goes on meanwhile, but where it allocates memory it waits for the
         arena that malloc_trim() has locked: 6 to 33 ms. Returns True when nothing is to be given
-        back any more: what the loop had in hand still when a thread began is freed after it.
+        back any more: bytes that the loop still held when a thread began are freed after it.
         """
         if not self.has_filled or self.grown() <= grown:
             return True

@@ -2,15 +2,15 @@
 
 Owns what a ROUTER socket hides. libzmq 4.3.5 numbers peers that bring no id of their own one after
 the other: a byte 0 and four bytes. A peer may bring any id, and when the next number is taken
-libzmq aborts the process (`zmq_assert (ok)` in routing_socket_base_t::add_out_pipe). The rules:
-no peer knows where the numbers begin; a message by a number that was not given costs its
-connection; while connections come in, a peer of our own asks which number is next, and when one
-of those ahead is taken, every connection that has said nothing is cut, the one that claims it
-among them. ARCHITECTURE.md, "What a peer may cost", says how much of a chance that leaves.
+libzmq aborts the process (`zmq_assert (ok)` in routing_socket_base_t::add_out_pipe). The rules: no
+peer knows where the numbers begin; a message by a number that was not given costs its connection;
+while connections come in, a peer of our own asks which number is next, and when one of the numbers
+ahead is taken, every connection that has said nothing is cut, the one that claims it among them.
+ARCHITECTURE.md, "What a peer may cost", says how much of a chance that leaves.
 
-Whether a number is taken shows by sending there. Meanwhile honest peers may have been given the
-first numbers after the answer, so these are left out, a number counts as claimed only when a
-second answer is still below it, and what is sent is a PONG, which a client may always be sent.
+Sending to a number shows whether it is taken. Honest peers may have been given the first numbers
+after the answer meanwhile. So these are left out, and a number counts as claimed only when a second
+answer is still below it. The message that is sent is a PONG, which a client may always be sent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from malamute_protocol.framing import encode_message
 
 _LEFT_OUT: Final = 64
 _AHEAD: Final = 256
-"""Numbers that are looked at: measured, 40 connections come between two looks at most."""
+"""Numbers ahead of the next one that are tried. Measured: 40 connections come between two looks at
+most."""
 _EACH_MS: Final = 10
 _MORE: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
 _NOBLOCK: Final = int(zmq.NOBLOCK)
@@ -46,7 +47,7 @@ class Numbering:
     """The numbers of one ROUTER socket; used by the thread that has the socket."""
 
     def __init__(self, context: zmq.Context[Any], socket: zmq.Socket[bytes]) -> None:
-        """socket: not yet bound, so that nothing comes but what is sent here."""
+        """socket: not yet bound, so that it gets only what is sent here."""
         self._context = context
         self._socket = socket
         self._send = super(zmq.Socket, socket).send
@@ -55,7 +56,7 @@ class Numbering:
         self._asked: zmq.Socket[bytes] | None = None
         self._at_ms = 0
         self._taken: list[int] = []
-        """Numbers ahead of the last answer to which something could be sent."""
+        """Numbers ahead of the last answer to which a message could be sent."""
         self._own = 0
         """Numbers that our own peers took."""
         socket.bind(self._name)
@@ -75,11 +76,11 @@ class Numbering:
             self._asked.send(self._token)
 
     def answers(self, frames: list[Any]) -> bool:
-        """Whether a message is what was asked for."""
+        """Whether a message is the answer to ask()."""
         return self._asked is not None and len(frames) == 1 and frames[0] == self._token
 
     def is_claimed(self, routing_id: bytes) -> bool:
-        """Take the answer; whether a number that libzmq will give is taken already."""
+        """Take the answer; returns whether a number that libzmq will give is taken already."""
         self._end_question()
         number = _number(routing_id)
         claimed = any((each - number) & 0xFFFFFFFF <= _AHEAD for each in self._taken)
@@ -93,7 +94,7 @@ class Numbering:
     def is_given(self, routing_id: bytes, accepted: int) -> bool:
         """Whether libzmq may have given this id; accepted: connections that have come so far."""
         if routing_id[0] != 0:
-            return True  # the peer brought it, and it cannot be one of libzmq's own
+            return True  # The peer brought the id, and it cannot be one of libzmq's own.
         distance = (_number(routing_id) - self._first) & 0xFFFFFFFF
         return len(routing_id) == 5 and distance <= accepted + self._own
 
@@ -115,7 +116,7 @@ class Numbering:
             self._asked = None
 
     def close(self) -> None:
-        """Ask nothing more."""
+        """Close our own peer."""
         self._end_question()
 
 

@@ -2,11 +2,10 @@
 
 Owns the filters of listening sockets and of connections. libzmq accepts each peer that connects,
 and what the peer sends right after its handshake is in libzmq's memory before the loop can cut the
-connection. So an address that has filled the memory is kept out one step earlier: its SYN is
-dropped, and its kernel tries again a second later. A connection that is held back loses nothing
-either: its peer's kernel sends again what was dropped, later each time. Source:
-ARCHITECTURE.md, "What a peer may cost"; socket(7), SO_ATTACH_FILTER; the documentation of Linux,
-networking/filter.rst.
+connection. So an address that has filled the memory is kept out earlier: its SYN is dropped, and
+its kernel tries again a second later. A connection that is held back loses nothing either: its
+peer's kernel sends again what was dropped, later each time. Source: ARCHITECTURE.md, "What a peer
+may cost"; socket(7), SO_ATTACH_FILTER; the documentation of Linux, networking/filter.rst.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import struct
 from collections.abc import Iterable
 
 ADDRESSES_MAX = 32
-"""Addresses that a filter names at most, so that its jumps stay short."""
+"""Addresses that a filter may name, so that its jumps stay short."""
 
 _ATTACH_FILTER, _DETACH_FILTER = 26, 27
 _LOAD_WORD, _LOAD_BYTE, _SHIFT_RIGHT, _IF_EQUAL, _IF_SET, _RETURN = (
@@ -36,7 +35,7 @@ _TAKE, _DROP = (_RETURN, 0, 0, 0xFFFFFFFF), (_RETURN, 0, 0, 0)
 
 
 def program(addresses: Iterable[str]) -> bytes:
-    """A filter that drops connection requests from these addresses and nothing else."""
+    """Make a filter that drops connection requests from these addresses and nothing else."""
     found = [ipaddress.ip_address(address) for address in addresses]
     four = [(_LOAD_WORD, 0, 0, _NETWORK + _SOURCE_AT)]
     six = []
@@ -55,7 +54,7 @@ def program(addresses: Iterable[str]) -> bytes:
     six.append(_TAKE)
     head = [
         (_LOAD_BYTE, 0, 0, _FLAGS_AT), (_IF_SET, 1, 0, _SYN), _TAKE,
-        # The version of IP, for where the source address stands.
+        # The version of IP decides where the source address stands.
         (_LOAD_BYTE, 0, 0, _NETWORK), (_SHIFT_RIGHT, 0, 0, 4), (_IF_EQUAL, 0, len(four), 4),
     ]  # fmt: skip
     return b"".join(_INSTRUCTION.pack(*each) for each in (*head, *four, *six))

@@ -1,21 +1,21 @@
-"""Unread bytes: what came in on a connection and the loop has not taken up.
+"""Unread bytes: those that came in on a connection and that the loop has not taken up.
 
 Owns the judgement of one connection and of all together. libzmq bounds one frame and nothing else:
 a peer that sends MORE frames for ever grows the broker without a message ever arriving (measured:
-591 MiB in 1.6 s), and so does one that sends whole messages faster than the loop takes them, for
-no queue of libzmq is bounded here (sockets.py tells why). The kernel counts what came in on each
+591 MiB in 1.6 s), and so does one that sends whole messages faster than the loop takes them, for no
+queue of libzmq is bounded here (sockets.py tells why). The kernel counts what came in on each
 connection; what is more than the whole messages that the loop has taken is unread: messages that
-wait, and the beginning of one. The rules: a connection has a bound, all together have one, and
-each address or user has one; beyond it the largest connection of the one that has most is to be
-cut. Source: ARCHITECTURE.md, "What a peer may cost"; tcp(7).
+wait, and the beginning of one. The rules: a connection has a bound, all together have one, and each
+address or user has one; beyond it the largest connection of the one that has most is to be cut.
+Source: ARCHITECTURE.md, "What a peer may cost"; tcp(7).
 
-What holds: over tcp the bytes are exact. Small frames cost 4 to 80 times their bytes and tiny ones
-10 to 50 times, so those count for more where a connection is seen to send them, though never for
-more than memory has grown; growth of the resident memory while a partial message arrives counts as
-well.
-What a connection that has gone left in libzmq's queues counts until the loop has dropped it. Over
-ipc the kernel counts no bytes: there only that growth, while unread bytes lie in the socket, tells;
-a local peer that paces itself is bounded by MAXMSGSIZE a frame alone. inproc is ourselves.
+How exact it is: over tcp the bytes are exact. Small frames cost 4 to 80 times their bytes and tiny
+ones 10 to 50 times, so those count for more where a connection is seen to send them, though never
+for more than memory has grown; growth of the resident memory while a partial message arrives counts
+as well. Bytes that a connection which has gone left in libzmq's queues count until the loop has
+dropped them. Over ipc the kernel counts no bytes: there only that growth, while unread bytes lie in
+the socket, tells; a local peer that paces itself is bounded by MAXMSGSIZE a frame alone. inproc
+peers are in this process and not judged.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _QUIET_LOOKS = 8
 """Looks in a row that must see nothing partial before memory is measured anew: over ipc only the
 bytes that libzmq has not read yet show, and often there are none."""
 _SAMPLE_FRAMES = 256
-"""So many frames of a connection are taken up before it is judged by their average size."""
+"""Frames of a connection that are taken up before it is judged by their average size."""
 _TINY_BYTES = 36
-"""A connection's frames are tiny up to this: libzmq copies them into the message itself. What waits
-of them is bounded by its memory."""
+"""Size up to which frames are tiny: libzmq copies them into the message itself. The memory of those
+that wait is bounded."""
 _SMALL_FRAME_BYTES = 8 << 10
-"""libzmq cuts smaller frames from buffers of this size. Each frame keeps its whole buffer, however
-little was read into it at once. *Commands of 94 bytes, sent one by one, took 76 times their bytes;
-batches of two records 4 to 6 times."""
+"""Size below which libzmq cuts frames from buffers of this size. Each frame keeps its whole buffer,
+however little was read into it at once. Measured: commands of 94 bytes, sent one by one, took 76
+times their bytes; batches of two records 4 to 6 times."""
 _FRAME_MEMORY_BYTES = 96
-"""What libzmq needs for a frame that waits, besides its bytes."""
+"""Memory that libzmq needs for a waiting frame, besides its bytes."""
 
 
 class UnreadBytes:
@@ -67,17 +67,18 @@ class UnreadBytes:
             self._memory.has_filled = True
 
     def judge(self, connection: Connection, now_ms: int, drained: bool) -> str | None:
-        """Why a connection has to end; "": it is gone; None: it may stay."""
+        """Return why a connection has to end; "": it is gone; None: it may stay."""
         bounds = self._bounds
         arrived = connection.arrived()
         if arrived is None:
             return ""
         said = connection.delivered - connection.seen
         if said:
-            # What the delivered messages cannot explain is unread.
+            # Bytes that the delivered messages cannot explain are unread.
             base = min(arrived, connection.base + said) if connection.is_tcp else 0
             if drained and arrived - base <= SMALL_BYTES:
-                base = arrived  # ZMTP's own commands; the next message may have begun with it
+                # These are ZMTP's own commands; the next message may have begun with them.
+                base = arrived
             connection.base = base
             connection.seen = connection.delivered
             frames = connection.frames - connection.sampled_frames
@@ -89,7 +90,7 @@ class UnreadBytes:
                 connection.looks = 0
                 connection.rss = self._memory.rss
         elif connection.seen == 0 and now_ms - connection.accepted_ms > self._hello_ms:
-            return "nothing was said after connecting"
+            return "no message came after connecting"
         unread = arrived - connection.base
         if unread <= (SMALL_BYTES if connection.is_tcp else 0):
             connection.unread = connection.memory = connection.rise = 0
@@ -107,7 +108,7 @@ class UnreadBytes:
         connection.memory = unread if drained else _memory_of(connection, growth)
         connection.rise = max(0, connection.memory - before)
         if connection.looks < 2:
-            return None  # judged at the next look, when the loop has read once more
+            return None  # The next look judges, when the loop has read once more.
         is_tiny = 0 < connection.frame_bytes <= _TINY_BYTES
         waits = connection.memory if is_tiny else unread
         if connection.is_tcp and waits > bounds.partial_message_bytes_max:
@@ -117,14 +118,15 @@ class UnreadBytes:
         greeting_bytes_max = bounds.command_frame_bytes_max + SMALL_BYTES
         if connection.is_tcp and not connection.seen and unread > greeting_bytes_max:
             return f"{unread} bytes before its first message"
-        growth -= max(0, self._total - before)  # what the others' bytes explain
+        # The bytes of other connections explain part of the growth.
+        growth -= max(0, self._total - before)
         factor = _AMPLIFICATION * unread if connection.is_tcp else 0
         if growth > bounds.amplified_bytes_max + factor:
             return f"memory grew by {growth} bytes during a message of {unread} bytes so far"
         return None
 
     def too_much(self, suspects: Iterable[Connection]) -> list[tuple[Connection, str]]:
-        """Whom to cut so that all together, and each user or address, keep to their bounds.
+        """Choose whom to cut so that all together, and each user or address, keep to their bounds.
 
         The largest connection of the share that has most goes first: a peer with one large message
         is not cut for what another sends by many connections.
@@ -136,7 +138,8 @@ class UnreadBytes:
         if self._left.is_empty and most <= least:
             return []
         growth = max(0, self._memory.grown())
-        # Each may have caused all of the growth, but together they have caused it only once.
+        # Each connection may have caused all of the growth, but together they have caused it only
+        # once.
         raw = sum(each.unread for each in live)
         above = sum(each.memory for each in live) - raw
         part = min(1.0, max(0, growth - raw) / above) if above > 0 else 1.0
@@ -145,14 +148,14 @@ class UnreadBytes:
         sums: Counter[str] = Counter()
         for each in live:
             size = each.unread + int((each.memory - each.unread) * part)
-            # As much again as came since the last look will have come until the next one.
+            # Until the next look as much will come as came since the last one.
             size += each.rise * size // max(1, each.memory)
             shares.setdefault(each.share, []).append(each)
             sizes[each] = size
             sums[each.share] += size
         left = self._left.by_share()
-        # A part of each bound is left to who is connected now: it may not be to blame, and to cut
-        # it would not lower what others have left.
+        # A part of each bound is left to the connections of now: they may not be to blame, and to
+        # cut them would not lower what ended ones have left.
         total = sums.total()
         total += min(left.total(), growth, bounds.unread_bytes_max // 4 * 3)
         for share in left.keys() & sums.keys():
@@ -178,7 +181,7 @@ class UnreadBytes:
 
 
 def _memory_of(connection: Connection, growth: int) -> int:
-    """What the unread bytes of a connection take in memory, by the size of its frames.
+    """Return the memory that a connection's unread bytes take, by the size of its frames.
 
     growth: of the resident memory since something of it was unread; it takes no more than that.
     """

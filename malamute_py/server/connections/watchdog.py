@@ -5,8 +5,9 @@ on receiving meanwhile, and all bounds of the guard rest on the loop's looks (me
 that waited for 0.7 s let 350 MiB in). So this thread looks instead. Once memory has grown, the
 kernel drops what comes by the connections that have much unread, by those that were accepted
 meanwhile, and requests for new ones, until the turn has ended. The rule: nothing is cut. The peers'
-kernels send again what was dropped, so a peer waits and loses nothing; and who has little unread is
-not touched. Over ipc there are no such filters. Source: ARCHITECTURE.md, "What a peer may cost".
+kernels send again what was dropped, so a peer waits and loses nothing, and connections with little
+unread are not touched. Over ipc there are no such filters. Source: ARCHITECTURE.md, "What a peer
+may cost".
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from malamute_py.server.connections.guard import Guard
 from malamute_py.server.connections.socket_filters import hold_back, let_go
 
 _LOOK_S = 0.05
-"""A turn that two looks in a row find has stood still for so long at least."""
+"""Time between two looks: a turn that two of them find has stood still for so long at least."""
 _HELD_FROM_BYTES = 1 << 20
 """Connections with less unread than this are not held back."""
 
@@ -35,14 +36,14 @@ class Watchdog:
         self.turn = 0
         """The number of the turn under way; 0: the loop waits for messages. The loop sets it."""
         self.holds = False
-        """Something is held back, or is about to be."""
+        """True: something is held back, or is about to be."""
         self._guard = guard
         self._grown_bytes = grown_bytes
         self._held: dict[int, int] = {}
         """Inodes of the connections that are held back, and their descriptors."""
         self._lock = threading.Lock()
         self.error: Exception | None = None
-        """What an unforeseen error of a look was; the loop reports it and takes it away."""
+        """The unforeseen error of a look; the loop reports it and takes it away."""
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -52,7 +53,7 @@ class Watchdog:
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more; what is held back is let go by the next release()."""
+        """Look no more; connections that are held back are let go by the next release()."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
@@ -75,7 +76,8 @@ class Watchdog:
         if guard.memory.growth() <= self._grown_bytes:
             return
         with self._lock:
-            # Said before the turn is compared: a loop that goes on now sees it, or is seen.
+            # Said before the turn is compared: either a loop that goes on now sees it, or this look
+            # sees the new turn.
             held, self.holds = self.holds, True
             if self.turn != turn:
                 self.holds = held
@@ -99,7 +101,7 @@ class Watchdog:
             self._held[inode] = fd
 
     def release(self) -> int:
-        """Let go what is held back; returns how many connections. The loop calls it."""
+        """Let go of what is held back; returns how many connections. The loop calls it."""
         with self._lock:
             count = len(self._held)
             for inode, fd in self._held.items():
@@ -112,7 +114,7 @@ class Watchdog:
 
 
 def _accepted_at(ports: frozenset[int]) -> list[tuple[int, int]]:
-    """Descriptors and inodes of this process's TCP connections at these ports of its own."""
+    """Return descriptors and inodes of this process's TCP connections at these local ports."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)

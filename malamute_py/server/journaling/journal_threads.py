@@ -44,7 +44,7 @@ class Trimmed(NamedTuple):
 
 
 class RingEvent(NamedTuple):
-    """Something that a ring did by itself, for the log."""
+    """An event of a ring by itself, for the log."""
 
     ring: str
     name: str
@@ -52,10 +52,10 @@ class RingEvent(NamedTuple):
 
 
 class Worker(Generic[Job]):
-    """A thread that does one kind of job after another, in the order they came."""
+    """A thread that does jobs of one kind, one after another, in the order in which they came."""
 
     def __init__(self, name: str, do: Callable[[Job], object | None], results: ResultQueue) -> None:
-        """do: returns what the loop is to be told, or None."""
+        """do: does a job and returns its result for the loop, or None."""
         self._name = name
         self._do = do
         self._results = results
@@ -63,19 +63,19 @@ class Worker(Generic[Job]):
         self._thread = threading.Thread(target=self._run, name=f"malamute-{name}", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def put(self, job: Job) -> None:
-        """Give it a job; from the loop."""
+        """Give the thread a job; from the loop."""
         self._jobs.put(job)
 
     def waiting(self) -> int:
-        """Jobs that no thread has begun."""
+        """Return how many jobs wait."""
         return self._jobs.qsize()
 
     def stop(self) -> None:
-        """Finish the jobs that it was given, then end."""
+        """Finish the jobs that were given, then end."""
         if self._thread.is_alive():
             self._jobs.put(None)
             self._thread.join()
@@ -120,7 +120,7 @@ class SyncThread:
         self.stop = self._worker.stop
 
     def ask(self, name: str, ring: Syncable) -> None:
-        """Have the ring synced after what was appended so far; from the loop."""
+        """Have the ring synced with what was appended so far; from the loop."""
         if name not in self._asked:
             self._asked.add(name)
             self._worker.put((name, ring))
@@ -139,7 +139,7 @@ class SyncThread:
 
 
 class Housekeeper:
-    """Prepares and retires segments in small steps, with pauses."""
+    """A thread that prepares and retires segments in small pieces, with pauses."""
 
     def __init__(
         self, step: Callable[[], bool], results: ResultQueue, *, idle_s: float, pause_s: float
@@ -153,16 +153,16 @@ class Housekeeper:
         self._thread = threading.Thread(target=self._run, name="malamute-housekeeping", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def nudge(self) -> None:
-        """There may be something to do; from the loop."""
+        """Wake the thread, for which there may be something to do; from the loop."""
         if self._nudges.empty():
             self._nudges.put(False)
 
     def stop(self) -> None:
-        """End after the step that is under way."""
+        """End after the piece of work that is under way."""
         if self._thread.is_alive():
             self._nudges.put(True)
             self._thread.join()

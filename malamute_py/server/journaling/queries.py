@@ -30,12 +30,12 @@ _COMBINED = frozenset({"and", "or", "not"})
 
 
 def answer_query(ring: Ring, query: IndexQuery) -> Any:
-    """The value for IndexAnswer. Raises JournalError, OSError."""
+    """Return the value for IndexAnswer. Raises JournalError, OSError."""
     return _ANSWERS[query.kind](ring, query.stream, query.arguments)
 
 
 def by_key(search: Search) -> Candidates | None:
-    """A search by the matcher's view of an index, for the journal's."""
+    """Turn a search over the matcher's view of an index into one over the journal's."""
     if search is None:
         return None
 

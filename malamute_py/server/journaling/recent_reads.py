@@ -1,10 +1,10 @@
-"""What was read of history last, for the next who wants the same.
+"""Recent reads of history, for the next reader that wants the same.
 
-Owns the last MiBs that the reader thread read for several, by stream. The rules: an answer is given
-again only for offsets that it covers and only when nothing in it lies beyond what is asked for; one
-that named gaps is never given again; what no reader shares any more is let go. A hundred
-subscribers that fell behind together so cost one read and one check of each batch, not a hundred.
-The reader thread alone uses it.
+Owns the last MiBs that the reader thread read for several readers, by stream. The rules: a read is
+used again only for offsets that it covers and only when nothing in it lies beyond what is asked
+for; one that named gaps is never used again; one that no reader shares any more is dropped. A
+hundred subscribers that fell behind together so cost one read and one check of each batch, not a
+hundred. The reader thread alone uses it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from malamute_py.broker.ready import HistoryRun, ReadRange
 from malamute_py.journal import Ring
 
 RECENT_BYTES: Final = 2 << 20
-"""Bytes of runs that are kept; what a client's socket still holds is kept anyway."""
+"""Bytes of runs that are kept, beside those that a client's socket still holds."""
 READS_MAX: Final = 64
-"""Each question goes through all that are kept."""
+"""Reads that are kept: each question goes through all of them."""
 
 
 class _Read(NamedTuple):
@@ -38,9 +38,9 @@ class RecentReads:
         self._bytes = 0
 
     def find(self, ring: Ring, job: ReadRange) -> tuple[tuple[HistoryRun, ...], int] | None:
-        """Runs from before or at the wanted offset, and how far they come; None: not read yet.
+        """Return runs from before or at the wanted offset, and how far they come; None: not read.
 
-        ring: the very one, so that no other of its name is taken for it.
+        ring: the ring object itself, so that no later ring of its name is taken for it.
         """
         for read in self._reads:
             if (
@@ -52,7 +52,7 @@ class RecentReads:
         return None
 
     def keep(self, ring: Ring, job: ReadRange, runs: tuple[HistoryRun, ...], next: int) -> None:
-        """Note what a read brought; the oldest leave for it."""
+        """Keep a read; the oldest ones make room for it."""
         size = sum(len(run.data) for run in runs)
         if not size or size > RECENT_BYTES:
             return
@@ -62,7 +62,7 @@ class RecentReads:
             self._bytes -= self._reads.pop().bytes
 
     def forget(self, ring: Ring, stream: int) -> None:
-        """Let go of what was read of a stream: one reads its history alone."""
+        """Drop the reads of a stream: one reader alone reads its history."""
         if not any(read.ring is ring and read.stream == stream for read in self._reads):
             return
         kept = [read for read in self._reads if read.ring is not ring or read.stream != stream]

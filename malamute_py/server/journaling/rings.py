@@ -1,11 +1,11 @@
 """The rings of a shard as the loop sees them: append here, all else in threads.
 
-Owns which rings are open and the way each of the core's wishes takes to the journal and back. The
-rules: appends run in the loop, in order, and what was refused refuses the later bundles of its ring
-in the same Ready; opening a ring, syncs, reads and housekeeping run in their threads and answer
-through the queue of results; a ring that is not ready yet, or could not be opened, has its appends
-refused for a while, so that nothing waits for it here; neighbouring bundles of a ring share one
-write, and so one fate in a crash, which none of them can tell from its own. Source:
+Owns which rings are open and the way of each of the core's requests to the journal and back. The
+rules: appends run in the loop, in order, and a refused bundle has the later bundles of its ring in
+the same Ready refused; opening a ring, syncs, reads and housekeeping run in their threads and
+answer through the queue of results; a ring that is not ready yet, or could not be opened, has its
+appends refused for a while, so that nothing waits for it here; neighbouring bundles of a ring share
+one write, and so one fate in a crash, which none of them can tell from its own. Source:
 broker/ready.py; docs/design.md (The core and its shell; Journal).
 """
 
@@ -60,31 +60,33 @@ from malamute_py.server.journaling.queries import answer_query, by_key
 from malamute_py.server.journaling.recent_reads import RecentReads
 from malamute_py.server.latencies import Latencies
 from malamute_py.server.result_queue import ResultQueue
-from malamute_py.store.bodies import Bodies
+from malamute_py.store.bodies import StoredBodies
 
 _PREPARE_BYTES = 8 << 20
-"""What housekeeping writes in one step, and syncs: with 2 MiB it came to 210 MB/s, and appends
+"""Bytes that housekeeping writes at a time, and syncs: with 2 MiB it came to 210 MB/s, and appends
 overran it (measured: 366 MB/s of 1 KiB records; with 8 MiB 566, with 32 MiB 660)."""
 _PREPARE_PAUSE_S = 0.002
 _LEISURE_MS = 5
-"""How long what no peer waits for may be unsynced: each sync costs about as much as it groups."""
+"""Time for which bytes that no peer waits for may be unsynced: each sync costs about as much as it
+groups."""
 _IDLE_S = 0.25
 _RETRY_MS = 1000
 _OPENING_RETRY_MS = 100
-"""When to try again what is for a ring that is being opened: that takes about so long."""
+"""Time after which a refused append to a ring that is being opened may be tried again: opening
+takes about so long."""
 _MERGE_BYTES = 4 << 20
-"""Bundles that are written together; one write of 4 MiB takes about a millisecond."""
+"""Bytes of bundles that are written together; one write of 4 MiB takes about a millisecond."""
 _MERGE_BATCHES = 500
-"""Two buffers each, within the kernel's 1024 for one write."""
+"""Batches that are written together: two buffers each, within the kernel's 1024 for one write."""
 
 
 def ring_settings(
     config: JournalSection, asked: dict[str, Any], batch_bytes_max: int
 ) -> RingSettings:
-    """What a ring is opened with: as asked, else as configured.
+    """Return the settings to open a ring with: as asked, else as configured.
 
-    A segment holds two of the largest batches where three such segments fit into the ring, as
-    they do into ring main (config.py checks it); else it is a third of the ring.
+    A segment holds two of the largest batches where three such segments fit into the ring, as they
+    do into ring main (config.py checks it); else it is a third of the ring.
     """
     shared_bytes = config.memory_ring_bytes if asked.get("memory") else config.ring_bytes
     ring_bytes = asked.get("ring_bytes") or shared_bytes
@@ -92,7 +94,7 @@ def ring_settings(
     segment_bytes = config.segment_bytes
     while segment_bytes > 1 << 20 and ring_bytes < 8 * segment_bytes:
         segment_bytes //= 2
-    # But none too small for what clients are told that they may send.
+    # A segment still holds the largest batch that clients are told they may send.
     segment_bytes = max(segment_bytes, min(2 * batch_bytes_max + 4095, ring_bytes // 3))
     segment_bytes = min(segment_bytes, config.segment_bytes)
     segment_bytes -= segment_bytes % 4096
@@ -113,16 +115,16 @@ _QUEUES: Final = frozenset([CHANGE_STREAM, MAIL_STREAM])
 
 
 class Unready(NamedTuple):
-    """A ring that takes nothing yet: it is being opened, or that failed."""
+    """A ring that takes no appends yet: it is being opened, or opening it failed."""
 
     settings: dict[str, Any]
     refusal: tuple[str, str, int]
-    """What an append to it is answered: code, reason, when to try again."""
+    """Answer to an append: code, reason, when to try again."""
     failed: bool = False
 
 
 class Change(NamedTuple):
-    """What the opener is to do: open a ring, or remove one."""
+    """A job of the opener: open a ring, or remove one."""
 
     name: str
     settings: dict[str, Any]
@@ -134,7 +136,7 @@ class Rings:
     def __init__(
         self, journal: Journal, config: JournalSection, results: ResultQueue, batch_bytes_max: int
     ) -> None:
-        """journal: open, and closed by close(). batch_bytes_max: of a batch that is published."""
+        """journal: open; close() closes it. batch_bytes_max: of a batch that is published."""
         self._journal = journal
         self._config = config
         self._batch_bytes_max = batch_bytes_max
@@ -145,18 +147,18 @@ class Rings:
         self._stopping = False
         self._dirty: dict[str, Ring] = {}
         self.sync_at_ms: int | None = None
-        """When to call sync() again at the latest, for what no peer waits for."""
+        """Latest time of the next call of sync(), for bytes that no peer waits for."""
         self.snapshot: Callable[[str], Sequence[bytes]] = lambda ring: ()
-        """The core's state that belongs into a ring; set once the core exists."""
+        """Returns the core's state that goes into a ring; set once the core exists."""
         self.noted: Callable[[int, int], None] | None = None
         """Told the bounds of each write to ring main that concerns the queues."""
         self.relieve: Callable[[], bool] | None = None
-        """Has ring main's hold moved when it has no room; True: it did."""
-        self.bodies: Bodies | None = None
-        """Where bodies are that the journal has let go of."""
+        """Called when ring main has no room: moves its hold; True: it moved."""
+        self.bodies: StoredBodies | None = None
+        """Reads bodies that the journal no longer has."""
         self.latencies = Latencies(time.perf_counter_ns)
         self.free_bytes: int | None = None
-        """What the disk has free, as housekeeping saw it last; None: it has not looked."""
+        """Free bytes of the disk when housekeeping looked last; None: it has not looked."""
         self._syncer = SyncThread(results, (JournalError,), _explain, self._took)
         self._reader: Worker[bool] = Worker("reader", self._take_turn, results)
         self._reads: deque[_Job] = deque()
@@ -177,14 +179,14 @@ class Rings:
     # --- life ------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin the threads."""
+        """Start the threads."""
         self._syncer.start()
         self._reader.start()
         self._opener.start()
         self._housekeeper.start()
 
     def stop_threads(self) -> None:
-        """End the threads; what they were asked is done first."""
+        """End the threads; jobs that they have are done first."""
         self._stopping = True
         self._reader.stop()
         self._opener.stop()
@@ -218,7 +220,7 @@ class Rings:
         return lambda: self.snapshot(name)
 
     def facts(self) -> dict[str, dict[str, Any]]:
-        """For BROKER_INFO and metrics."""
+        """Return facts for BROKER_INFO and metrics."""
         return {
             name: {
                 "end_lsn": ring.end_lsn,
@@ -237,7 +239,7 @@ class Rings:
     # --- what the loop calls -----------------------------------------------------------
 
     def open(self, name: str, settings: dict[str, Any]) -> None:
-        """Have a ring opened, or removed, elsewhere; until then its appends are refused."""
+        """Have a ring opened, or removed, by a thread; until then its appends are refused."""
         if settings.get("remove"):
             self._dirty.pop(name, None)
             self._in_memory.discard(name)
@@ -246,7 +248,8 @@ class Rings:
         elif name in self._rings or name in self._unready:
             return
         elif settings.get("memory"):
-            # At once: nothing touches a disk, and what is published to it may be unconfirmed.
+            # Opened here at once: nothing touches a disk, and records that are published to it may
+            # be unconfirmed.
             wanted = ring_settings(self._config, settings, self._batch_bytes_max)
             self._in_memory.add(name)
             self._journal.memory_ring(name, wanted)
@@ -259,9 +262,9 @@ class Rings:
         self._opener.put(Change(name, settings))
 
     def append(self, bundles: list[AppendBundle]) -> Iterator[Appended | AppendRefused]:
-        """Write the bundles; one answer each, in order.
+        """Write the bundles; yields one answer each, in order.
 
-        The core is to be told each answer as it comes: those of a write are given before the
+        The caller tells the core each answer as it comes: those of a write are given before the
         next write is made, so that a snapshot asked for in it knows of them.
         """
         refused: dict[str, AppendRefused] = {}
@@ -276,7 +279,7 @@ class Rings:
             stop = _neighbours(bundles, at)
             written = self._write(name, bundles[at:stop])
             if len(written) == 1 and isinstance(written[0], AppendRefused) and stop - at > 1:
-                # The fault may lie in one of them only.
+                # Only one of the bundles may be at fault.
                 stop = at + 1
                 written = self._write(name, bundles[at:stop])
             for answer in written:
@@ -286,7 +289,7 @@ class Rings:
             at = stop
 
     def _write(self, name: str, bundles: list[AppendBundle]) -> list[Appended | AppendRefused]:
-        """One write. Refused: one answer, for the first."""
+        """Make one write. Refused: one answer, for the first bundle."""
         token = bundles[0].token
         unready = self._unready.get(name)
         if unready is not None:
@@ -300,8 +303,8 @@ class Rings:
         if len(bundles) > 1:
             batches = tuple(batch for bundle in bundles for batch in bundle.batches)
         if not batches:
-            # Steps that log nothing, as a reply in between to a mailbox in memory: what they
-            # wait for is what was written before.
+            # Bundles that log nothing, such as a reply in between to a mailbox in memory, wait for
+            # what was written before.
             return [Appended(bundle.token, (), ring.end_lsn) for bundle in bundles]
         try:
             done = self._append(name, ring, batches)
@@ -335,14 +338,14 @@ class Rings:
         return ring.append(batches)
 
     def sync(self, hurries: Callable[[str], bool], now_ms: int) -> None:
-        """Have synced what was appended; the answers come one a sync, not one a call.
+        """Have synced what was appended; each sync answers once, not each call.
 
-        hurries: whether a peer waits for a ring. What no peer waits for is synced a little later
-        (see sync_at_ms), together with what comes until then.
+        hurries: whether a peer waits for a ring. Bytes that no peer waits for are synced a little
+        later (see sync_at_ms), together with what comes until then.
         """
         dirty = self._dirty
         if not dirty:
-            self.sync_at_ms = None  # of a ring that was removed before it was due
+            self.sync_at_ms = None  # The ring was removed before its sync was due.
             return
         if self.sync_at_ms is None:
             self.sync_at_ms = now_ms + _LEISURE_MS
@@ -373,17 +376,17 @@ class Rings:
         )
 
     def read(self, wanted: ReadRange) -> None:
-        """Read history, elsewhere."""
+        """Have history read by the reader thread."""
         self._reads.append(wanted)
         self._reader.put(True)
 
     def ask(self, query: IndexQuery) -> None:
-        """Ask the index, elsewhere."""
+        """Have a question to the index answered by the reader thread."""
         self._questions.append(query)
         self._reader.put(True)
 
     def read_bodies(self, wanted: BodiesRead) -> None:
-        """Read bodies by number, elsewhere."""
+        """Have bodies read by number by the reader thread."""
         self._bodies_wanted.append(wanted)
         self._reader.put(True)
 
@@ -422,7 +425,7 @@ class Rings:
             self._housekeeper.nudge()
             return None
         if self._stopping:
-            return None  # the next start opens it
+            return None  # The next start opens the ring.
         try:
             if name not in self._rings:
                 wanted = ring_settings(self._config, settings, self._batch_bytes_max)
@@ -452,7 +455,7 @@ class Rings:
             return self._erred(job, error)
 
     def _erred(self, job: BodiesRead | ReadRange | IndexQuery, error: Exception) -> object:
-        """A read met what this code does not foresee in a batch: the asking link is told."""
+        """Tell the asking link that a read met what this code does not foresee in a batch."""
         ring, stream, doing = MAIN, "mail", "bodies"
         if not isinstance(job, BodiesRead):
             ring, stream = job.ring, str(job.stream)
@@ -467,7 +470,7 @@ class Rings:
         return IndexAnswer(job.token, IndexFailure("internal", reason))
 
     def _read_bodies(self, job: BodiesRead) -> BodiesFound:
-        """From the journal, and then from the tables: what left it before that is in them."""
+        """Read bodies from the journal, and those that it no longer has from the tables."""
         ring, found, failed = self._rings.get(MAIN), {}, ""
         try:
             if ring is not None:
@@ -507,7 +510,7 @@ class Rings:
             return HistoryRead(job.token, runs, found.next, found.gaps)
         if job.wanted is not None and not job.wanted():
             # A client that asks and leaves, again and again, must not keep the others waiting.
-            return IndexAnswer(job.token, IndexFailure("cancelled", "nobody waits for it"))
+            return IndexAnswer(job.token, IndexFailure("cancelled", "no reader waits for it"))
         if ring is None:
             return IndexAnswer(
                 job.token, IndexFailure("journal_failed", f"the ring {job.ring} is not open")
@@ -529,8 +532,8 @@ class Rings:
                 more = ring.prepare_step(_PREPARE_BYTES, now_ms) or more
                 self._complaints.pop(name, None)
             except (JournalError, OSError) as error:
-                # It is tried again at the next round; said once until it has gone well. The
-                # texts may differ by how much is free.
+                # The next round tries again; the event is written once until it has gone well. The
+                # texts may differ by how much room is free.
                 if self._complaints.get(name) != _code(error):
                     self._complaints[name] = _code(error)
                     self._results.put(
@@ -548,7 +551,7 @@ class Rings:
         if not self._removals:
             return False
         name, storage = self._removals[0]
-        # First of all: from here on nothing of it is missed.
+        # First of all: from here on the ring is not missed by a start.
         self._journal.forget(name)
         # The file that makes it a ring goes first: a crash half way leaves no ring.
         names = sorted(storage.names(), key=lambda name: name != RING_FILE)
@@ -569,7 +572,7 @@ def _concerns_queues(bundles: list[AppendBundle]) -> bool:
 
 
 def _neighbours(bundles: list[AppendBundle], at: int) -> int:
-    """Where the bundles end that go into one write with the one at `at`."""
+    """Return the end of the bundles that go into one write with the one at `at`."""
     name = bundles[at].ring
     batches = size = 0
     for stop in range(at, len(bundles)):

@@ -1,11 +1,11 @@
 """The driver of our own broker: the public asyncio API, credit and bounds at their defaults.
 
-    python -m perf.peers.malamute.python_driver role=publish url=tcp://... subject=s count=...
+python -m perf.peers.malamute.python_driver role=publish url=tcp://... subject=s count=...
 
-Bulk is window.publish_many() with lists of bodies and batches(), the bodies of a batch looked
-at with numpy as they lie; single is publish() by `window` tasks and `async for` over records.
-A confirm of another level than the one asked for fails the run, and so does a gap or a lost
-link: subscriptions are strict.
+Bulk is window.publish_many() with lists of bodies and batches(), the bodies of a batch checked with
+numpy as they lie; single is publish() by `window` tasks and `async for` over records. A confirm of
+another level than the one asked for fails the run, and so does a gap or a lost link: subscriptions
+are strict.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from perf.peers.driver import Check, DriverFailed, Options, say, word
 SOFTWARE = "malamute_py, asyncio in uvloop" if driver.has_fast_loop() else "malamute_py, asyncio"
 LOOKED_AT_RECORDS = 256
 LOOKED_AT_BYTES = 64 << 10
-"""A batch of either is worth to be looked at by itself; large bodies are not copied for it."""
+"""Size from which on a batch is checked by itself; large bodies are not copied for the check."""
 WORKER_CONCURRENCY = 256
 """Requests that a worker holds at once; 16 by default. Subscribers of peers have no such bound."""
 CHUNK = 65_536
@@ -40,25 +40,25 @@ CHUNK = 65_536
 SINGLE_TASKS = 64
 MAIL_TASKS = 1_000
 LINK_SUBSCRIPTIONS = 1_000
-"""What the broker takes of one client by default (streams.link_subscriptions_max)."""
+"""Subscriptions that the broker allows one client by default (streams.link_subscriptions_max)."""
 PAUSE_S = 0.05
 
 
 class Asked(Options, frozen=True):
-    """What this driver knows besides."""
+    """Further arguments of this driver."""
 
     confirm: ConfirmAt = "synced"
     window: int = 0
     queue: int = 0
-    """1: a mailbox takes the stream's place, its reader acknowledges."""
+    """1: a mailbox takes the stream's place, and its reader acknowledges."""
     first: int = 0
-    """Of a replay by time: the number of the first record due."""
+    """For a replay by time: the number of the first record due."""
     expected: int = 0
-    """Of a replay by records: how many, from the first on."""
+    """For a replay by records: how many, from the first on."""
 
 
 class Levels:
-    """Confirms by level; every one must be of the level that was asked for."""
+    """Confirms by level; each must have the level that was asked for."""
 
     def __init__(self, asked: Asked) -> None:
         self.level = asked.confirm
@@ -79,7 +79,7 @@ class Levels:
 
 
 def made(asked: Asked) -> list[list[bytes]]:
-    """All bodies, made before the clock starts; the collector leaves them alone."""
+    """Make all bodies before the clock starts; the collector leaves them alone."""
     chunks = list(_chunks(asked))
     gc.collect()
     gc.freeze()
@@ -118,7 +118,7 @@ async def publish(asked: Asked) -> None:
         names = [subjects.of_burst(n * CHUNK, len(chunk)) for n, chunk in enumerate(chunks)]
     levels = Levels(asked)
     async with malamute.connect(asked.url) as client:
-        # The producer id is opened by the first confirmed publish, once in its life.
+        # The first confirmed publish opens the producer id, once in its life.
         await client.publish(f"{asked.subject}.before", b"-")
         ready()
         await word()
@@ -129,7 +129,7 @@ async def publish(asked: Asked) -> None:
             middle = {}
             await _publish_single(client, asked, chunks, levels)
         if asked.confirm == "none":
-            # Nothing was promised: over when the broker says that it has all of it.
+            # Nothing was promised: the run is over when the broker reports that it has all records.
             await _arrived(client, asked)
         if levels.confirmed != asked.count:
             raise DriverFailed(f"published {asked.count}, confirmed {levels.confirmed}")
@@ -215,7 +215,7 @@ async def pace(asked: Asked) -> None:
             waiting.add(future)
             future.add_done_callback(confirmed)
             if number % 64 == 0:
-                # Who is behind its time does not sleep: the link must have its turn.
+                # A sender that is late does not sleep; the link must still have its turn.
                 await asyncio.sleep(0)
         sent_ns = time.monotonic_ns()
         await client.flush(30_000)
@@ -232,11 +232,11 @@ async def pace(asked: Asked) -> None:
 def look(check: Check, batch: Batch) -> bool:
     """Check a batch's bodies as they lie; of a part of a batch, the rows that were delivered.
 
-    Small batches are gathered first, as the drivers of peers gather what they are given.
+    Small batches are gathered first, as the drivers of peers gather their records.
     """
     large = len(batch) >= LOOKED_AT_RECORDS or len(batch) * check.size >= LOOKED_AT_BYTES
     if batch.rows is None and large:
-        # Small batches and parts of some may wait to be looked at together: they came before.
+        # Small batches and parts of some may wait to be checked together: they came before.
         check.close()
         return check.block(batch.content.bodies().blob, len(batch))
     return check.burst(batch.bodies())
@@ -244,8 +244,8 @@ def look(check: Check, batch: Batch) -> bool:
 
 @contextlib.asynccontextmanager
 async def clients(asked: Asked, count: int) -> Any:
-    """So many links of their own in this process."""
-    # A context has 1,023 sockets by default, a client may take two.
+    """Connect so many clients, each with a link of its own, in this process."""
+    # A context has 1,023 sockets by default; a client may take two.
     zmq.Context.instance().set(zmq.MAX_SOCKETS, max(1_023, 4 * count))
     opened: list[malamute.Client] = []
     try:
@@ -299,7 +299,7 @@ async def _take_records(subscription: Any, check: Check) -> None:
 
 
 async def subscribe_to_patterns(asked: Asked) -> None:
-    """One subscription a pattern, on as few links as the broker's bound allows."""
+    """Make one subscription for each pattern, on as few links as the broker's bound allows."""
     check = Check(asked)
     patterns = driver.Subjects(asked).patterns
     links = -(-len(patterns) // LINK_SUBSCRIPTIONS)
@@ -480,7 +480,7 @@ async def send(asked: Asked) -> None:
 
 
 async def appended(client: malamute.Client) -> int:
-    """Bytes ever appended to ring main: messages, and what became of them."""
+    """Return bytes ever appended to ring main: messages, and their changes."""
     facts = await client.broker_info()
     return int(facts.more["rings"]["main"]["end_lsn"])
 
@@ -511,7 +511,7 @@ async def read(asked: Asked) -> None:
 
 
 async def steps(asked: Asked) -> None:
-    """Atomic steps of four parts by `flight` tasks; each place must hold each step once."""
+    """Make atomic steps of four parts by `flight` tasks; each place must hold each step once."""
     count = asked.count
     first, second, box, service = (f"{asked.subject}.{part}" for part in ("a", "b", "box", "ask"))
     bodies = [body for chunk in made(asked) for body in chunk]
@@ -537,8 +537,8 @@ async def steps(asked: Asked) -> None:
         ended_ns, cpu_s = time.monotonic_ns(), clock.cpu_s()
         if levels.confirmed != count:
             raise DriverFailed(f"{count} steps, {levels.confirmed} confirmed")
-        # Told before they are read again, which would be in the broker's processor time; what is
-        # wrong then is told by the status at the end.
+        # The figures are reported before the steps are read again, which would take the broker's
+        # processor time. The exit status reports a fault found then.
         say(begun_ns=clock.begun_ns, ended_ns=ended_ns, confirmed=count, cpu_s=cpu_s)
         await word()
         orders = await _four_places(client, first, second, box, service, count)

@@ -105,7 +105,7 @@ def _tells(url: str) -> bool:
 
 
 def _form_of(pid: int) -> str:
-    """In which form the process runs, by what it has loaded and not by what lies on the disk."""
+    """Return the form of the process, by what it has loaded and not by what is on the disk."""
     maps = Path(f"/proc/{pid}/maps").read_text()
     return "compiled" if "_compiled__mypyc" in maps else PLAIN
 

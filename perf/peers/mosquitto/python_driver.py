@@ -1,8 +1,8 @@
 """An MQTT client: gmqtt in uvloop, MQTT 5.
 
 gmqtt was the fastest of the Python clients (140 B through one broker: 107,000/s at QoS 0 and
-67,000/s at QoS 1; paho-mqtt, which aiomqtt stands on, 23,000 and 5,000). Its store of what is
-unacknowledged is ours to give: the one here counts, so that a publisher keeps to its window.
+67,000/s at QoS 1; paho-mqtt, which aiomqtt is built on, 23,000 and 5,000). A driver may give it a
+store of unacknowledged messages: the one here counts, so that a publisher keeps to its window.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _numbers = itertools.count()
 
 
 class Unacknowledged(PersistentStorage):  # type: ignore[misc]
-    """What is out at QoS 1, as the client asks for it; wakes a publisher that waits for room."""
+    """Unacknowledged messages at QoS 1, as the client asks for them; wakes a waiting publisher."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Unacknowledged(PersistentStorage):  # type: ignore[misc]
             self.moved.set()
 
     async def sink_to(self, low: int) -> None:
-        """Wait until no more than so many are out."""
+        """Wait until no more than so many are unacknowledged."""
         self.low = low
         while self.out > low:
             self.moved.clear()
@@ -62,7 +62,7 @@ class Unacknowledged(PersistentStorage):  # type: ignore[misc]
 
 
 class Mqtt:
-    """One client, connected; `take` gets each payload with its properties."""
+    """One connected client; `take` gets each payload with its properties."""
 
     def __init__(self, client: gmqtt.Client, store: Unacknowledged) -> None:
         self.client = client
@@ -105,7 +105,7 @@ class Mqtt:
         return made
 
     async def subscribe(self, filters: list[str], qos: int) -> None:
-        """Return when all are granted."""
+        """Return when all subscriptions are granted."""
         wanted = self._granted + len(filters)
         for at in range(0, len(filters), FILTERS):
             some = filters[at : at + FILTERS]

@@ -70,7 +70,7 @@ NATIVE_RATES = {
 
 
 def _program() -> str | None:
-    """Debian puts it where only root's PATH looks."""
+    """Find the program, which Debian puts where only root's PATH looks."""
     return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
 
 
@@ -83,7 +83,7 @@ class Mosquitto:
         return ""
 
     def version(self) -> str:
-        # -h says it and ends with a status that means nothing.
+        # -h tells it and ends with a status that means nothing.
         return version_in(r"version (\d+(?:\.\d+)+)", _program() or "", "-h")
 
     def versions(self) -> dict[str, str]:
@@ -160,7 +160,7 @@ CONNECT = b"\x10\x11\x00\x04MQTT\x04\x02\x00\x3c\x00\x05probe"
 
 
 def _accepts(port: int) -> bool:
-    """Whether it answers a CONNECT with a CONNACK that accepts."""
+    """Whether the server answers a CONNECT with a CONNACK that accepts."""
     with (
         contextlib.suppress(OSError),
         socket.create_connection(("127.0.0.1", port), timeout=1.0) as client,

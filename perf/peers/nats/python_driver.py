@@ -34,7 +34,7 @@ Callback = Callable[[Msg], Awaitable[None]]
 
 
 async def _fail(error: Exception) -> None:
-    """Errors of callbacks end in the client's log otherwise, and the run goes on."""
+    """End the process: errors of callbacks would end in the client's log, and the run go on."""
     driver.fail(f"{CLIENT}: {error!r}")
 
 

@@ -49,7 +49,7 @@ class Nats:
         return ""
 
     def version(self) -> str:
-        """Of the server: "2.9.10"."""
+        """Return the server's version: "2.9.10"."""
         return version_in(r"(\d+(?:\.\d+)+)", "nats-server", "--version")
 
     def versions(self) -> dict[str, str]:

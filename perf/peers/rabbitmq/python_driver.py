@@ -31,7 +31,7 @@ TURN = 200
 
 
 class Amqp:
-    """One connection with one channel; its calls of callbacks made calls to await."""
+    """One connection with one channel; calls with callbacks become calls to await."""
 
     def __init__(self, connection: AsyncioConnection, channel: Channel) -> None:
         self.connection = connection
@@ -80,7 +80,7 @@ async def declare_exchange(amqp: Amqp, options: Options) -> None:
 
 
 async def declare_queue(amqp: Amqp, options: Options, queue: str) -> None:
-    """Make a queue of the mode's kind and bind it to the exchange, by a pattern a subject."""
+    """Make a queue of the mode's kind and bind it to the exchange, once for each subject."""
     if _quorum(options):
         await amqp.call(
             amqp.channel.queue_declare,
@@ -119,7 +119,7 @@ async def consume(
     waking: asyncio.TimerHandle | None = None
 
     def ack() -> None:
-        """Acknowledge what was delivered: by a full ACK_EVERY, or a little later the tail."""
+        """Acknowledge deliveries: by a full ACK_EVERY, or the rest a little later."""
         nonlocal unacked, waking
         if waking is not None:
             waking.cancel()

@@ -1,8 +1,8 @@
 """RabbitMQ: classic queues in memory, quorum queues, and streams by their own protocol.
 
-A node of its own: own name, own folder, own ports, own list of plugins and its own epmd, so
-that the distribution's node is neither needed nor touched. The distribution's wrapper would
-change to the user `rabbitmq`; the script beneath it runs as whoever runs the suite.
+A node of its own: own name, own folder, own ports, own list of plugins and its own epmd, so that
+the distribution's node is neither needed nor touched. The distribution's wrapper would change to
+the user `rabbitmq`; the script beneath it runs as the user that runs the suite.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class RabbitMQ:
         return ""
 
     def version(self) -> str:
-        """Of the installed server, from the name of its folder."""
+        """Return the version of the installed server, from the name of its folder."""
         found = re.search(r"rabbitmq_server-(\d+(\.\d+)+)", str(SCRIPT.resolve()))
         return found.group(1) if found else "unknown"
 
@@ -198,7 +198,7 @@ class RabbitMQ:
 
     @staticmethod
     def _open(port: int) -> bool:
-        """Whether it greets clients: it listens before it does."""
+        """Whether the server greets clients: it listens before it does."""
         with (
             contextlib.suppress(OSError),
             socket.create_connection(("127.0.0.1", port), timeout=1.0) as client,

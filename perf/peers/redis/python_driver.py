@@ -1,16 +1,15 @@
-"""A Redis client: hiredis-py over a socket, what redis-py itself packs and parses with.
+"""A Redis client: hiredis-py over a socket, with which redis-py itself packs and parses.
 
 Without redis-py's layers above it a pipeline of XADD is 2.7 times as fast (553,000 records/s
-against 205,000 on a connection of redis-py and 142,000 through `Pipeline.xadd`), and XREAD
-twice: the peer's best form. `form=single` is redis.asyncio as a user writes it: a pipeline of
-`flight` records at a time, since one connection takes no second command before the answer to
-the first and many connections would mix the order.
+against 205,000 on a connection of redis-py and 142,000 through `Pipeline.xadd`), and XREAD twice:
+the peer's best form. `form=single` is redis.asyncio as a user writes it: a pipeline of `flight`
+records at a time, since one connection takes no second command before the answer to the first and
+many connections would mix the order.
 
-Streams are written by XADD with at most `window` unanswered and read by XREAD BLOCK with a
-large COUNT. Pub/sub is written with CLIENT REPLY OFF, so that no answers are made that nobody
-reads, and ends with a round trip. Requests go through lists, RPUSH and BLMPOP with a COUNT,
-which hands over many at once where pub/sub hands over one: a call each of redis.asyncio, or in
-waves over a socket.
+Streams are written by XADD with at most `window` unanswered and read by XREAD BLOCK with a large
+COUNT. Pub/sub is written with CLIENT REPLY OFF, so that no unread answers are made, and ends with a
+round trip. Requests go through lists, RPUSH and BLMPOP with a COUNT, which hands over many at once
+where pub/sub hands over one: a call each of redis.asyncio, or in waves over a socket.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class Wire:
         place = urllib.parse.urlsplit(url)
         self.socket = socket.create_connection((place.hostname or "", place.port or 6379))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Its stubs know bytes only, and copying into them is what a buffer is to spare.
+        # Its stubs know bytes only, and a buffer is there to spare copying into them.
         self._reader: Any = hiredis.Reader()
         self._buffer = bytearray(READ_BYTES)
 
@@ -59,7 +58,7 @@ class Wire:
         self.socket.sendall(b"".join(map(pack, commands)))
 
     def replies(self) -> list[Any]:
-        """Wait for what comes next and give all of it that is whole."""
+        """Wait for the next bytes and return the replies that are whole."""
         got = self.socket.recv_into(self._buffer)
         if not got:
             raise DriverFailed("the server closed the connection")
@@ -73,7 +72,7 @@ class Wire:
         return found
 
     def replies_there(self) -> list[Any]:
-        """Those that have come already."""
+        """Return the replies that have come already."""
         there, _, _ = select.select([self.socket], [], [], 0)
         return self.replies() if there else []
 
@@ -104,7 +103,7 @@ def key_of(options: Options) -> bytes:
 def _commands(
     options: Options, subjects: Subjects, first: int, burst: list[bytes]
 ) -> list[Command]:
-    """XADD or PUBLISH of a burst of bodies; in a stream a subject that differs is a field."""
+    """Return XADD or PUBLISH for a burst of bodies; in a stream a varying subject is a field."""
     if options.mode == "pubsub":
         if not subjects.many:
             channel = key_of(options)
@@ -247,7 +246,7 @@ class _Reader:
         )
 
     def heard(self) -> bool:
-        """Take what came; True when it was the last."""
+        """Take records; True when the last one came."""
         for reply in self.wire.replies():
             entries = reply[0][1]
             self.after = entries[-1][0]
@@ -385,10 +384,10 @@ def replay(options: Options) -> None:
 
 
 async def _request_by_callers(options: Options) -> None:
-    """`flight` callers who each await a call of their own.
+    """Make requests by `flight` callers who each await a call of their own.
 
-    A call pushes its request and waits for its future; one task takes the replies, many at
-    once, and gives each to its caller.
+    A call pushes its request and waits for its future; one task takes the replies, many at once,
+    and gives each to its caller.
     """
     import redis.asyncio
 
@@ -433,8 +432,8 @@ async def _request_by_callers(options: Options) -> None:
 def request(options: Options) -> None:
     """Ask by callers, or in mode `pubsub-waves` as the driver in C does.
 
-    There, over one connection, as many requests go out as there is room for, a command each, and
-    behind them a BLMPOP, which takes the replies that are there.
+    In that mode, over one connection, as many requests go out as there is room for, a command each,
+    and after them a BLMPOP, which takes the replies that are there.
     """
     if options.mode == "pubsub":
         driver.run(_request_by_callers(options))
@@ -490,7 +489,7 @@ class _Worker:
     def heard(self) -> bool:
         for reply in self.wire.replies():
             if not isinstance(reply, list):
-                continue  # the length of an inbox
+                continue  # The length of an inbox.
             answers: dict[bytes, list[bytes]] = {}
             for value in reply[1]:
                 inbox, _, body = value.partition(b" ")
@@ -531,7 +530,8 @@ def pace(options: Options) -> None:
     clock = Clock()
     out = 0
     for number in driver.ticks_of_thread(options):
-        # Whoever keeps a pace waits for no answer before the next; those that are there are taken.
+        # A paced requester waits for no answer before the next request; it takes answers that are
+        # there.
         out -= len(wire.replies_there())
         body = driver.stamped(options.producer, number, options.size)
         if options.mode == "pubsub":

@@ -97,7 +97,7 @@ class Redis:
                 msgspec.structs.replace(
                     asked,
                     mode="pubsub-waves",
-                    # The same server: only who asks differs.
+                    # The same server: only the driver differs.
                     server=asked.mode,
                     label="Redis lists, Python client, in waves",
                     roles=frozenset({"request", "respond"}),
@@ -160,7 +160,7 @@ class Redis:
 
 
 def _serves(port: int) -> bool:
-    """Whether it serves: it answers -LOADING while it reads its file."""
+    """Whether the server serves: it answers -LOADING while it reads its file."""
     with (
         contextlib.suppress(OSError),
         socket.create_connection(("127.0.0.1", port), timeout=1.0) as client,

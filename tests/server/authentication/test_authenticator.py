@@ -1,4 +1,4 @@
-"""Authentication at the socket: who is let in, as whom, and who is not."""
+"""Authentication at the socket: which clients are let in, as which user, and which are not."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from typing import Any, Self
 import pytest
 import zmq
 
-from malamute_py.config import Authentication, Config, ConfigError, Grant, from_table
-from malamute_py.server.authentication.attempts import Pauses, Place, Turns
+from malamute_py.config import Authentication, Config, Grant, from_table
+from malamute_py.sections import ConfigError
+from malamute_py.server.authentication.attempts import Origin, Pauses, Turns
 from malamute_py.server.authentication.authenticator import ZAP_DOMAIN, ZAP_ENDPOINT, Authenticator
 from malamute_py.server.authentication.credentials import (
     PlainTable,
@@ -31,7 +32,7 @@ from tests.waiting import WAIT_MS, WAIT_S
 
 Denials = list[tuple[str, str]]
 REFUSED_MS = 400
-"""How long nothing may come; that a machine is slow passes for a refusal."""
+"""Time without a message that counts as a refusal; a slow machine would pass for one."""
 
 
 @contextlib.contextmanager
@@ -78,7 +79,7 @@ def dealer(endpoint: str, **options: object) -> Iterator[zmq.Socket[bytes]]:
 def identity_seen(
     listener: Listener, client: zmq.Socket[bytes], wait_ms: int = WAIT_MS
 ) -> str | None:
-    """The identity that arrives with a message of the client; None: none arrived."""
+    """Return the identity that arrives with a message of the client; None: none arrived."""
     client.send(b"hello")
     if not listener.socket.poll(wait_ms):
         return None
@@ -88,7 +89,7 @@ def identity_seen(
 
 
 def denial(denials: Denials) -> tuple[str, str]:
-    """The first denial, which the authenticator's thread tells in its own time."""
+    """Return the first denial, which the authenticator's thread reports a little later."""
     deadline = time.monotonic() + WAIT_S
     while not denials:
         assert time.monotonic() < deadline, "nobody was denied"
@@ -216,31 +217,31 @@ def test_a_right_password_is_remembered_for_an_hour_and_a_wrong_one_is_not() -> 
 
 def test_what_is_wrong_too_often_waits_alone_and_longer_each_time() -> None:
     pauses = Pauses()
-    guessed = Place("10.0.0.1", "alice")
+    guessed = Origin("10.0.0.1", "alice")
     assert [pauses.failed(guessed, 0) for _ in range(7)] == [0, 0, 0, 0, 500, 1_000, 2_000]
     assert pauses.holds(guessed, 1_999)
     assert not pauses.holds(guessed, 2_000)
-    assert not pauses.holds(Place("10.0.0.1", "bob"), 0), "a neighbour"
-    assert not pauses.holds(Place("10.0.0.2", "alice"), 0), "the user elsewhere"
+    assert not pauses.holds(Origin("10.0.0.1", "bob"), 0), "a neighbour"
+    assert not pauses.holds(Origin("10.0.0.2", "alice"), 0), "the user elsewhere"
     assert [pauses.failed(guessed, 2_000) for _ in range(8)][-2:] == [60_000, 60_000]
     pauses.succeeded(guessed)
     assert not pauses.holds(guessed, 2_001)
     for number in range(20_000):
-        pauses.failed(Place(f"address {number}", ""), 0)
+        pauses.failed(Origin(f"address {number}", ""), 0)
     assert len(pauses) == 10_000
 
 
 def test_addresses_and_their_names_have_their_turns() -> None:
     turns: Turns[str] = Turns(all_max=8, address_max=6, place_max=4)
     for number in range(4):
-        assert turns.put(Place("flood", "alice"), f"alice {number}") is None
-    assert turns.put(Place("flood", "alice"), "alice 4") == "alice 4", "no place for the name"
-    assert turns.put(Place("flood", ""), "nobody 0") is None
-    assert turns.put(Place("flood", "bob"), "bob 0") is None
-    assert turns.put(Place("flood", "bob"), "bob 1") == "bob 1", "no place for the address"
-    assert turns.put(Place("quiet", "carol"), "carol 0") is None
-    assert turns.put(Place("other", "dave"), "dave 0") is None
-    assert turns.put(Place("third", "erin"), "erin 0") == "alice 3", "the largest gives way"
+        assert turns.put(Origin("flood", "alice"), f"alice {number}") is None
+    assert turns.put(Origin("flood", "alice"), "alice 4") == "alice 4", "no place for the name"
+    assert turns.put(Origin("flood", ""), "nobody 0") is None
+    assert turns.put(Origin("flood", "bob"), "bob 0") is None
+    assert turns.put(Origin("flood", "bob"), "bob 1") == "bob 1", "no place for the address"
+    assert turns.put(Origin("quiet", "carol"), "carol 0") is None
+    assert turns.put(Origin("other", "dave"), "dave 0") is None
+    assert turns.put(Origin("third", "erin"), "erin 0") == "alice 3", "the largest gives way"
     order = [turns.take() for _ in range(9)]
     assert order == [
         "alice 0", "carol 0", "dave 0", "erin 0", "nobody 0", "bob 0", "alice 1", "alice 2", None,
@@ -410,7 +411,7 @@ def test_a_file_of_another_kind_or_owner_is_refused(tmp_path: Path) -> None:
 
 def test_a_socket_file_that_every_user_can_use_is_refused(tmp_path: Path) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    # Each has a name of its own: libzmq gives one up in its own time.
+    # Each has a name of its own: libzmq gives one up a little later.
     first, second, third = (parse_endpoint(f"ipc://{tmp_path}/{number}") for number in range(3))
     before = os.umask(0)
     try:

@@ -1,4 +1,4 @@
-"""The daemon and the process that follows its log: who ends with whom, and what comes back."""
+"""The daemon and the process that follows its log: which ends when, and what comes back."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def until(what: Callable[[], Any]) -> Any:
 
 
 def children(pid: int) -> list[int]:
-    """Processes that follow for this one."""
+    """Return the processes that follow for this one."""
     found = []
     for place in Path("/proc").iterdir():
         try:
@@ -63,7 +63,7 @@ def children(pid: int) -> list[int]:
 
 
 def send(peer: RawPeer, tracker: int, body: bytes, mailbox: str = "box") -> int:
-    """Returns the number that the broker gave the message."""
+    """Send a message; returns the number that the broker gave it."""
     peer.send(Send(mailbox, tracker), frames=(encode([body]),))
     confirm, _ = peer.get(Confirm)
     return int(confirm.offset)
@@ -76,7 +76,7 @@ def lag(peer: RawPeer) -> Any:
 
 
 def received(peer: RawPeer, count: int) -> list[bytes]:
-    """Messages of a mailbox, confirmed as they come."""
+    """Read messages of a mailbox, confirmed as they come."""
     peer.send(OpenInbox(7, "box", 1 << 40, 1 << 40))
     found: list[bytes] = []
     while len(found) < count:
@@ -92,7 +92,7 @@ def test_mail_is_there_after_a_kill_out_of_the_tables_and_out_of_the_log(tmp_pat
         for number in range(2, 21):
             send(peer, number, b"tables %d" % number)
         until(lambda: lag(peer) == 0)
-        for number in range(1, 41):  # the ring goes round: their bodies are in the tables only
+        for number in range(1, 41):  # The ring goes round: only the tables have their bodies.
             peer.send(Publish("s", number), frames=(encode([b"n" * 500_000]),))
             peer.get(Confirm)
             until(lambda: lag(peer) == 0)
@@ -137,7 +137,7 @@ def test_ctrl_c_on_a_terminal_ends_both_in_order(tmp_path: Path) -> None:
         until(lambda: lag(peer) == 0)
         (follower,) = children(daemon.process.pid)
         send(peer, 2, b"two")
-        os.kill(follower, signal.SIGINT)  # as the terminal does, to each of the group
+        os.kill(follower, signal.SIGINT)  # As a terminal does, to each process of the group.
         daemon.process.send_signal(signal.SIGINT)
         assert daemon.process.wait(timeout=WAIT_S) == 0
         assert not Path(f"/proc/{follower}").exists()

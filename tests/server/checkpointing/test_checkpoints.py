@@ -1,4 +1,4 @@
-"""The checkpoint beside a broker: when it follows, what a start finds, and who dies when."""
+"""The checkpoint beside a broker: when it follows, what a start finds, and deaths of either."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_what_concerns_no_queue_moves_the_hold_without_any_process(
     start: Callable[..., Shell],
 ) -> None:
     shell = start()
-    for _ in range(40):  # the ring goes round more than once
+    for _ in range(40):  # The ring goes round more than once.
         shell.noise(500_000)
         shell.tick(10_000)
     assert shell.ring.start_lsn > 0
@@ -159,7 +159,7 @@ def test_what_only_waits_for_the_disk_takes_no_room_from_anyone(
     start: Callable[..., Shell],
 ) -> None:
     shell = start()
-    for _ in range(60):  # the ring goes round, and nobody asks for a sync
+    for _ in range(60):  # The ring goes round, and no sync is asked for.
         assert isinstance(shell.try_append([shell.noise_batch(500_000)]), Appended)
         shell.tick()
     assert not shell.pressed
@@ -247,7 +247,7 @@ def test_a_process_that_died_without_work_is_not_left_lying_about(
 def test_what_the_process_says_reaches_the_log_and_never_stops_it(
     start: Callable[..., Shell], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONVERBOSE", "1")  # more than a pipe holds
+    monkeypatch.setenv("PYTHONVERBOSE", "1")  # More than a pipe holds.
     shell = start()
     shell.log(put())
     assert isinstance(shell.checkpoint(), Checkpointed)
@@ -343,7 +343,7 @@ def test_a_broker_that_is_killed_takes_the_process_with_it(start: Callable[..., 
     process = shell.checkpoints._process._child
     assert process is not None
     assert process.stdin is not None
-    process.stdin.close()  # what the kernel does for a process that is killed
+    process.stdin.close()  # The kernel does this for a process that is killed.
     assert process.wait(WAIT_S) == 0
 
 
@@ -358,7 +358,7 @@ def test_a_process_killed_while_it_writes_leaves_whole_tables(
         shell.tick()
         shell.tick(shell.config.interval_ms)
         pid = wait_for(lambda: shell.checkpoints.pid)
-        time.sleep(0.02 * turn)  # whatever it is doing by then
+        time.sleep(0.02 * turn)  # Whatever it does by then.
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         shell.answer()
@@ -432,7 +432,7 @@ def test_a_ring_that_refuses_gets_the_room_of_stored_bodies_back(
 
 
 def refused(start: Callable[..., Shell], **options: Any) -> str:
-    """Why mail, services, cursors and groups cannot be had."""
+    """Return why mail, services, cursors and groups are refused."""
     with pytest.raises(QueuesLost) as caught:
         start(**options)
     assert 'checkpoint.lost_changes = "accept"' in caught.value.remedy
@@ -541,7 +541,7 @@ def test_lost_tables_are_not_made_of_half_a_log_without_a_word(
     assert set(again.queues.cursors) == {(1, "kept")}
     assert again.queues.messages == {}
     assert again.queues.next_number >= again.journal.epoch << 32, "no number comes again"
-    # A kill at once: the word was given once, and is on disk.
+    # A kill at once: the operator's word was given once, and is on disk.
     again.abandon()
     third = start()
     assert third.queues == again.queues
@@ -560,7 +560,7 @@ def test_the_log_alone_says_that_there_were_tables(start: Callable[..., Shell]) 
 def test_what_is_accepted_is_on_disk_before_anything_is_served(
     start: Callable[..., Shell],
 ) -> None:
-    """A kill within the first checkpoint's interval took the word back."""
+    """A kill within the first checkpoint's interval took the operator's word back."""
     shell = start()
     shell.log(put())
     shell.close()
@@ -691,8 +691,8 @@ def test_tables_that_cannot_be_written_are_told_and_tried_again(
     shell = start()
     shell.log(put())
     connection = connect(shell.directory / DATABASE)
-    connection.execute("UPDATE position SET change_next = 99")  # as if another had moved it
-    assert isinstance(shell.checkpoint(), Checkpointed)  # nothing new to it
+    connection.execute("UPDATE position SET change_next = 99")  # As if another had moved it.
+    assert isinstance(shell.checkpoint(), Checkpointed)  # Nothing new to it.
     shell.log(put())
     connection.execute("UPDATE position SET change_next = 1")
     answer = shell.checkpoint()
@@ -703,4 +703,4 @@ def test_tables_that_cannot_be_written_are_told_and_tried_again(
     connection.close()
     shell.tick(shell.config.retry_ms)
     assert isinstance(shell.answer(), Checkpointed)
-    assert "checkpoint_process_restarted" not in shell.names()  # none had died
+    assert "checkpoint_process_restarted" not in shell.names()  # None had died.

@@ -1,7 +1,7 @@
 """A log with batches that no check would let in, served by the real broker to the real client.
 
-They are appended to the ring's files while no broker runs, as an older version, or a bug, could
-have stored them.
+The batches are appended to the ring's files while no broker runs, as an older version, or a bug,
+could have stored them.
 """
 
 from __future__ import annotations
@@ -58,21 +58,21 @@ def poison(directory: Path, stream: int, base: int, contents: list[bytes]) -> No
 
 
 def read(client: SyncClient, pattern: Any, **more: Any) -> tuple[list[bytes], list[GapNotice]]:
-    """All records of a pattern whose bodies are ours, and the gaps between them."""
+    """Return all records of a pattern whose bodies are ours, and the gaps between them."""
     gaps: list[Notice] = []
     found = client.subscribe(
         "s", pattern, start="earliest", until="tail", on_notice=gaps.append, **more
     )
     got = []
     for batch in found.batches():
-        # Of some the properties cannot be taken apart; their bodies can, and what comes behind.
+        # Properties of some cannot be taken apart; their bodies can, and the records after them.
         with contextlib.suppress(BatchError):
             assert batch.to_arrow().num_rows == len(batch)
         got += [body for body in batch.bodies() if body != b"x"]
     return got, [gap for gap in gaps if isinstance(gap, GapNotice)]
 
 
-# What the other batches do to the core alone is in tests/broker/test_containment.py.
+# tests/broker/test_containment.py has the effect of the other batches on the core alone.
 QUICK = {"codes", "properties that are none", "properties over the limit"}
 
 

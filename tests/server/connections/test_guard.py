@@ -1,4 +1,4 @@
-"""The guard at one connection: what it counts as unread, whom it cuts, what it gives back."""
+"""The guard at one connection: what it counts as unread, what it cuts, what it gives back."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def test_a_connection_whose_descriptor_is_a_files_by_now_is_gone() -> None:
         guard._accepted(fd, 0)
         connection = guard.connections.get(fd)
         assert connection is not None
-        # What libzmq's thread does at any moment: closed, and opened as something else.
+        # libzmq's thread may do this at any moment: the descriptor is closed, and opened as
+        # another.
         os.dup2(file.fileno(), fd)
         before = os.listdir("/proc/self/fd")
         guard.cut(connection, "its link ended")
@@ -88,11 +89,11 @@ class Watched:
             self.cuts.append(str(facts["reason"]))
 
     def grows(self, size: int) -> None:
-        """Resident memory is so much more than in the beginning."""
+        """Make resident memory so much more than in the beginning."""
         self.guard.memory.resident = lambda: self._began + size  # type: ignore[method-assign]
 
     def another(self) -> Watched:
-        """Another connection that the same guard looks at."""
+        """Return another connection that the same guard looks at."""
         return Watched(self)
 
     def arrives(self, size: int) -> None:
@@ -109,7 +110,7 @@ class Watched:
         self.connection.frames += frames
 
     def trimmed(self) -> None:
-        """Memory is being given back; return when it was."""
+        """Wait until memory is given back."""
         trimming = self.guard.memory._trimming
         assert trimming is not None
         trimming.join()
@@ -201,7 +202,7 @@ def test_what_cut_connections_left_counts_until_it_is_taken_up() -> None:
 
         assert cut_at(most) == [], "a part is left to who is there"
         assert "its share" in cut_at(most + 1)[0]
-        # The loop drops what it had sent.
+        # The loop drops the messages that it had sent.
         gone.delivered += gone.unread - bounds.unread_share_bytes_max // 2
         assert cut_at(2 * most) == []
         assert "its share" in cut_at(2 * most + 1)[0]
@@ -221,7 +222,7 @@ def leaves(watched: Watched, share: str, size: int) -> Connection:
 
 
 def test_what_ended_connections_left_costs_nobody_else_its_connection() -> None:
-    """Three shares of it were more than all may have: every other connection was cut."""
+    """Three shares of such bytes were more than all may have: every other connection was cut."""
     with Watched() as watched:
         live = watched.connection
         watched.look(drained=False)
@@ -268,7 +269,7 @@ def test_ended_connections_that_count_are_bounded_and_the_largest_stay(
 
 
 def test_connections_count_the_growth_of_memory_once_and_not_each_for_itself() -> None:
-    """Six honest clients with 90 MiB in frames of 4,000 bytes were taken for 360 MiB."""
+    """Six honest clients with 90 MiB in frames of 4,000 bytes counted as 360 MiB."""
     with Watched() as watched:
         sent = [watched.another() for _ in range(6)]
         for other in sent:
@@ -315,7 +316,7 @@ def test_a_message_under_way_is_not_blamed_for_what_others_sent() -> None:
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
-    """How often memory was given back, by the argument of malloc_trim()."""
+    """Return how often memory was given back, by the argument of malloc_trim()."""
     given = Counter[int]()
     monkeypatch.setattr(memory, "_trim", lambda pad: given.update([pad]))
     return given
@@ -389,7 +390,7 @@ def test_memory_of_connections_that_end_by_themselves_is_given_back(
 def test_memory_that_is_freed_after_it_was_given_back_is_given_back_as_well(
     given: Counter[int],
 ) -> None:
-    """341 MiB of 425 stayed: the loop had them in hand when the thread began."""
+    """341 MiB of 425 stayed: the loop still held them when the thread began."""
     with Watched() as watched:
         guard = watched.guard
         watched.look()
@@ -427,7 +428,7 @@ def test_a_system_without_room_for_a_thread_costs_a_try_to_give_memory_back_only
 
 def test_who_leaves_much_behind_again_and_again_comes_in_when_it_was_taken_up() -> None:
     """15 s of one peer that sent tiny messages and came again took 1.2 GiB, without a bound."""
-    refused = "left behind"
+    refused = "ended connections"
     with Watched() as watched:
         guard = watched.guard
         before = guard.memory.rss

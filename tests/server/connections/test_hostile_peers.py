@@ -1,4 +1,4 @@
-"""What a peer that only needs to connect may try: the daemon lives, and others are served.
+"""Attacks by a peer that only needs to connect: the daemon lives, and others are served.
 
 Each attack runs against a daemon in a process of its own, beside a canary: a client whose records
 are confirmed before, amid and after. Source: ARCHITECTURE.md, "What a peer may cost".
@@ -53,7 +53,7 @@ class Canary(RawPeer):
         self._tracker = 0
 
     def publish(self) -> None:
-        """A record is confirmed as synced."""
+        """Publish a record, which is confirmed as synced."""
         self._tracker += 1
         self.send(Publish("canary", self._tracker), frames=(encode([b"x"]),))
         assert self.get(Confirm)[0].tracker == self._tracker
@@ -75,7 +75,7 @@ class Canary(RawPeer):
 
 @contextlib.contextmanager
 def canary(daemon: Daemon) -> Iterator[Canary]:
-    """A client's record is confirmed before and after what happens within."""
+    """Check that a client's record is confirmed before and after the block."""
     with Canary(daemon) as peer:
         peer.publish()
         yield peer
@@ -158,9 +158,9 @@ def test_partial_messages_of_many_connections_have_a_bound_together(tmp_path: Pa
                     client.publish()
             client.until("cut_total", 25)
             cut = client.count("cut_total")
-            # 40 of 4 MiB each; whom there was room for is still there.
+            # 40 of 4 MiB each; connections for which there was room are still there.
             assert cut <= 35
-            # What came since the guard's last look may be above the bound until the next.
+            # Bytes that came since the guard's last look may be above the bound until the next.
             deadline = time.monotonic() + WAIT_S
             while client.facts()["unread_bytes"] > BOUNDS["limits__unread_share_bytes_max"]:
                 assert time.monotonic() < deadline, "the share is above its bound for good"
@@ -241,7 +241,7 @@ def test_peers_with_thousands_of_commands_a_message_starve_nobody(tmp_path: Path
         for peer in peers:
             peer.socket.sendall(hello())
             peer.receive_frame()
-        # 1,000,000 commands, of which nobody reads the answers.
+        # 1,000,000 commands whose answers no peer reads.
         for _ in range(25):
             for peer in peers:
                 peer.socket.sendall(message)
@@ -249,7 +249,7 @@ def test_peers_with_thousands_of_commands_a_message_starve_nobody(tmp_path: Path
         said = sum(len(message) for _ in range(25) for _ in peers)
         for _ in range(20):
             client.publish()
-        # All of them came, and were not all done before what came behind them.
+        # All of them came, and not all were done before the messages after them.
         assert client.facts()["shell"]["bytes_in_total"] > 0
         print(f"{said >> 20} MiB of commands, RSS +{(daemon.resident_bytes() - before) >> 20} MiB")
         assert daemon.resident_bytes() - before < 256 << 20

@@ -1,4 +1,4 @@
-"""Routing ids of libzmq's own: they begin anywhere, and one who claims the next is found."""
+"""Routing ids of libzmq's own: they begin anywhere, and a peer that claims the next is found."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def router() -> Iterator[tuple[zmq.Context[zmq.Socket[bytes]], zmq.Socket[bytes]
 
 
 def next_number(numbering: Numbering, socket: zmq.Socket[bytes], now_ms: int) -> bytes:
-    """What the socket tells about the next number."""
+    """Return what the socket tells about the next number."""
     numbering.ask(now_ms)
     routing_id, *frames = socket.recv_multipart()
     assert numbering.answers(frames)
@@ -60,7 +60,7 @@ def test_a_number_that_is_taken_ahead_is_found_before_libzmq_gives_it(
     number = int.from_bytes(answer[1:], "big")
     claimed = b"\0" + ((number + 200) & 0xFFFFFFFF).to_bytes(4, "big")
     with Zmtp(f"tcp://127.0.0.1:{port}", identity=claimed) as claimer:
-        # What was said last is proof that its id is known to the socket.
+        # A later message is proof that its id is known to the socket.
         claimer.send(b"there")
         assert socket.recv_multipart() == [claimed, b"there"]
         assert not numbering.is_claimed(next_number(numbering, socket, 200)), "one look is no proof"

@@ -74,21 +74,21 @@ def asks(peer: socket.socket, address: str, server: socket.socket) -> None:
 
 
 def next_of(server: socket.socket) -> object:
-    """Address of the peer that is accepted next."""
+    """Return the address of the peer that is accepted next."""
     taken, address = server.accept()
     taken.close()
     return address
 
 
 def is_kept_out(away: socket.socket, address: str, server: socket.socket) -> None:
-    """It asks for a connection from an address, and another that asks later is first."""
+    """Whether an address asks for a connection and one that asks later is accepted first."""
     asks(away, address, server)
     with socket.create_connection(server.getsockname(), WAIT_S) as other:
         assert next_of(server) == other.getsockname(), "the other asked later, and is first"
 
 
 def comes_in(away: socket.socket, server: socket.socket) -> None:
-    """What was kept out is connected once its kernel has asked again."""
+    """Whether a peer that was kept out is connected once its kernel has asked again."""
     assert select.select([], [away], [], WAIT_S)[1], "its kernel asks again"
     assert next_of(server) == away.getsockname()
 

@@ -26,7 +26,7 @@ MIB = 1 << 20
 
 
 def message(content: bytes) -> bytes:
-    """A PUBLISH on the wire."""
+    """Return a PUBLISH as it is on the wire."""
     head, body = encode_message([Publish("s", 1)], [content])
     return frame(bytes(head), 1) + frame(bytes(body))
 

@@ -1,4 +1,4 @@
-"""The threads beside the loop: in order, few calls, failures told."""
+"""The threads beside the loop: jobs in order, few calls, failures reported."""
 
 from __future__ import annotations
 

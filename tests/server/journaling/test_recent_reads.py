@@ -1,4 +1,4 @@
-"""What was read last serves the next who wants the same, and nobody else."""
+"""A recent read serves the next reader that wants the same, and no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rings by themselves: what is answered when, and rings that are not ready."""
+"""The rings by themselves: when each answer comes, and rings that are not ready."""
 
 from __future__ import annotations
 
@@ -110,7 +110,8 @@ def test_the_core_has_the_answers_of_one_write_before_the_next_is_made(
 
 
 def test_a_new_ring_is_opened_beside_the_loop_and_its_appends_wait(bench: Bench) -> None:
-    with bench.rings._rings[MAIN]._space.preparing:  # nothing may depend on another ring's turn
+    # The outcome may not depend on another ring's turn.
+    with bench.rings._rings[MAIN]._space.preparing:
         bench.troubles.may_create.clear()
         bench.rings.open("own", OWN)
         first = bench.append("own")
@@ -179,7 +180,7 @@ def test_what_nobody_waits_for_is_synced_a_little_later_and_a_removed_ring_never
     rings.open("own", OWN)
     bench.appended("own")
     bench.appended(MAIN)
-    rings.sync(lambda ring: ring == MAIN, 1_000)  # somebody waits for this one
+    rings.sync(lambda ring: ring == MAIN, 1_000)  # A client waits for this one.
     due_ms = rings.sync_at_ms
     assert due_ms is not None
     assert 1_000 < due_ms <= 1_010
@@ -257,7 +258,7 @@ def test_history_that_several_want_is_read_once_and_one_alone_lets_go_of_it(
     monkeypatch.setattr(Ring, "read", noted)
 
     def ask(*, shared: bool = False, alone: bool = False) -> int:
-        """How far the answer to a read of everything goes."""
+        """Return how far the answer to a read of everything goes."""
         bench.rings.read(ReadRange(MAIN, 1, 5, 0, 4, 1 << 20, shared=shared, alone=alone))
         deadline = time.monotonic() + WAIT_S
         while True:
@@ -269,7 +270,8 @@ def test_history_that_several_want_is_read_once_and_one_alone_lets_go_of_it(
 
     assert [ask(shared=True) for _ in range(3)] == [4, 4, 4]
     assert read == [0]
-    # Neither who selects nor who is alone is given it; after the latter it is not held any more.
+    # Neither a reader that selects nor a lone one is given it; after the latter it is not held any
+    # more.
     assert ask() == ask(shared=True) == 4
     assert read == [0, 0]
     assert ask(alone=True) == ask(shared=True) == 4

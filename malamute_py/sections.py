@@ -1,0 +1,65 @@
+"""The section of the configuration for the HTTP side, and the error of all sections.
+
+Owns what the HTTP side needs of the configuration. `malamute http` may run without the broker's
+packages, beside a broker elsewhere, and config.py names the bounds of the core. The rule: this
+module imports nothing of the broker. Source: deploy/malamute.toml.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Annotated
+
+import msgspec
+
+from malamute_protocol.errors import MalamuteError
+
+
+class ConfigError(MalamuteError):
+    """A setting is unknown or wrong: `key` and `why` say which and what to write."""
+
+    def __init__(self, key: str, why: str) -> None:
+        """key: the dotted name in the configuration."""
+        super().__init__(f"{key}: {why}" if key else why)
+        self.key = key
+        self.why = why
+
+
+class HttpSection(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """The HTTP side: metrics and health, served by a process of its own."""
+
+    bind: str = ""
+    """HOST:PORT; empty: there is no HTTP side."""
+    token_file: str = ""
+    """A file with the token that a request has to bring."""
+    labels_max: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 100
+    connections_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 64
+    request_ms: Annotated[int, msgspec.Meta(ge=100)] = 10_000
+
+
+def parse_bind(text: str) -> tuple[str, int, bool]:
+    """Return host and port to serve HTTP at, and whether other machines may reach it.
+
+    Raises ConfigError.
+    """
+    host, separator, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (separator and host and port.isascii() and port.isdigit() and int(port) < 65536):
+        raise ConfigError(
+            "http.bind", f"{text!r} is no address; write 127.0.0.1:9798 (port 0: any free one)"
+        )
+    try:
+        public = not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        public = host != "localhost"
+    return host, int(port), public
+
+
+def check_http(http: HttpSection) -> None:
+    """Raise ConfigError for an address that is none, or that is open to other machines."""
+    if http.bind and parse_bind(http.bind)[2] and not http.token_file:
+        raise ConfigError(
+            "http.bind",
+            f"{http.bind} can be reached from other machines: set http.token_file to a file with a "
+            "token that requests have to bring, or bind 127.0.0.1",
+        )
