@@ -14,7 +14,7 @@ from malamute_protocol import commands as c
 from malamute_protocol.errors import BrokerRefused
 from malamute_protocol.framing import decode_message, encode_message
 from malamute_py.broker.mail.inboxes import Inboxes
-from malamute_py.broker.mail.mailboxes import Mailboxes
+from malamute_py.broker.mail.puts import Puts
 from malamute_py.broker.services.hand_outs import HandOuts
 from malamute_py.broker.services.requests import Requests
 from malamute_py.broker.streams.publishing import Publishing
@@ -180,7 +180,7 @@ async def step(shell: Any, place: str, body: bytes) -> None:
 
 
 READ, SEND, REQUEST, PUBLISH = (
-    (loop, "decode_message", in_a_frame), (Mailboxes, "prepare_send", holds),
+    (loop, "decode_message", in_a_frame), (Puts, "prepare_send", holds),
     (Requests, "prepare", holds), (Publishing, "publish", holds),
 )  # fmt: skip
 
