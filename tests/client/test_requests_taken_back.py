@@ -114,7 +114,7 @@ async def test_a_request_that_a_power_loss_took_back_is_asked_again_and_answered
         )
         async with asyncio.timeout(WAIT_S):
             while not any(  # noqa: ASYNC110 - a fact of another thread
-                parcel.epoch >= 0 for parcel in list(shell.client._session.asking.asked.values())
+                batch.epoch >= 0 for batch in list(shell.client._session.requests.asked.values())
             ):
                 await asyncio.sleep(0.005)
         await asyncio.to_thread(broker.stop)
