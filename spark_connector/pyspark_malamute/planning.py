@@ -218,7 +218,7 @@ def ranges(
 def grouped(parts: list[Range], options: SourceOptions) -> list[InputPartition]:
     """Tasks: the ranges of several streams together up to splitBytes, each range else alone.
 
-    *A task costs Spark 15 to 73 ms, far more than a few records of each of 200 streams do.
+    A task costs Spark 15 to 73 ms, far more than a few records of each of 200 streams do.
     """
     if options.stream or options.rows_per_partition or len(parts) <= options.min_partitions:
         return list(parts)

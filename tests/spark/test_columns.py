@@ -148,7 +148,7 @@ def test_a_field_with_a_column_of_its_own_is_a_string_or_null() -> None:
     assert {row["x"] for row in rows} == {"1", None}
 
 
-def test_bodies_that_nobody_asked_for_may_be_of_any_kind() -> None:
+def test_bodies_that_are_not_asked_for_may_be_of_any_kind() -> None:
     content = encode_arrow(b"\0" * 64, 2, schema_id=1, subject="s")
     rows = gathered(options(columns="offset,subject"), stamped(content, 5))
     assert rows == [{"offset": 5, "subject": "s"}, {"offset": 6, "subject": "s"}]

@@ -51,7 +51,7 @@ def subject(row: int) -> str:
         ("nothing", None, lambda row: False),
     ],
 )
-def test_a_plan_ends_behind_the_last_selected_record_that_its_cap_admits(
+def test_a_plan_ends_after_the_last_selected_record_that_its_cap_admits(
     client: SyncClient, pattern: str, window: Any, selects: Any, start: int, most: int
 ) -> None:
     plan = client.plan_read("s", pattern, start=start, records_max=most, client_time=window)
