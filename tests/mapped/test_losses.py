@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import mmap
 import os
 import random
 from collections.abc import Iterator
@@ -462,6 +463,21 @@ def test_a_page_that_the_disk_cannot_read_is_damage_and_no_signal(tmp_path: Path
     assert 20 < len(gone) < 60
     assert "the disk cannot read byte 20480" in str(notes)
     log.close()
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOMEM])
+def test_a_kernel_that_does_not_bring_pages_in_is_done_without(
+    log: Log, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    class Refusing(mmap.mmap):
+        def madvise(self, *arguments: int) -> None:
+            raise OSError(number, os.strerror(number))
+
+    trades = log.create("trades")
+    log.fill(trades, 100)
+    monkeypatch.setattr("malamute_py.mapped.segments.mmap.mmap", Refusing)
+    with open_reader(log.path) as other:
+        assert records(other.read("trades", until="tail", strict=True)) == filled(0, 100)
 
 
 # --- what it holds ------------------------------------------------------------------------------
