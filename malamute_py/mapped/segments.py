@@ -42,7 +42,9 @@ _PIECE_BYTES: Final = 256 << 10
 """How much is asked of the kernel at once."""
 _MADV_POPULATE_READ: Final = 22
 """Linux 5.14. Python's mmap has no name for it."""
-_UNKNOWN_ADVICE: Final = (errno.EINVAL, errno.ENOSYS)
+_UNREADABLE: Final = (errno.EFAULT, errno.EIO, 133)
+"""What it says of a page that cannot be had; 133 is EHWPOISON. Other errors say nothing of it: an
+older kernel, or no memory for the moment."""
 
 
 class SegmentMap:
@@ -91,14 +93,14 @@ class SegmentMap:
         try:
             self._map.madvise(_MADV_POPULATE_READ, begin, size)
         except OSError as error:
-            if error.errno in _UNKNOWN_ADVICE:
-                self._present = bytearray(b"\1" * len(self._present))  # an older kernel
+            if error.errno not in _UNREADABLE:
                 return
             for at in range(begin, begin + size, mmap.PAGESIZE):
                 try:
                     self._map.madvise(_MADV_POPULATE_READ, at, mmap.PAGESIZE)
-                except OSError:
-                    self._unreadable.add(at // mmap.PAGESIZE)
+                except OSError as refused:
+                    if refused.errno in _UNREADABLE:
+                        self._unreadable.add(at // mmap.PAGESIZE)
 
     def readable(self) -> memoryview:
         """All of the file, to be searched: pages that cannot be read are zeros."""

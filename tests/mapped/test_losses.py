@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import mmap
 import os
 import random
 from collections.abc import Iterator
@@ -281,6 +282,40 @@ def test_what_was_trimmed_is_a_gap_by_retention(log: Log, reader: LogReader) -> 
     assert notes.gone() == [(5, 12, "retention")]
 
 
+def test_what_is_trimmed_while_a_reading_follows_is_a_gap(log: Log, reader: LogReader) -> None:
+    trades, notes = log.create("trades"), Noted()
+    log.fill(trades, 10)
+    reading = reader.read("trades", on_notice=notes.append)
+    assert records(reading) == filled(0, 10)
+    log.fill(trades, 20)
+    log.ring("main").remove_before(trades, offset=25)
+    log.tidy()
+    assert records(reading) == filled(25, 30)
+    assert notes.gone() == [(10, 25, "retention")]
+
+
+def test_a_batch_that_is_overwritten_while_it_waits_behind_a_gap_is_not_handed_out(
+    log: Log, reader: LogReader
+) -> None:
+    trades = log.create("trades")
+    log.fill(trades, 3)
+    begin = log.ring("main").end_lsn
+    log.fill(trades, 7)
+    log.tidy()
+    log.fill(trades, 1)
+    flip(log, begin + 20)
+    reading = reader.read("trades", strict=True)
+    assert [reading.next_batch(0) is not None for _ in range(3)] == [True] * 3
+    with pytest.raises(malamute.GapError, match="offsets 3 to 3 cannot be read: damaged"):
+        reading.next_batch(0)
+    lap(log, trades)
+    with pytest.raises(malamute.GapError, match="retention") as raised:
+        reading.next_batch(0)
+    notice = raised.value.notice
+    assert isinstance(notice, malamute.GapNotice)
+    assert (notice.from_offset, notice.to_offset) == (4, 5)
+
+
 def test_a_position_behind_the_end_is_rewound(log: Log, reader: LogReader) -> None:
     trades, notes = log.create("trades"), Noted()
     log.fill(trades, 5)
@@ -428,6 +463,21 @@ def test_a_page_that_the_disk_cannot_read_is_damage_and_no_signal(tmp_path: Path
     assert 20 < len(gone) < 60
     assert "the disk cannot read byte 20480" in str(notes)
     log.close()
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOMEM])
+def test_a_kernel_that_does_not_bring_pages_in_is_done_without(
+    log: Log, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    class Refusing(mmap.mmap):
+        def madvise(self, *arguments: int) -> None:
+            raise OSError(number, os.strerror(number))
+
+    trades = log.create("trades")
+    log.fill(trades, 100)
+    monkeypatch.setattr("malamute_py.mapped.segments.mmap.mmap", Refusing)
+    with open_reader(log.path) as other:
+        assert records(other.read("trades", until="tail", strict=True)) == filled(0, 100)
 
 
 # --- what it holds ------------------------------------------------------------------------------

@@ -174,6 +174,32 @@ def test_half_a_bundle_is_not_seen(log: Log, reader: LogReader) -> None:
     assert records(reading) == [(1, b"first")]
 
 
+def test_the_beginning_of_one_bundle_and_the_whole_of_another_are_no_bundle(
+    log: Log, reader: LogReader
+) -> None:
+    """As an append leaves it that failed amid its write, over what an earlier one had left."""
+    from malamute_protocol.stamp import LAST_OF_BUNDLE, STAMP_BYTES, Stamp
+    from tests.journal.rings import batch, content_of
+
+    trades = log.create("trades")
+    log.put(trades, b"before")
+    ring = log.ring("main")
+    reading = reader.read("trades")
+    assert records(reading) == [(0, b"before")]
+    appended = ring.append([batch(ring, trades, [b"begin"]), batch(ring, trades, [b"end"], base=2)])
+    begin = Stamp.unpack(appended.stamps[0])
+    content, crc = content_of([b"other"])
+    place = begin.lsn + begin.size
+    left = begin._replace(
+        flags=LAST_OF_BUNDLE, lsn=place, bundle_lsn=place, base_offset=1,
+        size=STAMP_BYTES + len(content), content_crc=crc,
+    )  # fmt: skip
+    with (log.path / "rings/main/000000000000.seg").open("r+b") as file:
+        file.seek(place)
+        file.write(left.pack() + content)
+    assert records(reading) == []
+
+
 def test_durable_reads_only_what_the_files_say_is_synced(log: Log, reader: LogReader) -> None:
     trades = log.create("trades")
     log.fill(trades, 1)
@@ -267,6 +293,29 @@ def test_an_end_that_a_recovery_dropped_is_not_read(log: Log, opened_before: boo
             begin = log.next(trades)
             log.fill(trades, 3)
             assert records(reading) == filled(begin, begin + 3)
+
+
+def test_a_reader_that_saw_what_a_power_loss_took_back_is_rewound(log: Log) -> None:
+    from malamute_py.journal import open_reader
+
+    trades, notes = log.create("trades"), list[malamute.Notice]()
+    log.tidy()
+    log.fill(trades, 5)
+    kept = log.ring("main").end_lsn
+    log.fill(trades, 5)
+    with open_reader(log.path) as reader:
+        reading = reader.read("trades", on_notice=notes.append)
+        assert records(reading) == filled(0, 10)
+        log.journal._release()
+        with (log.path / "rings/main/000000000000.seg").open("r+b") as file:
+            file.seek(kept)
+            file.write(bytes(12_000))
+        log.open()
+        log.fill(trades, 1)
+        assert records(reading) == []
+        assert notes == [malamute.RewoundNotice(10, 6, 1)]
+        log.fill(trades, 3)
+        assert records(reading) == filled(6, 9)
 
 
 def test_the_names_of_streams_are_found_when_many_segments_lie_behind_them(log: Log) -> None:
