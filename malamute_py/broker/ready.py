@@ -107,6 +107,10 @@ class ReadRange(msgspec.Struct, frozen=True, gc=False):
     alone: bool = False
     """Whether only one reader is left that reads everything: records that were kept to be shared
     are of no use."""
+    oldest_ms: int = 0
+    """Records that were appended before are past their age: they are a gap by retention."""
+    pinned: int = 1 << 63
+    """Offset from which on no record is, for a cursor pins them."""
 
 
 class HistoryRun(msgspec.Struct, frozen=True, gc=False):

@@ -106,6 +106,7 @@ def _show(found: StreamFacts, as_json: bool) -> None:
             "first": found.first,
             "tail": found.tail,
             "bytes": Cell(found.bytes, size_text(found.bytes)),
+            "aged_bytes": Cell(found.aged_bytes, size_text(found.aged_bytes)),
             "subscriptions": found.subscriptions,
             "epoch": found.epoch,
             "uuid": found.uuid.hex(),

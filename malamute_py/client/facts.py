@@ -36,6 +36,8 @@ class StreamFacts(Facts, frozen=True, kw_only=True):
     tail: int = 0
     """Offset after the newest record."""
     bytes: int = 0
+    aged_bytes: int = 0
+    """Bytes of records past the stream's age that still take space, as far as they are known."""
     settings: dict[str, Any] = {}
     subscriptions: int = 0
 

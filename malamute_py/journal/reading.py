@@ -147,7 +147,9 @@ class Reader:
         bytes_max: int,
         search: Candidates | None,
         client_time: tuple[int, int] | None,
-        matches: Matches | None = None,
+        matches: Matches | None,
+        oldest_ms: int,
+        pinned: int,
     ) -> History:
         """See Ring.read."""
         state = self._streams.states.get(stream)
@@ -161,6 +163,11 @@ class Reader:
         runs: list[Run] = []
         gaps: list[Gap] = []
         position = self._skip_retired(stream, from_offset, end, gaps)
+        if oldest_ms and position < end:
+            young = min(self.closest_offset(stream, oldest_ms, inclusive=True), pinned, end)
+            if young > position:
+                gaps.append(Gap(position, young, "retention", "past the age that the stream keeps"))
+                position = young
         left = max(bytes_max, 1)
         gathering = RareRows(stream, runs)
         told = 0

@@ -24,7 +24,7 @@ from malamute_py.journal.errors import (
     JournalFailed,
 )
 from malamute_py.journal.follow import Follower, Wanted
-from malamute_py.journal.index import LiveIndex, Span
+from malamute_py.journal.index import NEVER, LiveIndex, Span
 from malamute_py.journal.layout import (
     ACTIVE_FILE,
     CLOSED_FILE,
@@ -499,6 +499,8 @@ class Ring:
         candidates: Candidates | None = None,
         client_time: tuple[int, int] | None = None,
         matches: Matches | None = None,
+        oldest_ms: int = 0,
+        pinned: int = NEVER,
     ) -> History:
         """Whole batches that hold offsets in [from, end), in order.
 
@@ -506,13 +508,15 @@ class Ring:
         candidates: skips entries that cannot match. client_time: [least, most) of a
         record's client time; skips entries without any such record. matches: whether a single
         header is wanted, exactly; given it, rare rows may come gathered into derived batches
-        (Run.next), of which every row is wanted.
+        (Run.next), of which every row is wanted. oldest_ms: records that were appended before
+        are a gap by retention, but for those from the offset `pinned` on.
         Raises OSError when a segment's file cannot be opened; what cannot be read in it
         is a gap.
         """
         return self._reader.read(
-            stream, from_offset, end_offset, bytes_max, candidates, client_time, matches
-        )
+            stream, from_offset, end_offset, bytes_max, candidates, client_time, matches,
+            oldest_ms, pinned,
+        )  # fmt: skip
 
     def read_batches(self, stream: int, offsets: Sequence[int]) -> list[bytes | None]:
         """For each offset the whole batch (stamp and content) that holds it, checked.

@@ -45,6 +45,7 @@ _WHOLE = struct.Struct("<IHHIIQQQQQqIIIIHHIQ")
 _QUICK = struct.Struct("<QIIQQQQQqIIIIHHIQ")
 """Layout of the whole stamp with magic, version and stamp bytes as one number."""
 _JOIN = struct.Struct(f"<QI{_REST.size}s")
+_APPEND_TIME, _APPEND_TIME_AT = struct.Struct("<q"), struct.calcsize("<IHHIIQQQQQ")
 _BEGINNING: Final = STAMP_MAGIC | STAMP_VERSION << 32 | STAMP_BYTES << 48
 _ID = struct.Struct(">qQ")
 assert _WHOLE.size == STAMP_BYTES == _HEAD.size + _REST.size
@@ -200,6 +201,12 @@ def stamp_here(data: Any, position: int, lsn: int) -> Stamp | None:
     if stamp.flags & ~STAMP_FLAGS or stamp.size < STAMP_BYTES or stamp.size % 8:
         return None
     return stamp
+
+
+def append_time_of(stamp: bytes) -> int:
+    """When the batch of a packed stamp was appended, in milliseconds since 1970."""
+    time_ms: int = _APPEND_TIME.unpack_from(stamp, _APPEND_TIME_AT)[0]
+    return time_ms
 
 
 def message_id(append_time_ms: int, offset: int) -> bytes:

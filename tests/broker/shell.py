@@ -416,6 +416,8 @@ class Shell:
     def _read(self, read: ReadRange) -> HistoryRead:
         held = [one for one in self.rings.get(read.ring, []) if one.stamp.stream == read.stream]
         first = self.firsts.get(read.stream, 0)
+        aged = [one.next for one in held if one.stamp.append_time_ms < read.oldest_ms]
+        first = max(first, min(max(aged, default=0), read.pinned, read.end_offset))
         data = b""
         spans: list[tuple[int, int, int, int]] = []
         next = read.end_offset

@@ -435,6 +435,28 @@ def test_a_read_of_what_is_gone_names_the_gap(place: Place) -> None:
     assert [o for o, _ in records(history)] == list(range(first, 20))
 
 
+@pytest.mark.parametrize("in_one_entry", [False, True])
+def test_a_read_names_records_past_their_age_as_a_gap_to_the_batch(
+    place: Place, in_one_entry: bool
+) -> None:
+    interval = 1 << 20 if in_one_entry else 0
+    settings = RingSettings(segment_bytes=S, ring_bytes=8 * S, index_interval_bytes=interval)
+    ring, _ = place.open(settings)
+    for number in range(10):
+        put(ring, 1, b"a", b"b", time_ms=1_000 + 500 * number)
+    history = ring.read(1, 3, 20, 1 << 20, oldest_ms=3_000)
+    assert [tuple(gap)[:3] for gap in history.gaps] == [(3, 8, "retention")]
+    assert [offset for offset, _ in records(history)] == list(range(8, 20))
+    pinned = ring.read(1, 3, 20, 1 << 20, oldest_ms=3_000, pinned=6)
+    assert [tuple(gap)[:2] for gap in pinned.gaps] == [(3, 6)]
+    assert [offset for offset, _ in records(pinned)] == list(range(6, 20))
+    young = ring.read(1, 9, 20, 1 << 20, oldest_ms=3_000)
+    assert young.gaps == ()
+    old = ring.read(1, 0, 20, 1 << 20, oldest_ms=9_000)
+    assert (old.runs, old.next) == ((), 20)
+    assert [tuple(gap)[:2] for gap in old.gaps] == [(0, 20)]
+
+
 def test_an_unknown_stream_reads_as_nothing(place: Place) -> None:
     ring, _ = place.open()
     assert ring.read(5, 3, 9, 100).next == 3

@@ -113,7 +113,10 @@ class GroupReader:
     def _turn(self, group: Group, more: Callable[[], bool]) -> int:
         """Hand out one quantum while the share lasts, or begin a read; returns the bytes given."""
         stream = group.stream
-        if group.holdings.read < stream.first:
+        first = stream.first_at(self._shard.now_ms)
+        holdings, ages = group.holdings, stream.settings.max_age_ms > 0
+        # A record that a member gave back lies before what was read, and may be past its age.
+        if holdings.read < first or (ages and holdings.low < first):
             self.gone_by(group)
         quantum = self._shard.settings.quantum_bytes
         given, began = 0, group.dealt
@@ -291,6 +294,7 @@ class GroupReader:
                 None
                 if group.selection.everything or group.reads_all
                 else partial(may_match, group.selection.pattern),
+                oldest_ms=stream.oldest_ms(self._shard.now_ms), pinned=stream.pinned,
             )
         )  # fmt: skip
 
@@ -384,7 +388,7 @@ class GroupReader:
 
     def gone_by(self, group: Group) -> None:
         """Drop waiting records before the stream's first offset."""
-        first = group.stream.first
+        first = group.stream.first_at(self._shard.now_ms)
         before = group.holdings.low
         if before < first:
             self._lost(group, before, first, "retention", "", group.close_before(first))

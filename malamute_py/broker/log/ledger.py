@@ -85,6 +85,15 @@ class Ledger:
         if not pieces:
             self.bytes = 0
 
+    def bytes_before(self, offset: int) -> int:
+        """Bytes of the pieces that end at or before an offset."""
+        size = 0
+        for next, part, _ in self._pieces:
+            if next > offset:
+                break
+            size += part
+        return size
+
     @property
     def coarse(self) -> bool:
         """Whether the first piece is the one that was recovered whole."""

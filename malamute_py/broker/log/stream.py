@@ -8,7 +8,7 @@ shell; Journal).
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sized
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ import msgspec
 
 from malamute_protocol.commands import Level
 from malamute_protocol.content import Content
+from malamute_protocol.stamp import append_time_of
 from malamute_py.broker.log.ledger import Ledger
 from malamute_py.broker.log.ring import RingState
 from malamute_py.broker.ready import StreamFacts
@@ -165,6 +166,23 @@ class Stream:
         """Offset of the oldest record in the hot window; `next` when it is empty."""
         return self.hot[0].base if self.hot else self.next
 
+    def oldest_ms(self, now_ms: int) -> int:
+        """Append time of the oldest records that the stream keeps by its age; 0: of any."""
+        max_age_ms = self.settings.max_age_ms
+        return now_ms - max_age_ms if max_age_ms else 0
+
+    def first_at(self, now_ms: int) -> int:
+        """First offset that is neither gone nor past its age, as far as the hot window tells.
+
+        The journal tells it of what is older, where that is read.
+        """
+        oldest_ms, hot = self.oldest_ms(now_ms), self.hot
+        if not oldest_ms or not hot or _append_time(hot[0]) >= oldest_ms:
+            return self.first
+        place = bisect_left(hot, oldest_ms, key=_append_time)
+        aged = hot[place].base if place < len(hot) else hot[-1].next
+        return max(self.first, min(aged, self.pinned))
+
     def hot_place(self, offset: int) -> int:
         """Index in the hot window of the batch that holds an offset, or of the batch after it."""
         return max(0, bisect_right(self.hot, offset, key=_base) - 1)
@@ -193,6 +211,10 @@ class Stream:
         """Note that records of this epoch begin at `next`; a second call costs nothing."""
         if not self.epochs or self.epochs[-1][0] != epoch:
             self.epochs.append((epoch, self.next))
+
+
+def _append_time(batch: StampedBatch) -> int:
+    return append_time_of(batch.stamp)
 
 
 def _base(batch: StampedBatch) -> int:

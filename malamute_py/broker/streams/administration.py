@@ -127,7 +127,7 @@ class StreamAdmin:
     def _facts(self, stream: Stream) -> dict[str, Any]:
         audience = stream.audience
         return {
-            **_short(stream),
+            **_short(stream, self._shard.now_ms),
             "epoch": self._shard.epoch,
             "epochs": [list(pair) for pair in stream.epochs[-64:]],
             "ring": stream.ring.name,
@@ -153,7 +153,7 @@ class StreamAdmin:
                 break
             stream = self._catalogue.get(name)
             if stream is not None and permit(link.owner, "read", name):
-                page.append(_short(stream))
+                page.append(_short(stream, self._shard.now_ms))
         self._answers.result(link, command, {"streams": page, "more": more})
 
     # --- positions --------------------------------------------------------------------------
@@ -173,7 +173,7 @@ class StreamAdmin:
                 link, command,
                 {
                     "stream": stream.uuid, "epoch": self._shard.epoch, "offset": begin.next,
-                    "first": stream.first, "tail": stream.next,
+                    "first": stream.first_at(self._shard.now_ms), "tail": stream.next,
                     "rewound": begin.rewound_from is not None,
                 },
             )  # fmt: skip
@@ -220,9 +220,10 @@ class StreamAdmin:
     ) -> None:
         tail = stream.visible_next if durable else stream.next
         end = tail if command.end < 0 else min(command.end, tail)
-        first = max(begin.next, stream.first)
+        kept = stream.first_at(self._shard.now_ms)
+        first = max(begin.next, kept)
         value = {
-            "stream": stream.uuid, "epoch": self._shard.epoch, "first": stream.first,
+            "stream": stream.uuid, "epoch": self._shard.epoch, "first": kept,
             "tail": tail, "from": begin.next, "to": max(end, begin.next), "splits": [],
             "records": 0, "bytes": 0, "rewound": begin.rewound_from is not None,
         }  # fmt: skip
@@ -323,13 +324,15 @@ def _settings(stream: Stream) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in settings.__struct_fields__}
 
 
-def _short(stream: Stream) -> dict[str, Any]:
+def _short(stream: Stream, now_ms: int) -> dict[str, Any]:
+    first = stream.first_at(now_ms)
     return {
         "name": stream.name,
         "uuid": stream.uuid,
         "number": stream.number,
-        "first": stream.first,
+        "first": first,
         "tail": stream.next,
         "bytes": stream.ledger.bytes,
+        "aged_bytes": stream.ledger.bytes_before(first),
         "memory": stream.ring.memory,
     }

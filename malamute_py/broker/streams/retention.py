@@ -62,7 +62,9 @@ class Retention:
             keep_from = max(keep_from, ledger.first_within(settings.max_bytes) or 0)
         if settings.max_age_ms:
             since_ms = self._shard.now_ms - settings.max_age_ms
-            keep_from = max(keep_from, ledger.first_since(since_ms) or 0)
+            # The ledger tells the age of its pieces, the hot window that of each batch.
+            kept = stream.first_at(self._shard.now_ms)
+            keep_from = max(keep_from, ledger.first_since(since_ms) or 0, kept)
             # A twentieth of the age is precise enough where the ledger has no times.
             due_ms = ledger.asked_ms + settings.max_age_ms // 20
             if ledger.coarse and self._shard.now_ms >= due_ms:

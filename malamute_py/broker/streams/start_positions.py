@@ -87,7 +87,7 @@ class Starts:
                     end=end, asker=asker, wanted=wanted,
                 )  # fmt: skip
         elif kind == StartKind.EARLIEST:
-            found(Begin(min(stream.first, tail)))
+            self._earliest(stream, durable, tail, found, asker, wanted)
         elif kind == StartKind.LATEST:
             found(Begin(tail))
         elif kind == StartKind.OFFSET:
@@ -100,6 +100,27 @@ class Starts:
         else:
             time_ms, inclusive = arguments
             self._by_time(stream, kind, durable, time_ms, inclusive, found, asker, wanted)
+
+    def _earliest(
+        self, stream: Stream, durable: bool, tail: int, found: Found, asker: Asker,
+        wanted: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        """Find the first record that the stream keeps: the journal knows how old each is."""
+        now_ms = self._shard.now_ms
+        first = stream.first_at(now_ms)
+        if not stream.settings.max_age_ms or first >= min(stream.hot_first, stream.pinned):
+            found(Begin(min(first, tail)))
+            return
+
+        def kept(begin: Begin | BrokerRefused) -> None:
+            if isinstance(begin, Begin):
+                tail = stream.visible_next if durable else stream.next
+                first = max(stream.first, min(begin.next, stream.pinned))
+                begin = Begin(min(first, tail))
+            found(begin)
+
+        oldest_ms = stream.oldest_ms(now_ms)
+        self._by_time(stream, StartKind.TIME, durable, oldest_ms, True, kept, asker, wanted)
 
     def _by_time(
         self, stream: Stream, kind: int, durable: bool, time_ms: int, inclusive: bool,

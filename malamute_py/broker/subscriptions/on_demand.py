@@ -223,7 +223,7 @@ class OnDemand:
         stream = sub.stream
         # Retention may be ahead of what is durable: the position of a durable reader stays before
         # that, and records that are still in memory come to it after all.
-        first = min(stream.first, sub.stop, sub.tail)
+        first = min(stream.first_at(self._shard.now_ms), sub.stop, sub.tail)
         lost = min(first, stream.lost_before)
         if sub.position < lost:
             self._gap(sub, lost, "lost", "")
@@ -333,7 +333,7 @@ class OnDemand:
             sub.reading = 0
             if not sub.started or sub.live:
                 continue
-            if sub.able and stream.first <= base:
+            if sub.able and stream.first_at(self._shard.now_ms) <= base:
                 members.append(sub)
             else:
                 self.consider(sub)
@@ -511,7 +511,7 @@ class OnDemand:
             ReadRange(
                 stream.ring.name, stream.number, token, sub.position, end, size,
                 candidates, None if sub.careful else sub.client_time, matches, shared,
-                plain and not shared,
+                plain and not shared, stream.oldest_ms(self._shard.now_ms), stream.pinned,
             )
         )  # fmt: skip
 
@@ -526,6 +526,7 @@ class OnDemand:
                 stream.ring.name, stream.number, token,
                 min(sub.position for sub in members), min(members[0].tail, stream.hot_first),
                 self._shard.settings.step_bytes // 2,
+                oldest_ms=stream.oldest_ms(self._shard.now_ms), pinned=stream.pinned,
             )
         )  # fmt: skip
 

@@ -127,7 +127,8 @@ class Subscriptions:
         self._links.say(
             sub.link,
             Subscribed(
-                sub.number, stream.uuid, self._shard.epoch, begin.next, stream.first, sub.tail,
+                sub.number, stream.uuid, self._shard.epoch, begin.next,
+                stream.first_at(self._shard.now_ms), sub.tail,
                 -1 if sub.stop == NEVER else sub.stop,
             ),
         )  # fmt: skip

@@ -491,7 +491,7 @@ class Rings:
         if isinstance(job, ReadRange):
             if ring is None:
                 return ReadFailed(job.token, "journal_failed", f"the ring {job.ring} is not open")
-            if job.shared:
+            if job.shared and not job.oldest_ms:
                 recent = self._recent.find(ring, job)
                 if recent is not None:
                     return HistoryRead(job.token, *recent)
@@ -500,7 +500,8 @@ class Rings:
             try:
                 found = ring.read(
                     job.stream, job.from_offset, job.end_offset, job.bytes_max,
-                    by_key(job.candidates), job.client_time, job.matches,
+                    by_key(job.candidates), job.client_time, job.matches, job.oldest_ms,
+                    job.pinned,
                 )  # fmt: skip
             except (JournalError, OSError) as error:
                 return ReadFailed(job.token, "journal_failed", str(error))

@@ -1,0 +1,143 @@
+"""Records past the age that their stream keeps: no reader gets any, wherever they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from malamute_protocol import commands as wire
+from tests.broker.shell import Shell, bodies
+
+AGE_MS = 1_500
+
+
+def slow_stream(count: int = 10, retention_ms: int = 1 << 40, many: int = 16) -> Shell:
+    """Two records a second, of a stream that keeps a second and a half.
+
+    retention_ms: how often the broker looks for what may be dropped. many: readers that share.
+    """
+    shell = Shell(retention_ms=retention_ms, shared_window_min=many, shared_read_min=many)
+    shell.hello(1)
+    shell.send(1, wire.CreateStream(1, "s", {"max_age_ms": AGE_MS}))
+    for n in range(count):
+        shell.publish(1, "s", [b"%d" % n], tracker=n + 1)
+        shell.now_ms += 500
+    return shell
+
+
+def in_memory(shell: Shell) -> None:
+    """All records are in the hot window."""
+
+
+def on_disk(shell: Shell) -> None:
+    """No record is in the hot window."""
+    shell.evict()
+
+
+def restarted(shell: Shell) -> None:
+    """The broker was started again."""
+    shell.restart()
+    shell.hello(1)
+
+
+PLACES = pytest.mark.parametrize("place", [in_memory, on_disk, restarted])
+Place = Callable[[Shell], None]
+
+
+@PLACES
+def test_a_reader_at_earliest_gets_no_record_past_its_age(place: Place) -> None:
+    shell = slow_stream()
+    place(shell)
+    peer = shell.subscribe(1, 1, "s", start=[0])
+    assert bodies(peer, 1) == [b"7", b"8", b"9"]
+    assert peer.last(wire.Subscribed).next == 7
+
+
+@PLACES
+def test_a_reader_at_an_offset_gets_a_gap_for_records_past_their_age(place: Place) -> None:
+    shell = slow_stream()
+    place(shell)
+    peer = shell.subscribe(1, 1, "s", start=[2, 3])
+    gap = peer.last(wire.Gap)
+    assert (gap.from_, gap.to, gap.code) == (3, 7, "retention")
+    assert bodies(peer, 1) == [b"7", b"8", b"9"]
+
+
+@PLACES
+def test_many_readers_together_get_no_record_past_its_age(place: Place) -> None:
+    shell = slow_stream(many=2)
+    place(shell)
+    for number in range(1, 9):
+        shell.send(1, wire.Subscribe(number, "s", ["all"], [2, 0], 1 << 40, 1 << 40, gathered=True))
+    for number in range(1, 9):
+        assert bodies(shell.peers[1], number) == [b"7", b"8", b"9"]
+
+
+@PLACES
+def test_a_reader_without_credit_gets_no_record_that_aged_meanwhile(place: Place) -> None:
+    shell = slow_stream(1)
+    peer = shell.subscribe(1, 1, "s", start=[0], records=1)
+    for n in range(1, 10):
+        shell.publish(1, "s", [b"%d" % n], tracker=n + 1)
+        shell.now_ms += 500
+        shell.send(1, wire.Ping(0))
+    if place is restarted:
+        return
+    place(shell)
+    shell.send(1, wire.Credit(1, 100, 1 << 40))
+    assert bodies(peer, 1) == [b"0", b"7", b"8", b"9"]
+
+
+@PLACES
+def test_a_group_gets_no_record_past_its_age(place: Place) -> None:
+    shell = slow_stream()
+    place(shell)
+    peer = shell.send(
+        1, wire.JoinGroup(1, "s", "g", ["all"], "shared", [2, 0], 1 << 40, 1 << 40, visibility=0)
+    )
+    assert bodies(peer, 1) == [b"7", b"8", b"9"]
+
+
+def test_a_record_that_a_member_gave_back_is_not_handed_out_past_its_age() -> None:
+    shell = slow_stream(0)
+    peer = shell.send(
+        1, wire.JoinGroup(1, "s", "g", ["all"], "shared", [0], 1 << 40, 1 << 40, visibility=0)
+    )
+    shell.publish(1, "s", [b"0"], tracker=1)
+    assert bodies(peer, 1) == [b"0"]
+    shell.now_ms += AGE_MS + 1
+    shell.send(1, wire.AckRecords(1, [(0, 1)], 2, 0, 0))
+    shell.publish(1, "s", [b"1"], tracker=3)
+    assert bodies(peer, 1) == [b"0", b"1"]
+
+
+@PLACES
+def test_records_that_a_cursor_pins_are_kept_past_their_age(place: Place) -> None:
+    shell = slow_stream(4)
+    shell.send(1, wire.EditCursor(1, "s", "c", {"pin": True}, [2, 2]))
+    for n in range(4, 10):
+        shell.publish(1, "s", [b"%d" % n], tracker=n + 1)
+        shell.now_ms += 500
+        shell.send(1, wire.Ping(0))
+    place(shell)
+    peer = shell.subscribe(1, 1, "s", start=[0])
+    assert bodies(peer, 1) == [b"%d" % n for n in range(2, 10)]
+
+
+def test_the_facts_of_a_stream_say_what_it_keeps_and_what_still_takes_space() -> None:
+    shell = slow_stream()
+    shell.publish(1, "s", [bytes(70_000)], tracker=90)
+    shell.publish(1, "s", [b"young"], tracker=91)
+    shell.now_ms += AGE_MS + 1
+    shell.publish(1, "s", [b"younger"], tracker=92)
+    peer = shell.send(1, wire.StreamInfo(2, "s"))
+    facts = peer.last(wire.Result).value
+    assert facts["first"] == 12
+    assert 70_000 < facts["aged_bytes"] < facts["bytes"]
+
+
+def test_retention_drops_each_batch_past_its_age_where_it_is_in_memory() -> None:
+    shell = slow_stream(retention_ms=100)
+    shell.wait(100)
+    assert shell.trims[-1][-1] == 8
