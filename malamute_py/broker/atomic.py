@@ -55,10 +55,12 @@ class Intake:
         together: Mapping[type[Command], Prepare],
         again: Callable[[Link, wire.Request], None],
         answers: Answers,
+        lost: str,
     ) -> None:
         """together: preparations that differ when the command is one of several parts.
 
-        again: called with a REQUEST whose key was taken before.
+        again: called with a REQUEST whose key was taken before. lost: why there are no queues, and
+        so no steps; "": there are queues.
         """
         self._shard = shard
         self._links = links
@@ -69,8 +71,7 @@ class Intake:
         self._together = {**prepares, **together}
         self._again = again
         self._answers = answers
-        self.lost = ""
-        """Reason that there are no queues, and so no steps; "": there are queues."""
+        self._lost = lost
         self.kinds = frozenset(self._prepares)
         """Handlers of the commands that are steps of their own."""
 
@@ -80,7 +81,7 @@ class Intake:
         """Take one command as a step of its own, or refuse it by name."""
         kind = type(command)
         try:
-            if self.lost:
+            if self._lost:
                 self._check_lost()
             size = window_bytes(frame)
             key: tuple[str, bytes] | None = None
@@ -113,8 +114,8 @@ class Intake:
         self._steps.take(parts, waiter, key)
 
     def _check_lost(self) -> None:
-        if self.lost:
-            raise BrokerRefused("queues_lost", self.lost)
+        if self._lost:
+            raise BrokerRefused("queues_lost", self._lost)
 
     def _taken_before(self, link: Link, command: Any, key: tuple[str, bytes], size: int) -> bool:
         """Whether a step is a retry of one that was taken; its answer is on its way then.

@@ -28,7 +28,7 @@ from malamute_py.broker.links.links import RECEIVES, Link, Links
 from malamute_py.broker.log.answers import Answers, reference_of
 from malamute_py.broker.log.bodies import Bodies
 from malamute_py.broker.log.confirms import Confirms
-from malamute_py.broker.log.ring import Settlement
+from malamute_py.broker.log.ring import RingState, Settlement
 from malamute_py.broker.log.steps import Steps
 from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.mail.mail import Mail
@@ -95,25 +95,26 @@ class Broker:
         self._links = Links(shard)
         self._producers = Producers(epoch)
         tables = recover(state, self._producers, settings.producer_batches_max)
-        self._catalogue = Catalogue(shard, tables, dict(state.rings), Audience)
         self._confirms = Confirms(self._links)
         self._matching = Matching(shard)
         self._delivery = Delivery(shard, self._links, self._matching)
         changes = state.rings[MAIN].streams.get(CHANGE_STREAM) if MAIN in state.rings else None
+        shard.queues = recover_queues(state)
+        main = RingState(MAIN, False, state.rings.get(MAIN))
+        rings = {MAIN: main}
+        self._steps = Steps(
+            shard, self._confirms, main,
+            changes.next if changes else 0, _mail_next(state, epoch), self._apply,
+        )  # fmt: skip
         self._publishing = Publishing(
-            shard, self._links, self._confirms, self._producers, self._catalogue.rings,
+            shard, self._links, self._confirms, self._producers, rings, self._steps,
             self._delivery.fan_out,
         )  # fmt: skip
-        shard.queues = recover_queues(state)
-        self._steps = Steps(
-            shard, self._confirms, self._catalogue.rings[MAIN],
-            changes.next if changes else 0, _mail_next(state, epoch),
-            self._apply, self._publishing.part_appended, self._publishing.part_refused,
-        )  # fmt: skip
-        self._publishing.steps = self._catalogue.steps = self._steps
-        self._catalogue.publishing = self._publishing
+        self._catalogue = Catalogue(
+            shard, tables, dict(state.rings), rings, self._steps, self._publishing, Audience
+        )
         self._on_demand = OnDemand(shard, self._links, self._delivery, self._matching)
-        starts = Starts(shard)
+        starts = Starts(shard, state.queues_lost)
         self._bodies = Bodies(shard)
         answers = Answers(shard, self._links, self._when_visible)
         self._mail = Mail(shard, self._links, self._steps, self._bodies, answers)
@@ -152,6 +153,7 @@ class Broker:
             },
             again=self._services.request_again,
             answers=answers,
+            lost=state.queues_lost,
         )  # fmt: skip
         self._retention = Retention(shard)
         self._acks: list[tuple[Link, wire.AckMail]] = []
@@ -170,7 +172,7 @@ class Broker:
         for part in (self._mail, self._services, self._cursors, self._groups):
             part.recovered()
         if state.queues_lost:
-            self._lose_queues(state.queues_lost, starts)
+            self._lose_queues(state.queues_lost)
 
     def _table(self) -> dict[type[Command], Callable[[Link, Any], None]]:
         """Return the handlers of all commands but PUBLISH; the link's state was checked before."""
@@ -200,12 +202,11 @@ class Broker:
             **self._groups.handlers(),
         }
 
-    def _lose_queues(self, reason: str, starts: Starts) -> None:
+    def _lose_queues(self, reason: str) -> None:
         """Refuse all commands that need mailboxes, services, cursors, groups or keys.
 
         They are lost; none may be changed until the operator has decided what becomes of them.
         """
-        self._intake.lost = starts.lost = reason
         for part in (self._mail, self._services, self._cursors, self._groups):
             for kind in part.handlers():
                 self._handlers[kind] = partial(self._refuse_lost, reason)

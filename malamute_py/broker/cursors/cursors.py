@@ -59,7 +59,6 @@ class Cursors:
         self._steps = steps
         self._starts = starts
         self._answers = answers
-        starts.cursor = self.position
         self._cursors: Named[Cursor] = Named(shard.quotas, "cursors")
         self._creators: dict[Place, str] = {}
         """Owner that a cursor which is being created counts for."""
@@ -84,11 +83,6 @@ class Cursors:
             EditCursor: self.edit_cursor,
             RemoveCursor: self.remove_cursor,
         }
-
-    def position(self, stream: Stream, name: str) -> int | None:
-        """Return where the cursor of a name stands; None: there is no such cursor."""
-        cursor = self._cursors.get((stream.number, name))
-        return None if cursor is None else cursor.next
 
     # --- over restarts ------------------------------------------------------------------------
 

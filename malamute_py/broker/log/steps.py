@@ -207,10 +207,7 @@ class Steps:
         change_next: int,
         mail_next: int,
         apply: Callable[[Change, int], None],
-        publish: Callable[[Part, int], None],
-        unpublish: Callable[[Part], None],
     ) -> None:
-        """publish: called for a PUBLISH part that was appended. unpublish: for a refused one."""
         self._shard = shard
         self._confirms = confirms
         self._main = main
@@ -220,8 +217,6 @@ class Steps:
         """The next number of the mail stream."""
         self._memory_next = shard.epoch << EPOCH_SHIFT
         self._apply = apply
-        self._publish = publish
-        self._unpublish = unpublish
         self._queue: list[Step] = []
         self._urgent: list[Step] = []
         self._handed: dict[int, list[Step]] = {}
@@ -540,8 +535,6 @@ class Steps:
             for part in step.parts:
                 for change in part.changes:
                     self._apply(change, end_lsn)
-                if part.stream is not None:
-                    self._publish(part, end_lsn)
                 for effect in part.effects:
                     effect.appended(part, end_lsn)
             if step.waiter is not None or step.followers is not None:
@@ -585,7 +578,7 @@ class Steps:
         for step in steps:
             for part in step.parts:
                 if part.stream is not None:
-                    self._unpublish(part)
+                    part.stream.handed = part.stream.next
             self._drop(step, answer.code, answer.reason, answer.retry_ms)
 
     def ring_failed(self, code: str, reason: str) -> None:

@@ -40,21 +40,23 @@ with many streams, looking at all would take a turn of the loop."""
 class Catalogue:
     """All streams of one core."""
 
-    publishing: Publishing
-    steps: Steps
-
     def __init__(
         self,
         shard: Shard,
         tables: Tables,
         facts: dict[str, RingFacts],
+        rings: dict[str, RingState],
+        steps: Steps,
+        publishing: Publishing,
         audience: Callable[[], AudienceFacts],
     ) -> None:
-        """audience: makes the audience of each stream."""
+        """rings: with ring main; the others are added. audience: makes that of each stream."""
         self._shard = shard
+        self._steps = steps
+        self._publishing = publishing
         self._audience = audience
         self.tables = tables
-        self.rings: dict[str, RingState] = {}
+        self.rings = rings
         self.openings: list[tuple[str, dict[str, Any]]] = []
         """Rings that the shell is to open or remove."""
         self.unseen: dict[str, dict[int, int]] = {}
@@ -67,7 +69,6 @@ class Catalogue:
         self._next_number = tables.next_number
         self.bounded: set[Stream] = set()
         """Streams with a bound of bytes or age of their own."""
-        self.rings[MAIN] = RingState(MAIN, False, facts.get(MAIN))
         self._sizes: dict[int, tuple[str, int]] = {}
         """Creator of each stream, and the bytes for which its settings are counted."""
         for row in tables.streams.values():
@@ -285,7 +286,7 @@ class Catalogue:
         self._count(by, wanted, 1)
         self._hold_settings(number, by, size)
         creating = Then(partial(self._come, created), partial(self._not_come, created))
-        self.steps.propose(created, creating)
+        self._steps.propose(created, creating)
 
     def _come(self, created: StreamCreated, lsn: int) -> None:
         stream = self._numbers[created.number]
@@ -354,11 +355,11 @@ class Catalogue:
         size = self._check_settings(stream.number, stream.row.by, wanted)
         self._hold_settings(stream.number, stream.row.by, size)
         edited = StreamEdited(stream.number, wanted, self._shard.now_ms)
-        self.steps.propose(edited, Then(failed=partial(self._weigh, stream.number)), effect)
+        self._steps.propose(edited, Then(failed=partial(self._weigh, stream.number)), effect)
 
     def remove(self, stream: Stream, effect: Effect) -> None:
         """Remove a stream and its records."""
-        self.steps.propose(StreamRemoved(stream.number, self._shard.now_ms), effect)
+        self._steps.propose(StreamRemoved(stream.number, self._shard.now_ms), effect)
 
     def apply(self, change: Change, end_lsn: int) -> Stream | None:
         """Let a change of the log take effect; returns the stream that it removed."""
@@ -394,7 +395,7 @@ class Catalogue:
         if not stream.settings.ring_bytes:
             return
         removed = partial(self._remove_ring, ring, stream.name)
-        self.publishing.when_visible(self.rings[MAIN], end_lsn, removed)
+        self._publishing.when_visible(self.rings[MAIN], end_lsn, removed)
 
     def _remove_ring(self, ring: RingState, name: str, failure: tuple[str, str] | None) -> None:
         # The files go only when no power loss can bring the stream back.
@@ -402,7 +403,7 @@ class Catalogue:
             self.openings.append((ring.name, {"remove": True}))
             self.rings.pop(ring.name, None)
             # The shell will not say of this ring that it is synced.
-            self.publishing.ring_failed(ring, "stream_removed", f"stream '{name}' was removed")
+            self._publishing.ring_failed(ring, "stream_removed", f"stream '{name}' was removed")
 
 
 def _ring_quota(settings: StreamSettings) -> str:

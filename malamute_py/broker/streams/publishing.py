@@ -43,6 +43,7 @@ _TIME = Struct("<q")
 class _Coming(Effect):
     """Records of an atomic step on their way to a stream."""
 
+    publishing: Publishing
     stream: Stream
     count: int
 
@@ -50,6 +51,7 @@ class _Coming(Effect):
         self.stream.coming += self.count
 
     def appended(self, part: Part, end_lsn: int) -> None:
+        self.publishing.part_appended(part, end_lsn)
         self.stream.coming -= self.count
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
@@ -59,9 +61,6 @@ class _Coming(Effect):
 class Publishing:
     """The way of published batches into the journal."""
 
-    steps: Steps
-    """The way of changes into the log; set once both are there."""
-
     def __init__(
         self,
         shard: Shard,
@@ -69,9 +68,11 @@ class Publishing:
         confirms: Confirms,
         producers: Producers,
         rings: dict[str, RingState],
+        steps: Steps,
         fan_out: Callable[[StampedBatch, bool], None],
     ) -> None:
         self._shard = shard
+        self._steps = steps
         self._links = links
         self._confirms = confirms
         self._producers = producers
@@ -117,7 +118,7 @@ class Publishing:
             self.refuse(link, command, *ring.failed)
             return
         if ring is self._main:
-            if self.steps.pressed:
+            if self._steps.pressed:
                 self.refuse(link, command, "wait", "the log waits for its checkpoint")
                 return
         elif stream.created_lsn > self._main.visible:
@@ -192,7 +193,7 @@ class Publishing:
         edited = StreamEdited(stream.number, type(settings)(**values), self._shard.now_ms)
         # The change goes before the batch: no record may be in the log before its stream's body
         # kind.
-        self.steps.propose_first(edited, Then(failed=partial(_unsettle, stream)))
+        self._steps.propose_first(edited, Then(failed=partial(_unsettle, stream)))
         return True
 
     def _in_sequence(self, link: Link, command: Publish, stream: Stream, pending: Pending) -> bool:
@@ -269,7 +270,7 @@ class Publishing:
         self.forgetting = len(ids)
         self._shard.counters["producers_forgotten"] += len(ids)
         self._shard.event("producers_forgotten", "warning", identity=identity, count=len(ids))
-        self.steps.propose(ProducersForgotten(ids), Then(self._forgotten, self._forgotten))
+        self._steps.propose(ProducersForgotten(ids), Then(self._forgotten, self._forgotten))
         return True
 
     def _forgotten(self, *_: Any) -> None:
@@ -325,7 +326,7 @@ class Publishing:
                 f"the stream's bodies are {BODY_KINDS[stream.body_kind]}, not {BODY_KINDS[kind]}",
             )
         return Part(
-            content=content, frame=frame, stream=stream, effects=[_Coming(stream, head.count)]
+            content=content, frame=frame, stream=stream, effects=[_Coming(self, stream, head.count)]
         )
 
     def part_appended(self, part: Part, end_lsn: int) -> None:
@@ -337,11 +338,6 @@ class Publishing:
         self.unsettled_bytes += size
         pending = Pending(stream.ring, part.frame, content, size, stream, base=part.base)
         self._stored(pending, stream, stream.ring, part.stamp, end_lsn)
-
-    def part_refused(self, part: Part) -> None:
-        """Undo a batch of an atomic step that the journal did not take."""
-        assert part.stream is not None
-        part.stream.handed = part.stream.next
 
     # --- handing over -------------------------------------------------------------------
 

@@ -46,12 +46,10 @@ def may_match(pattern: Any, index: Any) -> Any:
 class Starts:
     """Resolves start positions, at once where it can, else by a question to the journal."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: Shard, lost: str) -> None:
+        """lost: why the cursors are lost; "": they are not."""
         self._shard = shard
-        self.lost = ""
-        """Why the cursors are lost; "": they are not."""
-        self.cursor: Callable[[Stream, str], int | None] = _no_cursor
-        """Returns the position of a stream's cursor; None: there is no such cursor."""
+        self._lost = lost
 
     def resolve(
         self, stream: Stream, start: Sequence[Any], durable: bool, pattern: Any, found: Found,
@@ -70,11 +68,12 @@ class Starts:
         tail = stream.visible_next if durable else stream.next
         if kind == StartKind.CURSOR:
             name, otherwise = arguments
-            if self.lost:
-                found(BrokerRefused("queues_lost", self.lost))
+            if self._lost:
+                found(BrokerRefused("queues_lost", self._lost))
                 return
-            next = self.cursor(stream, name)
-            if next is not None:
+            cursor = self._shard.queues.cursors.get((stream.number, name))
+            if cursor is not None:
+                next = max(cursor.next, stream.first)
                 # The bound is the tail, not retention, which moves cursors, too, and may be ahead
                 # of a durable tail.
                 rewound = next > max(tail, stream.first)
@@ -218,11 +217,6 @@ def _parse(start: Sequence[Any]) -> tuple[int, tuple[Any, ...]]:
             return kind, (rest[0], otherwise)
         raise BrokerRefused("bad_start", "[7, cursor, another start]")
     raise BrokerRefused("bad_start", f"no start of kind {kind}")
-
-
-def _no_cursor(stream: Stream, name: str) -> int | None:
-    """Return that no stream has cursors."""
-    return None
 
 
 def _number(value: Any) -> bool:
