@@ -180,7 +180,7 @@ def test_what_goes_wrong_is_told_counted_and_logged(case: Case) -> None:
 @pytest.mark.parametrize("case", CASES, ids=[case.happens.__name__ for case in CASES])
 def test_operators_can_read_what_each_name_means(case: Case) -> None:
     text = METRICS.read_text()
-    assert f"| `{case.counter}` |" in text
+    assert f"| `counters.{case.counter}` |" in text
     assert f"| `{case.event}` |" in text
 
 
