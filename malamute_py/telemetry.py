@@ -90,12 +90,16 @@ class Refusals:
     """
 
     def __init__(self, period_ms: int = 10_000) -> None:
-        """period_ms: how often a ring's count is reported while it goes on."""
+        """period_ms: how often the refusals of rings that still refuse are reported."""
         self._period_ms = period_ms
         self._since_ms = 0
+        """Beginning of the period."""
         self._codes: dict[str, str] = {}
+        """Ring -> why it refuses now."""
         self._counts: dict[str, int] = {}
+        """Ring -> its further refusals in this period."""
         self._last_ms: dict[str, int] = {}
+        """Ring -> time of its last refusal."""
 
     def begins(self, ring: str, code: str, now_ms: int) -> bool:
         """Count a refusal; True when the ring did not refuse for this reason before."""

@@ -170,7 +170,11 @@ class Quotas:
             raise self._refusal(usage, resource, bound, size)
 
     def weigh(self, holder: str, resource: str, size: int) -> None:
-        """Count bytes of a sender that came into a mailbox or a queue, or left it."""
+        """Add bytes (below 0: subtract) to those that a holder's owner has in mailboxes or queues.
+
+        Holders that begin with `~` have no identity and are one owner. Where enough has left, the
+        next refusal of this resource is logged again.
+        """
         usage = self._owners.get("" if holder[:1] == "~" else holder)
         if usage is None:
             usage = self.of(self.owner_of(holder))

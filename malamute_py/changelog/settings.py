@@ -77,14 +77,15 @@ def settings_of(values: dict[str, Any], bytes_max: int) -> StreamSettings:
 def _fault(kind: type[msgspec.Struct], error: Exception) -> str:
     """Say what a conversion found wrong: the setting first, then what is allowed."""
     message, _, path = str(error).partition(" - at `$.")
+    setting = path.rstrip("`")
     known = ", ".join(kind.__struct_fields__)
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", message, re.DOTALL)
     if unknown:
         return f"there is no setting '{unknown[1][:_SHOWN_MAX]}'; known are {known}"
     wanted = re.match(r"Expected `(\w+)`, got `(\w+)`", message)
-    if wanted and path:
-        return f"{path.rstrip('`')} is of type {wanted[1]}, not {wanted[2]}"
-    return message
+    if wanted and setting:
+        return f"{setting} is of type {wanted[1]}, not {wanted[2]}"
+    return f"{setting}: {message}" if setting else message
 
 
 def encode_settings(settings: StreamSettings) -> bytes:

@@ -170,6 +170,11 @@ class Source:
         return Facts({}, reason, silent_s)
 
     async def _ask_everything(self) -> Everything:
+        """Ask for all listings, and for details of the streams that have a label of their own.
+
+        A listing that the broker refuses counts as empty. Where it does not answer in time, the
+        answer has the facts only.
+        """
         began = self._clock()
         facts = await self.facts()
         client = self.client

@@ -93,7 +93,7 @@ def check_epoch(epoch: int, where: str) -> None:
     if epoch > EPOCH_MAX:
         raise EpochsSpent(
             f"{where} would begin epoch {epoch}, and {EPOCH_MAX} is the last one: copy what it"
-            " holds into a new data directory, with malamute replay and malamute publish"
+            " holds into a new data directory, with malamute replay and malamute pub"
         )
 
 

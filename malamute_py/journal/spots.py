@@ -95,7 +95,10 @@ class StreamSpots:
         ]
 
     def pack(self) -> bytes:
-        """For the index file."""
+        """Return the spots by header for the index file, and which entries have spots of all rows.
+
+        These entries are bitmaps: by subject (`tops`), by field name, and by name and value.
+        """
         spotted = self.spotted
         return msgspec.msgpack.encode(
             _Stored(

@@ -83,7 +83,7 @@ class StreamTable:
             state.next = max(state.next, stamp.next_offset)
 
     def note_span(self, number: int, span: Span) -> None:
-        """A finished segment holds this of a stream."""
+        """Note the records that a segment holds of a stream; segments come oldest first."""
         state = self.state(number)
         if state.kept < 0:
             state.kept = span.first

@@ -71,8 +71,9 @@ class Walk:
         choose: Choose | None = None,
         contents: bool = True,
     ) -> None:
-        """next: the offset from which on batches are wanted. choose: None for all entries.
+        """lsn: position in the ring from which to look. next: offset of the first wanted record.
 
+        choose: which index entries of sealed segments to read; None: all of them.
         contents: False where only stamps are looked at, so that only they are checked.
         """
         self.lsn = lsn

@@ -127,11 +127,16 @@ def _pack_message(key: tuple[int, int], row: MessageRow) -> bytes:
     ))  # fmt: skip
 
 
+_MESSAGE_FIELDS: Final = 13
+"""Fields of a stored message that this version knows."""
+
+
 def _message(data: Any) -> tuple[tuple[int, int], MessageRow]:
+    """Undo `_pack_message`. An older form lacks the last field; a later one may have more."""
     (
         mailbox, base, count, size, sender, at_ms, left,
         priority, not_before_ms, expires_at_ms, attempts, rare, *pauses,
-    ) = _DECODE_ANY(data)[:13]  # fmt: skip
+    ) = _DECODE_ANY(data)[:_MESSAGE_FIELDS]  # fmt: skip
     # A million rows of a few senders share one string for each sender.
     row = MessageRow(
         base, count, size, intern(sender), at_ms, (1 << count) - 1 if left is None else _int(left),

@@ -74,6 +74,7 @@ def test_peeking_consumes_nothing_and_shows_the_newest(m: Run, stream: str) -> N
         (["create", "x", "--set", "max_agee=1"], 2, "no setting 'max_agee'; known are memory"),
         (["create", "x", "--set", "max_age=7d"], 2, "no setting 'max_age'; known are memory"),
         (["create", "x", "--set", "memory=4"], 2, "memory is of type bool, not int"),
+        (["create", "x", "--set", "schema=x!"], 2, "schema: Invalid base64"),
         (["edit", "x", "--ring-bytes", "1GiB"], 2, "a ring is chosen when a stream is made"),
         (["create", "x", "--max-age", "long"], 2, "is not a duration"),
         (["create", "x", "--max-bytes", "much"], 2, "is not a size"),

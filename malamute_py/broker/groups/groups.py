@@ -399,7 +399,11 @@ class Groups:
         self._part(member, 0, code)
 
     def link_ended(self, link: Link, members: list[Member]) -> None:
-        """Give what the members of an ended link held to others, or keep it for their return."""
+        """Remove the members of an ended link; other members get what they held.
+
+        The holder of an exclusive group keeps its place for `hold_ms`, unless its link ended in
+        order. Members of one group leave together, so that what they held is divided once.
+        """
         together: dict[Group, list[Member]] = {}
         for member in members:
             group = self._members[member]

@@ -264,7 +264,7 @@ class MailboxAdmin:
     def purge(self, link: Link, command: PurgeMail) -> None:
         """Remove all messages that no reader holds; answered when that is durable."""
         mailbox = self._mailbox(link, command, "admin")
-        if mailbox is None or not self._confirmed(link, command):
+        if mailbox is None or not self._repeats_name(link, command):
             return
         if not self._asked(link, command):
             return
@@ -279,7 +279,8 @@ class MailboxAdmin:
         answer.value = partial(dict, count=job.count, held=mailbox.held)
         answer.after(job.end_lsn)
 
-    def _confirmed(self, link: Link, command: PurgeMail | RemoveMailbox) -> bool:
+    def _repeats_name(self, link: Link, command: PurgeMail | RemoveMailbox) -> bool:
+        """Whether a command repeats the name of its mailbox; it is refused otherwise."""
         if command.confirm == command.mailbox:
             return True
         self._answers.refuse(
@@ -291,7 +292,7 @@ class MailboxAdmin:
     def remove(self, link: Link, command: RemoveMailbox) -> None:
         """Remove a mailbox that has no readers, with its messages."""
         mailbox = self._mailbox(link, command, "admin")
-        if mailbox is None or not self._confirmed(link, command):
+        if mailbox is None or not self._repeats_name(link, command):
             return
         name = mailbox.name
         if mailbox.readers:

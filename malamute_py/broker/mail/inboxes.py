@@ -142,6 +142,7 @@ class Inboxes:
             self._mailboxes.unused(inbox.mailbox)
 
     def _start(self, inbox: Inbox, _: int = 0) -> None:
+        """Say that an inbox is open, and deliver. _: LSN of its mailbox, if that was created."""
         if inbox.ended:
             return
         inbox.started = True

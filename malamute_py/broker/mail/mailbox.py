@@ -292,7 +292,10 @@ def expired(mailbox: Mailbox, row: MessageRow, now_ms: int) -> tuple[int, int]:
 def _expired_of_many(
     mailbox: Mailbox, row: MessageRow, expiries: list[int], now_ms: int
 ) -> tuple[int, int]:
-    """Find expired rows by a column, which is kept: each of 65,536 rows may have its own time."""
+    """Return the rows that expired as a mask, and when the next one does; 0: none will.
+
+    The times of the rows are kept as an array: each of 65,536 rows may have its own.
+    """
     progress = mailbox.progress_of(row)
     times = progress.expiries
     if times is None:

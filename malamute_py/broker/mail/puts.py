@@ -45,7 +45,7 @@ class Puts:
     # --- putting --------------------------------------------------------------------------------
 
     def prepare_send(self, link: Link, command: Send, frame: Any) -> Part:
-        """Return the part of a step that a SEND becomes. Raises BrokerRefused: nothing was done."""
+        """Return the part of a step that a SEND becomes. Raises BrokerRefused: nothing was put."""
         shard = self._shard
         settings = shard.settings
         name = command.mailbox

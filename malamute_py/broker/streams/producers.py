@@ -236,7 +236,7 @@ class Producers:
         self._fewer(producer.identity)
 
     def _fewer(self, identity: str) -> None:
-        """Count one stream less for the identity of a producer."""
+        """Take one place, a producer in one stream, off the count of all and of its identity."""
         self.places -= 1
         left = self._places_of[identity] - 1
         if left:

@@ -150,11 +150,14 @@ class Delivery:
         )
 
     def _unmatched(self, audience: Audience, job: Classing, error: Exception) -> None:
-        """Step back from the batch that is waited for: its headers cannot be matched."""
+        """Have the subscriptions of the first late batch take it on demand: it cannot be matched.
+
+        The late batches after it are given. Nothing happens where that batch is the first no more.
+        """
         late = audience.late[0] if audience.late else None
         if late is not None and late.job is job:
             self._step_back(audience, late.batch, late.durable, error)
-            self._on_time(audience)
+            self._drop_first_late(audience)
             self._give_late(audience)
 
     def _put_off(self, audience: Audience, late: LateBatch) -> None:
@@ -197,7 +200,7 @@ class Delivery:
         if late is None or late.job is not job:
             return  # The subscriptions did not wait for it any more.
         self._give_one_late(audience, late, job)
-        self._on_time(audience)
+        self._drop_first_late(audience)
         self._give_late(audience)
 
     def _give_late(self, audience: Audience) -> None:
@@ -206,7 +209,7 @@ class Delivery:
             late = audience.late[0]
             if audience.live and not self._give_one_late(audience, late, None):
                 return
-            self._on_time(audience)
+            self._drop_first_late(audience)
 
     def _give_one_late(self, audience: Audience, late: LateBatch, job: Classing | None) -> bool:
         """Give one batch that was put off; False: its headers are still to be matched.
@@ -228,7 +231,7 @@ class Delivery:
             self._step_back(audience, late.batch, late.durable, error)
         return True
 
-    def _on_time(self, audience: Audience) -> None:
+    def _drop_first_late(self, audience: Audience) -> None:
         """Remove the first of the batches that were put off."""
         late = audience.late.popleft()
         audience.late_bases[late.durable].popleft()

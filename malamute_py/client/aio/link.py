@@ -134,9 +134,11 @@ class LoopLink:
         self.wake_up()
 
     def asked(self) -> None:
-        """Have a request leave once all callers that were just answered have asked anew.
+        """Have what a caller has just said leave.
 
-        A turn of the event loop costs some 10 us, and then no caller is left to wait for.
+        Where the last step answered several callers (`_told`), it waits until each of them has said
+        something, so that all leave together. The last of them has it sent at once: a turn of the
+        event loop costs some 10 us. Callers that say nothing are waited for until that turn ends.
         """
         if self._told > 1:
             self._told -= 1

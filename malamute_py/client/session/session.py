@@ -426,6 +426,11 @@ class Session:
             self._close(BrokerRefused("internal", f"the client failed: {error!r}"))
 
     def _close(self, error: MalamuteError | None) -> None:
+        """End the session for good, and answer all that waits.
+
+        error: what ended it. None: the program closed it; its BYE still leaves, and receivers end
+        without an error.
+        """
         self.state = LinkState.CLOSED
         self.error = error
         self._transport = Disconnect()

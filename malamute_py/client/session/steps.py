@@ -749,7 +749,7 @@ class Steps(Lanes[OutgoingSteps]):
     # --- the link ---------------------------------------------------------------------------
 
     def link_up(self, welcome: Welcome) -> None:
-        """A link is open: what is unconfirmed leaves again."""
+        """Send unconfirmed steps again, of as many parts as fit into a message beside ATOMIC."""
         super().link_up(welcome)
         self._message_parts_max = min(
             welcome.message_commands_max - 1, DEFAULT_LIMITS.step_parts_max
