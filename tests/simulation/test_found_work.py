@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import msgpack
 
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
@@ -204,3 +205,52 @@ def test_a_record_at_an_offset_is_durable_by_the_bundle_that_brought_it_there(ri
     for offset in range(1, len(taken)):
         with pytest.raises(Violation, match=f"offset {offset} is not on the disk yet"):
             deliver(offset)
+
+
+def test_a_step_whose_record_a_power_loss_took_back_from_its_own_ring_did_happen() -> None:
+    model = WorkModel()
+    model.rings_of["s"] = "own"
+    for serial in (5, 6):
+        model.act_of[serial] = Act(serial, "anna", [Wish("publish", "s", (serial,))], b"", 0, False)
+    step, half = (
+        Act(number, "bob", [Wish("records", "s/g", (), (0,))], key, 0, True)
+        for number, key in ((7, b"k"), (8, b"l"))
+    )
+    model.steps["bob", b"k"], model.steps["bob", b"l"] = step, half
+    changes = 0
+
+    def logged(*made: r.Change) -> None:
+        nonlocal changes
+        content = encode([r.encode_change(change) for change in made], subject="change")
+        batch = Batch(CHANGE_STREAM, changes, len(made), CHANGE, content)
+        at = model.end_lsn
+        model.appended(Bundle(at, at + 100, 1, [batch]))
+        model.told(MAIN, at + 100)
+        changes += len(made)
+
+    def published(serial: int, epoch: int) -> None:
+        content = records.encode([records.Sent(serial, 0, "s", "a", None, 0, 8)])
+        model.appended_beside("own", Bundle(0, 100, epoch, [Batch(1, 0, 1, 0, content)]))
+
+    def group_at_0(why: str, epoch: int) -> r.GroupSet:
+        return r.GroupSet(1, "g", "shared", msgpack.encode(["all"]), 0, 0, why, "bob", epoch)
+
+    logged(
+        r.StreamCreated(1, "s", b"u" * 16, "own", StreamSettings(), "", 0),
+        group_at_0("created", 1),
+    )
+    published(5, 1)
+    confirm = wire.Confirm(7, int(wire.Level.SYNCED), -1, 0, 0, True)
+    with pytest.raises(Violation, match=r"the key of .* did not happen"):
+        model.confirm(step, confirm, 3)
+    logged(r.GroupDone(1, "g", [(0, 1)], 1), r.StepTaken("bob", b"k", 0))
+    model.confirm(step, confirm, 3)
+    # The disk has the step, and not the record: the members of the group see what is not synced.
+    model.recovered_beside("own", [], 0, 0, power=True)
+    logged(group_at_0("clamped", 2))
+    model.confirm(step, confirm, 3)
+    published(6, 2)
+    model.confirm(step, confirm, 3)
+    # A step is judged when it is appended: this one leaves out the record that has the offset now.
+    with pytest.raises(Violation, match=r"records of \[0\] in Act\(number=8"):
+        logged(r.StepTaken("bob", b"l", 0))
