@@ -36,7 +36,7 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     body_kind: str = ""
     """`blob`, `list` or `arrow`; empty until the first batch of the stream decides it."""
     schema: bytes = b""
-    """Typed streams only: the Arrow schema message that the bodies follow."""
+    """Arrow schema message of the bodies, kept for readers; the broker compares no body with it."""
     level: str = "synced"
     """Level at which a publish that asks for level 0 is confirmed: `stored` or `synced`."""
     description: str = ""
