@@ -16,14 +16,17 @@ from malamute_py.http.source import Facts
 SILENT_S: Final = 30.0
 """A broker that answered before and has been silent for so long does not live."""
 REFUSED_MS: Final = 30_000
-"""A refusal that lies longer back says nothing of now: nobody may have tried since."""
+"""Age from which a refusal says nothing about now: no client may have tried to append since."""
 DISK_LEAST_BYTES: Final = 64 << 20
 _MAIN: Final = "main"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether it holds; each reason against it, and each warning, as (check, sentence)."""
+    """Whether a broker is live, or ready; each reason against it, and each warning.
+
+    Reasons and warnings are (check, sentence).
+    """
 
     holds: bool
     reasons: list[tuple[str, str]] = field(default_factory=list)

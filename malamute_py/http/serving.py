@@ -47,7 +47,7 @@ class Serving:
 
     @property
     def url(self) -> str:
-        """Where it serves, with the port that was found for port 0."""
+        """Return the URL of the HTTP side, with the port that was found for port 0."""
         host, port = self._socket.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

@@ -1,4 +1,4 @@
-"""What the HTTP side is told when it starts.
+"""Settings that a broker gives to its HTTP side when it starts it.
 
 Owns the message by which a broker starts its HTTP side, and the reading of the token. The rule: a
 secret comes by standard input or from a file that is its owner's alone, never by an argument, which

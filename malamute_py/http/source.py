@@ -1,9 +1,9 @@
-"""What the broker says of itself, asked for once however many want to know.
+"""Facts about the broker, asked for once however many clients of the HTTP side want them.
 
 Owns the questions to the broker and how long an answer is used. The rules: one question is under
-way at a time, and an answer serves all who ask within a second, so that no client of the HTTP side
-decides how much the broker has to do; of each kind of thing the first LISTED_MAX by name are
-looked at, and how many are not is told.
+way at a time, and an answer serves all clients that ask within a second, so that no client of the
+HTTP side decides how much the broker has to do; of each kind of thing the first LISTED_MAX by name
+are looked at, and a metric says how many are not.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from malamute_py.client.facts import (
 )
 
 LISTED_MAX: Final = 1_000
-"""Streams, mailboxes and so on that are looked at; one page of the broker's."""
+"""Streams, mailboxes and so on that are looked at: one page of a listing of the broker."""
 OTHER: Final = "other"
-"""The label of what has none of its own."""
+"""Label of the things that have none of their own."""
 _KEEP_S: Final = 1.0
 _TIMEOUT_S: Final = 5.0
 
@@ -42,7 +42,7 @@ class Facts:
     reason: str = ""
     """Why the broker did not answer."""
     silent_s: float = 0.0
-    """How long it has not answered; 0 as well while it never has."""
+    """Time for which the broker has not answered; 0 as well while it never has."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Everything:
     asked_s: float = 0.0
     streams: list[StreamFacts] = field(default_factory=list)
     stream_details: dict[str, StreamFacts] = field(default_factory=dict)
-    """Of the streams that have a label of their own."""
+    """Details of the streams that have a label of their own."""
     mailboxes: list[MailboxFacts] = field(default_factory=list)
     services: list[ServiceFacts] = field(default_factory=list)
     cursors: list[CursorFacts] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Everything:
 
 
 class Labels:
-    """Which names have a label of their own; what has one keeps it while it is there."""
+    """Names that have a label of their own; a name keeps its label while the thing exists."""
 
     def __init__(self, most: int) -> None:
         """most: labels of one kind."""
@@ -69,7 +69,7 @@ class Labels:
         self._named: dict[str, dict[Any, None]] = {}
 
     def of(self, kind: str, names: Iterable[Any]) -> frozenset[Any]:
-        """The names with a label, of those that there are now, in their order."""
+        """Return the names that have a label of their own: the first come, up to the limit."""
         there = dict.fromkeys(names)
         kept = [name for name in self._named.get(kind, {}) if name in there]
         taken = dict.fromkeys(kept)
@@ -83,7 +83,7 @@ class Labels:
 
 
 class Shared(Generic[T]):
-    """A question whose answer all who ask within keep_s share."""
+    """A question whose answer is shared by all callers that ask within keep_s."""
 
     def __init__(
         self, ask: Callable[[], Awaitable[T]], keep_s: float, clock: Callable[[], float]
@@ -96,12 +96,12 @@ class Shared(Generic[T]):
         self._asking: asyncio.Task[T] | None = None
 
     async def get(self) -> T:
-        """The answer that is there, or that comes."""
+        """Return the kept answer, or wait for the next one."""
         if self._answer is not None and self._clock() - self._at < self._keep_s:
             return self._answer
         if self._asking is None:
             self._asking = asyncio.create_task(self._run())
-        # Whoever goes away does not take the answer from the others.
+        # A caller that goes away does not take the answer from the others.
         return await asyncio.shield(self._asking)
 
     async def _run(self) -> T:
@@ -128,7 +128,7 @@ class Source:
         self.client: Client | None = None
         """The client of the broker; None: there is no session."""
         self.unlinked = "the broker has not been reached yet"
-        """Why there is no link, for as long as there is none."""
+        """Reason why there is no link, for as long as there is none."""
         self._timeout_s = timeout_s
         self._clock = clock
         self._silent_since: float | None = None
@@ -137,11 +137,11 @@ class Source:
         self._everything = Shared(self._ask_everything, keep_s, clock)
 
     async def facts(self) -> Facts:
-        """What BROKER_INFO says; of the last second."""
+        """Return the facts of BROKER_INFO, at most keep_s old."""
         return await self._facts.get()
 
     async def everything(self) -> Everything:
-        """All that the metrics are made of; of the last second."""
+        """Return all that the metrics are made of, at most keep_s old."""
         return await self._everything.get()
 
     async def _ask_facts(self) -> Facts:

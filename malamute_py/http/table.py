@@ -22,9 +22,9 @@ class Metric(NamedTuple):
     help: str
     labels: tuple[str, ...] = ()
     source: str = ""
-    """Its name in `malamute info`, from the top; empty: it is computed."""
+    """Path of the figure in `malamute info`; empty: the figure is computed."""
     factor: float = 1
-    """What the broker's figure is multiplied by to come to base units."""
+    """Number by which the broker's figure is multiplied to come to base units."""
 
 
 def _counters(path: str, rows: str) -> dict[str, Metric]:
@@ -267,7 +267,7 @@ failing | 1: the last step failed, and none has gone well since.
 """,
     "checkpoint_",
 )  # fmt: skip
-"""The tables of mail, services, cursors and groups; not there when nothing outlives the process."""
+"""Tables of mail, services, cursors and groups; absent when nothing outlives the process."""
 
 
 def _labelled(labels: tuple[str, ...], prefix: str, rows: str) -> dict[str, Metric]:
@@ -307,7 +307,7 @@ lagging | Subscriptions that read history or have no credit, and get no batch as
 last_time_ms -> last_append_timestamp_seconds | When the newest batch was appended, in seconds since 1970.
 """,
 )  # fmt: skip
-"""Each stream; the last three are not told of the rest."""
+"""Each stream; the last three metrics have no figure for streams without a label."""
 
 MAILBOX: Final = _labelled(
     ("class",), "mailbox_class_",
@@ -372,7 +372,7 @@ LATENCIES: Final = {
         (), "latency.confirm",
     ),
 }  # fmt: skip
-"""What the broker measures."""
+"""Histograms of durations that the broker measures."""
 
 UP: Final = Metric(
     PREFIX + "up", "gauge", "1: the broker answered; 0: it did not, and nothing else is shown."
@@ -412,4 +412,4 @@ METRICS: Final[tuple[Metric, ...]] = (
     *CURSOR.values(), *GROUP.values(), *COUNTERS.values(), *SHELL.values(),
     REFUSALS, QUOTA_REFUSALS, DENIALS, EVENTS,
 )  # fmt: skip
-"""All of them, in the order in which they are shown."""
+"""All metrics, in the order in which they are shown."""

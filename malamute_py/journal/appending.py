@@ -73,7 +73,7 @@ class Appender:
         self.last_time_ms = scan.last_time_ms
         self.last_epoch = scan.epoch
         self.last_lsn = scan.last_lsn
-        """Where the ring's last batch begins; -1: not known, or damage follows it."""
+        """LSN at which the ring's last batch begins; -1: not known, or damage follows it."""
         self._storage = storage
         self._space = space
         self._streams = streams
@@ -241,7 +241,7 @@ class Appender:
         self._storage.write(file, start, buffers)
 
     def _commit(self, rows: list[_Row], begin: int, turned: int) -> None:
-        """Everything is written: make it part of the ring."""
+        """Make a bundle that has been written part of the ring."""
         space, epoch = self._space, self._epoch
         segment = space.segments[-1] if space.segments else None
         begun = space.begin(turned) if turned else []

@@ -34,10 +34,10 @@ _PROBE = 0x0123_4567_89AB_CDEF
 _LSN_AT: Final = (
     Stamp(0, _PROBE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0).pack().index(struct.pack("<Q", _PROBE))
 )
-"""Where a stamp holds its LSN: found out, so that the layout stays the protocol's alone."""
+"""Place of the LSN in a stamp: found out, so that the protocol alone owns the layout."""
 _SEARCH_WORDS = 1 << 19
 _CRC_FROM: Final = 12
-"""A content's checksum covers it from here on (SPEC.md, section 5.2)."""
+"""Byte of a content from which on its checksum covers it (SPEC.md, section 5.2)."""
 
 
 _COPIED_BYTES: Final = 2048
@@ -53,7 +53,7 @@ class Found(NamedTuple):
 
     stamp: Stamp
     position: int
-    """In the segment."""
+    """Position in the segment."""
     content_good: bool
     """False: the stamp is right and the content damaged; nothing of it may be served."""
     reason: str = ""
@@ -103,7 +103,7 @@ def stamp_or_fault(data: Any, position: int, lsn: int) -> Stamp | str:
 
 
 def content_fault(data: Any, begin: int, end: int, stamp: Stamp) -> str:
-    """What is wrong with the content in data[begin:end]; "" when nothing is."""
+    """Return what is wrong with the content in data[begin:end]; "" when nothing is."""
     if end - begin < HEAD.size:
         return "a content without room for its head"
     magic, version, head_bytes, crc, content_bytes, count = _HEAD_START(data, begin)
@@ -160,7 +160,7 @@ def candidates(data: memoryview, base_lsn: int, position: int) -> Iterator[int]:
 
 
 class Facts(NamedTuple):
-    """What the index needs to know of a data batch's content."""
+    """Facts about a data batch's content that the index keeps."""
 
     client: tuple[int, int]
     expires_at_ms: int
@@ -173,7 +173,7 @@ _PLAIN = Facts(NO_CLIENT_TIME, NEVER)
 
 
 def content_facts(content: Buffer) -> Facts:
-    """Client time range and latest expiry of a content."""
+    """Return client time range and latest expiry of a content."""
     head = HEAD.unpack_from(content)
     flags = head[_FLAGS]
     if not flags & (CLIENT_TIME | EXPIRY):

@@ -1,7 +1,7 @@
-"""What one read brings back: grouping entries into reads, finding batches, joining runs.
+"""Chunks, one for each read: grouping entries into reads, finding batches, joining runs.
 
 Owns the way from index entries to a few large reads and from their bytes to runs. The
-rule: a batch leaves here only with both checksums good, and a copy is made only to close
+rule: a batch is returned only with both checksums good, and a copy is made only to close
 up the holes that other streams leave. Source: FORMAT.md, section 8.
 """
 
@@ -17,7 +17,7 @@ from malamute_py.journal.types import UNINDEXED_FROM, Run
 
 _READ_BYTES = 4 << 20
 _HOLE_BYTES = 32 << 10
-"""Reading over so much of other streams costs less than a second read."""
+"""Bytes of other streams that are read over, as that costs less than a second read."""
 
 
 class Part(NamedTuple):
@@ -26,7 +26,7 @@ class Part(NamedTuple):
     position: int
     size: int
     entries: list[tuple[int, int, int, int]]
-    """(position, bytes, base, next) of each."""
+    """(position, bytes, base, next) of each entry."""
 
 
 class Batch(NamedTuple):

@@ -70,7 +70,7 @@ class Epoch(msgspec.Struct, array_like=True):
     uuid: bytes
     epoch: int
     openings: int
-    """How often the directory was opened; unlike the epoch, never given from outside."""
+    """Openings of the directory so far; unlike the epoch, never given by a caller."""
 
 
 class Place(msgspec.Struct, array_like=True):
@@ -109,16 +109,16 @@ class Journal:
         self.openings = epoch.openings
         self.storage = storage
         self.rings: dict[str, Ring] = {}
-        """The open ones, by name."""
+        """Open rings, by name."""
         self.unknown: tuple[Unknown, ...] = ()
         """Files and directories that were left alone."""
         self.exposure = storage.exposure() if isinstance(storage, FileStorage) else ""
         """Accounts besides the owner that may change the directory; "": none."""
         self.restored: tuple[Unknown, ...] = ()
-        """Files that were missing or damaged, and were made anew from what else says the same."""
+        """Missing or damaged files that were made anew from another copy of their facts."""
         self.moved: tuple[str, ...] = ()
-        """What of the place is not as it was: the directory was copied, or moved. The epoch has
-        leapt then, lest the original and its copy give out the same ones."""
+        """Properties of the place that changed (host, device, inode): the directory was copied or
+        moved. The epoch has leapt then, lest the original and its copy give out the same ones."""
         self._release = release
         self._entropy: Callable[[int], bytes] = os.urandom
 
@@ -287,12 +287,12 @@ def expected_names(storage: Storage) -> list[str]:
 
 
 def _is_half(name: str) -> bool:
-    """True for what a crash left of a manifest that was just being made."""
+    """Return True for the part of a manifest that a crash left while it was being made."""
     return name.endswith(".tmp")
 
 
 def expected_of(storage: Storage, name: str) -> Expected | None:
-    """What the manifest of a ring says; None when it has none."""
+    """Return the facts in a ring's manifest; None when the ring has no manifest."""
     if MANIFESTS not in storage.children():
         return None
     return Manifest(storage.child(MANIFESTS), directory_name(name)).expected
@@ -307,7 +307,7 @@ def is_directory_name(directory: str) -> bool:
 
 
 def unknown_entries(storage: Storage) -> tuple[Unknown, ...]:
-    """What a data directory holds beside its own."""
+    """Return the entries of a data directory that are not the journal's."""
     temporary = {f"{name}.tmp" for name in _OURS}
     found = [name for name in storage.names() if name not in _OURS | temporary | _BESIDE]
     known = (RINGS, FAILED, MANIFESTS)
@@ -375,7 +375,7 @@ def find_epoch(storage: Storage, identity: Identity, *, given: bool = False) -> 
 
 
 def _place(storage: Storage, identity: Identity) -> Place | None:
-    """Where the directory is now; None where that means nothing."""
+    """Return where the directory is now; None where the storage has no place to compare."""
     if not isinstance(storage, FileStorage):
         return None
     directory = Path(storage.describe())
@@ -389,7 +389,7 @@ def _place(storage: Storage, identity: Identity) -> Place | None:
 
 
 def _moved(storage: Storage, identity: Identity) -> tuple[str, ...]:
-    """What of the directory's place is not as it was when it was opened last."""
+    """Return the properties of the directory's place that changed since it was opened last."""
     now, before = _place(storage, identity), read_mark(storage, PLACE_FILE, Place)
     if now is None or before is None or before.uuid != identity.uuid:
         return ()

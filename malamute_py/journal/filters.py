@@ -1,11 +1,11 @@
-"""What a segment's index no longer keeps by name: a Bloom filter of each entry's headers.
+"""Filters in place of names that a segment's index gave up: a Bloom filter of each entry's headers.
 
 Owns the filters and their stored form. The rule: an entry is excluded only by a filter that was
 made of all its items; one without a filter may hold anything, be it that it may still grow, that
 its headers cannot be read, or that an earlier version wrote it. An item is a subject key, or a
 field's name and value. 10 bits an item are wrong about 1 entry in 100. Memory: 1.25 bytes for
-each distinct item of an entry, at most 64 KiB an entry, and 6 bytes an entry. Written by the
-loop thread, read by others: what they see is swapped whole. Source: FORMAT.md, section 6.
+each distinct item of an entry, at most 64 KiB an entry, and 6 bytes an entry. The loop thread
+writes what other threads read, and swaps it as a whole. Source: FORMAT.md, section 6.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from malamute_protocol.header import items_of
 
 _BITS_AN_ITEM: Final = 10
 _PROBES: Final = 5
-"""7 would be best for 10 bits, and find 0.8 instead of 0.9 in 100."""
+"""Bits of an item. 7 would be best for 10 bits: wrong in 0.8 of 100 cases, not in 0.9."""
 _FILTER_BYTES_MAX: Final = 65_535
-"""An entry of more than 52,428 distinct items has fewer bits for each."""
+"""Size of a filter at most: an entry of more than 52,428 items has fewer bits for each."""
 _ENTRY_ITEMS_MAX: Final = 2 * 8 * _FILTER_BYTES_MAX // _BITS_AN_ITEM
 """An entry of more items has no filter: below 5 bits an item it excludes little, and costs much."""
 _SLICE: Final = 1 << 16
@@ -40,7 +40,7 @@ class _View(NamedTuple):
     """The filters of entries 0 to n - 1."""
 
     sizes: np.ndarray[Any, np.dtype[np.uint16]]
-    """Bytes of each; 0: it has none."""
+    """Bytes of each entry's filter; 0: the entry has none."""
     begins: np.ndarray[Any, np.dtype[np.uint32]]
     bits: np.ndarray[Any, np.dtype[np.uint8]]
     """All filters, one after the other."""
@@ -60,16 +60,16 @@ class EntryFilters:
         if int(held.sum(dtype=np.int64)) != len(bits):
             raise ValueError("filters of other sizes than those given")
         self._open = len(held) - 1
-        """The last entry that was told of; it may still grow."""
+        """Last entry that items were noted of; it may still grow."""
         self._unknown: list[int] = []
-        """Entries without a filter to come."""
+        """Entries that get no filter, as their items cannot be known or are too many."""
         self._entries: list[int] = []
         self._items: list[Items] = []
         """Items of each entry in _entries."""
         self._room = waiting_max
-        """How many more may be gathered."""
+        """Number of items that may still be gathered."""
         self._pairs: _Ints = np.empty(0, np.int64)
-        """More of them: entry << 32 | item."""
+        """Further gathered items, each as entry << 32 | item."""
 
     def __len__(self) -> int:
         """Entries that have a filter or never will."""
@@ -150,7 +150,7 @@ class EntryFilters:
         return view.sizes.tobytes(), view.bits.tobytes()
 
     def _gathered(self) -> _Ints:
-        """Everything that waits, in order, each once; nothing of entries that are unknown."""
+        """Return gathered items of known entries, sorted, each once."""
         entries = np.array(self._entries, np.int64).repeat(list(map(len, self._items)))
         items = np.frombuffer(b"".join(self._items), np.uint32)
         pairs: _Ints = np.concatenate([self._pairs, entries << 32 | items])

@@ -22,22 +22,22 @@ from malamute_py.journal.storage import File, Storage, read_around
 from malamute_py.journal.types import SEGMENT_HEADER_BYTES
 
 Wanted: TypeAlias = Callable[[Stamp], bool]
-"""Whether a batch is asked for, by its stamp; paddings are never shown to it."""
+"""Decision by its stamp whether a batch is given out; it is not asked about paddings."""
 
 _PIECE_BYTES: Final = 1 << 20
 
 
 class _Part:
-    """What is read of one segment, and how far that came."""
+    """The part of a range that lies in one segment, and how far it has been read."""
 
     def __init__(self, number: int, segment_bytes: int, at: int, stop: int) -> None:
         self.number = number
         self.name = segment_name(number)
         self.base = number * segment_bytes
         self.at = at
-        """Where the next batch begins, as all positions here: in the segment."""
+        """Position in the segment at which the next batch begins."""
         self.stop = stop
-        """End of the range; at most the segment's end."""
+        """Position in the segment at which the range ends; at most the segment's end."""
         self.ended = False
         """The range ends amid this segment."""
         self.epoch = 0
@@ -45,7 +45,7 @@ class _Part:
         self.known = 0
         """Size of the batch at `at`, when its stamp is good and its content is not."""
         self.tried = -1
-        """Where reading was tried again after a fault."""
+        """Position in the segment at which reading was tried again after a fault."""
 
 
 class Follower:
@@ -69,7 +69,7 @@ class Follower:
             raise JournalCorrupt(RING_FILE, f"there is no ring in {storage.describe()}")
         self.ring = meta.uuid
         self.position = 0
-        """How far the last read() came: what lies before was given out or passed over."""
+        """LSN that the last read() came to: batches before it were given out or passed over."""
         self._storage = storage
         self._segment_bytes = meta.segment_bytes
         self._piece_bytes = max(piece_bytes, STAMP_BYTES)

@@ -271,7 +271,7 @@ class HeaderTable:
         self._memo_headers = 0
 
     def _items(self) -> Iterator[tuple[str, BitMap]]:
-        """What an exact table knows, as the filters keep it."""
+        """Yield each item of an exact table, as filters store it, with the entries that hold it."""
         for table in self.streams.values():
             for top, bitmap in table.tops.items():
                 for key in top:

@@ -62,7 +62,7 @@ class Entries(NamedTuple):
 
     ordinals: Ordinals
     rows: Rows
-    """ENTRY_DTYPE."""
+    """Rows of ENTRY_DTYPE."""
 
 
 class Span(msgspec.Struct, array_like=True):
@@ -82,7 +82,7 @@ Place: TypeAlias = tuple[int, int, int, int, int]
 
 
 class SegmentIndex(Protocol):
-    """What readers ask, of a segment being written and of a finished one alike."""
+    """Index of a segment as readers use it, whether the segment is finished or still written to."""
 
     def entries(self, stream: int, from_offset: int, end_offset: int) -> Entries:
         """Entries that hold any offset in [from, end)."""
@@ -402,7 +402,7 @@ class _Stored(msgspec.Struct, array_like=True):
     headers: dict[int, bytes]
     spots: dict[int, bytes] = {}
     filters: tuple[bytes, bytes] | None = None
-    """Files of earlier versions have neither."""
+    """Filters, like `spots`, are missing in files of earlier versions."""
 
 
 class StoredIndex:
@@ -417,7 +417,7 @@ class StoredIndex:
         self._spots: dict[int, StreamSpots] = {}
         exact, filters = stored.depth is None, stored.filters or ()
         self.filters = None if exact else EntryFilters(0, *filters)
-        """Where the headers are not exact."""
+        """Filters of the entries; None: the headers are exact."""
         self.spans = stored.spans
         self.expires_at_ms = stored.expires_at_ms
         self.last_epoch = stored.last_epoch

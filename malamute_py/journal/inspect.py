@@ -98,7 +98,7 @@ class Dumped(NamedTuple):
 
 
 def stat(directory: str | Path) -> JournalStat:
-    """What a data directory holds. Raises FileNotFoundError, JournalCorrupt."""
+    """Return the facts about a data directory. Raises FileNotFoundError, JournalCorrupt."""
     storage = FileStorage(directory, read_only=True)
     identity, _ = find_identity(storage)
     if identity is None:
@@ -265,7 +265,7 @@ def _agree(index: StoredIndex, spans: object, table: bytes) -> bool:
 
 
 def _covered(table: bytes) -> dict[int, list[int]]:
-    """What the entries of each stream cover together; empty where they overlap."""
+    """Return what the entries of each stream cover together; empty where entries overlap."""
     rows = np.frombuffer(table, ENTRY_DTYPE)
     covered = {}
     for stream in np.unique(rows["stream"]).tolist():

@@ -30,7 +30,7 @@ TRIMS_FILE: Final = "trims"
 TRUNCATING_FILE: Final = "truncating"
 LOCK_FILE: Final = "lock"
 MANIFEST_FILE: Final = "manifest"
-"""Its name where a ring is alone in its directory, without a data directory around it."""
+"""Name of the manifest where a ring is alone in its directory, without a data directory."""
 PREPARING_FILE: Final = "preparing.tmp"
 REWRITE_FILE: Final = "rewrite.tmp"
 TEMPORARIES: Final = frozenset(
@@ -48,7 +48,7 @@ TEMPORARIES: Final = frozenset(
         )
     ]
 )
-"""Ours, and never the only copy of anything: what a crash left of them is removed."""
+"""Names of files that are never the only copy of anything: opening removes leftovers."""
 
 _CONTROL_LIMITS: Final = Limits(
     record_bytes_max=1 << 31, batch_bytes_max=1 << 31, batch_records_max=1 << 31
@@ -88,17 +88,17 @@ def index_number(name: str) -> int | None:
 
 
 class SegmentHeader(NamedTuple):
-    """What the first bytes of a segment say."""
+    """Header in the first bytes of a segment's file."""
 
     ring: bytes
     number: int
     epoch: int
     segment_bytes: int
     synced_lsn: int
-    """The ring was known to be synced up to here when the segment was prepared."""
+    """LSN up to which the ring was known to be synced when the segment was prepared."""
 
     def pack(self) -> bytes:
-        """The header as 4,096 bytes; what counts of it lies in the first sector."""
+        """Return the header as 4,096 bytes; all of its fields lie in the first sector."""
         body = _SEGMENT.pack(_SEGMENT_MAGIC, 1, _SEGMENT.size, 0, 0, *self)
         crc = google_crc32c.value(body[12:])
         return (body[:8] + struct.pack("<I", crc) + body[12:]).ljust(SEGMENT_HEADER_BYTES, b"\0")
@@ -188,11 +188,11 @@ class Active(msgspec.Struct, array_like=True):
     """Number of the segment."""
     end_lsn: int
     epoch: int
-    """Both as in `closed`: this file counts only beside that one."""
+    """End and epoch as in the file `closed`, without which this file does not count."""
     last_lsn: int
-    """Where the ring's last batch begins."""
+    """LSN at which the ring's last batch begins."""
     streams: dict[int, StreamRow]
-    """All of the ring, as in a snapshot."""
+    """All streams of the ring, as in a snapshot."""
     index: bytes
     """An index file's bytes, of the segment up to the end."""
 

@@ -45,15 +45,15 @@ class Listing:
     def __init__(self, storage: Storage, ring: bytes, segment_bytes: int) -> None:
         """ring: the uuid that segments and indexes must have."""
         self.segments: list[Segment] = []
-        """All of ours, by number."""
+        """Segments of this ring, by number."""
         self.headless: set[int] = set()
-        """Numbers of those whose header cannot be read."""
+        """Numbers of segments whose header cannot be read."""
         self.stale: set[int] = set()
-        """Numbers of those with an older number in their header."""
+        """Numbers of segments with an older number in their header."""
         self.short: dict[int, int] = {}
-        """Number -> bytes of those whose file was cut off."""
+        """Number -> bytes of segments whose file was cut off."""
         self.indexed: set[int] = set()
-        """Numbers of those with a good index file."""
+        """Numbers of segments with a good index file."""
         self.unknown: list[Unknown] = []
         self.temporaries: list[str] = []
         self.orphans: list[str] = []
@@ -147,7 +147,7 @@ class Listing:
             self.indexed.add(segment.number)
 
     def proven_lsn(self) -> int:
-        """Everything before it was durable, by segment headers and index files."""
+        """Return the LSN before which all was durable, by segment headers and index files."""
         floor = 0
         for segment in self.segments:
             floor = max(floor, segment.header_lsn)

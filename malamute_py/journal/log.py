@@ -48,7 +48,7 @@ class Log:
     ) -> None:
         """Use open() or in_memory()."""
         self.recovery = recovery
-        """What opening found: dropped tails and damages among it."""
+        """Findings of the opening: dropped tails and damages among them."""
         self.ring = ring
         self._journal = journal
         self._clock = clock

@@ -32,14 +32,14 @@ class Expected(msgspec.Struct, array_like=True, frozen=True):
     ring: bytes
     segment_bytes: int
     sequence: int
-    """The slot with the higher one counts."""
+    """Number of this write: of two slots the one with the higher number counts."""
     epoch: int
     first: int
-    """Number of the oldest segment that holds, or may hold, something."""
+    """Number of the oldest segment that holds, or may hold, a batch."""
     last: int
-    """Number of the newest one that append() may have used; `first` - 1: there is none."""
+    """Number of the newest segment that append() may have used; `first` - 1: none."""
     end_lsn: int
-    """The ring's end when this was written."""
+    """The ring's end when this slot was written."""
     clean: bool
     """The ring was closed in order and not opened since: it ends at end_lsn."""
     streams: dict[int, tuple[int, int]] | None
@@ -71,10 +71,10 @@ class Manifest:
         self._name = name
         self._slot = 0
         self.expected = self._read()
-        """What it says; None: there was none, or not a whole one."""
+        """Facts in the file's newest whole slot; None: there is no file, or no whole slot in it."""
         self._sequence = 0 if self.expected is None else self.expected.sequence
         self._new = self.expected is None
-        """The file is made, or made anew: what a damaged one has is not to be trusted again."""
+        """The next write makes the file anew: a damaged file is not to be trusted again."""
 
     def _read(self) -> Expected | None:
         try:
@@ -103,9 +103,9 @@ class Manifest:
         clean: bool = False,
         beyond: Mapping[int, int] | None = None,
     ) -> None:
-        """Say durably what should be there from now on. Raises DiskFull, OSError.
+        """Write durably which segments and offsets there should be. Raises DiskFull, OSError.
 
-        beyond: None for what it said before.
+        beyond: None keeps the offsets of the slot before.
         """
         rows = None if streams is None else dict(streams)
         if beyond is None:

@@ -424,9 +424,9 @@ class Reader:
             raise
 
     def _bytes(self, segment: Segment, position: int, size: int) -> bytes:
-        """What can be read; pages that cannot be are zeros, and so fail their batch's check.
+        """Return bytes of a segment; unreadable pages are zeros, and so fail their batch's check.
 
-        Of a retired segment, or one whose file is gone: zeros. Raises as _opened().
+        A retired segment, or one whose file is gone, gives zeros. Raises as _opened().
         """
         file = self._opened(segment)
         return bytes(size) if file is None else read_around(self._storage, file, position, size)
@@ -754,14 +754,14 @@ class _Cutter:
 
 
 class _Rare(NamedTuple):
-    """What is wanted of some entries when the rare rows among it have spots."""
+    """Rows that a reader wants of some entries, when their rare rows have spots."""
 
     chosen: list[bool]
     """For each entry, whether it must be read whole: it may hold a match without a spot."""
     spots: Spots
     """The wanted rows of all other entries, by offset."""
     codes: Any
-    """Place of the header of each spot."""
+    """Place in `headers` of each spot's header."""
     headers: list[Header]
 
 
@@ -775,7 +775,7 @@ def _rare(
     position: int,
     end: int,
 ) -> _Rare | None:
-    """The rare rows in [position, end) that are wanted; None: nothing is known of any."""
+    """Return the wanted rare rows in [position, end); None: the index has no usable spots."""
     headers, spots = index.headers(stream), index.spots(stream)
     rows = entries.rows
     if spots is None or not headers.exact or stream >= UNINDEXED_FROM or not len(rows):

@@ -106,7 +106,7 @@ class Scan:
         self.spares: list[Segment] = []
         """Segments after the end, ready to be written."""
         self.unfinished: list[Segment] = []
-        """Among the spares: the header has to be written (an interrupted preparation)."""
+        """Spares whose header has to be written: their preparation was interrupted."""
         self.temporaries: list[str] = []
         self.orphans: list[str] = []
         """Index files without their segment, or unreadable."""
@@ -121,9 +121,9 @@ class Scan:
         self.epoch = 0
         self.last_time_ms = 0
         self.last_lsn = -1
-        """Where the last batch begins; -1: there is none, or damage follows it."""
+        """LSN at which the last batch begins; -1: there is none, or damage follows it."""
         self.safe_lsn = 0
-        """Everything before it was proven durable; what lies from here to the end was not."""
+        """LSN before which all was proven durable; from here to the end it was not."""
         self.snapshot: Snapshot | None = None
         self.controls: list[Control] = []
         self.produced: list[Produced] = []
@@ -143,9 +143,9 @@ class Scan:
         self._doubts: list[tuple[int, int]] = []
         """Positions of damage that may have held anything."""
         self._sure: dict[int, int] = {}
-        """Stream -> how many of these doubts lay before its last batch; _CONTROLS: for those."""
+        """Stream -> number of _doubts before its last batch; _CONTROLS: last control batch."""
         self._begun: dict[int, int] = {}
-        """Stream -> how many of these doubts lay before its first batch."""
+        """Stream -> number of _doubts before its first batch."""
         self._trust_indexes = trust_indexes
         self._active: Active | None = None
         if trust_indexes and self._closed is not None and self._closed.clean:
@@ -737,12 +737,12 @@ class Scan:
         self.produced = sorted(produced, key=lambda fact: fact.lsn)
 
     def _note_sure(self, stream: int) -> None:
-        """What is found of a stream here tells of what lay before."""
+        """Note that a stream's offsets are known here, whatever the damage so far may have held."""
         self._sure[stream] = doubts = len(self._doubts)
         self._begun.setdefault(stream, doubts)
 
     def _go_beyond_doubts(self) -> None:
-        """Have no offset given again that may have been given in what cannot be read."""
+        """Have no offset given again that a batch in a damaged part may have had."""
         known = self._expected
         for number, after in (known.beyond if known is not None else {}).items():
             self.streams.note_next(number, after)

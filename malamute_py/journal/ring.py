@@ -416,12 +416,12 @@ class Ring:
 
     @property
     def held_lsn(self) -> int | None:
-        """Where hold() holds the ring; None: nowhere."""
+        """Return the LSN from which on hold() keeps the ring; None: there is no hold."""
         return self._space.held_lsn
 
     @property
     def held_bytes(self) -> int:
-        """How far the end is beyond the hold; 0 without one."""
+        """Return the bytes from the hold to the end of the ring; 0 without a hold."""
         held = self._space.held_lsn
         return 0 if held is None else max(self._appender.end - held, 0)
 
@@ -482,7 +482,7 @@ class Ring:
         return files * self._segment_bytes
 
     def take_events(self) -> list[RingEvent]:
-        """What happened since the last call and is worth a log line."""
+        """Remove and return the events since the last call; each is worth a log line."""
         events, taken = self._space.events, []
         while events:
             taken.append(events.popleft())

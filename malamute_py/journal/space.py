@@ -95,7 +95,7 @@ class Space:
         """Nothing at or beyond this position is retired; swapped whole."""
         self.events: deque[RingEvent] = deque(maxlen=1000)
         self.prepared_in_append = 0
-        """How often append() had to prepare a segment itself."""
+        """Segments that append() had to prepare itself."""
         self.preparing = threading.Lock()
         self.turn = threading.Lock()
         self._ring = ring
@@ -110,14 +110,14 @@ class Space:
         self._pins: dict[str, tuple[int, int]] = {}
         self._work: _Work | None = None
         self._leaving: Segment | None = None
-        """Retired, and its file not yet used again or removed; stays so when that failed."""
+        """Retired segment whose file is not yet used again or removed; kept when that failed."""
         self._written_floors: dict[int, int] = {}
         self._seen_number: int | None = None
-        """What `next_number` was when housekeeping looked last."""
+        """Value of `next_number` when housekeeping looked last."""
         self._begun_ms: int | None = None
-        """When it was seen to have moved."""
+        """Time at which housekeeping last found `next_number` changed; None: not yet."""
         self._gave_ms: int | None = None
-        """When an empty segment was given back last."""
+        """Time at which an empty segment was given back last."""
 
     @property
     def capacity(self) -> int:
@@ -554,5 +554,5 @@ class Space:
 
 
 def _within(now_ms: int, since_ms: int | None) -> bool:
-    """Whether less than _CALM_MS have passed, by a clock that may be set."""
+    """Return whether less than _CALM_MS have passed; the clock may have been set back."""
     return since_ms is not None and 0 <= now_ms - since_ms < _CALM_MS

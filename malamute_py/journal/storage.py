@@ -24,7 +24,7 @@ from malamute_py.journal.types import Buffer
 _IOV_MAX = 1024
 _LAZY_BYTES = 1 << 20
 _PAGE_BYTES = 4096
-"""What a failed read is read again by."""
+"""Size of the parts in which a failed read is repeated."""
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
 """New files and directories are their owner's alone: they hold what clients sent."""
@@ -126,7 +126,7 @@ def replace_file(storage: Storage, name: str, data: bytes) -> None:
 
 
 def read_around(storage: Storage, file: File, position: int, size: int) -> bytes:
-    """What can be read of a part of a file; pages that cannot be are zeros.
+    """Return a part of a file, with zeros for pages that cannot be read.
 
     One unreadable page must not take its neighbours' batches with it; zeros fail the
     check of the batch that lay there.
@@ -167,9 +167,9 @@ _KINDS = {
 
 
 def kind_of(path: str | Path) -> str:
-    """What stands at a path when it is no regular file; "" for a file, or for nothing.
+    """Return the kind of a path that is no regular file; "" for a file, or for nothing.
 
-    The last part of the path is not followed.
+    A link in the last part of the path is not followed.
     """
     try:
         mode = os.lstat(path).st_mode

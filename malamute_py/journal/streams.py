@@ -1,4 +1,4 @@
-"""What a ring knows of each stream: offsets, epochs, bytes.
+"""Stream table of a ring: offsets, epochs and bytes of each stream.
 
 Owns the stream table. The rule: `next` and the floors only rise, so that an offset is
 never given twice and a record once gone stays gone. Each field has one writing thread;
@@ -130,9 +130,9 @@ class StreamTable:
                 state.floor = first
 
     def rows(self) -> dict[int, tuple[int, int, tuple[EpochStart, ...]]]:
-        """What a snapshot keeps of every stream, in the shape of a StreamRow.
+        """Return the facts of every stream for a snapshot, in the shape of a StreamRow.
 
-        Plain tuples, for 10,000 streams are encoded in the loop thread.
+        They are plain tuples, for 10,000 streams are encoded in the loop thread.
         """
         # A copy, for a removal in another thread may add a stream meanwhile.
         states = self.states.copy()

@@ -1,7 +1,7 @@
-"""What passes in and out of the journal: plain data.
+"""Plain data that passes in and out of the journal.
 
-Owns the types that callers build and receive. The rule: nothing here has behaviour beyond a sum,
-and none of it is shared and changed afterwards. The shapes mirror the contract of core and shell
+Owns the types that callers build and receive. The rule: none of them has behaviour beyond a sum,
+and none is shared and changed afterwards. The shapes mirror the contract of core and shell
 attribute by attribute, so that neither imports the other. Source: FORMAT.md; docs/design.md,
 Journal.
 """
@@ -72,7 +72,7 @@ class RingSettings(msgspec.Struct, frozen=True):
 
 
 class AppendLike(Protocol):
-    """What `append` reads of a batch; Append and the core's own type both fit."""
+    """Properties of a batch that `append` reads; Append and the core's own type both have them."""
 
     @property
     def stream(self) -> int: ...  # noqa: D102
@@ -127,7 +127,7 @@ class EpochStart(NamedTuple):
 
 
 class StreamFacts(msgspec.Struct, frozen=True):
-    """What the ring holds of one stream."""
+    """Facts about one stream in a ring."""
 
     first: int
     """Offset of the oldest record kept; equal to `next` when there is none."""
@@ -228,7 +228,7 @@ class Control(msgspec.Struct, frozen=True, gc=False):
 
 
 class Produced(msgspec.Struct, frozen=True, gc=False):
-    """What one data batch says about its producer."""
+    """Facts about a producer that one data batch of it holds."""
 
     lsn: int
     stream: int
@@ -264,7 +264,7 @@ class Finding(NamedTuple):
     ring: str
     kind: str
     """`progress`, `damaged`, `missing`, `dropped`, `unknown`, `restorable` (the next start makes
-    it anew from what else says the same), `index`, `locked` or `ok`."""
+    it anew from another copy of its facts), `index`, `locked` or `ok`."""
     message: str
     done: int = 0
     """Segments read, of `total`."""
@@ -286,7 +286,7 @@ class RingEvent(NamedTuple):
 
 
 class Recovery(msgspec.Struct, frozen=True):
-    """What opening a ring found and did."""
+    """Findings and repairs of the opening of a ring."""
 
     end_lsn: int
     epoch: int
@@ -295,7 +295,7 @@ class Recovery(msgspec.Struct, frozen=True):
     """The ring was closed in order and ends where it was closed."""
     last_append_time_ms: int
     snapshot: tuple[bytes, ...]
-    """What the newest snapshot holds of the caller's state; empty when there is none."""
+    """The caller's state in the newest snapshot; empty when there is no snapshot."""
     snapshot_lsn: int
     """The snapshot is the state before this position; `controls` and `produced` go on from it."""
     controls: tuple[Control, ...]
@@ -308,8 +308,8 @@ class Recovery(msgspec.Struct, frozen=True):
     unreadable_state: bool = False
     """True when no snapshot could be read although the ring once had one: state is partial."""
     restored: tuple[Unknown, ...] = ()
-    """Files that were missing, damaged or cut off, and were made anew from what else says the
-    same."""
+    """Files that were missing, damaged or cut off, and were made anew from another copy of
+    their facts."""
     skipped: dict[int, tuple[int, int]] = {}
     """Stream -> offsets [from, to) left out, as damage may have held records with them."""
     doubtful_bytes: int = 0

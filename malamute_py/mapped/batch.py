@@ -34,12 +34,12 @@ class MappedBatch(Batch):
         super().__init__(stamp, content, rows)
         self.segment = segment
         self.told = False
-        """Overwritten was raised for it."""
+        """True once Overwritten was raised for this batch."""
         self._copy: Batch | None = None
 
     @property
     def copied(self) -> bool:
-        """A copy was made of it: for records(), bodies(), or an Arrow batch that lacks rows."""
+        """Return whether a copy was made: for records(), bodies(), or Arrow of some rows."""
         return self._copy is not None
 
     def intact(self) -> bool:

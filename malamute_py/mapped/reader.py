@@ -32,7 +32,7 @@ from malamute_py.mapped.tail import RingTail
 _MAIN = "main"
 """The ring of the change log."""
 _VERSION = 1
-"""Of the small files, as layout.py writes them."""
+"""Newest version of the small files (see layout.py) that this reader understands."""
 
 
 class LogReader:
@@ -46,7 +46,7 @@ class LogReader:
         self._catalogue.refresh()
 
     def streams(self) -> list[StreamEntry]:
-        """All streams, by name, as of now. Raises OSError."""
+        """Return all streams, by name, as of now. Raises OSError."""
         self._catalogue.refresh()
         return self._catalogue.entries()
 
@@ -93,7 +93,7 @@ class LogReader:
         return Reading(entry, segments, tail, self._catalogue, request)
 
     def close(self) -> None:
-        """Let go of the files; a mapping goes with the last batch in it that somebody holds."""
+        """Release the files; a mapping goes with the last batch in it that the caller holds."""
         for segments, _ in self._rings.values():
             segments.forget()
         self._rings.clear()
@@ -146,7 +146,7 @@ def open_reader(path: str | Path) -> LogReader:
     """Open the data directory of a broker on this machine for reading, while the broker runs.
 
     path: what `malamute broker --data` names. The caller needs the right to read its files, which
-    are their owner's alone unless somebody changed that.
+    are their owner's alone unless their modes were changed.
     Raises NoJournal: there is no log; NewerFormat; JournalCorrupt; StorageRefused: the directory
     lies on a network file system; PermissionError, OSError.
     """

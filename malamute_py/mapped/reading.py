@@ -49,18 +49,18 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("malamute.mapped")
 _POLL_S: Final = 0.002
-"""How often the end of the log is looked at while nothing comes."""
+"""Time between two looks at the end of the log while no batch comes."""
 _ADVANCES_MAX: Final = 64
 """Steps to the end of the log before reading begins: one for each damage, and a writer goes on."""
 _BOUNDS: Final = "removed to keep the log within its bounds"
 _THOROUGH: Final = 16
-"""Every so many looks at the end find out why nothing follows."""
+"""Looks at the end of the log of which one finds out why nothing follows."""
 _CATALOGUE_S: Final = 0.25
-"""How often it is looked whether the stream is still there."""
+"""Time between two looks whether the stream is still there."""
 
 
 class Request(NamedTuple):
-    """What the caller asked for, as of LogReader.read()."""
+    """Checked arguments of a call of LogReader.read()."""
 
     pattern: Pattern
     start: Start
@@ -95,13 +95,13 @@ class Reading:
         self._looked = time.monotonic()
         self._epoch = 0
         self._idle = 0
-        """Looks at the end in vain since the caller asked."""
+        """Looks at the end of the log that found nothing since the caller asked."""
         self._why: Lost | None = None
         self._last: MappedBatch | None = None
         self._waiting: deque[Batch | GapNotice | RewoundNotice] = deque()
-        """To be handed over, in order."""
+        """Batches and notices to be handed over to the caller, in order."""
         self._given: dict[int, MappedBatch] = {}
-        """A batch of each segment in which views of the last to_arrow() lie."""
+        """Segment -> one batch of it, where views of the last to_arrow() lie."""
         quiet = 0
         for _ in range(_ADVANCES_MAX):
             quiet = 0 if tail.advance() else quiet + 1
@@ -115,27 +115,27 @@ class Reading:
         self._until_lsn = self._bound if request.until else END
         self._end = min(END if request.end is None else request.end, stop if request.until else END)
         self._next = self._handed = self._begin(request.start, stop)
-        """Where the walk stands, and where the caller does while something waits for it."""
+        """Offsets of the walk, and of the caller while something waits to be handed over."""
         self._go_to(self._next)
 
     # --- where it is ----------------------------------------------------------------------
 
     @property
     def position(self) -> Position:
-        """Where a later reader goes on after the last batch handed over, be it here or by link."""
+        """Return where a later reader, mapped or linked, goes on after the last batch."""
         following = self._handed if self._waiting else self._next
         return Position(self._entry.uuid, self._epoch, following)
 
     @property
     def _bound(self) -> int:
-        """Position up to which records are seen."""
+        """Return the position in the ring up to which this reading sees records."""
         tail = self._tail
         if self._request.visibility == "durable":
             return min(tail.end_lsn, tail.synced_lsn)
         return tail.end_lsn
 
     def _begin(self, start: Start, stop: int) -> int:
-        """The offset to begin with. Raises LocalProtocolError."""
+        """Return the offset to begin with. Raises LocalProtocolError."""
         kind, *arguments = start
         if kind == StartKind.EARLIEST:
             return max(begin_of(self._segments, self._entry.number, 0)[1], self._floor)
@@ -194,14 +194,14 @@ class Reading:
         return stop
 
     def _walk(self, choose: Choose, *, contents: bool) -> Walk:
-        """Go through the stream from its beginning."""
+        """Return a walk through the stream from its beginning."""
         lsn, first = begin_of(self._segments, self._entry.number, self._floor)
         return Walk(
             self._segments, self._entry.number, lsn, first, choose=choose, contents=contents
         )
 
     def _go_to(self, offset: int) -> None:
-        """Go on at an offset, or behind what is not there any more before the next one."""
+        """Go on at an offset, or at the first one after it that the log still has."""
         lsn, first = begin_of(self._segments, self._entry.number, offset)
         choose = None if self._plain else self._selection.choose
         self._steps: Iterator[Step] = iter(())
@@ -243,7 +243,7 @@ class Reading:
                 self._wait(deadline)
 
     def _hand_over(self, batch: Batch) -> Batch | None:
-        """The batch, unless it was overwritten while it waited behind a notice."""
+        """Return the batch, or None if it was overwritten while it waited after a notice."""
         stamp = batch.stamp
         if isinstance(batch, MappedBatch):
             if not batch.intact():
@@ -277,7 +277,7 @@ class Reading:
         return True
 
     def _take(self, found: Found) -> None:
-        """Take up what is wanted of a batch."""
+        """Take up the wanted rows of a batch."""
         stamp = found.stamp
         base, after = stamp.base_offset, min(stamp.next_offset, self._end)
         if base > self._next:
@@ -309,7 +309,7 @@ class Reading:
         return bool(age_ms) and append_time_ms < _now_ms() - age_ms
 
     def _renew(self) -> bool:
-        """Go on with what came since; False: nothing did."""
+        """Go on with batches written since the last look; False: there are none."""
         self._tail.advance(thorough=self._idle % _THOROUGH == 0)
         if self._tail.turns != self._turns:
             self._turns = self._tail.turns
@@ -343,19 +343,19 @@ class Reading:
         time.sleep(_POLL_S if deadline is None else min(_POLL_S, deadline - now))
 
     def _read_floor(self) -> int:
-        """The offset before which limits and removals left nothing."""
+        """Return the offset before which limits and removals left no record."""
         trims = read_mark(self._segments.storage, TRIMS_FILE, Trims)
         if trims is None or trims.ring != self._segments.uuid:
             return 0
         return trims.first.get(self._entry.number, 0)
 
     def _miss(self, to_offset: int) -> None:
-        """Nothing was found of the offsets up to here."""
+        """Report the offsets up to `to_offset` as lost: the walk found no batch of them."""
         why = self._why or Lost("damaged", "the batches are not in the ring")
         self._lose(to_offset, why.code, why.reason)
 
     def _lose(self, to_offset: int, code: str, reason: str) -> None:
-        """Offsets up to here cannot be had."""
+        """Report the offsets up to `to_offset` as a gap, for this reason."""
         self._why = None
         to_offset = min(to_offset, self._end)
         begin, self._next = self._next, max(self._next, to_offset)
@@ -384,14 +384,14 @@ class Reading:
         return batch
 
     def records(self) -> Iterator[Record]:
-        """The records, to the end, of copies. Raises as next_batch()."""
+        """Yield the records of copied batches, to the end. Raises as next_batch()."""
         while (batch := self.next_batch()) is not None:
             yield from batch.records()
 
     # --- Arrow ------------------------------------------------------------------------------
 
     def to_arrow(self, *, decode: bool = False) -> pa.Table:
-        """All that comes to the end of the reading, as one table of views; see check().
+        """Return all batches to the end of the reading as one table of views; see check().
 
         decode: plain columns instead of dictionaries. Raises as next_batch().
         """
@@ -403,9 +403,9 @@ class Reading:
         return table
 
     def arrow_reader(self, *, decode: bool = False) -> pa.RecordBatchReader:
-        """The same as a stream of record batches, read as it is asked for; see check().
+        """Return a reader of all record batches to the end, read as it is asked for; see check().
 
-        What is raised as next_batch() raises ends the stream.
+        An error of next_batch() is raised by that reader, and ends it.
         """
         import pyarrow as pa
 

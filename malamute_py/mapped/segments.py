@@ -35,16 +35,16 @@ from malamute_py.journal.storage import FileStorage, open_regular, read_file
 from malamute_py.journal.types import SEGMENT_HEADER_BYTES
 
 MAPS_MAX: Final = 8
-"""Mappings held of one ring beside those that somebody's batches lie in."""
+"""Mappings of one ring that are kept besides those of batches that the caller holds."""
 _INDEXES_MAX: Final = 4
 _HEADER_BYTES: Final = 128
 _PIECE_BYTES: Final = 256 << 10
-"""How much is asked of the kernel at once."""
+"""Bytes that one call asks the kernel to bring in."""
 _MADV_POPULATE_READ: Final = 22
-"""Linux 5.14. Python's mmap has no name for it."""
+"""madvise() brings in pages by it, from Linux 5.14 on. Python's mmap has no name for it."""
 _UNREADABLE: Final = (errno.EFAULT, errno.EIO, 133)
-"""What it says of a page that cannot be had; 133 is EHWPOISON. Other errors say nothing of it: an
-older kernel, or no memory for the moment."""
+"""Errors of madvise() for a page that cannot be read; 133 is EHWPOISON. Its other errors say
+nothing about the page: the kernel is older, or has no memory for the moment."""
 
 
 class SegmentMap:
@@ -208,9 +208,9 @@ class Segments:
         return found
 
     def proven(self) -> int:
-        """Everything before this position was synced, by what stands beside the batches.
+        """Return a position before which everything was synced, without looking at batches.
 
-        The file `closed`, the headers of the newest segments, and the newest index say so.
+        The file `closed`, the headers of the newest segments, and the newest index tell it.
         """
         closed = read_mark(self.storage, CLOSED_FILE, Closed)
         lsn = closed.end_lsn if closed is not None and closed.ring == self.uuid else 0
@@ -223,6 +223,6 @@ class Segments:
         return max(lsn, (max(indexed) + 1) * self.segment_bytes if indexed else 0)
 
     def forget(self) -> None:
-        """Drop what is cached: other files may stand under the names."""
+        """Drop cached mappings and indexes: other files may stand under the names."""
         self._maps.clear()
         self._indexes.clear()

@@ -1,4 +1,4 @@
-"""Which rows of which batches one reader selects.
+"""Selection of a reader: which rows of which batches it gets.
 
 Owns the pattern, the client times and the ages of one reading. The rules: a header is matched once
 and then looked up; which index entries are read at all is decided as the broker decides it; a
@@ -26,7 +26,7 @@ _HEADERS_MAX: Final = 65_536
 
 
 class Selection:
-    """What one reading wants."""
+    """Records that one reading wants, as a choice of index entries and of rows."""
 
     def __init__(self, stream: int, pattern: Pattern, client_time: tuple[int, int] | None) -> None:
         """client_time: [from, to) of a record's own time. Raises PatternError."""
@@ -39,7 +39,7 @@ class Selection:
         self._known: dict[Header, bool] = {}
 
     def choose(self, index: StoredIndex, entries: Entries) -> Sequence[bool]:
-        """For each entry of a segment's index, whether it may hold a wanted record."""
+        """Return for each entry of a segment's index whether it may hold a wanted record."""
         mask = np.ones(len(entries.ordinals), np.bool_)
         if not self.everything:
             headers = index.headers(self._stream)

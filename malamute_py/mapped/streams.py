@@ -34,12 +34,12 @@ class StreamEntry(NamedTuple):
     """Name of the ring that holds its records."""
     settings: StreamSettings
     number: int
-    """Its number in the ring's files."""
+    """Number of the stream in the ring's files."""
     created_ms: int
 
 
 class Catalogue:
-    """The streams as of what was read of ring main."""
+    """All streams, as of the part of ring main that was read."""
 
     def __init__(self, segments: Segments, tail: RingTail) -> None:
         """segments, tail: of ring main."""

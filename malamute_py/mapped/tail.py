@@ -21,32 +21,32 @@ from malamute_py.journal.types import SEGMENT_HEADER_BYTES
 from malamute_py.mapped.segments import SegmentMap, Segments
 
 _ANY_BUNDLE: Final = -1
-"""Bundles may go on whose beginning was not seen."""
+"""State of the walk: a bundle may go on whose beginning was not seen."""
 _NO_BUNDLE: Final = -2
-"""The next batch begins one."""
+"""State of the walk: the next batch begins a bundle."""
 _LOOKS: Final = 1 << 11
-"""Looks in vain after which the rest of a segment is searched, whatever lies at this place."""
+"""Looks without news after which the rest of a segment is searched for later batches."""
 
 
 class RingTail:
-    """Where a ring ends."""
+    """The end of a ring: of what is whole, and of what is known to be synced."""
 
     def __init__(self, segments: Segments, directory: FileStorage) -> None:
         """directory: the data directory, whose epoch tells of a broker that was started anew."""
         self.end_lsn = 0
-        """Everything before it was appended, bundle by bundle."""
+        """Position before which all bundles are whole."""
         self.synced_lsn = 0
-        """Everything before it is durable; more may be."""
+        """Position before which everything is known to be durable; more may be."""
         self.turns = 0
-        """How often the place was lost, as the ring or the broker's opening went on without it."""
+        """Times that the walk lost its place: the ring came round, or a broker opened it anew."""
         self._segments = segments
         self._directory = directory
         self._bundle = _ANY_BUNDLE
         self._epoch = 0
         self._begin_lsn = 0
-        """Where the bundle begins that comes next, or is not whole yet."""
+        """Position of the bundle that comes next, or is not whole yet."""
         self._stopped_lsn = 0
-        """Where the last walk stopped."""
+        """Position at which the last walk stopped."""
         self._looks = 0
         self._opening = self._read_opening()
         self._begin()
@@ -84,7 +84,7 @@ class RingTail:
         self._begin_lsn = self.end_lsn = numbers[0] * size if numbers else 0
 
     def _walk(self) -> None:
-        """Go on as far as the batches follow on one another."""
+        """Go on from batch to batch, as far as each follows on the one before."""
         size = self._segments.segment_bytes
         lsn, bundle, epoch = self._begin_lsn, self._bundle, self._epoch
         while True:
@@ -113,7 +113,7 @@ class RingTail:
         self._stopped_lsn = lsn
 
     def _fault(self, segment: SegmentMap, stamp: Stamp, at: int, bundle: int, epoch: int) -> bool:
-        """Whether a batch does not follow on those before it, or is not whole yet."""
+        """Return whether a batch does not follow on those before it, or is not whole yet."""
         end = at + stamp.size
         if stamp.epoch < epoch or end > self._segments.segment_bytes:
             return True
@@ -198,7 +198,7 @@ def place(lsn: int, segment_bytes: int) -> tuple[int, int]:
 
 
 def resume(segment: SegmentMap, at: int, stop: int, epoch: int) -> int:
-    """LSN of the next good batch behind damage in a segment; of `stop` when there is none."""
+    """Return the LSN of the next good batch after damage in a segment; else that of `stop`."""
     stamp = segment.stamp(at)
     if isinstance(stamp, Stamp) and stamp.epoch >= epoch and at + stamp.size <= stop:
         return stamp.lsn + stamp.size

@@ -39,27 +39,27 @@ class Found(NamedTuple):
 
 
 class Passed(NamedTuple):
-    """Nothing that is wanted lies before this offset."""
+    """Step of a walk: no wanted record lies before this offset."""
 
     next: int
 
 
 class Lost(NamedTuple):
-    """Something cannot be read here; which offsets, the next batch tells."""
+    """Step of a walk: a part cannot be read; the next batch tells which offsets are lost."""
 
     code: Literal["retention", "damaged"]
     reason: str
     next: int = 0
-    """The stream goes on at this offset or behind; 0: not known."""
+    """Offset at which, or after which, the stream goes on; 0: not known."""
 
 
 Step: TypeAlias = Found | Passed | Lost
 Choose: TypeAlias = Callable[[StoredIndex, Entries], Sequence[bool]]
-"""Which index entries may hold what is wanted."""
+"""Choice of the index entries that may hold a wanted record."""
 
 
 class Walk:
-    """One stream from a position on. When a run is over, the next one goes on behind it."""
+    """One stream from a position on. A second run goes on where the first one ended."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ def _name(segment: SegmentMap, at: int) -> str:
 
 
 def first_snapshot(segments: Segments, number: int) -> Snapshot | None:
-    """What the first batch of a segment says of the ring; None where it cannot be read."""
+    """Return the ring's snapshot at the start of a segment; None: it is absent or unreadable."""
     segment = segments.map(number)
     stamp = None if segment is None else segment.stamp(SEGMENT_HEADER_BYTES)
     if segment is None or not isinstance(stamp, Stamp) or stamp.control_kind != SNAPSHOT:
@@ -201,9 +201,9 @@ def first_snapshot(segments: Segments, number: int) -> Snapshot | None:
 
 
 def begin_of(segments: Segments, stream: int, offset: int) -> tuple[int, int]:
-    """(position from which on the records at or behind an offset lie, offset to begin with).
+    """Return (position from which on the records from an offset on lie, offset to begin with).
 
-    The second is the offset that was asked for, or what the segments that are left begin with.
+    The second is the offset that was asked for, or the first one in the segments that are left.
     """
     numbers = segments.numbers()
     before: int | None = None

@@ -32,14 +32,14 @@ from malamute_py.telemetry import Limiter, Log
 USER: Final = "malamute-http"
 """The name by which the broker's own HTTP side authenticates."""
 _GRANT: Final = Grant(read=["*"], receive=["*"], request=["*"])
-"""What is needed to list streams, mailboxes and services."""
+"""Permissions to list streams, mailboxes and services."""
 _LINE_BYTES: Final = 2_000
 _STOP_S: Final = 3.0
 _PAUSE_S, _PAUSE_MAX_S = 1.0, 30.0
 
 
 class HttpCredential(NamedTuple):
-    """What the process authenticates with; all empty where the broker asks for nothing."""
+    """Credential of the HTTP process; all empty where the broker asks for none."""
 
     password: str = ""
     public_key: str = ""
@@ -47,9 +47,9 @@ class HttpCredential(NamedTuple):
 
 
 def admit(config: Config) -> tuple[Config, HttpCredential]:
-    """The configuration with the HTTP side as a user of its own, and what it authenticates with.
+    """Return the configuration with the HTTP side as a user of its own, and its credential.
 
-    Raises ConfigError: the name is somebody's, a package is missing, or nothing can be reached.
+    Raises ConfigError: the name is taken, a package is missing, or no endpoint can be reached.
     """
     if not config.http.bind:
         return config, HttpCredential()
@@ -85,7 +85,7 @@ def admit(config: Config) -> tuple[Config, HttpCredential]:
 def first_line(
     http: HttpSection, listeners: Sequence[Listener], credential: HttpCredential, server_key: str
 ) -> bytes:
-    """What the process is told; see malamute_py/http/settings.py."""
+    """Return the first line of the process's input; see malamute_py/http/settings.py."""
     reachable = [each for each in listeners if each.endpoint.transport != "inproc"]
     reachable.sort(key=lambda each: not each.authenticated)
     listener = reachable[0]

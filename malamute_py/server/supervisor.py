@@ -1,9 +1,9 @@
-"""What the supervisor of services is told: that the broker serves, lives, and stops.
+"""Notifications to the supervisor of services: the broker serves, lives, and stops.
 
-Owns the notification protocol of systemd. The rule: without NOTIFY_SOCKET nothing is done, and what
-cannot be sent is dropped: a broker serves whether its supervisor listens or not. The loop itself
-says that it lives, so that one that stands still is restarted. Source: sd_notify(3),
-sd_watchdog_enabled(3).
+Owns the notification protocol of systemd. The rule: without NOTIFY_SOCKET nothing is done, and a
+notification that cannot be sent is dropped: a broker serves whether its supervisor listens or not.
+The broker's loop itself sends that it lives, so that a broker whose loop stands still is restarted.
+Source: sd_notify(3), sd_watchdog_enabled(3).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 
 
 class Supervisor:
-    """The one who started this process."""
+    """The supervisor that started this process, if there is one."""
 
     def __init__(
         self, environment: Mapping[str, str], clock: Callable[[], float] = time.monotonic
@@ -41,7 +41,7 @@ class Supervisor:
             sending.sendto(state.encode(), socket.MSG_DONTWAIT, self._address)
 
     def alive(self) -> None:
-        """Say that the loop turns, twice in the time after which it would be taken for dead."""
+        """Send that the loop turns, twice within the supervisor's time limit."""
         if self._every_s and self._clock() >= self._next_s:
             self._next_s = self._clock() + self._every_s
             self.tell("WATCHDOG=1")

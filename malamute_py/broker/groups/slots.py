@@ -36,7 +36,7 @@ class Slots:
 
     def __init__(self) -> None:
         self.owner: Places = np.full(SLOTS, NOBODY, np.int16)
-        """Owner of each slot now; NOBODY while the slot moves or a record of it is late."""
+        """Owner of each slot now; -1 while the slot moves or a record of it is late."""
         self._target: Places = np.full(SLOTS, NOBODY, np.int16)
         """Owner that each slot is to have."""
         self._best = np.zeros(SLOTS, np.uint64)

@@ -22,7 +22,7 @@ from malamute_py.matcher import ByKey, compile_pattern
 
 _READ_BYTES = 4 << 20
 _COUNTED_BYTES = 16 << 20
-"""What one plan reads at most to count what is selected: about 10 ms of the reader thread."""
+"""Bytes that one plan reads at most to count selected records: about 10 ms of the reader thread."""
 
 Search: TypeAlias = Callable[[Any], Any] | None
 _ONLY_SUBJECTS = frozenset({"all", "topic", "prefix", "regex"})
