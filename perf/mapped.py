@@ -54,14 +54,14 @@ def fill(client: malamute.SyncClient, stream: str, size: int, total: int) -> int
 
 
 class Taken(NamedTuple):
-    """Of the quickest round."""
+    """Wall-clock and processor time of the quickest round."""
 
     wall_s: float
     processor_s: float
 
 
 def best(daemon: Daemon, work: Callable[[], int], expected: int) -> Taken:
-    """Time of the quickest round. The records are counted each time."""
+    """Return the times of the quickest round. Each round counts its records."""
     rounds = []
     for _ in range(ROUNDS):
         begun, spent = time.perf_counter(), time.process_time() + daemon.cpu_s()
@@ -157,10 +157,10 @@ def all_mapped(data: Path, expected: int) -> None:
 
 
 def all_by_pread(place: Path, expected: int) -> None:
-    """What a checkpoint does: the same checks, of pieces that are read into memory."""
+    """Read a ring as a checkpoint does: the same checks, of pieces that are read into memory."""
     count = 0
     follower = Follower(FileStorage(place, read_only=True))
-    with contextlib.suppress(FollowLost):  # the end of the log is not told to it
+    with contextlib.suppress(FollowLost):  # the follower does not know the end of the log
         for stamp, _ in follower.read(0, 1 << 62, is_data):
             count += stamp.count
     assert count == expected

@@ -85,13 +85,13 @@ def round_trips(client: SyncClient, seconds: float) -> list[float]:
 
 
 def percentile(times: list[float], part: float) -> float:
-    """In milliseconds."""
+    """Return a percentile of times in seconds, in milliseconds; part: 0.5 is the median."""
     ordered = sorted(times)
     return 1_000 * ordered[min(int(len(ordered) * part), len(ordered) - 1)]
 
 
 class Side:
-    """What was measured with the broker watched, or without."""
+    """Measurements of one kind: with the broker watched, or without."""
 
     def __init__(self) -> None:
         self.rates: list[float] = []

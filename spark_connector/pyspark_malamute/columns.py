@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from malamute_protocol.content import Content
 
 TARGET_BYTES: Final = 1 << 20
-"""What comes together for a record batch: smaller ones cost a call each."""
+"""Bytes that are gathered for one record batch: each smaller one would cost a call, too."""
 RECORD_BATCH_BYTES_MAX: Final = 2 << 20
-"""Where a record batch is cut: *one of 50 MiB costs 40% more a row."""
+"""Bytes at which a record batch is cut: *one of 50 MiB costs 40% more a row."""
 PIECE_BYTES_MAX: Final = 64 << 20
-"""What the rows taken in at once may come to where each has its own copy of what many share: the
-largest field map for each of 65,536 records would be 5 GiB."""
+"""Bytes of the rows taken in at once, counted as if each row had its own copy of what rows share:
+the largest field map for each of 65,536 records would be 5 GiB."""
 _PARSED: Final = 30
-"""What a map of properties takes as Python objects, in its MessagePack's bytes, at most."""
+"""Bytes of a map of properties as Python objects for each byte of its MessagePack, at most."""
 _LEAN_ROW_BYTES: Final = 32
-"""About what a row takes in columns without bodies."""
+"""Bytes of a row in columns without bodies, about."""
 _TABLES_KEPT: Final = 256
 _STALE: Final = 10_000
 """Batches gathered at most, so that a record batch of empty bodies ends, too."""
@@ -174,7 +174,7 @@ class Gather:
 
     @property
     def full(self) -> bool:
-        """Enough has come together for a record batch."""
+        """True when enough rows have been gathered for a record batch."""
         return (
             self._bytes >= TARGET_BYTES
             or self._spread >= PIECE_BYTES_MAX
@@ -195,7 +195,7 @@ class Gather:
             yield cut(batch, first, min(first + rows, count))
 
     def _widest(self, content: Content) -> int:
-        """The most that a row takes of what it may share with others."""
+        """Return the most bytes that a row takes of what it may share with other rows."""
         table = content.table
         widest = 1 + table.subject_bytes
         if self._keys is not None:
@@ -260,7 +260,7 @@ class Gather:
         self._spread += self._widest(content) * count
 
     def take(self) -> Iterator[Any]:
-        """What was gathered, as record batches of 1 to 2 MiB; then begin anew."""
+        """Yield the gathered rows as record batches of 1 to 2 MiB; then begin anew."""
         if not self._offsets:
             return
         columns: dict[str, Any] = {
@@ -340,7 +340,7 @@ def _values_of(name: str, table: HeaderTable) -> Iterator[str | None]:
 
 
 def _rows(values: Array | None, default: int, rows: Array | None) -> Array | int:
-    """What the delivered rows have of a column; default: where the batch has no such column."""
+    """Return a column's values for the delivered rows; default: the batch has no such column."""
     if values is None:
         return default
     return values if rows is None else values[rows]
@@ -351,7 +351,7 @@ def _concatenated(arrays: list[Any]) -> Any:
 
 
 def _times(times_ms: Array) -> Any:
-    """Microseconds, as Spark counts; null where there is none."""
+    """Return times in microseconds, as Spark counts; null where a row has no time."""
     missing = times_ms == NO_TIME
     if missing.any():
         times = _arrow.array(np.where(missing, 0, times_ms) * 1000, mask=missing)

@@ -30,7 +30,7 @@ class QueryCursor:
         self._broker = broker
         self._options = options
         self._at: dict[str, StreamOffset] = {}
-        """Where this process has created, found or moved it."""
+        """Stream -> position at which this process has created, found or moved the cursor."""
 
     def open(self, offsets: Mapping[str, StreamOffset]) -> None:
         """Create the cursor, and pin it, in streams where this process has not yet.

@@ -1,7 +1,7 @@
-"""What the source says when it cannot go on.
+"""Errors that the source raises when it cannot go on.
 
 Owns the connector's error types. The rule: a message says what happened, to what, and
-what to do next, because Spark shows it to a person who sees nothing else of us.
+what to do next, because Spark shows it to a person who sees nothing else of the connector.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class IdleWait:
         self._sleep = sleep
         self._alone = True
         self._start: Any = None
-        """What the previous call started from, when it found nothing."""
+        """Start of the previous call, if that call found nothing; else None."""
         self._returned_s = 0.0
         self._wait_s = 0.0
         self._until_s = 0.0

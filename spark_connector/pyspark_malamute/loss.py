@@ -1,4 +1,4 @@
-"""What happens when records cannot be read any more.
+"""Loss of records that cannot be read any more: it fails the query, or is logged.
 
 Owns the one decision that option failOnDataLoss makes. The rule: no loss is silent; it
 fails the query, or it is logged with its offsets and its reason, and never anything else.

@@ -40,7 +40,7 @@ class StreamOffset(NamedTuple):
 
 
 def to_json(offsets: Mapping[str, StreamOffset], options: SourceOptions) -> dict[str, Any]:
-    """What Spark stores of positions by the streams' names, with its keys sorted."""
+    """Return the JSON object that Spark stores: positions by the streams' names, keys sorted."""
     return {
         "selection": selection_of(options),
         "streams": {
@@ -52,7 +52,7 @@ def to_json(offsets: Mapping[str, StreamOffset], options: SourceOptions) -> dict
 
 
 def selection_of(options: SourceOptions) -> str:
-    """Hash of what decides which records belong to the query; equal for equal selections."""
+    """Return a hash of the options that select records; equal for equal selections."""
     selected = json.dumps([options.pattern, options.client_time], sort_keys=True)
     return hashlib.sha256(selected.encode()).hexdigest()[:16]
 

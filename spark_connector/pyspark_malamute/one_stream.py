@@ -21,7 +21,7 @@ FAR: Final = 1 << 20
 
 
 class Caps(NamedTuple):
-    """What a batch may have of a stream; 0: any number."""
+    """Most records and bytes of a stream that a batch may have; 0: any number."""
 
     records: int = 0
     bytes: int = 0
@@ -91,7 +91,7 @@ class OneStream:
         return ranges(broker, options, plan, first, stop.offset, proven=proven)
 
     def _start(self, begin: StreamOffset) -> int:
-        """Where to plan from: after what is known not to match."""
+        """Return the offset to plan from: after records that are known not to match."""
         known, empty_to = self._empty
         return max(begin.offset, empty_to) if known == begin.offset else begin.offset
 

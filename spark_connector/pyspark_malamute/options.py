@@ -55,12 +55,12 @@ class Places(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """What filters of a query leave of a batch read; each pair is [low, high)."""
+    """Bounds that the filters of a query set to a batch read; each pair is [low, high)."""
 
     offsets: tuple[int, int] = (-EVER, EVER)
     append_ms: tuple[int, int] = (-EVER, EVER)
     streams: frozenset[str] | None = None
-    """None: all of them."""
+    """Names of the streams to read; None: all of them."""
 
     def within(
         self,
@@ -69,7 +69,7 @@ class Bounds(NamedTuple):
         append_ms: tuple[int, int] = (-EVER, EVER),
         streams: frozenset[str] | None = None,
     ) -> Bounds:
-        """Both these bounds and those."""
+        """Return bounds that keep what both these bounds and the given ones keep."""
         both = streams if self.streams is None or streams is None else self.streams & streams
         return Bounds(
             _common(self.offsets, offsets),
@@ -135,7 +135,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reads(self) -> str:
-        """What is read, in words."""
+        """Name of the stream, or names of the streams, that the query reads, for a message."""
         if self.stream:
             return f"stream '{self.stream}'"
         return f"streams '{self.streams_pattern or ', '.join(self.streams)}'"
@@ -146,7 +146,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.streams == (self.stream,)
 
     def of(self, name: str) -> SourceOptions:
-        """The same for one of the streams."""
+        """Return these options for one of the streams."""
         return msgspec.structs.replace(self, stream=name)
 
 
@@ -156,12 +156,12 @@ class Option(NamedTuple):
     name: str
     parse: Callable[[str], Any]
     default: str | None
-    """As a user would write it; None: there is none."""
+    """Default value as a user would write it; None: there is none."""
     meaning: str
     only: str = ""
     """"read" or "readStream" when it means nothing to the other."""
     aliases: tuple[str, ...] = ()
-    """Other names of the same: Kafka's, where ours differs."""
+    """Other names of the option: Kafka's, where they differ from ours."""
 
 
 # --- reading one value -----------------------------------------------------------------
@@ -448,7 +448,7 @@ _ELSEWHERE: Final[dict[str, str]] = {
     "fetchoffset.numretries": "fetchRetries",
     "kafkaconsumer.polltimeoutms": "fetchTimeoutMs",
 }
-"""What users of other sources type -> what it is called here."""
+"""Option as users of other sources write it -> name of the option here."""
 
 
 # --- all of them ---------------------------------------------------------------------------

@@ -1,6 +1,6 @@
-"""What the driver asks the broker before anything is read.
+"""Questions of the driver to the broker before anything is read.
 
-Owns the questions (where does this begin, how far does a batch reach, how is it cut) and
+Owns the questions (where does a read begin, how far does a batch reach, how is it cut) and
 the partitions made of the answers. The rule: the broker plans from its index, so that
 matching records, not offsets, are counted. Source: SPEC.md, PLAN_READ.
 """

@@ -41,11 +41,11 @@ from pyspark_malamute.streams import find_streams, gone, together
 
 
 class Lag(NamedTuple):
-    """What a stream may have for a batch, at least 1 each."""
+    """Records and bytes that a stream may have for a batch; each is 1 at least."""
 
     records: int
     bytes: int
-    """By the average of its records."""
+    """Estimate by the average size of the stream's records."""
 
 
 class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -57,18 +57,18 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._cursor = QueryCursor(self._broker, options)
         self._streams: dict[str, OneStream] = {}
         self._gone: set[str] = set()
-        """Streams of the checkpoint whose removal was told."""
+        """Streams of the checkpoint whose removal has been reported."""
         self._proven = False
         """Tasks of this query have reached the broker."""
         self._targets: dict[str, int] | None = None
-        """Where a query with availableNow ends, by stream."""
+        """Stream -> offset at which a query with availableNow ends."""
         self._batch_s: float | None = None
-        """When this process last ended a batch."""
+        """Time at which this process last ended a batch, by monotonic()."""
         self._batches = 0
         self._at: Mapping[str, StreamOffset] = {}
-        """Where the newest batch ended in each stream."""
+        """Stream -> position at which the newest batch ended."""
         self._tails: dict[str, int] = {}
-        """Where each stream ended, as it was listed the last time."""
+        """Stream -> its end when the streams were listed last."""
         self._idle = IdleWait(options.idle_wait_ms)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """From now on nothing is read that was not in the streams at this moment."""
+        """End the query at the present ends of its streams."""
         broker, options = self._asked(), self._options
 
         def end(name: str) -> int:
@@ -119,7 +119,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start if end is None else to_json(end, self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Spark has begun the batch after the one that ended here; that one is in its sink."""
+        """Take note that the batch that ended here is in Spark's sink."""
         self._idle.batch_began()
         self._proven = True
         self._cursor.move(read_offsets(end, self._options))
@@ -202,7 +202,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return True
 
     def _caps(self, limit: ReadLimit, lag: Mapping[str, Lag]) -> dict[str, Caps]:
-        """What the batch may have of each stream; those that get nothing are left out."""
+        """Return the most that a batch may have of each stream; none: the stream is left out."""
         records_max = 0
         bytes_max = self._options.bytes_per_trigger
         if isinstance(limit, ReadMaxRows):

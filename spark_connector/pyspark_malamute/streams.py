@@ -69,7 +69,7 @@ def together(ask: Callable[[str], Answer], names: Iterable[str]) -> dict[str, An
 
 
 def _prefix(options: SourceOptions) -> str:
-    """What the names of all selected streams begin with."""
+    """Return the text with which the names of all selected streams begin."""
     if not options.streams_pattern:
         least, greatest = min(options.streams), max(options.streams)
         pairs = zip(least, greatest, strict=False)
