@@ -78,7 +78,7 @@ class Task(NamedTuple):
 
 
 class Peer:
-    """What one client was told: commands in order, and what its subscriptions received."""
+    """One client's receipts: commands in order, and records of its subscriptions."""
 
     def __init__(self) -> None:
         self.commands: list[Command] = []
@@ -96,10 +96,10 @@ class Peer:
         """Offer -> the requests that were handed to it, in the order of arrival."""
         self.closed = False
         self.tolerant = False
-        """Batches that are none are counted, and the others of their delivery lost."""
+        """A malformed batch is counted, and the rest of its delivery lost, instead of an error."""
         self.damaged = 0
         self.link = Link(Side.CLIENT)
-        """What the protocol's table of states says of this link."""
+        """State of this link by the protocol's table of states."""
 
     def take(self, commands: Sequence[Command], frames: Sequence[Any]) -> None:
         place = 0
@@ -267,7 +267,7 @@ class Shell:
         self.open()
 
     def snapshot_now(self) -> None:
-        """As at the start of a segment: what lies before need not be read at a start."""
+        """Take a snapshot, as at the start of a segment: a restart reads nothing before it."""
         for ring, held in self.rings.items():
             self.snapshots[ring] = (len(held), tuple(self.broker.snapshot(ring)))
 

@@ -195,7 +195,7 @@ def test_an_error_amid_a_change_of_what_all_share_is_not_contained(
 
 
 def fails_on(body: bytes, of: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, which raises for a batch whose bodies begin so."""
+    """Return a function that raises for a batch whose bodies begin with `body`, else calls `of`."""
 
     def planted(*arguments: Any) -> Any:
         for argument in arguments:

@@ -1,4 +1,4 @@
-"""Batches and commands made to harm, as the core meets them: nobody but their sender notices."""
+"""Batches and commands made to harm, as the core meets them: only their sender notices."""
 
 from __future__ import annotations
 

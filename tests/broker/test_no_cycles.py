@@ -1,7 +1,8 @@
-"""What the broker makes goes by itself: nothing of it waits for Python's collector.
+"""Objects of the broker go by themselves: none of them waits for Python's collector.
 
 A real core does some thousand random things for clients who come and go while the collector is off.
-Whatever it collects then stood in a cycle, and a collector that has cycles to find stops the loop.
+Each object that the collector then finds stood in a cycle, and a collector that has cycles to find
+stops the loop.
 """
 
 from __future__ import annotations
@@ -328,7 +329,7 @@ class Bustle:
 
 
 def is_ours(thing: Any) -> str:
-    """What of the broker a thing is; empty: it is none."""
+    """Return the name of the broker's class or function behind a thing; empty: it is foreign."""
     kind: Any = type(thing)
     if isinstance(thing, MethodType):
         thing, kind = thing.__func__, thing.__func__

@@ -1,4 +1,4 @@
-"""What work the core does must follow what happens, not how much there is beside it."""
+"""Work of the core is in proportion to what happens, not to how much exists besides."""
 
 from __future__ import annotations
 

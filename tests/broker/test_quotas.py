@@ -42,7 +42,7 @@ MAKES: dict[str, Callable[[int], tuple[list[wire.Command], list[Any]]]] = {
     "subscriptions": lambda at: ([wire.Subscribe(at, "shared", ALL, [0])], []),
     "offers": lambda at: ([wire.Offer(at, "shared", ALL)], []),
 }
-"""What makes one more of a resource; at: a number of its own."""
+"""Resource -> commands and frames that make one more of it; at: a number of its own."""
 
 
 @pytest.mark.parametrize("resource", MAKES)

@@ -1,6 +1,6 @@
-"""Random hostile contents and a log that holds them: nobody but their sender notices.
+"""Random hostile contents and a log that holds them: only their sender notices.
 
-A canary publishes and reads beside them, on the same stream, mailbox and service.
+A canary publishes and reads beside the attacker, on the same stream, mailbox and service.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Commands without sense, alone and in steps, refused, lost and restarted: nothing is left over.
 
-Held against the log: after whatever happened the tables are those that the log replayed gives,
-also over a checkpoint in its middle; what is counted at run time is what the tables say; nothing
-stays reserved, held for nobody, or in a window.
+The tests compare with the log: after each run the tables are those that a replay of the log gives,
+also over a checkpoint in its middle; the counts kept at run time are those of the tables; nothing
+stays reserved, held without a holder, or in a window.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ class Nonsense:
         return len(self.changes())
 
     def take_checkpoint(self) -> None:
-        """As the checkpoint's own process has it: what the log makes up to here."""
+        """Keep the tables that the log gives up to here, as the checkpoint's process has them."""
         self.shell.sync()
         self.checkpoint = self.log_length(), recover_queues(self.shell._recovered())
 

@@ -1,7 +1,7 @@
-"""What goes wrong, as a table: what each client is told, what is counted, what the log says.
+"""Table of failures: what each client is told, what is counted, what the log says.
 
-The six cases that the protocol promises an answer for: section 4.8 of SPEC.md says what happens,
-deploy/metrics.md by which names an operator sees it.
+The six cases are those that the protocol promises an answer for: section 4.8 of SPEC.md says what
+happens, deploy/metrics.md by which names an operator sees it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def a_full_mailbox() -> World:
 
 
 def a_dead_worker() -> World:
-    """What it had in hand goes to another at once, with one attempt more."""
+    """Requests that the dead worker had in hand go to another at once, with one attempt more."""
     wrong = world()
     wrong.request(1, b"a", b"b", key=b"k")
     wrong.worker(3, "bob")
@@ -67,7 +67,7 @@ def a_dead_worker() -> World:
 
 
 def a_worker_that_never_answers() -> World:
-    """When its lease is over the request goes to another; heartbeats do not help it."""
+    """A worker's request goes to another when its lease is over; heartbeats do not renew it."""
     wrong = world()
     wrong.request(1, b"a", key=b"k")
     wrong.worker(3, "bob")
@@ -85,7 +85,7 @@ def a_worker_that_never_answers() -> World:
 
 
 def a_requester_that_vanishes() -> World:
-    """Its temporary mailbox ends; the reply is dropped, the completion is taken."""
+    """The requester's temporary mailbox ends; the reply is dropped, the completion is taken."""
     wrong = world()
     wrong.request(1, b"a", key=b"k")
     wrong.drop(1)
@@ -129,7 +129,7 @@ def a_second_client_with_the_same_identity() -> World:
 
 
 class Case(NamedTuple):
-    """What went wrong, and by which names it is seen."""
+    """A failure, and the names by which an operator sees it."""
 
     happens: Callable[[], World]
     counter: str
@@ -137,7 +137,7 @@ class Case(NamedTuple):
     event: str
     level: str
     facts: dict[str, Any]
-    """What the one event says, at least."""
+    """Facts that the one event has, at least."""
 
 
 CASES = [

@@ -32,7 +32,7 @@ async def shell(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> Async
 
 
 async def stepped(shell: Any, *parts: tuple[Any, ...]) -> Any:
-    """One step of these calls; what it was confirmed as."""
+    """Return the confirm of one step that is made of these calls."""
     step = shell.client.atomic()
     for verb, *arguments in parts:
         getattr(step, verb)(*arguments)

@@ -159,7 +159,7 @@ class Scene:
 
 
 def waits_at_most(client: Any, timeout_ms: int) -> None:
-    """From now on; to prepare a scene may take longer."""
+    """Set the client's time limit from now on; the preparation of a scene may take longer."""
     settings = msgspec.structs.replace(client.settings, call_timeout_ms=timeout_ms)
     client.settings = client._session.settings = client._link.engine.settings = settings
 

@@ -1,4 +1,4 @@
-"""What makes a broker not live or not ready, and what is only a warning."""
+"""Reasons that make a broker not live or not ready, and those that are only warnings."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def hurried(broker: EmbeddedBroker) -> Iterator[RunningHttp]:
 
 
 def ended(connection: socket.socket) -> bytes:
-    """What comes until the connection ends."""
+    """Return the bytes that come until the connection ends."""
     found = b""
     try:
         while data := connection.recv(65_536):

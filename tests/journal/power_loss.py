@@ -101,7 +101,7 @@ class World:
         )  # fmt: skip
 
     def check(self, ring: Ring) -> None:
-        """Everything that the ring serves is what the model has."""
+        """Check that the ring serves exactly the records that the model has."""
         want: dict[int, list[tuple[int, bytes]]] = {}
         for _, bundle in self.bundles:
             for stream, offset, body in bundle:
@@ -227,7 +227,7 @@ class Followed(World):
         return self._opened(held=True)
 
     def check_followed(self, follower: Follower, end: int) -> None:
-        """What lies between the checkpoint and a bundle's end is there, once and in order."""
+        """Check that a follower reads checkpoint to bundle's end, each record once and in order."""
         got = []
         for stamp, view in follower.read(self.checkpoint, end, _is_data):
             blob, _, _ = Content(view).bodies()

@@ -31,7 +31,7 @@ from tests.seeds import examples, slow
 
 TEXTS = st.lists(st.integers(0, 40).map(str), max_size=12)
 NOTES = st.lists(st.tuples(st.integers(0, 2), st.one_of(st.none(), TEXTS)), max_size=30)
-"""How many entries further, and what it holds (None: nobody knows)."""
+"""Entries to go forward, and items that the entry reached holds (None: unknown)."""
 
 PARTS = st.sampled_from(["a", "b", "c", ""])
 KEYS = st.lists(st.lists(PARTS, min_size=1, max_size=3).map(".".join), min_size=1, max_size=3)
@@ -507,7 +507,7 @@ def test_subjects_are_taken_apart_a_few_times_however_many_parts_they_have(
 
 
 def test_a_sample_that_misleads_costs_the_leading_parts_and_no_more() -> None:
-    """Of a large table a part is looked at; where the others are of another kind, none is kept."""
+    """A large table is judged by a sample; where the other names differ, no part is kept."""
     names = ["same.place" if at % 64 == 0 else f"n{at}.x" for at in range(65_536)]
     table = HeaderTable(16_384)
     table.add(1, 0, (names, ()))
@@ -516,7 +516,7 @@ def test_a_sample_that_misleads_costs_the_leading_parts_and_no_more() -> None:
 
 
 def test_an_entry_of_so_many_items_that_a_filter_says_little_has_none() -> None:
-    """Making one of 640,000 items took most of the 1.5 s for which the loop stood still."""
+    """Making a filter of 640,000 items took most of the 1.5 s for which the loop stood still."""
     made = EntryFilters(0)
     made.add(0, items_of(map(str, range(110_000))))
     made.add(1, items_of(["x"]))

@@ -1,4 +1,4 @@
-"""What stands where a file of the journal should be, and is none: named, and never opened."""
+"""Links, sockets and the like in the place of a journal's file: named, and never opened."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.journal.rings import S, everything, file_place, put, read_all
 
 
 def link(path: Path) -> None:
-    """A link to a file that is somebody else's, as large as what it stands for."""
+    """Make a link to a file outside the journal, as large as the one that it stands for."""
     other = path.parent.parent / f"other-{path.name}"
     other.write_bytes(bytes(S))
     path.symlink_to(other)

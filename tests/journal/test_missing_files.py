@@ -30,7 +30,7 @@ class Directory:
         self._entropy = count(1)
 
     def open(self) -> tuple[Ring, Recovery]:
-        """What was open before is forgotten, as by a kill."""
+        """Open the directory as after a kill: what was open before is forgotten."""
         self.journal = Journal.open(_Unlocked(self.path), entropy=self._random)
         return self.journal.ring("main", SMALL)
 
@@ -39,7 +39,7 @@ class Directory:
 
 
 class _Unlocked(FileStorage):
-    """Files whose lock a killed process has not."""
+    """Files without a lock, as a killed process leaves them."""
 
     def lock(self, name: str) -> _Held:
         return _Held()
@@ -82,7 +82,7 @@ def lost(ring: Ring, stream: int) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("closed", [True, False])
 def test_m1_the_oldest_segment_is_missed(data: Directory, closed: bool) -> None:
-    """It was taken for retention: a reader at `earliest` was told nothing."""
+    """The journal once took a missing segment for retention: a reader at `earliest` got no gap."""
     ring, _ = data.open()
     fill(ring, 3)
     ring.sync()
@@ -186,7 +186,7 @@ def test_a_spare_that_was_never_used_is_not_missed(data: Directory) -> None:
 def test_m3_a_ring_that_is_gone_goes_on_behind_all_it_had(
     data: Directory, what: str, closed: bool
 ) -> None:
-    """Its offsets began with 0 again, in silence."""
+    """Offsets of a ring that was gone once began with 0 again, in silence."""
     ring, _ = data.open()
     fill(ring, 12)
     ring.sync()
@@ -441,7 +441,7 @@ def test_f12_the_epoch_is_above_all_that_were_used(data: Directory, fate: str) -
 
 
 def test_verify_and_dump_name_what_is_missing(data: Directory) -> None:
-    """Both said that all was well."""
+    """Both verify and dump once said that all was well."""
     ring, _ = data.open()
     fill(ring, 4)
     ring.sync()

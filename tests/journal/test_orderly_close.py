@@ -1,4 +1,4 @@
-"""What an orderly close writes down spares the next opening a walk, and changes nothing else."""
+"""An orderly close writes what spares the next opening a walk, and changes nothing else."""
 
 from __future__ import annotations
 

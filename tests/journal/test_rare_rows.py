@@ -38,7 +38,7 @@ def search(
 
 
 def batches_of(history: History) -> list[tuple[Batch, int]]:
-    """The batches, each with what its run says of its end."""
+    """Return the batches, each with `next` of its run."""
     found = []
     for run in history.runs:
         batches = list(iter_batches([run.data]))
@@ -49,7 +49,7 @@ def batches_of(history: History) -> list[tuple[Batch, int]]:
 
 
 def selected(history: History, pattern: Any, first: int, end: int) -> list[tuple[Any, ...]]:
-    """What a reader takes of it: of a whole batch what matches, of a gathered one everything."""
+    """Return the records that a reader takes: matching rows of whole batches, all gathered ones."""
     matches = compile_pattern(pattern).matches
     rows = []
     for batch, gathered in batches_of(history):

@@ -25,7 +25,7 @@ def scene(place: Place) -> tuple[int, int]:
 
 
 def memory_scenes() -> Iterator[tuple[Place, int, int]]:
-    """The same scene over and over, each time on a copy."""
+    """Yield one scene without end, each time on a copy of its storage."""
     storage = MemoryStorage()
     original = Place(storage, lambda: storage)
     begin, end = scene(original)

@@ -111,5 +111,5 @@ def batches(reading: Reading) -> Iterator[Batch]:
 
 
 def filled(first: int, end: int) -> list[tuple[int, bytes]]:
-    """What records() gives of offsets that fill() wrote."""
+    """Return what records() gives for the offsets [first, end) that fill() wrote."""
     return [(offset, body_at(offset)) for offset in range(first, end)]

@@ -1,6 +1,6 @@
-"""What a reader of a running log meets: a ring that comes round, damage, files that are cut off.
+"""Losses that a reader of a running log meets: the ring comes round, damage, files cut off.
 
-The rule that all of it holds to: a record is right, or its loss has a name.
+The rule that all tests check: a record is right, or its loss has a name.
 """
 
 from __future__ import annotations
@@ -441,7 +441,7 @@ def test_a_file_that_was_cut_off_is_damage_and_no_signal(tmp_path: Path) -> None
 
 
 def test_a_page_that_the_disk_cannot_read_is_damage_and_no_signal(tmp_path: Path) -> None:
-    """As a file that is cut off under its mapping: the kernel refuses the pages, by name."""
+    """The kernel refuses unreadable pages by name, as it does those of a file that was cut off."""
     log, notes = Log(tmp_path / "data", SETTINGS), Noted()
     trades = log.create("trades")
     log.fill(trades, 110)

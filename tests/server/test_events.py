@@ -1,4 +1,4 @@
-"""What is told is written down, and the other way round: the events of deploy/metrics.md."""
+"""Events and deploy/metrics.md agree: the page explains each event, and none besides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What systemd is told, at a socket of the test's own."""
+"""Notifications to systemd, received at a socket of the test's own."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def serve(directory: Path, endpoint: str = "tcp://127.0.0.1:0", **sections: Any)
 
 @pytest.fixture(scope="session")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a broker that outlives the tests; those that stop one start their own."""
+    """Endpoint of a broker that outlives the tests; a test that stops a broker starts its own."""
     with serve(tmp_path_factory.mktemp("broker")) as server:
         yield server.endpoints[0]
 

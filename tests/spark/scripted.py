@@ -21,16 +21,16 @@ class ScriptedClient:
         self.uuid = b"\x11" * 16
         self.epoch = 1
         self.epoch_ends: dict[int, int] = {}
-        """Where an epoch ended that a loss of power has cut short."""
+        """Epoch that a power loss cut short -> offset at which it ended."""
         self.looked_max = 1 << 62
-        """Where a plan that counts ends early, in offsets."""
+        """Offsets that a plan looks at, at most, when it counts matching records."""
         self.plans: list[tuple[int, int | None, int, int]] = []
         """(start, end, records_max, bytes_max) of each plan that was asked for."""
         self.linked = True
         self.opens: list[int | None] = []
         """timeout_ms of each wait for a link."""
         self.failures: list[Exception] = []
-        """What the next questions raise."""
+        """Errors that the next questions raise."""
 
     @property
     def tail(self) -> int:

@@ -46,7 +46,7 @@ def gathered(chosen: SourceOptions, *batches: Batch) -> list[dict[str, Any]]:
 
 
 def as_told_by_records(*batches: Batch) -> list[dict[str, Any]]:
-    """The same rows by the other route: record by record, in Python."""
+    """Return the rows by the slow route: record by record, in Python."""
     return [
         {
             "offset": record.offset,

@@ -1,4 +1,4 @@
-"""What a task does: a range of records, whole or not at all, whatever the link does."""
+"""Tasks: each returns its range of records whole or not at all, whatever the link does."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def endpoint(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    """Of a broker that will be away for a while."""
+    """Endpoint of a broker that will be away for a while."""
     with Port() as port:
         yield port.endpoint
 

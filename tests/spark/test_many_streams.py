@@ -26,7 +26,7 @@ Rows = list[tuple[str, int]]
 
 @pytest.fixture
 def prefix() -> str:
-    """What the names of this test's streams begin with."""
+    """Beginning of the names of this test's streams."""
     return f"many{next(_NUMBERS)}"
 
 

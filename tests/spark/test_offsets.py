@@ -22,7 +22,7 @@ HERE = {"flights": StreamOffset(STREAM, 7, 1200)}
 
 
 def stored(chosen: SourceOptions, offsets: dict[str, StreamOffset] | None = None) -> dict[str, Any]:
-    """What comes back from Spark: the JSON that it wrote, parsed."""
+    """Return offsets as Spark gives them back: parsed from the JSON that it wrote."""
     loaded: dict[str, Any] = json.loads(json.dumps(to_json(offsets or HERE, chosen)))
     return loaded
 

@@ -17,7 +17,7 @@ LEAST = {"endpoint": "tcp://127.0.0.1:9797", "stream": "flights"}
 
 
 def test_importing_the_package_imports_pyspark_and_nothing_of_ours_besides() -> None:
-    """One import that fails in there would hide every Python data source of a session."""
+    """An import that fails in the package would hide every Python data source of a session."""
     program = (
         "import sys, pyspark.sql.datasource\n"
         "before = set(sys.modules)\n"
@@ -36,7 +36,7 @@ def test_wrong_options_are_refused_when_the_source_is_loaded() -> None:
 
 
 def test_a_table_is_refused_with_the_view_that_works_instead() -> None:
-    """What Spark 4.3 hands in for CREATE TABLE, and then for the table's first read."""
+    """Spark 4.3 passes the table's properties for CREATE TABLE, and none for its first read."""
     created = {
         **LEAST, "provider": "malamute", "owner": "ann", "location": "file:/data/t",
         "option.endpoint": LEAST["endpoint"], "option.stream": "flights",

@@ -113,7 +113,7 @@ def publish(client: SyncClient, stream: str, count: int, subject: str = "a.b") -
 
 
 def failure_of(query: StreamingQuery) -> str:
-    """What the query died of."""
+    """Wait for the query to fail, and return its error."""
     from pyspark.errors import StreamingQueryException
 
     with pytest.raises(StreamingQueryException) as caught:

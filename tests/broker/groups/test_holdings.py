@@ -118,7 +118,7 @@ def test_what_is_done_beside_is_said_to_be_done_too() -> None:
 
 
 class Model:
-    """The same accounting in a dictionary: offset -> state."""
+    """Accounting of a group's records in a dictionary: offset -> state."""
 
     def __init__(self) -> None:
         self.where: dict[int, Any] = {}

@@ -157,7 +157,7 @@ def test_a_fenced_epoch_is_refused_and_the_new_one_counts_from_zero() -> None:
 
 
 def test_two_that_fence_in_one_turn_get_an_epoch_each() -> None:
-    """They used to get one epoch: the second one's batch was confirmed as the first one's."""
+    """Two clients once got one epoch: the second one's batch was confirmed as the first one's."""
     shell = Shell()
     shell.hello(1)
     producer = opened(shell, 1)

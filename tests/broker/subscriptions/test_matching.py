@@ -732,7 +732,7 @@ def test_a_table_that_cannot_be_read_is_refused_by_name_when_its_turn_comes() ->
 
 
 def test_records_with_an_id_each_are_few_headers_and_are_gathered_over_batches() -> None:
-    """Its tables could make 10,000 headers; it has 100, and late readers are served together."""
+    """Tables of the batch allow 10,000 headers; it has 100: late readers are served together."""
     shell = Shell(meter=lambda: 0, matching_share=2_000_000)
     for link in (1, 2):
         shell.hello(link)

@@ -496,7 +496,7 @@ def test_a_durable_reader_that_comes_late_reads_up_to_the_synced_tail_and_goes_o
 
 
 def synced_behind_retention() -> Shell:
-    """Of stream s 2 records are durable as far as the broker knows, 6 are written, 4 are gone."""
+    """Make a stream s of 6 records: the broker knows 2 as durable, and retention removed 4."""
     shell = Shell(sync=False)
     shell.hello(1)
     for n in range(6):

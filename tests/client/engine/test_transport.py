@@ -17,7 +17,7 @@ from tests.waiting import WAIT_MS, WAIT_S
 
 _MESSAGES = 20
 _FRAMES = [b"%d" % number for number in range(150)]
-"""More than libzmq hands over before it looks at what else has happened."""
+"""Frames of a message: more than libzmq hands over before it looks at other events."""
 
 
 def test_what_came_before_the_connection_broke_is_read_whole() -> None:

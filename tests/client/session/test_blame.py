@@ -118,7 +118,7 @@ def test_messages_keep_within_the_frames_that_one_may_have() -> None:
 
 
 def end_as_malformed(script: Script) -> None:
-    """As a broker does: nothing in it says which command it was."""
+    """End the link as a broker does for a malformed command: REFUSED does not name its tracker."""
     refused = c.Refused(0, 0, "malformed", "command 3 (StreamInfo): as the test wants")
     script.session.receive(
         encode_message([refused, c.Bye("malformed", refused.reason)]), script.now_ms

@@ -88,7 +88,7 @@ class Flood:
             self.error = error
 
     def is_held(self) -> bool:
-        """Whether nothing more is taken of it for a while."""
+        """Return whether no more bytes of this peer are taken for a while."""
         before = self.sent
         time.sleep(0.25)
         return self.sent == before
