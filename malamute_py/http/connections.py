@@ -3,8 +3,8 @@
 Owns both bounds. The rules: a connection serves one request and is ended after request_s, whatever
 it is doing, so that neither a client that sends nothing nor one that does not read keeps its place;
 beyond connections_max the oldest connection of the address that has most is ended, so that no
-address keeps the others out. uvicorn bounds neither: its only timer begins
-after the first answer, and its limit of connections answers 503 to all while idle ones fill it.
+address keeps the others out. uvicorn bounds neither: its only timer begins after the first answer,
+and its limit of connections answers 503 to all while idle ones fill it.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ Owns the filters and their stored form. The rule: an entry is excluded only by a
 made of all its items; one without a filter may hold anything, be it that it may still grow, that
 its headers cannot be read, or that an earlier version wrote it. An item is a subject key, or a
 field's name and value. 10 bits an item are wrong about 1 entry in 100. Memory: 1.25 bytes for
-each distinct item of an entry, at most 64 KiB an entry, and 6 bytes an entry. The loop
-thread writes filters that other threads read: it swaps each as a whole. Source: FORMAT.md,
-section 6.
+each distinct item of an entry, at most 64 KiB an entry, and 6 bytes an entry. The loop thread
+writes what other threads read, and swaps it as a whole. Source: FORMAT.md, section 6.
 """
 
 from __future__ import annotations

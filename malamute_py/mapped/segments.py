@@ -41,9 +41,9 @@ _HEADER_BYTES: Final = 128
 _PIECE_BYTES: Final = 256 << 10
 """Bytes that one call asks the kernel to bring in."""
 _MADV_POPULATE_READ: Final = 22
-"""Advice to bring in pages, from Linux 5.14 on. Python's mmap has no name for it."""
+"""madvise() brings in pages by it, from Linux 5.14 on. Python's mmap has no name for it."""
 _UNREADABLE: Final = (errno.EFAULT, errno.EIO, 133)
-"""Errors of that advice for a page that cannot be read; 133 is EHWPOISON. Its other errors say
+"""Errors of madvise() for a page that cannot be read; 133 is EHWPOISON. Its other errors say
 nothing about the page: the kernel is older, or has no memory for the moment."""
 
 

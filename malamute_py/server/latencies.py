@@ -43,7 +43,7 @@ class Histogram:
 
 
 class Latencies:
-    """Histograms of rings on disk: the sync thread adds to `sync`, the loop to `confirm`."""
+    """Durations in rings on disk: the sync thread adds to `sync`, the loop to `confirm`."""
 
     def __init__(self, meter: Callable[[], int]) -> None:
         """meter: nanoseconds from any beginning."""

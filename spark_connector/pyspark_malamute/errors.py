@@ -1,4 +1,4 @@
-"""Errors by which the source ends a query that it cannot go on with.
+"""Errors that the source raises when it cannot go on.
 
 Owns the connector's error types. The rule: a message says what happened, to what, and
 what to do next, because Spark shows it to a person who sees nothing else of the connector.

@@ -82,7 +82,7 @@ def lost(ring: Ring, stream: int) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("closed", [True, False])
 def test_m1_the_oldest_segment_is_missed(data: Directory, closed: bool) -> None:
-    """The journal once took the loss for retention: a reader at `earliest` got no gap."""
+    """The journal once took a missing segment for retention: a reader at `earliest` got no gap."""
     ring, _ = data.open()
     fill(ring, 3)
     ring.sync()
@@ -186,7 +186,7 @@ def test_a_spare_that_was_never_used_is_not_missed(data: Directory) -> None:
 def test_m3_a_ring_that_is_gone_goes_on_behind_all_it_had(
     data: Directory, what: str, closed: bool
 ) -> None:
-    """Offsets of such a ring once began with 0 again, in silence."""
+    """Offsets of a ring that was gone once began with 0 again, in silence."""
     ring, _ = data.open()
     fill(ring, 12)
     ring.sync()

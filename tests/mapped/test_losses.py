@@ -441,7 +441,7 @@ def test_a_file_that_was_cut_off_is_damage_and_no_signal(tmp_path: Path) -> None
 
 
 def test_a_page_that_the_disk_cannot_read_is_damage_and_no_signal(tmp_path: Path) -> None:
-    """The kernel refuses such pages by name, as it does for a file cut off under its mapping."""
+    """The kernel refuses unreadable pages by name, as it does those of a file that was cut off."""
     log, notes = Log(tmp_path / "data", SETTINGS), Noted()
     trades = log.create("trades")
     log.fill(trades, 110)

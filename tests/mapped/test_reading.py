@@ -177,7 +177,7 @@ def test_half_a_bundle_is_not_seen(log: Log, reader: LogReader) -> None:
 def test_the_beginning_of_one_bundle_and_the_whole_of_another_are_no_bundle(
     log: Log, reader: LogReader
 ) -> None:
-    """An append that failed amid its write leaves this, over the rest of an earlier one."""
+    """A failed append leaves its own beginning before the rest of an earlier one."""
     from malamute_protocol.stamp import LAST_OF_BUNDLE, STAMP_BYTES, Stamp
     from tests.journal.rings import batch, content_of
 
