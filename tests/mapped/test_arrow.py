@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -106,11 +105,11 @@ def test_an_empty_reading_has_the_columns_of_any(log: Log, reader: LogReader) ->
 
 
 def by_duckdb(arrow: pa.RecordBatchReader | pa.Table) -> list[Any]:
-    import duckdb
-
+    duckdb = pytest.importorskip("duckdb")
     query = "select subject, count(*), sum(octet_length(body)) from arrow group by 1 order by 1"
     with duckdb.connect() as connection:
-        return connection.sql(query).fetchall()
+        found: list[Any] = connection.sql(query).fetchall()
+        return found
 
 
 @pytest.mark.parametrize("decode", [False, True])
@@ -130,6 +129,7 @@ def test_duckdb_queries_a_running_log_in_place(
 
 
 def test_polars_queries_a_running_log_in_place(log: Log, reader: LogReader) -> None:
+    pl = pytest.importorskip("polars")
     trades_of(log)
     reading = reader.read("trades", until="tail")
     frame = pl.from_arrow(reading.to_arrow(decode=True))

@@ -75,20 +75,33 @@ def serve(directory: Path, endpoint: str = "tcp://127.0.0.1:0", **sections: Any)
     )  # fmt: skip
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Endpoint of a broker that outlives the tests; a test that stops a broker starts its own."""
+    """Endpoint of a broker for all tests of a file; a test that stops a broker starts its own."""
     with serve(tmp_path_factory.mktemp("broker")) as server:
         yield server.endpoints[0]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def client(endpoint: str) -> Iterator[SyncClient]:
     """A link to that broker, to publish with."""
     from malamute_py.client.sync.client import connect_sync
 
     with connect_sync(endpoint) as linked:
         yield linked
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_link_is_left() -> Iterator[None]:
+    """Close the links that the connector keeps in this process, at the end of each file.
+
+    The simulator's tests may come next in it: they replace what the threads of such links call.
+    """
+    yield
+    links = sys.modules.get("pyspark_malamute.links")
+    kept = {} if links is None else links._LINKS
+    while kept:
+        kept.popitem()[1].close()
 
 
 _NUMBERS = count(1)
