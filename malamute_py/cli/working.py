@@ -287,11 +287,14 @@ class _Crew:
         self._note(request, outcome, reason, round((time.monotonic() - began) * 1000))
 
     def _run(self, request: SyncRequest, began: float) -> tuple[str, str]:
+        blobs = request.parts
+        if len(blobs) != 1:
+            return self._failed(request, f"its body is a list of {len(blobs)} blobs, not one")
         replies = _Replies(request) if self._by_line else None
         words = _Words(self._progress)
         try:
             ran = running.run(
-                self._command, request.body, _variables(request),
+                self._command, blobs[0], _variables(request),
                 over=lambda: self._over(request, began),
                 on_output=None if replies is None else replies.take,
                 on_words=words.take,

@@ -156,6 +156,21 @@ def test_a_failure_that_the_broker_names_is_put_in_words() -> None:
 # --- work ----------------------------------------------------------------------------------
 
 
+def test_a_request_that_a_command_cannot_read_fails_alone(
+    m: Run, broker: EmbeddedBroker, service: str
+) -> None:
+    """A list as body ended each `malamute work` of its service, and starved the others."""
+    with broker.connect_sync() as client:
+        client.submit(service, [b"a", b"b"], reply_to=f"{service}.answers")
+        client.submit(service, b"good", reply_to=f"{service}.answers")
+        client.submit(service, [b"one"], reply_to=f"{service}.answers")
+    m("work", service, "-n", "3", "--", *python("print(input())"))
+    assert {answer["body"] for answer in answers(m, service)} >= {"good\n", "one\n"}
+    with broker.connect_sync() as client:
+        facts = client.service_info(service)
+        assert (facts.waiting, facts.dead) == (0, 1)
+
+
 def test_a_command_gets_the_body_and_its_output_is_the_reply(m: Run, service: str) -> None:
     queued(m, service, "one", "two")
     code = "import sys; sys.stdout.write(sys.stdin.read().upper())"
