@@ -28,7 +28,7 @@ from malamute_py.broker.groups.member import Member
 from malamute_py.broker.groups.selection import GroupSelection
 from malamute_py.broker.groups.slots import NOBODY, Places, Slots, SlotsOfRows
 from malamute_py.broker.log.stream import StampedBatch, Stream
-from malamute_py.broker.structures.bitmaps import bits_of_rows, lowest, rows_of_bits
+from malamute_py.broker.structures.bitmaps import bits_of_rows, low_bit, lowest, rows_of_bits
 from malamute_py.changelog.records import Range
 from malamute_py.changelog.tables import GroupRow
 
@@ -422,31 +422,23 @@ class Group:
             if self.slots is not None:
                 self.slots.closed(slots_of(page, mask))
 
-    def close_before(self, first: int) -> int:
-        """Drop all records before an offset that wait or are unread; returns their number."""
-        holdings = self.holdings
-        gone = 0
-        for page, mask in holdings.close_waiting(holdings.low, first):
-            gone += mask.bit_count()
-            if self.slots is not None:
-                self.slots.closed(slots_of(page, mask))
-        if holdings.read < first:
-            gone += first - holdings.read
-            self.read_to(first)
-        return gone
+    def close_between(self, first: int, end: int) -> tuple[int, int]:
+        """Drop the records of [first, end) that wait or are unread; held ones stay with members.
 
-    def close_between(self, first: int, end: int) -> int:
-        """Close the offsets of [first, end), which the reader has come to."""
+        Returns the offset of the first one that is dropped, and how many are.
+        """
         holdings = self.holdings
-        gone = 0
+        begins, gone = end, 0
         for page, mask in holdings.close_waiting(first, end):
+            begins = min(begins, page.base + low_bit(mask))
             gone += mask.bit_count()
             if self.slots is not None:
                 self.slots.closed(slots_of(page, mask))
         if first <= holdings.read < end:
+            begins = min(begins, holdings.read)
             gone += end - holdings.read
             self.read_to(end)
-        return gone
+        return begins, gone
 
     def acknowledged(self, picked: Picked) -> None:
         """Note that the acknowledgement of these records is in the log."""

@@ -388,17 +388,14 @@ class GroupReader:
 
     def gone_by(self, group: Group) -> None:
         """Drop waiting records before the stream's first offset."""
-        first = group.stream.first_at(self._shard.now_ms)
-        before = group.holdings.low
-        if before < first:
-            self._lost(group, before, first, "retention", "", group.close_before(first))
+        first, low = group.stream.first_at(self._shard.now_ms), group.holdings.low
+        if low < first:
+            self._gap(group, (low, first, "retention", ""))
 
     def _gap(self, group: Group, gap: tuple[int, int, str, str]) -> None:
-        """Drop offsets that the journal cannot give."""
+        """Drop offsets that the journal cannot give, and tell the members from the first one on."""
         first, end, code, reason = gap
-        self._lost(group, first, end, code, reason, group.close_between(first, end))
-
-    def _lost(self, group: Group, first: int, end: int, code: str, reason: str, count: int) -> None:
+        first, count = group.close_between(first, end)
         if not count:
             return
         group.lost += count

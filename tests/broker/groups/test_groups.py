@@ -595,7 +595,7 @@ def test_records_that_were_removed_count_as_done_and_every_member_is_told() -> N
     trim(shell, 20)
     for link in (2, 3):
         gap = shell.peers[link].last(wire.Gap)
-        assert (gap.subscription, gap.from_, gap.to, gap.code) == (M, 2, 20, "retention")
+        assert (gap.subscription, gap.from_, gap.to, gap.code) == (M, 5, 20, "retention")
     assert [one["records"] for one in events(shell, "group_gap")] == [15]
     # Records in hand are still in hand.
     assert info(shell)["next"] == 2

@@ -112,6 +112,21 @@ def test_a_record_that_a_member_gave_back_is_not_handed_out_past_its_age() -> No
     assert bodies(peer, 1) == [b"0", b"1"]
 
 
+def test_a_group_is_told_each_aged_record_once_and_none_that_a_member_holds() -> None:
+    shell = slow_stream(0)
+    peer = shell.send(
+        1, wire.JoinGroup(1, "s", "g", ["all"], "shared", [0], 1, 1 << 40, visibility=0)
+    )
+    for n in range(10):
+        shell.publish(1, "s", [b"%d" % n], tracker=n + 1)
+        shell.now_ms += 500
+        shell.send(1, wire.Ping(0))
+    assert bodies(peer, 1) == [b"0"]
+    told = [(gap.from_, gap.to) for gap in peer.of(wire.Gap)]
+    assert told == [(n, n + 1) for n in range(1, 6)]
+    assert shell.broker.counters["group_records_lost"] == 5
+
+
 @PLACES
 def test_records_that_a_cursor_pins_are_kept_past_their_age(place: Place) -> None:
     shell = slow_stream(4)
