@@ -337,7 +337,7 @@ def dump(
 def _dump_found(
     place: Storage, meta: RingMeta, lost: list[tuple[int, int, str]]
 ) -> Iterator[Dumped]:
-    """All segments, with what is lost where the batches themselves do not name it."""
+    """Yield all batches by segment, with each lost range in which no batch names a fault."""
     size = meta.segment_bytes
     numbers = {n for n in map(segment_number, place.names()) if n is not None}
     numbers |= {low // size for low, _, _ in lost}

@@ -735,6 +735,10 @@ class _Cutter:
         return self.total >= self._bytes_max
 
     def add(self, weight: int, after: int) -> None:
+        """Count an entry that ends before an offset; an entry that was counted is passed over.
+
+        weight: its bytes; 0: nothing in it is selected.
+        """
         if after <= self.position:
             return
         self.position = after

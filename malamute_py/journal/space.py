@@ -343,7 +343,11 @@ class Space:
         return self.storage.free_bytes() > self.settings.ring_bytes
 
     def _empty(self, segment: Segment, now_ms: int | None) -> bool:
-        """True when nothing in the segment is served any more."""
+        """Return whether nothing in a segment is served any more.
+
+        Then every record has expired, or every stream's floor is past it. now_ms: None: its age is
+        not asked.
+        """
         live = segment.live
         expires = segment.expires_at_ms if live is None else live.expires_at_ms
         if now_ms is not None and 0 < expires <= now_ms and expires != NEVER:

@@ -393,7 +393,8 @@ class Reading:
     def to_arrow(self, *, decode: bool = False) -> pa.Table:
         """Return all batches to the end of the reading as one table of views; see check().
 
-        decode: plain columns instead of dictionaries. Raises as next_batch().
+        decode: plain columns instead of dictionaries. Views of an earlier call are forgotten:
+        check() answers for this one. Raises as next_batch().
         """
         from malamute_protocol.arrow import table_of
 

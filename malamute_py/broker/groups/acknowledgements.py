@@ -148,7 +148,10 @@ class Acknowledgements:
 
 
 class _Acknowledging(Effect):
-    """Records that are done at once; the log is told later."""
+    """An acknowledgement without a tracker: done at once, and logged later with others.
+
+    A restart before that brings its records again.
+    """
 
     acknowledgements: Acknowledgements
     group: Group

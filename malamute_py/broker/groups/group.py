@@ -267,6 +267,10 @@ class Group:
         return bool(self.members) and holdings.read < self.tail and ahead >= self.window
 
     def _waiting_for(self) -> int | None:
+        """Return the least waiting offset that a member could take; None: there is none.
+
+        In a keyed group the owner of its slot must have credit.
+        """
         slots = self.slots
         if slots is None:
             for page in self.holdings.pages:

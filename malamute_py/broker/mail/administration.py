@@ -328,7 +328,11 @@ class MailboxAdmin:
         self._shard.counters["mail_unread"] += job.count
 
     def _done(self, job: Emptying) -> None:
-        """Finish a job whose last piece has left."""
+        """Finish a job whose last piece has left.
+
+        A temporary mailbox, which has no answer, is forgotten; a purge is answered; a removal goes
+        into the log and is answered then.
+        """
         answer = job.answer
         if answer is None:
             self._ended(job)

@@ -50,7 +50,11 @@ class HandoutBatch:
         self._about: dict[int, tuple[bytes, int]] | None = None
 
     def about_of(self, row: int) -> tuple[bytes, int] | None:
-        """Which request the reply in a row answers."""
+        """Return the request that the reply in a row answers; None: the row is no reply.
+
+        The request is named by the key of its batch and its row there; `about` has them in runs, in
+        the order of the delivered rows.
+        """
         if not self.about:
             return None
         if self._about is None:

@@ -203,7 +203,11 @@ class OpenedMailbox(Opened):
             self._mailboxes.told(token, None)
 
     def _here(self, ranges: list[Range], again_ms: int) -> list[Range]:
-        """Ranges of the numbers that the broker knows to be with this client on this link."""
+        """Return the ranges without numbers of an earlier link that have not come again on this one.
+
+        The broker would refuse those. They are acknowledged when they come again, if they are done;
+        if the program gave them back, they are shown to it then.
+        """
         here = []
         for number in (number for first, end in ranges for number in range(first, end)):
             if number not in self._away:
