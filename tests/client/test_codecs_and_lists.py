@@ -13,6 +13,7 @@ from malamute_protocol.codec import codec_number
 from malamute_protocol.content import LIST, Content
 from malamute_protocol.errors import LocalProtocolError
 from malamute_py.client.session.calls import make_row
+from malamute_py.client.session.letters import RequestFailed
 from malamute_py.client.session.publisher import level_number
 from malamute_py.embedded import EmbeddedBroker
 from tests.client.script import Script
@@ -78,6 +79,24 @@ async def test_a_request_and_its_reply_have_lists_and_codecs(
             assert packed(reply.batch.content.head) == (True, GZIP)
             await worker.close()
             await running
+
+
+async def test_a_handler_returns_what_a_reply_may_be(shell: Any, broker: EmbeddedBroker) -> None:
+    replies: dict[bytes, Any] = {b"list": PARTS, b"tuple": ("text", b"x"), b"other": {"a": 1}}
+
+    def answer(request: Any) -> Any:
+        return replies[request.body]
+
+    worker = shell.client.worker("svc")
+    await shell.call(worker.accepted)
+    running = asyncio.ensure_future(shell.call(worker.run, answer))
+    async with broker.connect() as other:
+        assert (await other.request("svc", b"list")).parts == PARTS
+        assert (await other.request("svc", b"tuple")).parts == [b"text", b"x"]
+        with pytest.raises(RequestFailed, match="a list of these or None, not dict"):
+            await other.request("svc", b"other")
+    await shell.call(worker.close)
+    await running
 
 
 async def test_the_parts_of_a_step_have_lists_and_codecs(shell: Any) -> None:
