@@ -120,12 +120,12 @@ class Peeked:
         self.expires_at_ms = facts.expires_at_ms or None
         self.priority = facts.priority
         self.size = facts.bytes
-        self.body = bytes(facts.body)
-
-    @property
-    def cut(self) -> bool:
+        shown = bytes(facts.body)
+        # The broker shows a list as MessagePack, which is longer than the blobs in it.
+        parts = _list_of(shown) if len(shown) > self.size else None
+        self.body = shown if parts is None else parts
+        self.cut = parts is None and len(shown) != self.size
         """Whether the broker showed a part of the body only."""
-        return len(self.body) < self.size
 
     def beside(self) -> dict[str, Any]:
         """Return, for JSON, the facts that only a look at the mailbox tells."""
@@ -137,6 +137,16 @@ class Peeked:
         if self.cut:
             found["body_bytes"] = self.size
         return found
+
+
+def _list_of(shown: bytes) -> list[bytes] | None:
+    """Return the blobs of a list; None: the broker showed a part of it only."""
+    import msgspec
+
+    try:
+        return msgspec.msgpack.decode(shown, type=list[bytes])
+    except msgspec.DecodeError:
+        return None
 
 
 def key_text(key: bytes) -> str:

@@ -17,6 +17,7 @@ from datetime import datetime
 from typing import Any, Final, get_origin, get_type_hints
 
 from malamute_protocol.address import NAME_BYTES_MAX
+from malamute_protocol.codec import CODECS
 from malamute_protocol.commands import Command
 from malamute_protocol.errors import LocalProtocolError
 from malamute_protocol.framing import check_command
@@ -179,10 +180,18 @@ def reason_of(value: Any) -> str:
     return value[:REASON_BYTES_MAX].encode(errors="backslashreplace").decode()[:REASON_BYTES_MAX]
 
 
-def one_of(name: str, value: Any, known: Sequence[str]) -> None:
-    """One of a few words. Raises LocalProtocolError `bad_setting`."""
+def one_of(name: str, value: Any, known: Sequence[str], code: str = "bad_setting") -> None:
+    """One of a few words. Raises LocalProtocolError, `bad_setting` or as `code` says."""
     if not isinstance(value, str) or value not in known:
-        raise wrong(name, value, f"one of {', '.join(map(repr, known))}", "bad_setting")
+        raise wrong(name, value, f"one of {', '.join(map(repr, known))}", code)
+
+
+def codec_of(value: Any) -> int:
+    """The number of a codec, from its name; None is no compression. Raises LocalProtocolError."""
+    if value is None:
+        return 0
+    one_of("codec", value, CODECS, "bad_batch")
+    return CODECS.index(value)
 
 
 def truth(name: str, value: Any) -> bool:
@@ -190,6 +199,12 @@ def truth(name: str, value: Any) -> bool:
     if type(value) is not bool:
         raise wrong(name, value, "True or False")
     return value
+
+
+def callback_of(name: str, value: Any) -> None:
+    """Something that can be called, or None. Raises LocalProtocolError `bad_setting`."""
+    if value is not None and not callable(value):
+        raise wrong(name, value, f"a function or None, not a {type(value).__name__}")
 
 
 def subject_of(value: Any) -> Any:

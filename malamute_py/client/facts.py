@@ -116,7 +116,7 @@ class PeekedMail(Facts, frozen=True, kw_only=True):
     at_ms: int = 0
     """Time at which the message was put."""
     bytes: int = 0
-    """Size of the body."""
+    """Size of the body; of a list, of the blobs in it."""
     subject: str = ""
     fields: dict[str, str] = {}
     priority: int = 0
@@ -126,7 +126,7 @@ class PeekedMail(Facts, frozen=True, kw_only=True):
     expires_at_ms: int = 0
     why: str = ""
     body: Any = b""
-    """As much of it as was asked for."""
+    """As much of it as was asked for; of a list of blobs, of their MessagePack array."""
 
 
 class Purged(Facts, frozen=True, kw_only=True):

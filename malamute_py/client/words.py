@@ -12,8 +12,8 @@ ConfirmAt: TypeAlias = Literal["default", "none", "stored", "synced"]
 """Promise of a confirm; "default": as the stream, mailbox or service has it."""
 ReadVisibility: TypeAlias = Literal["live", "durable"]
 """Which records a reader sees: all, or those that no power loss takes back."""
-GroupVisibility: TypeAlias = Literal["", "live", "durable"]
-"""As ReadVisibility; "": as the group has it, and "durable" for a new one."""
+GroupVisibility: TypeAlias = Literal["live", "durable"]
+"""As ReadVisibility, of a group."""
 GroupKind: TypeAlias = Literal["shared", "keyed", "exclusive"]
 """Ways in which the members of a group share its records."""
 AckWhen: TypeAlias = Literal["next", "manual"]

@@ -48,8 +48,10 @@ def read_token(path: str) -> str:
     if not path:
         return ""
     try:
-        with Path(path).expanduser().open("rb") as file:
+        with open(Path(path).expanduser(), "rb", opener=_at_once) as file:
             facts = os.fstat(file.fileno())
+            if not stat.S_ISREG(facts.st_mode):
+                raise ConfigError(key, f"{path} is no regular file")
             text = file.read(4_096).decode("ascii").strip()
     except OSError as error:
         raise ConfigError(key, f"{path} cannot be read: {error.strerror}") from None
@@ -67,3 +69,8 @@ def read_token(path: str) -> str:
             f"type: (umask 077; openssl rand -hex 32 > {path})",
         )
     return text
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open a file; the open of a FIFO would wait for a writer without O_NONBLOCK."""
+    return os.open(path, flags | os.O_NONBLOCK)

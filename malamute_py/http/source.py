@@ -28,6 +28,10 @@ LISTED_MAX: Final = 1_000
 """Streams, mailboxes and so on that are looked at: one page of a listing of the broker."""
 OTHER: Final = "other"
 """Label of the things that have none of their own."""
+SELDOM_S: Final = 15.0
+"""A broker that was asked this long ago at most is silent from its last answer on. Before a
+longer pause without a question it may have been well, so that its silence begins this long before
+the question that it did not answer."""
 _KEEP_S: Final = 1.0
 _TIMEOUT_S: Final = 5.0
 
@@ -42,7 +46,8 @@ class Facts:
     reason: str = ""
     """Why the broker did not answer."""
     silent_s: float = 0.0
-    """Time for which the broker has not answered; 0 as well while it never has."""
+    """Time since the last answer of the broker, or since SELDOM_S before the first question
+    without an answer where that is less; 0 as well while it never answered."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +137,7 @@ class Source:
         self._timeout_s = timeout_s
         self._clock = clock
         self._silent_since: float | None = None
-        self._answered = False
+        self._answered_at: float | None = None
         self._facts = Shared(self._ask_facts, keep_s, clock)
         self._everything = Shared(self._ask_everything, keep_s, clock)
 
@@ -145,17 +150,18 @@ class Source:
         return await self._everything.get()
 
     async def _ask_facts(self) -> Facts:
+        asked_at = self._clock()
         client = self.client
         if client is None or not client.linked:
-            return self._fails(self.unlinked)
+            return self._fails(self.unlinked, asked_at)
         try:
             async with asyncio.timeout(self._timeout_s):
                 found = await client.broker_info()
         except TimeoutError:
-            return self._fails(f"the broker did not answer within {self._timeout_s:g} s")
+            return self._fails(f"the broker did not answer within {self._timeout_s:g} s", asked_at)
         except MalamuteError as error:
-            return self._fails(str(error))
-        self._silent_since, self._answered = None, True
+            return self._fails(str(error), asked_at)
+        self._silent_since, self._answered_at = None, self._clock()
         return Facts(
             {
                 "software": found.software, "epoch": found.epoch, "counters": found.counters,
@@ -163,11 +169,12 @@ class Source:
             }
         )  # fmt: skip
 
-    def _fails(self, reason: str) -> Facts:
+    def _fails(self, reason: str, asked_at: float) -> Facts:
+        if self._answered_at is None:
+            return Facts({}, reason)
         if self._silent_since is None:
-            self._silent_since = self._clock()
-        silent_s = self._clock() - self._silent_since if self._answered else 0.0
-        return Facts({}, reason, silent_s)
+            self._silent_since = max(self._answered_at, asked_at - SELDOM_S)
+        return Facts({}, reason, self._clock() - self._silent_since)
 
     async def _ask_everything(self) -> Everything:
         """Ask for all listings, and for details of the streams that have a label of their own.
@@ -194,9 +201,10 @@ class Source:
                     *(_allowed(_alone(client.stream_info(name))) for name in sorted(named))
                 )
         except TimeoutError:
-            return Everything(self._fails(f"the broker took over {self._timeout_s:g} s to answer"))
+            reason = f"the broker took over {self._timeout_s:g} s to answer"
+            return Everything(self._fails(reason, began))
         except MalamuteError as error:
-            return Everything(self._fails(str(error)))
+            return Everything(self._fails(str(error), began))
         return Everything(
             facts, self._clock() - began, streams,
             {each.name: each for found in details for each in found},

@@ -252,6 +252,21 @@ def test_peeking_takes_nothing_and_goes_on_behind_a_number(m: Run, box: str) -> 
     assert messages(m, box) == 12
 
 
+def test_a_list_of_blobs_is_peeked_at_as_inbox_shows_it(
+    m: Run, broker: EmbeddedBroker, box: str
+) -> None:
+    long = [b"x" * 200_000] * 2
+    with broker.connect_sync() as client:
+        for body in ([b"a", b"\xff\n"], [], long, b"\x91\xc4\x01a"):
+            client.send(box, body)
+    peeked = m("mailbox", "peek", box, "--json").ok()
+    found = [(each.get("parts_base64"), each.get("body_bytes")) for each in peeked.json_lines]
+    assert found == [(["YQ==", "/wo="], None), ([], None), (None, 400_000), (None, None)]
+    assert "1 message not shown whole" in peeked.err
+    read = m("inbox", box, "--until-empty", "--json").ok().json_lines
+    assert [each["parts_base64"] for each in read[:2]] == [["YQ==", "/wo="], []]
+
+
 def test_purging_leaves_what_a_reader_holds(m: Run, broker: EmbeddedBroker, box: str) -> None:
     m("send", box, stdin="a\nb\nc\n").ok()
     with broker.connect_sync() as client:

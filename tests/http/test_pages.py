@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -152,3 +153,13 @@ def test_a_token_that_is_no_secret_is_refused(
         path.chmod(mode)
     with pytest.raises(ConfigError, match=words):
         read_token(str(path))
+
+
+def test_a_token_in_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    fifo = tmp_path / "token"
+    os.mkfifo(fifo, 0o600)
+    for path in (fifo, Path("/dev/null")):
+        with pytest.raises(ConfigError, match=f"{path} is no regular file"):
+            read_token(str(path))
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        read_token(str(tmp_path))

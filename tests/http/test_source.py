@@ -7,7 +7,8 @@ from typing import Any
 
 from malamute_protocol.errors import BrokerRefused, ConnectionLost
 from malamute_py.client.facts import BrokerFacts, StreamFacts
-from malamute_py.http.source import LISTED_MAX, Labels, Source
+from malamute_py.http.health import live
+from malamute_py.http.source import LISTED_MAX, SELDOM_S, Labels, Source
 
 
 class Clock:
@@ -117,15 +118,39 @@ async def test_a_broker_that_never_answered_is_not_silent_and_one_that_did_is() 
     client.linked = True
     assert (await asked.facts()).broker
     client.error = ConnectionLost("gone")
-    clock.now = 200
+    clock.now = 110
     await asked.facts()
-    clock.now = 240
+    clock.now = 140
     facts = await asked.facts()
     assert (facts.reason, facts.silent_s) == ("gone", 40)
     client.error = None
     assert (await asked.facts()).broker
     client.error = ConnectionLost("gone again")
     assert (await asked.facts()).silent_s == 0
+
+
+async def test_one_question_without_an_answer_after_a_long_pause_says_little() -> None:
+    client, clock = Asked(), Clock()
+    asked = source(client, clock, keep_s=0)
+    assert (await asked.facts()).broker
+    client.error = ConnectionLost("gone")
+    clock.now = 3_600
+    assert (await asked.facts()).silent_s == SELDOM_S
+    clock.now = 3_620
+    assert (await asked.facts()).silent_s == SELDOM_S + 20
+
+
+async def test_a_broker_that_stops_is_silent_from_its_last_answer_on() -> None:
+    client, clock = Asked(), Clock()
+    asked = source(client, clock, keep_s=0)
+    assert live(await asked.facts()).holds
+    client.error = ConnectionLost("gone")
+    clock.now = 10
+    assert live(await asked.facts()).holds
+    clock.now = 29.9
+    assert live(await asked.facts()).holds
+    clock.now = 30
+    assert not live(await asked.facts()).holds
 
 
 async def test_an_answer_that_does_not_come_is_not_waited_for_for_ever() -> None:

@@ -24,7 +24,7 @@ from malamute_py.client.session.calls import make_row
 from malamute_py.client.session.offers import COMPLETED, FAILED, RELEASED, RETURNED, ReplyToken
 from malamute_py.client.words import OnError
 
-_BODIES: Final = (bytes, bytearray, memoryview, str)
+_BODIES: Final = (bytes, bytearray, memoryview, str, list, tuple)
 
 
 class HandlerRun:
@@ -99,7 +99,8 @@ class HandlerRun:
             # The last of what was in hand: no other reply comes that it could leave with.
             self._link.gather(last=not self._offering.unfinished)
         else:
-            raise TypeError(f"a handler returns bytes, str or None, not {type(result).__name__}")
+            kind = type(result).__name__
+            raise TypeError(f"a handler returns bytes, str, a list of these or None, not {kind}")
 
     def _finish(self, request: Any, state: int, again_ms: int, reason: str) -> None:
         if not self._offering.ended:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from malamute_protocol.errors import LocalProtocolError
+from malamute_py.client.arguments import one_of
 from malamute_py.client.readers.records import SubscriptionBase
 from malamute_py.client.session.memberships import HeldBatch, Membership
 from malamute_py.client.session.subscription import Notice
@@ -26,10 +27,9 @@ class MemberBase(SubscriptionBase):
         strict: bool,
         on_notice: Callable[[Notice], None] | None,
     ) -> None:
-        """ack: "next" or "manual". Raises LocalProtocolError: neither."""
+        """ack: "next" or "manual". Raises LocalProtocolError: an argument is wrong."""
         super().__init__(strict, on_notice)
-        if ack not in ("next", "manual"):
-            raise LocalProtocolError("bad_setting", f"ack={ack!r}; known are 'next', 'manual'")
+        one_of("ack", ack, ("next", "manual"))
         self._by_itself = ack == "next"
         self._handed: list[int] = []
         """Offsets handed over last; acknowledged when the next is asked for."""

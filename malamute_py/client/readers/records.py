@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from malamute_protocol.batch import Batch, Record
+from malamute_py.client.arguments import callback_of, truth
 from malamute_py.client.engine.log import LOG, guarded
 from malamute_py.client.position import Position
 from malamute_py.client.session.subscription import (
@@ -30,7 +31,9 @@ class SubscriptionBase:
     """Base of the subscriptions of both shells: the place in a batch, and notices."""
 
     def __init__(self, strict: bool, on_notice: Callable[[Notice], None] | None) -> None:
-        self._strict = strict
+        """Raises LocalProtocolError: strict is no bool, or on_notice cannot be called."""
+        self._strict = truth("strict", strict)
+        callback_of("on_notice", on_notice)
         self._on_notice = on_notice
         self._notices: deque[Notice] = deque(maxlen=_NOTICES_KEPT)
         self._batch: Batch | None = None

@@ -14,13 +14,13 @@ from typing import Any, Final, TypeAlias, TypedDict
 import numpy as np
 
 from malamute_protocol.batch import encode_bulk, encode_columns, encode_lists
-from malamute_protocol.codec import codec_number
 from malamute_protocol.commands import ListStreams, PlanRead
 from malamute_protocol.content import HEAD
 from malamute_protocol.errors import LocalProtocolError, MalamuteError
 from malamute_protocol.limits import DEFAULT_LIMITS
 from malamute_protocol.pattern import Pattern, from_text, validate
 from malamute_py.client.arguments import (
+    codec_of,
     column_time,
     fields_of,
     integer,
@@ -96,7 +96,7 @@ def make_row(
 
 def _packed(body: Any, codec: str | None) -> tuple[bytes | list[bytes], int, Packing | None]:
     """A body as it is encoded, its bytes and its packing. Raises LocalProtocolError."""
-    number = 0 if codec is None else codec_number(codec)
+    number = codec_of(codec)
     if isinstance(body, list | tuple):
         blobs = list(map(_blob, body))
         return blobs, sum(map(len, blobs)), PACKINGS[True, number]
@@ -170,6 +170,9 @@ class Bulk:
             )
         for name, value in options.items():
             if value is None:
+                continue
+            if name == "codec":
+                self._whole[name] = codec_of(value)
                 continue
             is_column = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
             if name == "expires_at_ms" and not is_column:
@@ -310,7 +313,7 @@ def subscribe_options(
         until=until,
         client_time=_times(client_time),
         create=truth("create", create),
-        whole=whole,
+        whole=truth("whole", whole),
         credit_records=integer("credit_records", credit_records, 1),
         credit_bytes=integer("credit_bytes", credit_bytes, 1),
     )

@@ -35,7 +35,6 @@ from malamute_protocol.commands import (
 from malamute_protocol.errors import (
     BrokerRefused,
     ConnectionLost,
-    LocalProtocolError,
     MalamuteError,
     RemoteProtocolError,
 )
@@ -53,19 +52,18 @@ from malamute_py.client.words import GroupKind, GroupVisibility
 
 DONE: Final = AckForm()
 KINDS: Final = ("shared", "exclusive", "keyed")
-VISIBILITIES: Final = {"": -1, "live": 0, "durable": 1}
+VISIBILITIES: Final = {"live": 0, "durable": 1}
 CREDIT_RECORDS: Final = 8192
 CREDIT_BYTES: Final = 8 << 20
 _AWAY_MAX: Final = 1 << 17
 """Records of lost links that are remembered; beyond it the oldest may be handed over again."""
 
 
-def group_visibility(name: GroupVisibility) -> int:
+def group_visibility(name: GroupVisibility | None) -> int:
     """A visibility as JOIN_GROUP has it. Raises LocalProtocolError `bad_setting`."""
-    if name not in VISIBILITIES:
-        raise LocalProtocolError(
-            "bad_setting", f"visibility={name!r}; known are 'live' and 'durable'"
-        )
+    if name is None:
+        return -1
+    one_of("visibility", name, tuple(VISIBILITIES))
     return VISIBILITIES[name]
 
 

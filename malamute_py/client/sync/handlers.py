@@ -22,7 +22,7 @@ from malamute_py.client.session.session import LinkState
 from malamute_py.client.sync.link import ThreadLink
 from malamute_py.client.words import OnError
 
-_BODIES: Final = (bytes, bytearray, memoryview, str)
+_BODIES: Final = (bytes, bytearray, memoryview, str, list, tuple)
 
 
 class HandlerRun:
@@ -125,7 +125,8 @@ class HandlerRun:
                 request.offering.offerings.reply(request, row, True)
                 link.wake_up()
         else:
-            raise TypeError(f"a handler returns bytes, str or None, not {type(result).__name__}")
+            kind = type(result).__name__
+            raise TypeError(f"a handler returns bytes, str, a list of these or None, not {kind}")
 
     def _finish(self, request: Any, state: int, **more: Any) -> None:
         link = self._link

@@ -411,7 +411,7 @@ class SyncQueueVerbs(SyncVerbs):
         credit_records: int = CREDIT_RECORDS,
         credit_bytes: int = CREDIT_BYTES,
         hold_ms: int = 0,
-        visibility: GroupVisibility = "",
+        visibility: GroupVisibility | None = None,
         create: bool = False,
         strict: bool = False,
         on_notice: Callable[[Notice], None] | None = None,
@@ -423,10 +423,11 @@ class SyncQueueVerbs(SyncVerbs):
         order) or "exclusive" (one member at a time, whose place is kept for hold_ms). start:
         where a new group begins; by default at the oldest record, so that it misses none. ack:
         "next": what was handed over is done when the next is asked for; "manual": only ack() says
-        so. credit_records: how many may be in hand. visibility: "durable", what a new group is
-        (only what no power loss takes back), or "live". create: make the stream when there is
-        none; by default a name that is no stream's is refused `unknown_stream`. A rewind is told
-        as a subscription tells it: on_notice, or GapError when strict.
+        so. credit_records: how many may be in hand. visibility: "durable" (only what no power
+        loss takes back) or "live"; None: as the group has it, and "durable" for a new one.
+        create: make the stream when there is none; by default a name that is no stream's is
+        refused `unknown_stream`. A rewind is told as a subscription tells it: on_notice, or
+        GapError when strict.
         Raises PatternError or LocalProtocolError; a refusal is raised by the iteration.
         """
         asked = GroupOptions(

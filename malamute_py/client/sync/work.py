@@ -116,12 +116,12 @@ class SyncWorkVerbs(SyncVerbs):
         """Register a handler of requests, as a decorator; run() runs it.
 
         The handler gets a SyncRequest, in one of `concurrency` threads. What it returns is the
-        reply (bytes or str), None completes the request without one unless the handler has finished
-        it itself; a generator's values are replies, and its end completes the request. What it
-        raises: on_error="fail" moves the request to the service's dead letters with the exception
-        as the reason, "nack" returns it to the queue for after delay_ms, which doubles with each
-        attempt (0: the service's back-off); after the last attempt the exception is in the dead
-        letter, too. The rest as worker(). Raises as worker().
+        reply (whatever reply() takes as a body), None completes the request without one unless the
+        handler has finished it itself; a generator's values are replies, and its end completes the
+        request. What it raises: on_error="fail" moves the request to the service's dead letters
+        with the exception as the reason, "nack" returns it to the queue for after delay_ms, which
+        doubles with each attempt (0: the service's back-off); after the last attempt the exception
+        is in the dead letter, too. The rest as worker(). Raises as worker().
         """
         offered = offer_options(
             service, pattern, concurrency, lease_ms, confirm, credit_bytes, settings

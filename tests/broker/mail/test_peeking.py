@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from malamute_protocol import commands as wire
@@ -63,7 +64,7 @@ def test_peeking_at_lists_and_at_bodies_that_are_gone() -> None:
     frame = encode_lists([[b"a", b"bc"]], subject="s")
     post.send(1, wire.Send("box", 1), frames=[frame])
     (message,) = post.ask(1, wire.PeekMail, "box", body_bytes=99)["messages"]
-    assert message["bytes"] == 3
+    assert (message["bytes"], message["body"]) == (3, msgspec.msgpack.encode([b"a", b"bc"]))
     assert code(post.ask(1, wire.PeekMail, "none")) == "unknown_mailbox"
 
 
