@@ -53,6 +53,7 @@ _POLL_S: Final = 0.002
 _ADVANCES_MAX: Final = 64
 """Steps to the end of the log before reading begins: one for each damage, and a writer goes on."""
 _BOUNDS: Final = "removed to keep the log within its bounds"
+_AGED: Final = "past the age that the stream keeps"
 _THOROUGH: Final = 16
 """Looks at the end of the log of which one finds out why nothing follows."""
 _CATALOGUE_S: Final = 0.25
@@ -138,7 +139,7 @@ class Reading:
         """Return the offset to begin with. Raises LocalProtocolError."""
         kind, *arguments = start
         if kind == StartKind.EARLIEST:
-            return max(begin_of(self._segments, self._entry.number, 0)[1], self._floor)
+            return self._earliest()
         if kind == StartKind.LATEST:
             return stop
         if kind == StartKind.OFFSET:
@@ -157,9 +158,14 @@ class Reading:
             " broker for them with a client",
         )
 
+    def _earliest(self) -> int:
+        """Return the offset of the first record that is kept and not past the stream's age."""
+        lsn, first = begin_of(self._segments, self._entry.number, self._floor)
+        return self._skip_aged(lsn, max(first, self._floor))
+
     def _from_position(self, stop: int, offset: int, epoch: int = 0, uuid: bytes = b"") -> int:
         if uuid and uuid != self._entry.uuid:
-            first = max(begin_of(self._segments, self._entry.number, 0)[1], self._floor)
+            first = self._earliest()
             self._note(RewoundNotice(offset, first, self._epoch))
             return first
         last = epoch_end(self._segments, self._entry.number, epoch) if epoch else END
@@ -282,12 +288,16 @@ class Reading:
         base, after = stamp.base_offset, min(stamp.next_offset, self._end)
         if base > self._next:
             self._miss(base)
+        if stamp.append_time_ms < self._oldest_ms():
+            self._lose_aged(stamp.lsn)
+            if self._next >= after:
+                return
         offsets = max(self._next, self._floor), self._end
         batch: MappedBatch | None = None
         try:
             content = found.content()
             wanted, mask = self._selection.rows(content, base, offsets, _now_ms)
-            if wanted and not self._is_aged(stamp.append_time_ms):
+            if wanted:
                 batch = MappedBatch(stamp, content, mask, found.segment)
         except (BatchError, IndexError) as error:
             if found.segment.intact():
@@ -304,9 +314,38 @@ class Reading:
             self._waiting.append(taken)
         self._next = max(self._next, after)
 
-    def _is_aged(self, append_time_ms: int) -> bool:
+    def _oldest_ms(self) -> int:
+        """Return the append time before which records are past the stream's age; 0: none are."""
         age_ms = self._entry.settings.max_age_ms
-        return bool(age_ms) and append_time_ms < _now_ms() - age_ms
+        return _now_ms() - age_ms if age_ms else 0
+
+    def _skip_aged(self, lsn: int, offset: int) -> int:
+        """Return the offset after the records past their age that begin at `offset`.
+
+        lsn: position in the ring from which to look for them.
+        """
+        oldest_ms = self._oldest_ms()
+        if not oldest_ms:
+            return offset
+        walk = Walk(
+            self._segments, self._entry.number, lsn, offset, contents=False,
+            choose=lambda index, entries: (entries.rows["last_time"] >= oldest_ms).tolist(),
+        )  # fmt: skip
+        for step in walk.run(self._bound):
+            if isinstance(step, Found):
+                if step.stamp.append_time_ms >= oldest_ms:
+                    break
+                offset = max(offset, step.stamp.next_offset)
+            elif isinstance(step, Passed):
+                offset = max(offset, step.next)
+        return min(offset, self._end)
+
+    def _lose_aged(self, lsn: int) -> None:
+        """Report the next records as one gap as far as they are past the stream's age."""
+        young = self._skip_aged(lsn, self._next)
+        if young > self._next:
+            self._lose(young, "retention", _AGED)
+            self._at.next = max(self._at.next, young)
 
     def _renew(self) -> bool:
         """Go on with batches written since the last look; False: there are none."""
@@ -325,6 +364,7 @@ class Reading:
         self._floor = self._read_floor()
         if self._floor > self._next:
             self._lose(self._floor, "retention", _BOUNDS)
+        self._lose_aged(self._at.lsn)
         self._steps = self._at.run(self._bound)
         return True
 

@@ -326,6 +326,90 @@ def test_a_position_behind_the_end_is_rewound(log: Log, reader: LogReader) -> No
     assert records(reading) == filled(5, 6)
 
 
+# --- records past their age -------------------------------------------------------------------
+
+
+NOW_MS = 10_000_000
+"""Time of the tests about ages, of which the reader asks this clock."""
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    now = [NOW_MS]
+    monkeypatch.setattr("malamute_py.mapped.reading._now_ms", lambda: now[0])
+    return now
+
+
+def aged(log: Log, count: int) -> int:
+    """A stream of records past their age, of which each batch has one, and one young record."""
+    number = log.create("aged", max_age_ms=60_000)
+    for offset in range(count):
+        log.put(number, body_at(offset), time_ms=NOW_MS - 120_000)
+    log.put(number, body_at(count), time_ms=NOW_MS)
+    return number
+
+
+@pytest.mark.parametrize("count", [3, 100])
+@pytest.mark.parametrize("pattern", ["#", "nothing.like.it"])
+def test_records_past_their_age_are_one_gap_to_a_reader_that_asked_for_them(
+    log: Log, reader: LogReader, clock: list[int], count: int, pattern: str
+) -> None:
+    aged(log, count)
+    log.tidy()
+    notes = Noted()
+    reading = reader.read("aged", pattern, start=0, until="tail", on_notice=notes.append)
+    assert records(reading) == (filled(count, count + 1) if pattern == "#" else [])
+    assert notes.gone() == [(0, count, "retention")]
+
+
+def test_a_strict_reader_of_records_past_their_age_gets_an_error(
+    log: Log, reader: LogReader, clock: list[int]
+) -> None:
+    aged(log, 3)
+    reading = reader.read("aged", start=0, until="tail", strict=True)
+    with pytest.raises(malamute.GapError, match="offsets 0 to 2 cannot be read: retention"):
+        reading.next_batch(0)
+    assert records(reading) == filled(3, 4)
+
+
+def test_a_reader_from_the_earliest_record_begins_at_the_first_young_one(
+    log: Log, reader: LogReader, clock: list[int]
+) -> None:
+    aged(log, 3)
+    reading = reader.read("aged", until="tail", strict=True)
+    assert reading.position.next == 3
+    assert records(reading) == filled(3, 4)
+
+
+def test_records_that_grow_too_old_while_they_are_read_are_one_gap(
+    log: Log, reader: LogReader, clock: list[int]
+) -> None:
+    number, notes = aged(log, 0), Noted()
+    for offset in range(1, 9):
+        log.put(number, body_at(offset), time_ms=NOW_MS + (offset > 5))
+    reading = reader.read("aged", start=0, until="tail", on_notice=notes.append)
+    first = reading.next_batch(0)
+    assert first is not None
+    assert first.bodies() == [body_at(0)]
+    clock[0] += 60_001
+    assert records(reading) == filled(6, 9)
+    assert notes.gone() == [(1, 6, "retention")]
+
+
+def test_damage_beside_records_past_their_age_is_told_as_damage(
+    log: Log, reader: LogReader, clock: list[int]
+) -> None:
+    number, notes = aged(log, 3), Noted()
+    begin = log.ring("main").end_lsn
+    log.put(number, body_at(4), time_ms=NOW_MS)
+    log.put(number, body_at(5), time_ms=NOW_MS)
+    log.tidy()
+    flip(log, begin + 400)
+    reading = reader.read("aged", start=0, until="tail", on_notice=notes.append)
+    assert records(reading) == [(3, body_at(3)), (5, body_at(5))]
+    assert notes.gone() == [(0, 3, "retention"), (4, 5, "damaged")]
+
+
 # --- damage -----------------------------------------------------------------------------------
 
 
