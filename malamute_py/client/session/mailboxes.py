@@ -203,7 +203,7 @@ class OpenedMailbox(Opened):
             self._mailboxes.told(token, None)
 
     def _here(self, ranges: list[Range], again_ms: int) -> list[Range]:
-        """Return the ranges but for numbers of an earlier link that have not come again on this one.
+        """Return ranges without numbers of an earlier link that have not come again on this one.
 
         The broker would refuse those. They are acknowledged when they come again, if they are done;
         if the program gave them back, they are shown to it then.
