@@ -244,8 +244,8 @@ class Reading:
         A MappedBatch unless the reading is of copies. timeout_ms: None waits without end.
         Raises Timeout (nothing is lost); Overwritten: the batch before was overwritten while its
         views were looked at (a copy of it was not); GapError when strict; StreamRemoved; OSError;
-        JournalCorrupt: the log went on in segments that are missing, with nobody knows which
-        records (once, behind everything else).
+        JournalCorrupt: the log went on in segments that are missing, and nothing tells with which
+        records (once, after everything else).
         """
         last, self._last = self._last, None
         if last is not None and not (last.copied or last.told):
@@ -428,12 +428,14 @@ class Reading:
     def _lose_newest(self) -> bool:
         """Report missing segments in which the log went on; False: there are none."""
         newest, self._missing = self._missing.newest, NOTHING
+        if not newest:
+            return False
         if self._missing_to:
             self._lose(self._missing_to, "damaged", newest)
-        elif newest and (self._next < self._end or self._end != self._request.end):
+        elif self._next < self._end or self._end != self._request.end:
             reason = f"{newest}; the log went on there, and nothing tells with which records"
             self._waiting.append(JournalCorrupt(f"ring {self._entry.ring}", reason))
-        return bool(newest)
+        return True
 
     def _note(self, notice: GapNotice | RewoundNotice) -> None:
         self._waiting.append(notice)
