@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -18,12 +19,19 @@ from malamute_py.client.position import StartPoint, milliseconds, start_on_wire
 from malamute_py.client.session.calls import make_pattern
 from malamute_py.client.session.subscription import GapNotice, RewoundNotice
 from malamute_py.client.words import ReadVisibility, Until
-from malamute_py.journal.directory import EPOCH_FILE, IDENTITY_FILE, RINGS, directory_name
+from malamute_py.journal.directory import (
+    EPOCH_FILE,
+    IDENTITY_FILE,
+    RINGS,
+    directory_name,
+    expected_of,
+)
 from malamute_py.journal.errors import JournalCorrupt, NotAFile
 from malamute_py.journal.layout import RING_FILE, file_version
 from malamute_py.journal.marks import read_meta
 from malamute_py.journal.storage import FileStorage, read_file
 from malamute_py.mapped.errors import NewerFormat, NoJournal, UnknownStream
+from malamute_py.mapped.missing import find_missing
 from malamute_py.mapped.reading import Reading, Request
 from malamute_py.mapped.segments import Segments
 from malamute_py.mapped.streams import Catalogue, StreamEntry
@@ -75,7 +83,8 @@ class LogReader:
         copy: batches own their bytes. By default they are views of the broker's files: right when
         they are handed out, until the ring comes round; that is checked when the next one is asked
         for, by MappedBatch.check(), and for tables by Reading.check().
-        Raises UnknownStream, PatternError, LocalProtocolError, GapError when strict, OSError.
+        Raises UnknownStream, PatternError, LocalProtocolError, GapError when strict, OSError,
+        JournalCorrupt: the stream's ring is missing.
         """
         one_of("visibility", visibility, ("live", "durable"))
         one_of("until", until, ("", "tail"))
@@ -92,7 +101,8 @@ class LogReader:
         )
         entry = self._entry(stream)
         segments, tail = self._ring(entry.ring)
-        return Reading(entry, segments, tail, self._catalogue, request)
+        missing = partial(find_missing, segments, self._directory, entry.ring)
+        return Reading(entry, segments, tail, self._catalogue, missing, request)
 
     def close(self) -> None:
         """Release the files; a mapping goes with the last batch in it that the caller holds."""
@@ -131,6 +141,10 @@ class LogReader:
             try:
                 storage = self._directory.child(RINGS).child(directory_name(name))
             except FileNotFoundError as error:
+                if expected_of(self._directory, name) is not None:
+                    raise JournalCorrupt(
+                        f"ring {name}", "its directory is missing, and it has a manifest"
+                    ) from error
                 raise NoJournal(
                     f"{self._directory.describe()} has no ring {name}: no broker has begun it yet,"
                     " or its stream was just removed"

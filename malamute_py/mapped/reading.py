@@ -23,10 +23,12 @@ from malamute_protocol.stamp import parse_message_id
 from malamute_py.client.position import Position
 from malamute_py.client.session.subscription import GapError, GapNotice, RewoundNotice
 from malamute_py.client.words import ReadVisibility, Until
+from malamute_py.journal.errors import JournalCorrupt
 from malamute_py.journal.layout import TRIMS_FILE, Trims
 from malamute_py.journal.marks import read_mark
 from malamute_py.mapped.batch import MappedBatch
 from malamute_py.mapped.errors import Overwritten, StreamRemoved
+from malamute_py.mapped.missing import NOTHING, Missing
 from malamute_py.mapped.segments import Segments
 from malamute_py.mapped.selection import Selection
 from malamute_py.mapped.streams import Catalogue, StreamEntry
@@ -83,9 +85,13 @@ class Reading:
         segments: Segments,
         tail: RingTail,
         catalogue: Catalogue,
+        missing: Callable[[int], Missing],
         request: Request,
     ) -> None:
-        """See LogReader.read(). segments, tail: of the stream's ring."""
+        """See LogReader.read(). segments, tail: of the stream's ring.
+
+        missing: compares the ring with its manifest, given where a walk to its end stopped.
+        """
         self._entry = entry
         self._segments = segments
         self._tail = tail
@@ -99,8 +105,8 @@ class Reading:
         """Looks at the end of the log that found nothing since the caller asked."""
         self._why: Lost | None = None
         self._last: MappedBatch | None = None
-        self._waiting: deque[Batch | GapNotice | RewoundNotice] = deque()
-        """Batches and notices to be handed over to the caller, in order."""
+        self._waiting: deque[Batch | GapNotice | RewoundNotice | JournalCorrupt] = deque()
+        """Batches, notices and errors to be handed over to the caller, in order."""
         self._given: dict[int, MappedBatch] = {}
         """Segment -> one batch of it, where views of the last to_arrow() lie."""
         quiet = 0
@@ -110,9 +116,14 @@ class Reading:
                 break  # at the second look in vain later batches were asked, too
         self._turns = tail.turns
         self._floor = self._read_floor()
+        self._missing = missing(tail.stopped_lsn)
         stop = 0
-        if request.until or request.start[0] != StartKind.EARLIEST:
+        if request.until or request.start[0] != StartKind.EARLIEST or self._missing.newest:
             stop = next_offset(segments, entry.number, self._bound)
+        self._missing_to = 0
+        """Offset up to which records are known to have been in missing segments at the end."""
+        if self._missing.newest and self._missing.next(entry.number) > stop:
+            self._missing_to = stop = self._missing.next(entry.number)
         self._until_lsn = self._bound if request.until else END
         self._end = min(END if request.end is None else request.end, stop if request.until else END)
         self._next = self._handed = self._begin(request.start, stop)
@@ -161,6 +172,8 @@ class Reading:
     def _earliest(self) -> int:
         """Return the offset of the first record that is kept and not past the stream's age."""
         lsn, first = begin_of(self._segments, self._entry.number, self._floor)
+        if self._missing.oldest:
+            first = min(first, self._missing.first(self._entry.number))
         return self._skip_aged(lsn, max(first, self._floor))
 
     def _from_position(self, stop: int, offset: int, epoch: int = 0, uuid: bytes = b"") -> int:
@@ -212,7 +225,11 @@ class Reading:
         choose = None if self._plain else self._selection.choose
         self._steps: Iterator[Step] = iter(())
         self._at = Walk(self._segments, self._entry.number, lsn, offset, choose=choose)
-        if max(first, self._floor) > offset:
+        if self._missing.oldest:
+            kept = max(self._missing.first(self._entry.number), self._floor)
+            self._lose(kept, "retention", _BOUNDS)
+            self._lose(first, "damaged", self._missing.oldest)
+        if max(first, self._floor) > self._next:
             self._lose(max(first, self._floor), "retention", _BOUNDS)
 
     @property
@@ -226,7 +243,9 @@ class Reading:
 
         A MappedBatch unless the reading is of copies. timeout_ms: None waits without end.
         Raises Timeout (nothing is lost); Overwritten: the batch before was overwritten while its
-        views were looked at (a copy of it was not); GapError when strict; StreamRemoved; OSError.
+        views were looked at (a copy of it was not); GapError when strict; StreamRemoved; OSError;
+        JournalCorrupt: the log went on in segments that are missing, and nothing tells with which
+        records (once, after everything else).
         """
         last, self._last = self._last, None
         if last is not None and not (last.copied or last.told):
@@ -240,6 +259,8 @@ class Reading:
                     batch = self._hand_over(item)
                     if batch is not None:
                         return batch
+                elif isinstance(item, JournalCorrupt):
+                    raise item
                 else:
                     self._handed = item.to_offset
                     self._tell(item)
@@ -278,6 +299,7 @@ class Reading:
                 return True
         if self._next < self._end and self._at.lsn < self._until_lsn:
             return self._renew()
+        self._lose_newest()
         self._miss(self._end)
         self._closed = True
         return True
@@ -356,10 +378,11 @@ class Reading:
             if self._next > stop:
                 self._note(RewoundNotice(self._next, stop, self._epoch))
                 self._next = stop
+            self._missing = NOTHING  # it was of the files before
             self._go_to(self._next)
         if self._at.lsn >= self._bound:
             self._idle += 1
-            return False
+            return self._lose_newest()
         self._idle = 0
         self._floor = self._read_floor()
         if self._floor > self._next:
@@ -401,6 +424,18 @@ class Reading:
         begin, self._next = self._next, max(self._next, to_offset)
         if begin < to_offset:
             self._note(GapNotice(begin, to_offset, code, reason))
+
+    def _lose_newest(self) -> bool:
+        """Report missing segments in which the log went on; False: there are none."""
+        newest, self._missing = self._missing.newest, NOTHING
+        if not newest:
+            return False
+        if self._missing_to:
+            self._lose(self._missing_to, "damaged", newest)
+        elif self._next < self._end or self._end != self._request.end:
+            reason = f"{newest}; the log went on there, and nothing tells with which records"
+            self._waiting.append(JournalCorrupt(f"ring {self._entry.ring}", reason))
+        return True
 
     def _note(self, notice: GapNotice | RewoundNotice) -> None:
         self._waiting.append(notice)

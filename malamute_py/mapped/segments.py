@@ -141,6 +141,10 @@ class Segments:
         numbers = map(segment_number, self._names())
         return sorted(number for number in numbers if number is not None)
 
+    def is_there(self, number: int) -> bool:
+        """True when something has the name of a segment."""
+        return os.path.lexists(self._path / segment_name(number))
+
     def _names(self) -> list[str]:
         try:
             return self.storage.names()

@@ -45,7 +45,7 @@ class RingTail:
         self._epoch = 0
         self._begin_lsn = 0
         """Position of the bundle that comes next, or is not whole yet."""
-        self._stopped_lsn = 0
+        self.stopped_lsn = 0
         """Position at which the last walk stopped."""
         self._looks = 0
         self._opening = self._read_opening()
@@ -110,7 +110,7 @@ class RingTail:
                 lsn = segment.base_lsn + size
                 continue
             break
-        self._stopped_lsn = lsn
+        self.stopped_lsn = lsn
 
     def _fault(self, segment: SegmentMap, stamp: Stamp, at: int, bundle: int, epoch: int) -> bool:
         """Return whether a batch does not follow on those before it, or is not whole yet."""
@@ -134,7 +134,7 @@ class RingTail:
     def _look_around(self) -> bool:
         """Find out why nothing follows; True when there is somewhere else to go on."""
         size = self._segments.segment_bytes
-        number, at = place(self._stopped_lsn, size)
+        number, at = place(self.stopped_lsn, size)
         opening = self._read_opening()
         if opening != self._opening or self._segments.replaced(number):
             # A recovery may have dropped an end, and have put copies in the place of files.
@@ -154,7 +154,7 @@ class RingTail:
             # Then a bundle may do without its end: the next walk tells what is damage.
             self.synced_lsn = proven
             return False
-        if self._stopped_lsn >= self.synced_lsn and not self._proven_later(segment, at):
+        if self.stopped_lsn >= self.synced_lsn and not self._proven_later(segment, at):
             return False
         self._begin_lsn = resume(segment, at, size, self._epoch)
         self._bundle = _ANY_BUNDLE
@@ -180,7 +180,7 @@ class RingTail:
             found = check(data, segment.base_lsn, later)
             if isinstance(found, Found) and found.content_good:
                 self.synced_lsn = max(self.synced_lsn, found.stamp.synced_lsn)
-                if self.synced_lsn > self._stopped_lsn:
+                if self.synced_lsn > self.stopped_lsn:
                     return True
         return False
 

@@ -29,6 +29,7 @@ def test_a_directory_that_holds_no_log_is_refused(tmp_path: Path) -> None:
 def test_a_directory_in_which_no_broker_has_begun_is_refused(log: Log) -> None:
     log.close()
     (log.path / "rings" / "main").rename(log.path / "rings" / "other")
+    (log.path / "manifest" / "main").unlink()
     with pytest.raises(NoJournal, match="no ring main"):
         open_reader(log.path)
 

@@ -1,0 +1,93 @@
+"""Segments at the ends of a ring that its manifest names and its directory does not have.
+
+Owns the comparison. The rule: no false alarm beside a broker that makes and removes segments
+meanwhile. The manifest is read before and after the look, and what both say alike was there all the
+time: a segment is in it after its file has its name, and out of it before the file is touched. Only
+the newest may still have the name of the one before the oldest, or the header of it. Source:
+FORMAT.md, sections 8 and 13.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from malamute_py.journal.directory import expected_of
+from malamute_py.journal.manifest import Expected
+from malamute_py.journal.storage import FileStorage
+from malamute_py.mapped.segments import Segments
+from malamute_py.mapped.tail import place
+
+_LOOKS_MAX: Final = 4
+"""Looks of which one finds the manifest at rest: it is written once in a segment."""
+
+
+class Missing(NamedTuple):
+    """Segments that should be there and are not; "": none."""
+
+    oldest: str
+    """Segments before the first one that is there."""
+    newest: str
+    """Segments in which the log went on after the last one that is there."""
+    streams: dict[int, tuple[int, int]]
+    """Stream -> (next offset, first offset) when the manifest was written, as far as it says."""
+
+    def next(self, stream: int) -> int:
+        """Return the stream's next offset; 0: not known."""
+        return self.streams.get(stream, (0, 0))[0]
+
+    def first(self, stream: int) -> int:
+        """Return the stream's first offset; 0: not known."""
+        return self.streams.get(stream, (0, 0))[1]
+
+
+NOTHING: Final = Missing("", "", {})
+
+
+def find_missing(segments: Segments, directory: FileStorage, ring: str, end_lsn: int) -> Missing:
+    """Compare a ring with its manifest. Raises OSError.
+
+    directory: the data directory. end_lsn: where the walk to the end of the log stopped.
+    """
+    for _ in range(_LOOKS_MAX):
+        expected = expected_of(directory, ring)
+        if expected is None or expected.ring != segments.uuid:
+            return NOTHING
+        found = _compare(segments, expected, end_lsn)
+        if found is NOTHING or expected_of(directory, ring) == expected:
+            return found
+    return NOTHING
+
+
+def _compare(segments: Segments, expected: Expected, end_lsn: int) -> Missing:
+    first = oldest = expected.first
+    # A lower one was about to be used again, and is as good as ever.
+    if not segments.is_there(first - 1):
+        while _is_missing(segments, expected, oldest):
+            oldest += 1
+    end = place(end_lsn, segments.segment_bytes)[0]
+    if end_lsn <= oldest * segments.segment_bytes:
+        # Nothing was read behind those: the log may have ended in them.
+        oldest, end = first, max(first, end)
+    newest = end
+    while _is_missing(segments, expected, newest):
+        newest += 1
+    if oldest == first and newest == end:
+        return NOTHING
+    return Missing(_name(first, oldest), _name(end, newest), expected.streams or {})
+
+
+def _is_missing(segments: Segments, expected: Expected, number: int) -> bool:
+    if not expected.has(number):
+        return False
+    if number < expected.last:
+        return segments.map(number) is None
+    # It may still have its older name, and its header may not be written yet. In this order: it
+    # is not seen under the one name before it is renamed, and under the other one after it was.
+    return not (segments.is_there(expected.first - 1) or segments.is_there(number))
+
+
+def _name(first: int, end: int) -> str:
+    if first == end:
+        return ""
+    what = f"segment {first} is" if end == first + 1 else f"segments {first} to {end - 1} are"
+    return f"{what} missing, which the ring's manifest names"
