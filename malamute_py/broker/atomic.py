@@ -2,9 +2,9 @@
 
 Owns the way from such a command to a step: the order of the checks, and the one answer. The rules:
 a command outside ATOMIC is a step of one part; a step whose key was taken before is confirmed
-again, and nothing of it happens twice; the reason that refuses one part refuses all parts, and what
-the others had reserved is free again. Source: SPEC.md, section 4.8; docs/design.md, Queues and the
-checkpoint.
+again, and nothing of it happens twice; a key that another command took is a conflict; the reason
+that refuses one part refuses all parts, and what the others had reserved is free again. Source:
+SPEC.md, section 4.8; docs/design.md, Queues and the checkpoint.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.changelog.records import StepTaken
+from malamute_py.changelog.tables import KeyRow
 
 Prepare: TypeAlias = Callable[[Link, Any, Any], Part]
 """(link, command, its content frame or None) -> part; raises BrokerRefused."""
@@ -110,8 +111,13 @@ class Intake:
         if metered:
             _spend(link, parts)
         if key is not None and kind in ENDING and not part.memory:
-            parts.append(Part([StepTaken(link.holder, command.key, self._shard.now_ms)]))
-        self._steps.take(parts, waiter, key)
+            parts.append(self._key_taken(link, command))
+        self._steps.take(parts, waiter, key, command=command)
+
+    def _key_taken(self, link: Link, command: Any) -> Part:
+        """Return a part by which the log remembers the key of an answer or a step."""
+        number = NUMBERS[type(command)]
+        return Part([StepTaken(link.holder, command.key, self._shard.now_ms, number)])
 
     def _check_lost(self) -> None:
         if self._lost:
@@ -124,7 +130,41 @@ class Intake:
         the step for not taken, and send it anew under another key. Raises BrokerRefused.
         """
         self._steps.check_ring()
-        return self._steps.known(key, self._waiter(link, command, size, SYNCED))
+        return self._known(command, key, self._waiter(link, command, size, SYNCED))
+
+    def _known(self, command: Any, key: tuple[str, bytes], waiter: Waiter | None) -> bool:
+        """Whether a key was accepted for this command; the waiter is confirmed then.
+
+        Raises BrokerRefused `conflict`: it was accepted for another command.
+        """
+        use = self._steps.use(key)
+        if use is None:
+            return False
+        if not self._is_use(use, command):
+            raise BrokerRefused("conflict", "its key was taken before, by another command")
+        return self._steps.known(key, waiter)
+
+    def _is_use(self, use: Command | KeyRow, command: Any) -> bool:
+        """Whether a key may have been accepted for this command.
+
+        The kind and the mailbox or service are compared. Contents are not: a program that was
+        restarted may encode the same message with another time.
+        """
+        kind = type(command)
+        if not isinstance(use, KeyRow):
+            return type(use) is kind and _place(use) == _place(command)
+        place = use.use
+        if not place:
+            return True
+        if kind not in KEYED:
+            return place == -NUMBERS[kind]
+        if place < 0:
+            return False
+        # Mailboxes and services share their numbers. One that has gone cannot be compared.
+        mailbox = self._shard.queues.mailboxes.get(place)
+        service = self._shard.queues.services.get(place)
+        same, other = (mailbox, service) if kind is wire.Send else (service, mailbox)
+        return other is None and (same is None or same.name == _place(command))
 
     def _waiter(self, link: Link, command: Any, size: int, default: int) -> Waiter | None:
         """Return the waiter for a confirm; None: no answer is wanted. Raises BrokerRefused."""
@@ -243,7 +283,7 @@ class Intake:
         try:
             size = sum(window_bytes(frame) for _, frame in parts)
             waiter = self._waiter(link, command, size, SYNCED)
-            if key is not None and self._steps.known(key, waiter):
+            if key is not None and self._known(command, key, waiter):
                 return
             metered = link.usage.metered and any(isinstance(part, ADDING) for part, _ in parts)
             if metered:
@@ -275,8 +315,8 @@ class Intake:
         if command.key:
             # The key is a part of its own: some of the others make their changes anew when they are
             # based.
-            prepared.append(Part([StepTaken(link.holder, command.key, self._shard.now_ms)]))
-        self._steps.take(prepared, waiter, key, reserved=True)
+            prepared.append(self._key_taken(link, command))
+        self._steps.take(prepared, waiter, key, reserved=True, command=command)
 
     def _prepare(self, link: Link, part: Command, frame: Any, keys: set[tuple[str, bytes]]) -> Part:
         """Prepare one part of a step. keys: those that the step has until now."""
@@ -289,7 +329,15 @@ class Intake:
                 raise BrokerRefused("conflict", "its key was taken before")
             keys.add(key)
             made.key = key
+            made.command = part
         return made
+
+
+def _place(command: Command) -> str:
+    """Return the name of the mailbox or service of a SEND or REQUEST; "" of other commands."""
+    if isinstance(command, wire.Send):
+        return command.mailbox
+    return command.service if isinstance(command, wire.Request) else ""
 
 
 def _spend(link: Link, parts: Sequence[Part]) -> None:

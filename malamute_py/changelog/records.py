@@ -314,11 +314,14 @@ class GroupRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="
 
 
 class StepTaken(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="step_taken"):
-    """An atomic step with this key was taken, in the bundle that this record lies in."""
+    """An answer or atomic step with this key was taken, in the bundle that this record lies in."""
 
     sender: str
     key: bytes
     at_ms: int
+    command: int = 0
+    """Number of the command that the key names: ATOMIC, REPLY or ACK_WORK; 0: an earlier version
+    did not record it."""
 
 
 Change: TypeAlias = (

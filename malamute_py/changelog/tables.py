@@ -230,6 +230,9 @@ class KeyRow(msgspec.Struct, gc=False):
     base: int
     count: int
     at_ms: int
+    use: int = 0
+    """Number of the mailbox or service that the batch was put into; of an answer or a step, minus
+    the number of its command; 0: not known."""
 
 
 Key: TypeAlias = tuple[str, bytes]
@@ -375,7 +378,8 @@ def _mail_put(tables: Tables, queues: Queues, put: MailPut) -> None:
         put.priority, put.deliver_at_ms, put.expires_at_ms, 0, rare,
     )  # fmt: skip
     if put.key:
-        _remember(queues, put.sender, put.key, KeyRow(put.base, put.count, put.at_ms))
+        row = KeyRow(put.base, put.count, put.at_ms, put.mailbox)
+        _remember(queues, put.sender, put.key, row)
 
 
 def _mail_done(tables: Tables, queues: Queues, change: MailDone) -> None:
@@ -450,7 +454,8 @@ def _request_put(tables: Tables, queues: Queues, put: RequestPut) -> None:
     every = (1 << put.count) - 1
     queues.requests[put.base] = RequestRow(put, every, every)
     if put.key:
-        _remember(queues, put.sender, put.key, KeyRow(put.base, put.count, put.at_ms))
+        row = KeyRow(put.base, put.count, put.at_ms, put.service)
+        _remember(queues, put.sender, put.key, row)
 
 
 def _work_taken(tables: Tables, queues: Queues, change: WorkTaken) -> None:
@@ -709,7 +714,7 @@ def _group_removed(tables: Tables, queues: Queues, change: GroupRemoved) -> None
 
 
 def _step_taken(tables: Tables, queues: Queues, change: StepTaken) -> None:
-    _remember(queues, change.sender, change.key, KeyRow(-1, 0, change.at_ms))
+    _remember(queues, change.sender, change.key, KeyRow(-1, 0, change.at_ms, -change.command))
 
 
 def _remember(queues: Queues, sender: str, key: bytes, row: KeyRow) -> None:

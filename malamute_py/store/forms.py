@@ -211,12 +211,13 @@ def _group(data: Any) -> tuple[tuple[int, str], GroupRow]:
 
 
 def _pack_key(key: tuple[str, bytes], row: KeyRow) -> bytes:
-    return _ENCODE((key[0], key[1], row.base, row.count, row.at_ms))
+    return _ENCODE((key[0], key[1], row.base, row.count, row.at_ms, row.use))
 
 
 def _key(data: Any) -> tuple[tuple[str, bytes], KeyRow]:
-    sender, key, base, count, at_ms = _DECODE_ANY(data)[:5]
-    return (sender, key), KeyRow(base, count, at_ms)
+    """Undo `_pack_key`. An older form lacks the last field; a later one may have more."""
+    sender, key, base, count, at_ms, *use = _DECODE_ANY(data)[:6]
+    return (sender, key), KeyRow(base, count, at_ms, *use)
 
 
 class Form(NamedTuple, Generic[K, V]):

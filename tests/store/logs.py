@@ -239,7 +239,8 @@ class RandomChanges:
         return r.GroupRemoved(1, f"g{draw.randrange(2)}")
 
     def _step(self, draw: random.Random, queues: Queues) -> Any:
-        return r.StepTaken(draw.choice(["s", "a", "~1", "~2"]), b"%d" % draw.randrange(1000), 2)
+        key = b"%d" % draw.randrange(1000)
+        return r.StepTaken(draw.choice(["s", "a", "~1", "~2"]), key, 2, draw.choice([0, 45, 66]))
 
     def _producer(self, draw: random.Random, queues: Queues) -> Any:
         return r.ProducerOpened(draw.randrange(4), "p", 1)

@@ -7,6 +7,8 @@ import random
 import sqlite3
 from typing import Any, get_args
 
+import google_crc32c
+import msgspec
 import pytest
 
 from malamute_py.changelog import records as r
@@ -18,6 +20,7 @@ from malamute_py.store import checkpoint as checkpoint_module
 from malamute_py.store.checkpoint import Abandoned, Checkpoint
 from malamute_py.store.database import DATABASE, Position, create_file, open_database, position_of
 from malamute_py.store.errors import ChangesLost, StoreError, StoreMoved
+from malamute_py.store.forms import KEYS
 from malamute_py.store.loading import check, load
 from malamute_py.store.reading import Changes
 from tests.seeds import seeds
@@ -178,6 +181,29 @@ def test_damage_of_another_stream_is_passed_over() -> None:
     assert len(done.damages) == 1
     assert not done.lost
     same(load(connection), logged.queues)
+
+
+def test_tables_keep_what_each_key_was_used_for() -> None:
+    logged = LoggedQueues()
+    connection = logged.connection()
+    end = logged.log(
+        r.MailPut(3, -1, 1, 100, "s", 1, b"mail"),
+        r.RequestPut(4, -1, 1, 100, "s", "s", 1, 0, b"request"),
+        r.StepTaken("s", b"step", 1, 66),
+        r.StepTaken("s", b"earlier", 1),
+    )
+    Checkpoint(connection, follower_of(logged).read).advance(end)
+    uses = {key: row.use for (_, key), row in load(connection).keys.items()}
+    assert uses == {b"mail": 3, b"request": 4, b"step": -66, b"earlier": 0}
+
+
+def test_a_key_that_an_earlier_version_wrote_is_read() -> None:
+    data = msgspec.msgpack.encode(("s", b"k", 7, 2, 5))
+    stored = google_crc32c.value(data).to_bytes(4, "little") + data
+    assert KEYS.unpack(stored) == (("s", b"k"), tables.KeyRow(7, 2, 5, 0))
+    data = msgspec.msgpack.encode(("s", b"k", 7, 2, 5, 3, "of a later version"))
+    stored = google_crc32c.value(data).to_bytes(4, "little") + data
+    assert KEYS.unpack(stored) == (("s", b"k"), tables.KeyRow(7, 2, 5, 3))
 
 
 def test_changes_that_are_lost_stop_the_checkpoint_unless_that_is_accepted() -> None:

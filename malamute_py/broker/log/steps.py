@@ -18,9 +18,11 @@ from typing import Any, Final
 
 import msgspec
 
+from malamute_protocol.commands import Command, Request, Send
 from malamute_protocol.content import Content
 from malamute_protocol.encode import encode
 from malamute_protocol.errors import BrokerRefused
+from malamute_protocol.framing import NUMBERS
 from malamute_protocol.stamp import CHANGE, STAMP_BYTES
 from malamute_py.broker.context import Inconsistent, Shard
 from malamute_py.broker.links.links import Link
@@ -144,6 +146,11 @@ class Part(msgspec.Struct, eq=False):
     """Whether the content is the broker's own, so that no confirm names it."""
     key: Key | None = None
     """Key of a batch within a step, which has another key or none."""
+    command: Command | None = None
+    """Command that `key` names."""
+    place: int = 0
+    """Number of the mailbox or service that the content goes to; 0: it is a stream, or there is no
+    content."""
 
     @property
     def size(self) -> int:
@@ -192,6 +199,8 @@ class Step(msgspec.Struct, eq=False):
     """Key of the step -> None, and key of a batch within it -> its part."""
     followers: list[tuple[Waiter, Part | None]] | None = None
     """Waiters of the same step, or of a batch of it, that came again meanwhile."""
+    command: Command | None = None
+    """Command that the key of the step names."""
     first: Part | None = None
     """Part with the first content of the sender; a confirm names its number."""
 
@@ -288,6 +297,15 @@ class Steps:
                 self._confirms.settle_by(self._main, waiter, self._main.end_lsn)
         return True
 
+    def use(self, key: Key) -> Command | KeyRow | None:
+        """Return what a key was accepted for: the command while it is on its way, then its row."""
+        step = self._under_way.get(key)
+        if step is None:
+            return self.taken(key)
+        assert step.keys is not None
+        part = step.keys[key]
+        return step.command if part is None else part.command
+
     def under_way(self, key: Key) -> bool:
         """Whether the batch or step of a key is queued or handed over."""
         return key in self._under_way
@@ -304,8 +322,12 @@ class Steps:
         key: Key | None = None,
         *,
         reserved: bool = False,
+        command: Command | None = None,
     ) -> None:
-        """Queue a step: all its parts happen, or none. reserved: whether `taken` was called."""
+        """Queue a step: all its parts happen, or none.
+
+        reserved: whether `taken` was called. command: the one that the key names.
+        """
         # Plain loops: generators were a third of the time of this method.
         for part in parts:
             if part.also:
@@ -327,7 +349,7 @@ class Steps:
             size += part.size
         if memory:
             try:
-                self._happen(parts, waiter, key)
+                self._happen(parts, waiter, key, command)
             except Exception as error:
                 raise Inconsistent("a step in memory took effect in part") from error
             return
@@ -337,7 +359,7 @@ class Steps:
                 if part.key is not None:
                     keys = {} if keys is None else keys
                     keys[part.key] = part
-        step = Step(parts, size, waiter, keys, None, first)
+        step = Step(parts, size, waiter, keys, None, command, first)
         if keys is not None:
             for one in keys:
                 self._under_way[one] = step
@@ -372,7 +394,13 @@ class Steps:
     def _hold(self, waiter: Waiter) -> None:
         waiter.link.unconfirmed_bytes += waiter.size
 
-    def _happen(self, parts: list[Part], waiter: Waiter | None, key: Key | None) -> None:
+    def _happen(
+        self,
+        parts: list[Part],
+        waiter: Waiter | None,
+        key: Key | None,
+        command: Command | None,
+    ) -> None:
         """Let a step in memory take effect at once."""
         first = count = 0
         now_ms = self._shard.now_ms
@@ -387,7 +415,10 @@ class Steps:
             for effect in part.effects:
                 effect.appended(part, 0)
         if key is not None:
-            self._memory_keys.remember(key, KeyRow(first, count, now_ms), MEMORY_KEYS_MAX)
+            assert command is not None
+            puts = isinstance(command, (Send, Request))
+            use = parts[0].place if puts else -NUMBERS[type(command)]
+            self._memory_keys.remember(key, KeyRow(first, count, now_ms, use), MEMORY_KEYS_MAX)
         if waiter is not None:
             waiter.epoch, waiter.offset, waiter.append_time_ms = self._shard.epoch, first, now_ms
             self._confirms.confirm(waiter, NONE)

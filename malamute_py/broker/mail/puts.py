@@ -119,7 +119,10 @@ class Puts:
         put.why = why
         put.asked_by = asked_by
         putting = Putting(self._messages, mailbox, put)
-        part = Part(content=content, frame=frame, effects=[putting], level=mailbox.level)
+        part = Part(
+            content=content, frame=frame, effects=[putting], level=mailbox.level,
+            place=mailbox.number,
+        )  # fmt: skip
         if mailbox.memory and mailbox.state == STANDING:
             part.memory = True
             part.level = int(Level.NONE)

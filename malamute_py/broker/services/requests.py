@@ -94,7 +94,7 @@ class Requests:
         )  # fmt: skip
         return Part(
             [change], content, frame, effects=[_Incoming(self, service, change, {})],
-            level=service.level, memory=service.memory,
+            level=service.level, memory=service.memory, place=service.number,
         )  # fmt: skip
 
     def _check_served(self, service: Service, subjects: Sequence[str]) -> None:
