@@ -673,7 +673,7 @@ def test_an_oldest_segment_that_is_about_to_be_used_again_is_not_missing(
 def test_a_manifest_that_changes_during_the_look_is_compared_again(
     closed: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was named before and is not any more may have been removed in between."""
+    """A segment that only the first reading named may have been removed in between."""
     segments = Segments(closed)
     manifest = Manifest(closed.journal.storage.child("manifest"), "main")
     known = manifest.expected
