@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from malamute_protocol.pattern import Pattern
-from malamute_py.client.arguments import integer, one_of, truth
+from malamute_py.client.arguments import callback_of, integer, one_of, truth
 from malamute_py.client.position import StartPoint, milliseconds, start_on_wire
 from malamute_py.client.session.calls import make_pattern
 from malamute_py.client.session.subscription import GapNotice, RewoundNotice
@@ -88,6 +88,7 @@ class LogReader:
         """
         one_of("visibility", visibility, ("live", "durable"))
         one_of("until", until, ("", "tail"))
+        callback_of("on_notice", on_notice)
         request = Request(
             make_pattern(pattern),
             start_on_wire(start),

@@ -76,7 +76,7 @@ def test_lists_of_blobs_are_read_in_place(log: Log, reader: LogReader) -> None:
 def test_bytes_that_change_amid_the_making_of_columns_are_told(
     log: Log, reader: LogReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever was read of a content that is being overwritten, no column is made of it."""
+    """A content that is being overwritten gives no columns."""
     from malamute_py.mapped import Overwritten
     from malamute_py.mapped.segments import SegmentMap
 

@@ -243,6 +243,13 @@ def test_a_stream_in_memory_is_refused_by_name(log: Log, reader: LogReader) -> N
         reader.read("fleeting")
 
 
+@pytest.mark.parametrize("on_notice", [5, "a"])
+def test_a_notice_can_only_go_to_a_function(log: Log, reader: LogReader, on_notice: object) -> None:
+    log.create("s")
+    with pytest.raises(LocalProtocolError, match="on_notice"):
+        reader.read("s", on_notice=on_notice)  # type: ignore[arg-type]
+
+
 def test_start_points_that_only_a_broker_knows_are_refused(log: Log, reader: LogReader) -> None:
     log.create("trades")
     with pytest.raises(LocalProtocolError, match="cursors"):

@@ -61,7 +61,7 @@ class Retention:
                 self._split_ledger(stream)
             keep_from = max(keep_from, ledger.first_within(settings.max_bytes) or 0)
         if settings.max_age_ms:
-            since_ms = self._shard.now_ms - settings.max_age_ms
+            since_ms = stream.oldest_ms(self._shard.now_ms)
             # The ledger tells the age of its pieces, the hot window that of each batch.
             kept = stream.first_at(self._shard.now_ms)
             keep_from = max(keep_from, ledger.first_since(since_ms) or 0, kept)
