@@ -10,7 +10,7 @@ from malamute_protocol import commands as c
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError
 from malamute_protocol.framing import decode_message, encode_message
 from malamute_protocol.limits import DEFAULT_LIMITS
-from malamute_py.client.session.offers import OfferOptions
+from malamute_py.client.session.offer import OfferOptions
 from malamute_py.client.session.rows import OutgoingRow
 from malamute_py.client.session.session import (
     Answered,
@@ -21,7 +21,7 @@ from malamute_py.client.session.session import (
     _PendingCommand,
 )
 from tests.client.script import Script, welcome
-from tests.client.session.test_mail import opened
+from tests.client.session.conversation import opened
 
 
 def answers(script: Script) -> dict[Any, Any]:
