@@ -187,7 +187,7 @@ class ReplyToken(msgspec.Struct):
 
 
 class OfferingOwner(Protocol):
-    """What an offer and its requests need of the session that they belong to."""
+    """The part of a session that an offer and its requests call."""
 
     link: Any
     """The shell's, for its requests."""

@@ -1,4 +1,4 @@
-"""What a session and a broker of a script say to each other about mail, requests and work."""
+"""Exchanges between a session and a broker of a script, about mail, requests and work."""
 
 from __future__ import annotations
 
@@ -54,3 +54,7 @@ def accept(script: Script, kind: type[Any] = c.OpenInbox) -> list[c.Command]:
 
 def confirm(script: Script, command: Any, offset: int = 0) -> list[c.Command]:
     return script.say(c.Confirm(command.tracker, 3, 1, offset, 1))
+
+
+def ask_about(script: Script, token: str, command: type[Any] = c.StreamInfo, **more: Any) -> None:
+    script.session.request(lambda number: command(number, token, **more), token)
