@@ -32,7 +32,10 @@ from malamute_py.broker.log.bodies import Bodies, Body
 from malamute_py.broker.log.steps import Counting, Steps, Then
 from malamute_py.broker.mail.puts import Puts
 from malamute_py.broker.services.ends import Ends
-from malamute_py.broker.services.queue import (
+from malamute_py.broker.services.registry import Registry
+from malamute_py.broker.services.returns import Returns
+from malamute_py.broker.services.rows import BatchRows, merged
+from malamute_py.broker.services.service import (
     DRAFT,
     REMOVING,
     STANDING,
@@ -40,9 +43,6 @@ from malamute_py.broker.services.queue import (
     RequestBatch,
     Service,
 )
-from malamute_py.broker.services.registry import Registry
-from malamute_py.broker.services.returns import Returns
-from malamute_py.broker.services.rows import BatchRows, merged
 from malamute_py.broker.structures.bitmaps import ones
 from malamute_py.changelog.records import RequestRevived, ServiceRemoved, ServiceSet
 from malamute_py.changelog.settings import ServiceSettings, queue_settings

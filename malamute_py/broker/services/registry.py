@@ -19,7 +19,7 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.log.steps import Effect, Part, Steps, Then, changing
 from malamute_py.broker.mail.mailboxes import Mailboxes
-from malamute_py.broker.services.queue import (
+from malamute_py.broker.services.service import (
     DRAFT,
     REMOVING,
     STANDING,

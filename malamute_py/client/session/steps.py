@@ -523,14 +523,16 @@ class OutgoingSteps(OutgoingBatch):
         self.bytes -= step.size
         self.numbers -= step.count
 
-    def part(self, rows: list[Step]) -> OutgoingSteps:
-        """Make a batch of some of the steps, which takes this one's turn.
+    def alike(self) -> OutgoingSteps:
+        """Make an empty batch that nothing joins: others are not to suffer for what was refused."""
+        alike = OutgoingSteps(self.lane, self.level)
+        alike.sealed = True
+        return alike
 
-        Nothing joins it: others are not to suffer for what was refused.
-        """
-        part = OutgoingSteps(self.lane, self.level)
+    def part(self, rows: list[Step]) -> OutgoingSteps:
+        """Make a batch of some of the steps, which takes this one's turn."""
+        part = self.alike()
         part.serial = self.serial
-        part.sealed = True
         for step in rows:
             step.state = QUEUED
             part.take_in(step)

@@ -38,6 +38,7 @@ from malamute_py.client.facts import (
     facts,
 )
 from malamute_py.client.position import Confirmation, StartPoint, start_on_wire
+from malamute_py.client.session.attempts import LinkState
 from malamute_py.client.session.calls import (
     Bodies,
     Body,
@@ -53,9 +54,8 @@ from malamute_py.client.session.calls import (
     make_row,
     subscribe_options,
 )
-from malamute_py.client.session.events import LinkEvent
+from malamute_py.client.session.events import LinkEvent, Unlinked
 from malamute_py.client.session.publisher import LEVEL_NAMES, confirmation, level_number
-from malamute_py.client.session.session import LinkState, Unlinked
 from malamute_py.client.session.subscription import Notice
 from malamute_py.client.settings import ClientOptions, ClientSettings, Wait, make_settings, no_link
 from malamute_py.client.sync.link import Pending, ThreadLink

@@ -25,6 +25,7 @@ from malamute_protocol.errors import BrokerRefused, MalamuteError, Timeout
 from malamute_py.client.engine.engine import Engine, clock_ms
 from malamute_py.client.engine.log import LINK_LOG, LOG, guarded
 from malamute_py.client.engine.waits import ANSWER, ASKED, ROOM, timed_out
+from malamute_py.client.session.attempts import LinkState
 from malamute_py.client.session.events import (
     Answered,
     Arrived,
@@ -37,7 +38,7 @@ from malamute_py.client.session.events import (
     Watched,
 )
 from malamute_py.client.session.publisher import confirmations
-from malamute_py.client.session.session import LinkState, Session
+from malamute_py.client.session.session import Session
 from malamute_py.client.settings import ClientSettings, Wait
 
 Value = TypeVar("Value")

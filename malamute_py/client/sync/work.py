@@ -25,7 +25,7 @@ from malamute_protocol.pattern import Pattern
 from malamute_py.client.engine.waits import ACKED, OPENED
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.calls import Body, Fields, Properties, make_row
-from malamute_py.client.session.offers import (
+from malamute_py.client.session.offer import (
     COMPLETED,
     CREDIT_BYTES,
     FAILED,
@@ -34,11 +34,10 @@ from malamute_py.client.session.offers import (
     RENEWED,
     RETURNED,
     OfferOptions,
-    ReplyToken,
-    RequestBase,
     make_on_error,
     offer_options,
 )
+from malamute_py.client.session.offering import ReplyToken, RequestBase
 from malamute_py.client.settings import Wait
 from malamute_py.client.sync.handlers import (
     HandlerRun,
