@@ -51,7 +51,7 @@ class AckOwner(Protocol):
         """The level was refused; True: what is acknowledged from now on asks for the default."""
 
     def ack_lost(self, ack: Ack) -> bool:
-        """The link went before an answer; True: say it (again) on the next one."""
+        """The link went before an answer; True: send it (again) on the next one."""
 
 
 class Ack:
@@ -84,16 +84,16 @@ class Acks:
     def __init__(
         self,
         trackers: Trackers,
-        tell: Callable[[Any, Any], None],
+        settle: Callable[[Any, Any], None],
         name: Callable[[], bytes] | None = None,
     ) -> None:
-        """tell: called with a token and its outcome: a Confirm, an error, or None.
+        """settle: called with a token and its outcome: a Confirm, an error, or None.
 
         name: draws keys for ends of work; None: there are none here.
         """
         self._name = name
         self._trackers = trackers
-        self._tell = tell
+        self._settle = settle
         self._gathered: Final[dict[tuple[int, AckForm], Ack]] = {}
         """By the owner's id and the form."""
         self._sent: dict[Ack, None] = {}
@@ -138,17 +138,17 @@ class Acks:
         for ack, at_ms in list(self._put_off.items()):
             if at_ms <= now_ms and ack.owner.active:
                 del self._put_off[ack]
-                self._say(ack, out)
+                self._send(ack, out)
         for place, ack in list(self._gathered.items()):
             if ack.owner.active:
                 del self._gathered[place]
-                self._say(ack, out)
+                self._send(ack, out)
 
-    def _say(self, ack: Ack, out: CommandSink) -> None:
+    def _send(self, ack: Ack, out: CommandSink) -> None:
         ack.ranges = merged(ack.ranges)
         if len(ack.ranges) > RANGES_MAX:
             for part in self._halves(ack):
-                self._say(part, out)
+                self._send(part, out)
             return
         if ack.form.silent:
             out.put(ack.owner.ack_command(ack.form, ack.ranges, 0), None)
@@ -246,7 +246,7 @@ class Acks:
 
     def _answer(self, token: Any, outcome: Any) -> None:
         if type(token) is not _Both:
-            self._tell(token, outcome)
+            self._settle(token, outcome)
         elif token.settled(outcome):
             self._answer(token.token, token.outcome)
 

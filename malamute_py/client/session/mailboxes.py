@@ -467,7 +467,7 @@ class OpenedMailboxes:
     def __init__(
         self,
         trackers: Trackers,
-        tell: Callable[[Event], None],
+        emit: Callable[[Event], None],
         begin: Callable[[Callable[[int], OpenedMailbox]], OpenedMailbox],
         end: Callable[[Opened], None],
         arrived: Callable[[Any], None],
@@ -485,8 +485,8 @@ class OpenedMailboxes:
         and nothing was done."""
         self.failed: Callable[[OpenedMailbox, MalamuteError], None] = _nobody
         """Told when an inbox ends under those whose replies come there."""
-        self.tell = tell
-        self.warnings = Warnings(tell)
+        self.emit = emit
+        self.warnings = Warnings(emit)
         self._begin = begin
         self._end = end
         self._arrived = arrived
@@ -571,7 +571,7 @@ class OpenedMailboxes:
         """Tell a caller the outcome of its acknowledgement."""
         if not isinstance(outcome, MalamuteError):
             outcome = outcome is not None
-        self.tell(Settled([(token, outcome)]))
+        self.emit(Settled([(token, outcome)]))
 
     # --- outgoing --------------------------------------------------------------------------------
 
@@ -603,7 +603,7 @@ class OpenedMailboxes:
         """The session ends."""
         self._fatal = error
         self.acks.fail_all(error)
-        self.warnings.tell()
+        self.warnings.flush()
 
     def wake(self, now_ms: int) -> None:
         """A turn begins: what was received before it may lead to more to be said in the next."""

@@ -467,7 +467,7 @@ class Memberships:
     def __init__(
         self,
         trackers: Trackers,
-        tell: Callable[[Event], None],
+        emit: Callable[[Event], None],
         opening: Callable[[Callable[[int], Membership]], Membership],
         ending: Callable[[Opened], None],
         consumed: Callable[[Opened], bool],
@@ -475,8 +475,8 @@ class Memberships:
     ) -> None:
         """opening, ending, consumed, arrived: the session's open, end, consumed, arrived."""
         self.acks = Acks(trackers, self.told)
-        self.tell = tell
-        self.warnings = Warnings(tell)
+        self.emit = emit
+        self.warnings = Warnings(emit)
         self.not_held = 0
         """Acknowledgements that came too late."""
         self._open = opening
@@ -512,7 +512,7 @@ class Memberships:
             outcome = outcome is not None
         elif isinstance(outcome, BrokerRefused) and outcome.code == "not_held":
             outcome = False
-        self.tell(Settled([(token, outcome)]))
+        self.emit(Settled([(token, outcome)]))
 
     def over(self, membership: Membership) -> None:
         """A membership ended."""
@@ -551,7 +551,7 @@ class Memberships:
     def fail_all(self, error: MalamuteError) -> None:
         """The session ends."""
         self.acks.fail_all(error)
-        self.warnings.tell()
+        self.warnings.flush()
 
     def wake(self, now_ms: int) -> None:
         """Write the warnings that are due; take() does the rest."""

@@ -217,7 +217,7 @@ class OfferingOwner(Protocol):
     def end_at_last(self, request: RequestBase) -> None:
         """Send how a request ends, whose replies are all answered."""
 
-    def say(self, request: RequestBase, state: int, token: Any = None) -> bool:
+    def report(self, request: RequestBase, state: int, token: Any = None) -> bool:
         """Report a request as received or renewed; False: it has had its end already."""
 
     def drop_replies(self, request: RequestBase) -> None:

@@ -48,7 +48,7 @@ class Offerings:
         self,
         outbox: Outbox,
         trackers: Trackers,
-        tell: Callable[[Event], None],
+        emit: Callable[[Event], None],
         begin: Callable[[Callable[[int], Offering]], Offering],
         finished: Callable[[Opened], None],
         arrived: Callable[[Any], None],
@@ -61,8 +61,8 @@ class Offerings:
         self.acks = Acks(trackers, self._told, outbox.new_key)
         self.link: Any = None
         """The shell's, for its requests."""
-        self.tell = tell
-        self.warnings = Warnings(tell)
+        self.emit = emit
+        self.warnings = Warnings(emit)
         self.arrived = arrived
         self.broker_ms = broker_ms
         self.finished = finished
@@ -127,7 +127,7 @@ class Offerings:
 
     def _told_late(self, row: OutgoingRow) -> None:
         if row.token.caller is not None:
-            self.tell(Settled([(row.token.caller, None)]))
+            self.emit(Settled([(row.token.caller, None)]))
 
     def end(
         self,
@@ -149,7 +149,7 @@ class Offerings:
             raise offering.error or ConnectionLost("the worker is closed")
         if request.broken:
             if token is not None:
-                self.tell(Settled([(token, False)]))
+                self.emit(Settled([(token, False)]))
             return True
         if not offering.finish(request):
             return False
@@ -169,7 +169,7 @@ class Offerings:
             self.acks.add(offering, form, [(request.number, request.number + 1)], token)
         elif token is not None:
             closed = offering.error or ConnectionLost("the worker is closed")
-            self.tell(Settled([(token, closed if offering.ended else False)]))
+            self.emit(Settled([(token, closed if offering.ended else False)]))
 
     def drop_replies(self, request: RequestBase) -> None:
         """One of its replies came too late: those that wait after it do not leave."""
@@ -186,7 +186,7 @@ class Offerings:
                 batch.thin = True
                 if isinstance(batch, OutgoingReplies) and batch.last:
                     batch.content = b""
-        self.tell(Settled([pair for pair in pairs if pair[0] is not None]))
+        self.emit(Settled([pair for pair in pairs if pair[0] is not None]))
 
     def give_up(self, request: RequestBase, error: MalamuteError) -> None:
         """Fail a request of which a reply was refused for good, with the reason.
@@ -207,7 +207,7 @@ class Offerings:
             token = request.end[1]
             request.end = AckForm(FAILED, 0, reason_of(reason)), None
             if token is not None:
-                self.tell(Settled([(token, error)]))
+                self.emit(Settled([(token, error)]))
         else:
             self.end(request, FAILED, reason=reason)
 
@@ -226,11 +226,11 @@ class Offerings:
             batch.content = b""
             request.replying -= len(mine)
             offering.reopened(request)
-            self.tell(
+            self.emit(
                 Settled([(row.token.caller, error) for row in mine if row.token.caller is not None])
             )
 
-    def say(self, request: RequestBase, state: int, token: Any = None) -> bool:
+    def report(self, request: RequestBase, state: int, token: Any = None) -> bool:
         """Received, or renewed; its token gets True, or False: it is not ours any more."""
         offering = request.offering
         if offering.ended or request.finished:
@@ -304,7 +304,7 @@ class Offerings:
             outcome = False
         elif not isinstance(outcome, MalamuteError):
             outcome = outcome is not None
-        self.tell(Settled([(token, outcome)]))
+        self.emit(Settled([(token, outcome)]))
 
     # --- outgoing --------------------------------------------------------------------------------
 
@@ -333,7 +333,7 @@ class Offerings:
     def fail_all(self, error: MalamuteError) -> None:
         """The session ends."""
         self.acks.fail_all(error)
-        self.warnings.tell()
+        self.warnings.flush()
 
     def wake(self, now_ms: int) -> None:
         """Write the warnings that are due; take() does the rest."""
