@@ -18,7 +18,6 @@ import msgspec
 from malamute_protocol.batch import Batch
 from malamute_protocol.commands import (
     AckMail,
-    Credit,
     Mail,
     OpenInbox,
     Subscribed,
@@ -122,7 +121,7 @@ class OpenedMailbox(Opened):
     consumes = True
 
     def __init__(self, number: int, asked: InboxOptions, mailboxes: OpenedMailboxes) -> None:
-        super().__init__(number)
+        super().__init__(number, asked.credit_records, asked.credit_bytes)
         self.asked = asked
         self.views: dict[MailboxView, None] = {}
         self.waiting = 0
@@ -144,10 +143,6 @@ class OpenedMailbox(Opened):
         self._held_records = 0
         """In the queue."""
         self._held_bytes = 0
-        self._received_records = 0
-        self._received_bytes = 0
-        self._granted_records = 0
-        self._granted_bytes = 0
 
     @property
     def accepted(self) -> bool:
@@ -319,9 +314,7 @@ class OpenedMailbox(Opened):
 
     def open(self) -> OpenInbox:
         """OPEN_INBOX for a new link."""
-        self._received_records = self._received_bytes = 0
-        self._granted_records = self._granted_bytes = 0
-        self._granted_records, self._granted_bytes = self._credit_limits()
+        self._begin_credit()
         return OpenInbox(
             self.number,
             self.asked.mailbox,
@@ -329,22 +322,6 @@ class OpenedMailbox(Opened):
             self._granted_bytes,
             self.asked.settings,
         )
-
-    @property
-    def credit_due(self) -> bool:
-        """At least half of a window was taken since the last CREDIT."""
-        records, size = self._credit_limits()
-        return (
-            records - self._granted_records >= self.asked.credit_records / 2
-            or size - self._granted_bytes >= self.asked.credit_bytes / 2
-        )
-
-    def credit(self) -> Credit:
-        """CREDIT for what was taken."""
-        records, size = self._credit_limits()
-        self._granted_records = max(records, self._granted_records)
-        self._granted_bytes = max(size, self._granted_bytes)
-        return Credit(self.number, self._granted_records, self._granted_bytes)
 
     def _credit_limits(self) -> tuple[int, int]:
         records, size = self._held_records, self._held_bytes

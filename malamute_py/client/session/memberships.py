@@ -20,7 +20,6 @@ from malamute_protocol.batch import Batch
 from malamute_protocol.commands import (
     AckRecords,
     Cover,
-    Credit,
     Deliver,
     Gap,
     JoinGroup,
@@ -130,7 +129,7 @@ class Membership(Opened):
     """One member of one group, over all links."""
 
     def __init__(self, number: int, asked: GroupOptions, memberships: Memberships) -> None:
-        super().__init__(number)
+        super().__init__(number, asked.credit_records, asked.credit_bytes)
         self.asked = asked
         self.queue: deque[HeldBatch | Notice] = deque()
         """Batches and notices that no caller has taken yet."""
@@ -154,10 +153,6 @@ class Membership(Opened):
         self._away: dict[int, None] = {}
         """With the reader since an earlier link; the broker may have given them to others."""
         self._queued_bytes = 0
-        self._received_records = 0
-        self._received_bytes = 0
-        self._granted_records = 0
-        self._granted_bytes = 0
 
     # --- the reader's side -------------------------------------------------------------------
 
@@ -304,8 +299,7 @@ class Membership(Opened):
     def open(self) -> JoinGroup:
         """JOIN_GROUP for a new link."""
         asked = self.asked
-        self._received_records = self._received_bytes = 0
-        self._granted_records, self._granted_bytes = self._credit_limits()
+        self._begin_credit()
         return JoinGroup(
             self.number,
             asked.stream,
@@ -320,22 +314,6 @@ class Membership(Opened):
             (self._seen[1], self._seen[0], self.stream_uuid) if self._seen[1] else None,
             asked.create,
         )
-
-    @property
-    def credit_due(self) -> bool:
-        """At least half of a window was freed since the last CREDIT."""
-        records, size = self._credit_limits()
-        return (
-            records - self._granted_records >= self.asked.credit_records / 2
-            or size - self._granted_bytes >= self.asked.credit_bytes / 2
-        )
-
-    def credit(self) -> Credit:
-        """CREDIT for what was acknowledged and taken."""
-        records, size = self._credit_limits()
-        self._granted_records = max(records, self._granted_records)
-        self._granted_bytes = max(size, self._granted_bytes)
-        return Credit(self.number, self._granted_records, self._granted_bytes)
 
     def _credit_limits(self) -> tuple[int, int]:
         held = len(self.in_hand) + len(self._lent)
