@@ -13,10 +13,12 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from malamute_protocol.commands import Command, Confirm, WorkState
+from malamute_protocol.commands import Command, Confirm, Welcome, WorkState
 from malamute_protocol.errors import BrokerRefused, MalamuteError
 from malamute_protocol.limits import RANGES_MAX
+from malamute_py.client.session.events import Event, Settled
 from malamute_py.client.session.outgoing import RETRY_MS, RETRYABLE, CommandSink, Trackers
+from malamute_py.client.session.warnings import Warnings
 
 Range = tuple[int, int]
 
@@ -315,3 +317,59 @@ def split(ranges: list[Range]) -> tuple[list[Range], list[Range]]:
         lower.append((first, end))
         left -= size
     raise AssertionError("ranges without numbers")
+
+
+class Acknowledging:
+    """What the owners of inboxes, memberships and offers share: their acknowledgements."""
+
+    def __init__(self, acks: Acks, emit: Callable[[Event], None]) -> None:
+        """emit: takes the events."""
+        self.acks = acks
+        self.emit = emit
+        self.warnings = Warnings(emit)
+        self._linked = False
+
+    def told(self, token: Any, outcome: Any) -> None:
+        """Settle an acknowledgement: True; False where it came too late; or an error."""
+        if isinstance(outcome, BrokerRefused) and outcome.code == "not_held":
+            outcome = False
+        elif not isinstance(outcome, MalamuteError):
+            outcome = outcome is not None
+        self.emit(Settled([(token, outcome)]))
+
+    @property
+    def idle(self) -> bool:
+        """Every acknowledgement is confirmed."""
+        return self.acks.idle
+
+    @property
+    def unanswered(self) -> int:
+        """Commands that wait to leave, or for their answers."""
+        return self.acks.unanswered
+
+    @property
+    def waits(self) -> bool:
+        """Something may leave with the next take()."""
+        return self.acks.waits
+
+    def link_up(self, welcome: Welcome) -> None:
+        """A link is open."""
+        self._linked = True
+
+    def link_down(self) -> None:
+        """The link is gone."""
+        self._linked = False
+        self.acks.link_down()
+
+    def fail_all(self, error: MalamuteError) -> None:
+        """The session ends."""
+        self.acks.fail_all(error)
+        self.warnings.flush()
+
+    def wake(self, now_ms: int) -> None:
+        """Write the warnings that are due; take() does the rest."""
+        self.warnings.wake(now_ms)
+
+    def next_wake(self) -> int | None:
+        """Latest time of the next wake() and take(); None: no need."""
+        return self.warnings.next_wake(self.acks.next_wake())

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from malamute_protocol.commands import AckWork, Unsubscribe, Welcome
+from malamute_protocol.commands import AckWork, Unsubscribe
 from malamute_protocol.errors import BrokerRefused, ConnectionLost, MalamuteError
 from malamute_py.client.arguments import duration, reason_of
-from malamute_py.client.session.acknowledgements import AckForm, Acks
+from malamute_py.client.session.acknowledgements import AckForm, Acknowledging, Acks
 from malamute_py.client.session.events import Event, Settled
 from malamute_py.client.session.lanes import Lane
 from malamute_py.client.session.offer import (
@@ -30,7 +30,6 @@ from malamute_py.client.session.outgoing import CommandSink, Trackers
 from malamute_py.client.session.receiver import Opened
 from malamute_py.client.session.replies import OutgoingReplies
 from malamute_py.client.session.rows import OutgoingRow
-from malamute_py.client.session.warnings import Warnings
 
 
 def _rows_of(request: RequestBase, batch: KeyedBatch) -> list[OutgoingRow]:
@@ -41,7 +40,7 @@ def _rows_of(request: RequestBase, batch: KeyedBatch) -> list[OutgoingRow]:
 _NOT_HELD: Final = BrokerRefused("not_held", "it was taken from us before it was answered")
 
 
-class Offerings:
+class Offerings(Acknowledging):
     """All offers of a session, what is said of their requests, and when."""
 
     def __init__(
@@ -58,11 +57,9 @@ class Offerings:
 
         broker_ms: the broker's clock, about.
         """
-        self.acks = Acks(trackers, self._told, outbox.new_key)
+        super().__init__(Acks(trackers, self.told, outbox.new_key), emit)
         self.link: Any = None
         """The shell's, for its requests."""
-        self.emit = emit
-        self.warnings = Warnings(emit)
         self.arrived = arrived
         self.broker_ms = broker_ms
         self.finished = finished
@@ -299,45 +296,12 @@ class Offerings:
             self._outbox.fail_lane(lane, error)
         offering.in_hand.clear()
 
-    def _told(self, token: Any, outcome: Any) -> None:
-        if isinstance(outcome, BrokerRefused) and outcome.code == "not_held":
-            outcome = False
-        elif not isinstance(outcome, MalamuteError):
-            outcome = outcome is not None
-        self.emit(Settled([(token, outcome)]))
-
     # --- outgoing --------------------------------------------------------------------------------
 
     @property
     def idle(self) -> bool:
         """Everything that was said is confirmed, and no offer drains or is being closed."""
-        return self.acks.idle and not self._draining and not self._closing
-
-    @property
-    def unanswered(self) -> int:
-        """Commands that wait to leave, or for their answers."""
-        return self.acks.unanswered
-
-    @property
-    def waits(self) -> bool:
-        """Something may be said with the next take()."""
-        return self.acks.waits
-
-    def link_up(self, welcome: Welcome) -> None:
-        """A link is open."""
-
-    def link_down(self) -> None:
-        """The link is gone."""
-        self.acks.link_down()
-
-    def fail_all(self, error: MalamuteError) -> None:
-        """The session ends."""
-        self.acks.fail_all(error)
-        self.warnings.flush()
-
-    def wake(self, now_ms: int) -> None:
-        """Write the warnings that are due; take() does the rest."""
-        self.warnings.wake(now_ms)
+        return super().idle and not self._draining and not self._closing
 
     def take(self, now_ms: int, out: CommandSink) -> bool:
         """Renew leases, acknowledge, end what is closed."""
@@ -382,7 +346,7 @@ class Offerings:
 
     def next_wake(self) -> int | None:
         """Latest time of the next wake() and take(); None: no need."""
-        at = self.warnings.next_wake(self.acks.next_wake())
+        at = super().next_wake()
         for offering in self._holding:
             if (
                 offering.active
