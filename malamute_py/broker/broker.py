@@ -741,7 +741,7 @@ class Broker:
             self._groups.reader.serve()
         if self._services.runnable:
             self._services.hand_out()
-        if self._mail.hungry:
+        if self._mail.runnable:
             self._mail.deliver()
         if self._matching.queue:
             # Matching comes last: readers whose batch is matched are served in the next turn.
@@ -769,7 +769,7 @@ class Broker:
         if self._acks or self._ahead or self._links.ended or not self._steps.idle:
             return self._shard.now_ms
         if any(self._queues) and (
-            self._on_demand.turns.runnable or mail.hungry or services.runnable
+            self._on_demand.turns.runnable or mail.runnable or services.runnable
             or groups.reader.turns.runnable or self._matching.queue
         ):  # fmt: skip
             return self._shard.now_ms

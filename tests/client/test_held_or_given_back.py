@@ -281,7 +281,7 @@ def test_a_renewal_that_a_caller_waits_for_is_said_again_on_the_next_link() -> N
     script = opened()
     offering = working(script, 1)
     [job] = take_all(offering)
-    assert script.session.offerings.say(job, 2, "renewed")
+    assert script.session.offerings.report(job, 2, "renewed")
     script.step()
     script.reconnect()
     assert outcomes(script) == {}

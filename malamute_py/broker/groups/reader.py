@@ -117,7 +117,7 @@ class GroupReader:
         holdings, ages = group.holdings, stream.settings.max_age_ms > 0
         # A record that a member gave back lies before what was read, and may be past its age.
         if holdings.read < first or (ages and holdings.low < first):
-            self.gone_by(group)
+            self._drop_before(group, first)
         quantum = self._shard.settings.quantum_bytes
         given, began = 0, group.dealt
         for _ in range(TURN_BATCHES_MAX):
@@ -388,7 +388,10 @@ class GroupReader:
 
     def gone_by(self, group: Group) -> None:
         """Drop waiting records before the stream's first offset."""
-        first, low = group.stream.first_at(self._shard.now_ms), group.holdings.low
+        self._drop_before(group, group.stream.first_at(self._shard.now_ms))
+
+    def _drop_before(self, group: Group, first: int) -> None:
+        low = group.holdings.low
         if low < first:
             self._gap(group, (low, first, "retention", ""))
 

@@ -359,7 +359,7 @@ class MailboxAdmin:
         self._not_emptied(job, job.answer, *why)
 
     @property
-    def hungry(self) -> bool:
+    def runnable(self) -> bool:
         """Whether `work` has something to do."""
         return (
             bool(self._jobs)

@@ -40,24 +40,6 @@ TIME_AT = 56
 _TIME = Struct("<q")
 
 
-class _Coming(Effect):
-    """Records of an atomic step on their way to a stream."""
-
-    publishing: Publishing
-    stream: Stream
-    count: int
-
-    def taken(self, part: Part) -> None:
-        self.stream.coming += self.count
-
-    def appended(self, part: Part, end_lsn: int) -> None:
-        self.publishing.part_appended(part, end_lsn)
-        self.stream.coming -= self.count
-
-    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
-        self.stream.coming -= self.count
-
-
 class Publishing:
     """The way of published batches into the journal."""
 
@@ -536,3 +518,21 @@ def _ring_name(pending: Pending) -> str:
 def _unsettle(stream: Stream, *_: Any) -> None:
     """Forget the body kind that a first batch settled: the log did not take it."""
     stream.settle(stream.settings)
+
+
+class _Coming(Effect):
+    """Records of an atomic step on their way to a stream."""
+
+    publishing: Publishing
+    stream: Stream
+    count: int
+
+    def taken(self, part: Part) -> None:
+        self.stream.coming += self.count
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        self.publishing.part_appended(part, end_lsn)
+        self.stream.coming -= self.count
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        self.stream.coming -= self.count

@@ -203,13 +203,13 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         if drain and self._session.state is not LinkState.CLOSED:
             if True:  # sync: with self._link.lock:
                 offerings.drain_all()
-                # sync: self._link.tell()
+                # sync: self._link.notify()
             with contextlib.suppress(MalamuteError):
                 await self.flush(drain_ms)
         if True:  # sync: with self._link.lock:
             if flush_ms:
                 offerings.close_all()
-                # sync: self._link.tell()
+                # sync: self._link.notify()
         if self._session.state is not LinkState.CLOSED and flush_ms and not self._session.idle:
             # Each publish that is affected raises by itself.
             with contextlib.suppress(MalamuteError):
@@ -675,7 +675,7 @@ class BulkPublisher:
                 self.confirmations.append(confirmation(outcome, 0, count))
         elif self.error is None:
             self.error = outcome
-        self._link.tell(self)  # asyncio only
+        self._link.notify(self)  # asyncio only
 
     async def wait(self, timeout_ms: Wait = "default") -> None:
         """Return once everything is confirmed.

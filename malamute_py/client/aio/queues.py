@@ -351,7 +351,7 @@ class Member(MemberBase):
             # At once, not with ENDED: a task that waits, or asks later, finds the end.
             self._closed = True
             self._members.leave(self._membership)
-            self._link.tell(self._membership)
+            self._link.notify(self._membership)
             self._link.wake_up()
 
     async def __aenter__(self) -> Member:

@@ -590,7 +590,7 @@ class OutgoingSteps(OutgoingBatch):
         self.contents = contents
         self.bytes = sum(map(len, contents)) + STAMP_BYTES * len(contents)
 
-    def say(self, out: CommandSink, tracker: int) -> None:
+    def send(self, out: CommandSink, tracker: int) -> None:
         """Hand over ATOMIC with its parts, or the one part that needs no step."""
         for step in self.rows:
             step.state = SENT
@@ -620,7 +620,7 @@ class OutgoingSteps(OutgoingBatch):
                 step.regain(outcome)
                 if step.token is not None:
                     told.append((step.token, outcome))
-        self.lane.owner.tell(Settled(told))
+        self.lane.owner.emit(Settled(told))
 
 
 def _follows(move: Move, before: Move) -> bool:
@@ -675,10 +675,10 @@ class Steps(Lanes[OutgoingSteps]):
         random: Callable[[int], bytes],
         trackers: Trackers,
         window: Window,
-        tell: Callable[[Event], None],
+        emit: Callable[[Event], None],
     ) -> None:
         """random: n -> n random bytes, for keys."""
-        super().__init__(settings, trackers, window, tell)
+        super().__init__(settings, trackers, window, emit)
         self.random = random
         main: dict[Any, Lane[OutgoingSteps]] = {}
         self._main: Lane[OutgoingSteps] = LastingLane(self, main, "")

@@ -168,13 +168,13 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         if drain and self._session.state is not LinkState.CLOSED:
             with self._link.lock:
                 offerings.drain_all()
-                self._link.tell()
+                self._link.notify()
             with contextlib.suppress(MalamuteError):
                 self.flush(drain_ms)
         with self._link.lock:
             if flush_ms:
                 offerings.close_all()
-                self._link.tell()
+                self._link.notify()
         if self._session.state is not LinkState.CLOSED and flush_ms and not self._session.idle:
             # Each publish that is affected raises by itself.
             with contextlib.suppress(MalamuteError):

@@ -340,7 +340,7 @@ class SyncMember(MemberBase):
             # At once, not with ENDED: a thread that waits, or asks later, finds the end.
             self._closed = True
             self._members.leave(self._membership)
-            self._link.tell()
+            self._link.notify()
             self._link.wake_up()
 
     def __enter__(self) -> SyncMember:
