@@ -23,8 +23,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from malamute_py.http import health, metrics
+from malamute_py.http.console.forms import FORM_BYTES_MAX
 from malamute_py.http.console.rendering import ROOT
-from malamute_py.http.console.site import FORM_BYTES_MAX, Console
+from malamute_py.http.console.site import Console
 from malamute_py.http.source import Source
 
 PATH_BYTES_MAX: Final = 256

@@ -3,9 +3,9 @@
 Owns what a browser is sent without asking again, and how much. The rules: one event at a time is
 made and sent, and the next one is not made before the browser took it, so that a slow browser costs
 a socket's buffer; a tail shows at most ROWS_MAX records each TICK_S and begins at the tail anew
-where it fell behind, with the count of what it passed over, so that no browser makes the broker read or
-keep anything; each event stream ends after lasting_s, and browsers come again. Source: HTML,
-Server-sent events.
+where it fell behind, with the count of what it passed over, so that no browser makes the broker
+read or keep anything; each event stream ends after lasting_s, and browsers come again. Source:
+HTML, Server-sent events.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ SESSION_STREAMS_MAX: Final = 6
 LASTING_S: Final = 600.0
 ROWS_MAX: Final = 100
 TICK_S: Final = 0.25
-BODY_CHARACTERS_MAX: Final = 500
-"""Characters of a body that a tail shows."""
+BODY_BYTES_MAX: Final = 500
+"""Bytes of a body that a tail shows."""
 _BEAT_MS: Final = 5_000
 """Silence of a tail after which the browser is sent a comment, so that its loss is noticed."""
 _CREDIT_RECORDS: Final = 512
@@ -233,7 +233,7 @@ async def _following(
             told = [text for text in said if text]
             said.clear()
             if came or told:
-                rows = [row(record, BODY_CHARACTERS_MAX) for record in newest]
+                rows = [row(record, BODY_BYTES_MAX) for record in newest]
                 over = came - len(rows)
                 yield event("records", {"rows": rows, "skipped": over, "said": told}), place
             else:

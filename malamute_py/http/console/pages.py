@@ -11,13 +11,13 @@ from typing import Any, Final, TypeVar
 
 from malamute_protocol.errors import BrokerRefused, MalamuteError
 from malamute_py.client.aio.client import Client
-from malamute_py.client.facts import LinkFacts
+from malamute_py.client.facts import LinkFacts, PeekedMail
 from malamute_py.http import health
 from malamute_py.http.console import troubles
 from malamute_py.http.console.records import NEWEST, RECORDS_MAX, SUBJECTS, Look, look
 from malamute_py.http.console.sessions import Session
 from malamute_py.http.console.troubles import Trouble
-from malamute_py.http.console.words import whole_number
+from malamute_py.http.console.words import TEXT_BYTES_MAX, whole_number
 from malamute_py.http.source import LISTED_MAX
 
 ROWS_MAX: Final = 50
@@ -76,12 +76,150 @@ async def stream(session: Session, query: Query) -> Values:
         "look": shown,
         "fault": fault,
         "looked": bool(place),
+        "copy": session.copy if session.copy is not None and session.copy.stream == name else None,
         "places": {NEWEST: "the newest", SUBJECTS: "the latest of each subject", "at": "from"},
         "limit": limit,
     }
 
 
+async def mailboxes(session: Session, query: Query) -> Values:
+    """The list of mailboxes."""
+    found = await session.client.list_mailboxes(query.get("prefix", ""), limit=LISTED_MAX + 1)
+    now_ms = await _now_ms(session)
+    rows = ((each, list(troubles.of_mailbox(each, now_ms))) for each in found)
+    return _listed(query, rows, len(found))
+
+
+async def mailbox(session: Session, query: Query) -> Values:
+    """One mailbox, and a look at its messages."""
+    name = query.get("name", "")
+    facts = await session.client.mailbox_info(name)
+    after = _after(query)
+    messages, fault = await _messages(session.client, name, after)
+    return {
+        "facts": facts,
+        "troubles": list(troubles.of_mailbox(facts, await _now_ms(session))),
+        "messages": messages,
+        "fault": fault,
+        "following": messages[-1].number if len(messages) == ROWS_MAX else None,
+        "after": after,
+    }
+
+
+async def services(session: Session, query: Query) -> Values:
+    """The list of service queues."""
+    found = await session.client.list_services(query.get("prefix", ""), limit=LISTED_MAX + 1)
+    now_ms = await _now_ms(session)
+    rows = ((each, list(troubles.of_service(each, now_ms))) for each in found)
+    return _listed(query, rows, len(found))
+
+
+async def service(session: Session, query: Query) -> Values:
+    """One service queue: its workers with what they hold, and its dead letters."""
+    facts = await session.client.service_info(query.get("name", ""))
+    after = _after(query)
+    letters: list[PeekedMail] = []
+    fault = ""
+    if facts.dead:
+        letters, fault = await _messages(session.client, facts.dead_letters, after)
+    return {
+        "facts": facts,
+        "troubles": list(troubles.of_service(facts, await _now_ms(session))),
+        "workers": sorted(facts.workers, key=lambda each: each.since_ms)[:LISTED_MAX],
+        "messages": letters,
+        "fault": fault,
+        "following": letters[-1].number if len(letters) == ROWS_MAX else None,
+        "after": after,
+    }
+
+
+async def groups(session: Session, query: Query) -> Values:
+    """The list of groups. The beginning that is asked for is a stream's name."""
+    stream = query.get("prefix", "")
+    found = await session.client.list_groups(stream, limit=LISTED_MAX + 1)
+    now_ms = await _now_ms(session)
+    rows = ((each, list(troubles.of_group(each, now_ms))) for each in found)
+    return _listed(query, rows, len(found))
+
+
+async def group(session: Session, query: Query) -> Values:
+    """One group: how far it is, and what each member holds."""
+    facts = await session.client.group_info(query.get("stream", ""), query.get("name", ""))
+    members = sorted(facts.members, key=lambda each: (each.oldest_ms or 1 << 62, each.identity))
+    return {
+        "facts": facts,
+        "troubles": list(troubles.of_group(facts, await _now_ms(session))),
+        "members": members[:LISTED_MAX],
+    }
+
+
+async def cursors(session: Session, query: Query) -> Values:
+    """The list of cursors. The beginning that is asked for is a stream's name."""
+    stream = query.get("prefix", "")
+    found = await session.client.list_cursors(stream, limit=LISTED_MAX + 1)
+    now_ms = await _now_ms(session)
+    rows = ((each, list(troubles.of_cursor(each, now_ms))) for each in found)
+    return _listed(query, rows, len(found))
+
+
+async def cursor(session: Session, query: Query) -> Values:
+    """One cursor."""
+    facts = await session.client.cursor_info(query.get("stream", ""), query.get("name", ""))
+    found = list(troubles.of_cursor(facts, await _now_ms(session)))
+    return {"facts": facts, "troubles": found}
+
+
+async def clients(session: Session, query: Query) -> Values:
+    """The list of links, those first that read slowly."""
+    found = await session.client.list_links(LISTED_MAX + 1)
+    begin = query.get("prefix", "")
+    fitting = [each for each in found if each.identity.startswith(begin)]
+    rows = ((each, list(troubles.of_link(each))) for each in fitting)
+    return _listed(query, rows, len(found))
+
+
+async def settings(session: Session, query: Query) -> Values:
+    """Settings in force, as far as the broker tells them to a client."""
+    facts = await session.source.facts()
+    broker = facts.broker
+    return {
+        "facts": broker,
+        "reason": facts.reason,
+        "welcome": session.client.welcome,
+        "bounds": _bounds(broker),
+        "rings": rings(broker),
+        "refused": sorted(
+            (
+                (name.removeprefix("refused_"), value)
+                for name, value in broker.get("counters", {}).items()
+                if name.startswith("refused_")
+            ),
+            key=lambda each: -each[1],
+        ),
+    }
+
+
 # --- parts of pages ---------------------------------------------------------------------------
+
+
+async def _now_ms(session: Session) -> int:
+    """The broker's clock."""
+    return int((await session.source.facts()).broker.get("now_ms", 0))
+
+
+def _after(query: Query) -> int:
+    """Return the number of the message after which a look begins; -1: at the oldest."""
+    text = query.get("after", "")
+    return whole_number(text, 0, (1 << 63) - 1, "A message") if text else -1
+
+
+async def _messages(client: Client, mailbox: str, after: int) -> tuple[list[PeekedMail], str]:
+    """Some messages of a mailbox, and why there are none where the broker refuses the look."""
+    try:
+        found = await client.peek(mailbox, after=after, limit=ROWS_MAX, body_bytes=TEXT_BYTES_MAX)
+    except BrokerRefused as error:
+        return [], str(error)
+    return found, ""
 
 
 async def _links(client: Client) -> list[LinkFacts]:

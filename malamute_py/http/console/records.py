@@ -16,9 +16,10 @@ from malamute_protocol.batch import Record
 from malamute_protocol.errors import CODES
 from malamute_py.client.aio.client import Client
 from malamute_py.client.position import LastPerSubject
+from malamute_py.client.readers.copies import blobs
 from malamute_py.client.session.subscription import GapNotice, Notice, RewoundNotice
 from malamute_py.http.console.words import (
-    TEXT_CHARACTERS_MAX,
+    TEXT_BYTES_MAX,
     body_text,
     start_point,
     time_text,
@@ -30,6 +31,7 @@ RECORDS_MAX: Final = 200
 _CREDIT_BYTES: Final = 4 << 20
 _STEP: Final = 16
 _SAID_MAX: Final = 5
+_ROW: Final = "a row of an Arrow table"
 NEWEST: Final = "newest"
 SUBJECTS: Final = "subjects"
 
@@ -43,7 +45,7 @@ class Look:
     """Sentences about the look: gaps, and that it ended early."""
 
 
-def row(record: Record, body_characters: int = TEXT_CHARACTERS_MAX) -> dict[str, Any]:
+def row(record: Record, body_bytes: int = TEXT_BYTES_MAX) -> dict[str, Any]:
     """Return one record as a page shows it: every value is text that can be seen, or a number."""
     return {
         "offset": record.offset,
@@ -51,18 +53,8 @@ def row(record: Record, body_characters: int = TEXT_CHARACTERS_MAX) -> dict[str,
         "subject": visible(record.subject),
         "keys": [visible(key) for key in record.keys[1:]],
         "fields": {visible(name): visible(value) for name, value in record.fields.items()},
-        "body": body_text(_body(record), body_characters),
+        "body": body_text(_ROW if (body := blobs(record)) is None else body, body_bytes),
     }
-
-
-def _body(record: Record) -> Any:
-    try:
-        return record.body
-    except TypeError:
-        try:
-            return record.parts
-        except TypeError:
-            return "a row of an Arrow table"
 
 
 async def look(

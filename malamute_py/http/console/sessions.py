@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Final
 
 from malamute_py.client.aio.client import Client
+from malamute_py.http.console.copying import Copy
 from malamute_py.http.source import Source
 
 SESSIONS_MAX: Final = 32
@@ -48,6 +49,8 @@ class Session:
         """Notes for the next page: (kind, sentence)."""
         self.closings: set[Callable[[], None]] = set()
         """Calls that end things that go on for the session: event streams and copies."""
+        self.copy: Copy | None = None
+        """The last copy of a stream that the person began."""
         self.streams = 0
         """Event streams that are open."""
 

@@ -13,7 +13,6 @@ import secrets
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any, Final
-from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -22,24 +21,50 @@ from starlette.types import ASGIApp
 
 from malamute_protocol.errors import BrokerRefused, MalamuteError
 from malamute_py.http.console import events, pages
+from malamute_py.http.console.actions import ACTIONS, Action
 from malamute_py.http.console.events import EventStreams
+from malamute_py.http.console.forms import Form, form_of, of
 from malamute_py.http.console.logins import LoginRefused, Logins
 from malamute_py.http.console.rendering import ROOT, Static, Templates, url
 from malamute_py.http.console.sessions import Session, Sessions
 from malamute_py.http.console.words import NotUnderstood
 
-FORM_BYTES_MAX: Final = 64 << 10
-_FORM_FIELDS_MAX: Final = 512
 _COOKIE: Final = "malamute_console"
 _LOGIN_COOKIE: Final = "malamute_login"
 _SWEEP_S: Final = 15.0
 
-Form = dict[str, list[str]]
-_MENU: Final = (("", "Overview"), ("streams", "Streams"))
+_MENU: Final = (
+    ("", "Overview"),
+    ("streams", "Streams"),
+    ("mailboxes", "Mailboxes"),
+    ("services", "Services"),
+    ("groups", "Groups"),
+    ("cursors", "Cursors"),
+    ("clients", "Clients"),
+    ("settings", "Settings"),
+)
+_BELOW: Final = {
+    "stream": "streams",
+    "mailbox": "mailboxes",
+    "service": "services",
+    "group": "groups",
+    "cursor": "cursors",
+}
+"""Page of one thing -> the page of the menu that it is below."""
 _PAGES: Final[dict[str, tuple[str, pages.Page]]] = {
     "": ("overview", pages.overview),
     "streams": ("streams", pages.streams),
     "stream": ("stream", pages.stream),
+    "mailboxes": ("mailboxes", pages.mailboxes),
+    "mailbox": ("mailbox", pages.mailbox),
+    "services": ("services", pages.services),
+    "service": ("service", pages.service),
+    "groups": ("groups", pages.groups),
+    "group": ("group", pages.group),
+    "cursors": ("cursors", pages.cursors),
+    "cursor": ("cursor", pages.cursor),
+    "clients": ("clients", pages.clients),
+    "settings": ("settings", pages.settings),
 }
 """Address below ROOT -> its template and its page."""
 
@@ -77,6 +102,8 @@ class Console:
         for name, (template, page) in _PAGES.items():
             path = f"{ROOT}/{name}" if name else ROOT
             found.append(Route(path, self._showing(template, page)))
+        for name, action in ACTIONS.items():
+            found.append(Route(f"{ROOT}/do/{name}", self._doing(action), methods=["POST"]))
         return list(found)
 
     async def keep(self) -> None:
@@ -112,7 +139,7 @@ class Console:
         return answer
 
     async def _log_in(self, request: Request) -> Response:
-        form = await _form(request)
+        form = await form_of(request)
         nonce = request.cookies.get(_LOGIN_COOKIE, "")
         if (
             form is None
@@ -162,9 +189,10 @@ class Console:
             # A page that refreshes by itself must not take what the person is to be told.
             notes = [] if refreshing else session.take_notes()
             broker = (await session.source.facts()).broker
+            here = request.url.path.removeprefix(ROOT).strip("/")
             common: dict[str, Any] = {
                 "session": session, "menu": _MENU, "query": query, "notes": notes,
-                "here": request.url.path.removeprefix(ROOT).strip("/"),
+                "here": _BELOW.get(here, here),
                 "now_ms": broker.get("now_ms", 0),
                 "unlinked": "" if session.client.linked else "There is no link to the broker.",
                 "again": _refreshed(request),
@@ -197,12 +225,26 @@ class Console:
         answer.delete_cookie(_COOKIE, path=ROOT)
         return answer
 
+    def _doing(self, action: Action) -> Callable[[Request], Awaitable[Response]]:
+        async def do(request: Request) -> Response:
+            checked = await self._checked(request)
+            if isinstance(checked, Response):
+                return checked
+            session, form = checked
+            try:
+                session.note("done", await action.run(session, form))
+            except MalamuteError as error:
+                session.note("failed", str(error))
+            return _see(action.back(form))
+
+        return do
+
     async def _checked(self, request: Request) -> tuple[Session, Form] | Response:
         """Return the session and the form of a change, or the refusal of one without a session."""
         session = self._session(request)
         if session is None:
             return _see(url("login"))
-        form = await _form(request)
+        form = await form_of(request)
         if form is None or not _from_here(request) or not session.fits(of(form, "csrf")):
             return Response("the form is not of this session\n", HTTPStatus.FORBIDDEN)
         self.sessions.touch(session)
@@ -218,29 +260,6 @@ def _tail(session: Session, request: Request) -> events.Events:
 
 
 # --- requests ---------------------------------------------------------------------------------
-
-
-async def _form(request: Request) -> Form | None:
-    """The fields of a form; None: it is none."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/x-www-form-urlencoded":
-        return None
-    try:
-        pairs = parse_qsl(
-            (await request.body()).decode("ascii"), keep_blank_values=True,
-            max_num_fields=_FORM_FIELDS_MAX, errors="strict",
-        )  # fmt: skip
-    except ValueError:
-        return None
-    found: Form = {}
-    for name, value in pairs:
-        found.setdefault(name, []).append(value)
-    return found
-
-
-def of(form: Form, name: str) -> str:
-    """Return a field of a form; empty: it has none of that name."""
-    return form.get(name, [""])[-1]
 
 
 def _last(request: Request, name: str) -> str:

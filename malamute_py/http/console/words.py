@@ -15,13 +15,14 @@ from typing import Any, Final
 from malamute_protocol.errors import MalamuteError
 from malamute_py.client.position import AtTime, StartPoint
 
-TEXT_CHARACTERS_MAX: Final = 2_000
+TEXT_BYTES_MAX: Final = 2_000
 """Bytes of one body that a page shows."""
 _UNSEEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 _SPANS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 _AGO: Final = re.compile(r"now(?:\s*-\s*(\d{1,9})\s*(s|m|min|h|d))?", re.IGNORECASE)
 _AGO_MS: Final = {"s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_PARTS_MAX: Final = 16
 _OFFSET_MAX: Final = 1 << 62
 
 
@@ -50,27 +51,27 @@ def visible(text: str, kept: str = "") -> str:
     )
 
 
-def body_text(body: Any, most: int = TEXT_CHARACTERS_MAX) -> Shown:
-    """Return a body as text: UTF-8 where it is, else hexadecimal; cut after `most` bytes."""
-    return Shown(_body_text(body, most))
+def body_text(body: Any, most: int = TEXT_BYTES_MAX, whole: int = 0) -> Shown:
+    """Return a body as text: UTF-8 where it is, else hexadecimal; cut after `most` bytes.
 
-
-def _body_text(body: Any, most: int) -> str:
+    whole: bytes of the body of which this is the beginning; 0: it is all of it.
+    """
     if isinstance(body, list):
-        return " | ".join(_body_text(each, most // 4) for each in body[:16])
+        return Shown(" | ".join(body_text(each, most // 4) for each in body[:_PARTS_MAX]))
     if not isinstance(body, bytes):
-        return visible(str(body))
+        return Shown(visible(str(body)))
     head = body[:most]
+    hidden = max(len(body), whole) - len(head)
     try:
         text = visible(head.decode(), kept="\n\t")
     except UnicodeDecodeError as error:
         # The cut may lie within a character, of four bytes at most.
-        if len(head) < len(body) and error.start >= len(head) - 4:
+        if hidden and error.start >= len(head) - 4:
             text = visible(head[: error.start].decode(), kept="\n\t")
         else:
             text = head[: most // 4].hex(" ")
-    hidden = len(body) - len(head)
-    return f"{text} … {hidden:,} more bytes" if hidden > 0 else text
+            hidden = max(len(body), whole) - len(head[: most // 4])
+    return Shown(f"{text} … {hidden:,} more bytes" if hidden else text)
 
 
 def size(count: float | None) -> str:

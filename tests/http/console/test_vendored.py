@@ -9,7 +9,9 @@ from malamute_py.http.console import rendering
 from tests.house.checkout import ROOT
 
 VENDOR = ROOT / "malamute_py/http/console/static/vendor"
-ROW = re.compile(r"^\| `([^`]+)` \| `[^`]+` \| [\d.]+ \| \w+, `([^`]+)` \| `(\w{64})` \|$", re.M)
+ROW = re.compile(
+    r"^\| `([^`]+)` \| `[^`]+` \| [\d.]+ \| \w+, `([^`]+)` \| `(\w{64})` \|$", re.MULTILINE
+)
 
 
 def test_every_vendored_file_has_its_row_with_version_licence_and_hash() -> None:
