@@ -14,7 +14,7 @@ from malamute_py.http.console.copying import Copy, check_range
 from malamute_py.http.console.forms import Form, of
 from malamute_py.http.console.rendering import url
 from malamute_py.http.console.sessions import Session
-from malamute_py.http.console.words import NotUnderstood, count, start_point, whole_number
+from malamute_py.http.console.words import NotUnderstood, many, start_point, whole_number
 
 _NUMBER_MAX: Final = 1 << 62
 
@@ -68,8 +68,8 @@ async def purge_mailbox(session: Session, form: Form) -> str:
     """Take all messages out of a mailbox that no reader has in hand."""
     name = of(form, "name")
     purged = await session.client.purge_mailbox(name)
-    left = f"; {count(purged.held)} are in a reader's hand and stay" if purged.held else ""
-    return f"{count(purged.count)} messages of {name} are gone{left}."
+    left = f"; {many(purged.held, 'message')} in a reader's hand stayed" if purged.held else ""
+    return f"{many(purged.count, 'message')} of {name} purged{left}."
 
 
 async def requeue(session: Session, form: Form) -> str:
@@ -84,7 +84,7 @@ async def requeue(session: Session, form: Form) -> str:
         if not numbers:
             raise NotUnderstood("mark the requests to put back")
     done = await session.client.requeue(name, numbers)
-    return f"{count(done)} requests are back in the queue of {name}."
+    return f"{many(done, 'request')} back in the queue of {name}."
 
 
 # --- cursors, groups, clients -----------------------------------------------------------------

@@ -17,7 +17,7 @@ from malamute_py.client.facts import (
     ServiceFacts,
 )
 from malamute_py.http import health
-from malamute_py.http.console.words import count, size, span
+from malamute_py.http.console.words import many, size, span
 from malamute_py.http.source import Everything
 
 STUCK: Final = "stuck"
@@ -28,8 +28,9 @@ HELD_S: Final = 300.0
 """Time from which a request or record in hand is slow."""
 UNMOVED_S: Final = 300.0
 """Time from which a cursor or group that lags and does not move is slow."""
-UNREAD_BYTES: Final = 1 << 20
-"""Bytes that a client has not read yet from which on it is slow."""
+UNREAD_BYTES: Final = 6 << 20
+"""Bytes that a client has not read yet from which on it is slow; clients that keep up give half of
+their credit of 8 MiB back at once."""
 SHOWN_MAX: Final = 50
 
 
@@ -73,18 +74,22 @@ def of_service(facts: ServiceFacts, now_ms: float) -> Iterator[Trouble]:
     """Troubles of a service queue."""
     name, age_s = (facts.name,), _age_s(facts.oldest_ms, now_ms)
     if facts.waiting and not facts.offers:
-        words = f"{count(facts.waiting)} requests wait and no worker is there, for {span(age_s)}"
+        words = (
+            f"{many(facts.waiting, 'request')} waiting for {span(age_s)}, and no worker is there"
+        )
         yield Trouble(1e9 + age_s, STUCK, "service", name, words)
     elif facts.waiting and not facts.credit and age_s > WAITING_S:
-        words = f"{count(facts.waiting)} requests wait: all workers are busy, for {span(age_s)}"
+        words = f"{many(facts.waiting, 'request')} waiting for {span(age_s)}: all workers are busy"
         yield Trouble(1e6 + age_s, SLOW, "service", name, words)
     for worker in facts.workers:
         held_s = _age_s(worker.since_ms, now_ms)
         if worker.held and held_s > HELD_S:
-            words = f"{worker.holder} has had {count(worker.held)} in hand for {span(held_s)}"
+            words = (
+                f"{worker.holder} has had {many(worker.held, 'request')} in hand for {span(held_s)}"
+            )
             yield Trouble(1e6 + held_s, SLOW, "service", name, words)
     if facts.dead:
-        yield Trouble(1e7 + facts.dead, SLOW, "service", name, f"{count(facts.dead)} dead letters")
+        yield Trouble(1e7 + facts.dead, SLOW, "service", name, many(facts.dead, "dead letter"))
 
 
 def of_mailbox(facts: MailboxFacts, now_ms: float) -> Iterator[Trouble]:
@@ -94,7 +99,7 @@ def of_mailbox(facts: MailboxFacts, now_ms: float) -> Iterator[Trouble]:
     if waiting > 0 and age_s > WAITING_S:
         reader = "no reader" if not facts.readers else "the readers do not keep up"
         kind = SLOW if facts.readers else STUCK
-        words = f"{count(waiting)} messages, the oldest for {span(age_s)}: {reader}"
+        words = f"{many(waiting, 'message')}, the oldest for {span(age_s)}: {reader}"
         yield Trouble(
             (1e6 if facts.readers else 1e8) + age_s, kind, "mailbox", (facts.name,), words
         )
@@ -105,16 +110,16 @@ def of_group(facts: GroupFacts, now_ms: float) -> Iterator[Trouble]:
     name = (facts.stream, facts.group)
     unmoved_s = _age_s(facts.moved_ms, now_ms)
     if facts.lag and not facts.members:
-        words = f"{count(facts.lag)} records behind, and it has no members"
+        words = f"{many(facts.lag, 'record')} behind, and it has no members"
         yield Trouble(1e8 + facts.lag, STUCK, "group", name, words)
     elif facts.lag and unmoved_s > UNMOVED_S:
-        words = f"{count(facts.lag)} records behind, and has not moved for {span(unmoved_s)}"
+        words = f"{many(facts.lag, 'record')} behind, and has not moved for {span(unmoved_s)}"
         yield Trouble(1e7 + unmoved_s, SLOW, "group", name, words)
     for member in facts.members:
         held_s = _age_s(member.oldest_ms, now_ms)
         if member.held and held_s > HELD_S:
             who = member.identity or f"link {member.link}"
-            words = f"{who} has had {count(member.held)} records in hand for {span(held_s)}"
+            words = f"{who} has had {many(member.held, 'record')} in hand for {span(held_s)}"
             yield Trouble(1e6 + held_s, SLOW, "group", name, words)
 
 
@@ -122,7 +127,7 @@ def of_cursor(facts: CursorFacts, now_ms: float) -> Iterator[Trouble]:
     """Troubles of a cursor."""
     unmoved_s = _age_s(facts.moved_ms, now_ms)
     if facts.lag and unmoved_s > UNMOVED_S:
-        words = f"{count(facts.lag)} records behind, and has not moved for {span(unmoved_s)}"
+        words = f"{many(facts.lag, 'record')} behind, and has not moved for {span(unmoved_s)}"
         if facts.pinned_bytes:
             words += f"; it holds back {size(facts.pinned_bytes)}"
         weight = 1e6 if facts.pinned_bytes else 1e5
@@ -135,10 +140,10 @@ def of_link(facts: LinkFacts) -> Iterator[Trouble]:
     name = (str(facts.link),)
     who = facts.identity or "anonymous"
     if facts.more.get("blocked"):
-        words = f"{who} does not read: {size(unread)} were delivered and not consumed"
+        words = f"{who} does not read: {size(unread)} delivered and not consumed"
         yield Trouble(1e8 + unread, STUCK, "client", name, words)
     elif unread > UNREAD_BYTES:
-        words = f"{who} reads slowly: {size(unread)} were delivered and not consumed"
+        words = f"{who} reads slowly: {size(unread)} delivered and not consumed"
         yield Trouble(1e4 + unread / 1e9, SLOW, "client", name, words)
 
 

@@ -91,6 +91,11 @@ def count(number: float | None) -> str:
     return "–" if number is None else f"{number:,.0f}"
 
 
+def many(number: float, noun: str) -> str:
+    """Return a number of things: 1 record, 2 records."""
+    return f"{count(number)} {noun if number == 1 else noun + 's'}"
+
+
 def span(seconds: float) -> str:
     """Return a duration by its two largest units: 3 d 4 h."""
     left = max(0, int(seconds))

@@ -6,7 +6,7 @@ import html
 import http.client
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -73,7 +73,7 @@ class Browser:
         """A page of the console."""
         return self.ask(_path(path, query))
 
-    def post(self, path: str, fields: dict[str, object] | None = None, **headers: str) -> Page:
+    def post(self, path: str, fields: Mapping[str, object] | None = None, **headers: str) -> Page:
         """Send a form with the session's token; the answer is the page that it leads to."""
         sent = {"csrf": self.csrf, **(fields or {})}
         headers.setdefault("content_type", FORM)

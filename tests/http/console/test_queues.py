@@ -58,9 +58,9 @@ def held(broker: EmbeddedBroker) -> Iterator[SyncClient]:
 
 def test_the_overview_names_what_is_stuck_first(root: Browser) -> None:
     words = root.get().words
-    assert "service up : 1 requests wait and no worker is there" in words
+    assert "service up : 1 request waiting for" in words
     assert "service up : 3 dead letters" in words
-    assert words.index("no worker is there") < words.index("dead letters")
+    assert words.index("and no worker is there") < words.index("dead letters")
     assert "group open.trades / crew : 100 records behind, and it has no members" in words
 
 
@@ -122,7 +122,7 @@ def test_a_purge_empties_a_mailbox_and_says_how_much_went(
         client.send("full", b"%d" % number)
     root.get()
     page = root.post("do/purge-mailbox", {"name": "full"})
-    assert "Done: 5 messages of full are gone." in page.words
+    assert "Done: 5 messages of full purged." in page.words
     assert client.mailbox_info("full").messages == 0
     # The note was for one page.
     assert "Done:" not in root.get("mailbox", name="full").words
@@ -137,9 +137,9 @@ def test_dead_letters_go_back_into_the_queue(root: Browser, client: SyncClient) 
     page = root.post("do/requeue", {"name": "up", "which": "marked", "number": ["x"]})
     assert "Not done: A number is a number from" in page.words
     page = root.post("do/requeue", {"name": "up", "which": "marked", "number": [number]})
-    assert "Done: 1 requests are back in the queue of up." in page.words
+    assert "Done: 1 request back in the queue of up." in page.words
     page = root.post("do/requeue", {"name": "up", "which": "all"})
-    assert "Done: 2 requests are back" in page.words
+    assert "Done: 2 requests back" in page.words
     assert client.service_info("up").dead == 0
 
 

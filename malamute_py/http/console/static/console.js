@@ -27,6 +27,7 @@
     const KEPT = 120;
     const style = getComputedStyle(document.documentElement);
     const colour = (name) => style.getPropertyValue(name).trim();
+    const clock = (seconds) => new Date(seconds * 1000).toISOString().slice(11, 19);
     const times = [];
     const series = {};
     const drawn = [...plots.querySelectorAll(".plot")].map((box) => {
@@ -36,7 +37,7 @@
       const plot = new uPlot({
         width: box.clientWidth, height: 150, legend: { show: false }, cursor: { show: false },
         scales: { y: { range: (self, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
-        axes: [axis, { ...axis, size: 48, values: (self, ticks) => ticks.map(short) }],
+        axes: [{ ...axis, size: 28, values: (self, ticks) => ticks.map(clock) }, { ...axis, size: 48, values: (self, ticks) => ticks.map(short) }],
         series: [{}, { label: names[0], stroke: colour("--accent"), width: 2 },
           { label: names[1], stroke: colour("--second"), width: 2, dash: [6, 4] }],
       }, [[], [], []], box);
@@ -55,7 +56,7 @@
       }
       if (times.length > KEPT) { times.shift(); for (const name in series) series[name].shift(); }
       for (const { plot, names } of drawn) plot.setData([times, series[names[0]], series[names[1]]]);
-      state.textContent = "The last two minutes; the first of each pair is drawn whole, the second dashed.";
+      state.textContent = "The last two minutes (UTC); the first of each pair is drawn whole, the second dashed.";
     });
     source.addEventListener("gone", (event) => { state.textContent = "The broker does not answer: " + JSON.parse(event.data); });
     source.onerror = () => { state.textContent = "The rates have stopped; trying again."; };
