@@ -11,8 +11,10 @@ from typing import Final
 
 EXTRAS: Final[dict[str, str]] = {
     "cramjam": "codecs",
-    "prometheus_client": "http",
+    "jinja2": "http",
     "lz4": "codecs",
+    "markupsafe": "http",
+    "prometheus_client": "http",
     "pyarrow": "arrow",
     "pyroaring": "server",
     "pyspark": "spark",

@@ -57,7 +57,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     ),
     "client": Entry("links:app", "Clients that are linked: list, kick."),
     "info": Entry("links:info", "Show facts and counters of the broker."),
-    "http": Entry("http_side:http", "Serve metrics and health of a broker over HTTP."),
+    "http": Entry("http_side:http", "Serve metrics, health and the console of a broker over HTTP."),
     "verify-promises": Entry(
         "promises:verify_promises", "Check what a broker confirms while it is disturbed."
     ),
