@@ -61,6 +61,9 @@ COMMANDS: Final[dict[str, Entry]] = {
     "verify-promises": Entry(
         "promises:verify_promises", "Check what a broker confirms while it is disturbed."
     ),
+    "config": Entry(
+        "configuration:app", "A broker's configuration: check, show.", at_a_broker=False
+    ),
     "context": Entry(
         "naming:app", "Contexts: brokers by name, with their credentials.", at_a_broker=False
     ),
