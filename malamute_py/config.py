@@ -71,22 +71,52 @@ class Authentication(Section, frozen=True):
     """User -> templates of the identities that its replicas may have beside `<user>-{n}`."""
 
 
-class Grant(Section, frozen=True):
-    """Permissions of one identity; in names `*` stands for any characters."""
+class NamedVerbs(Section, frozen=True):
+    """Verbs on named streams, mailboxes and services; in names `*` stands for any characters."""
 
     read: Names = []
     """Streams that the identity may read, with their cursors and groups."""
     write: Names = []
     """Streams that the identity may publish to, and create by first use."""
+    create: Names = []
+    """Streams, mailboxes and services that the identity may create without using them."""
+    trim: Names = []
+    """Streams whose records the identity may remove."""
     send: Names = []
     """Mailboxes that the identity may send to, and create by first use."""
     receive: Names = []
     """Mailboxes that the identity may read beside its own, which has its name."""
+    purge: Names = []
+    """Mailboxes that the identity may empty."""
     request: Names = []
     """Services that the identity may ask, and create by first use."""
     work: Names = []
     """Services that the identity may offer."""
+    manage_streams: Names = []
+    """Streams that the identity may create, edit, trim and remove, with cursors and groups."""
+    manage_queues: Names = []
+    """Mailboxes and services that the identity may create, edit, empty and remove."""
+
+
+class Denied(NamedVerbs, frozen=True):
+    """Names that a verb does not reach, whatever else is granted."""
+
+    replay: Names = []
+    """Streams that the identity reads from now on only; their history is a gap."""
+
+
+class Grant(NamedVerbs, frozen=True):
+    """Permissions of one identity."""
+
+    write_subjects: dict[str, Names] = {}
+    """Stream -> subjects under which the identity may publish to it; `write` has no such bound."""
+    manage_clients: bool = False
+    """True: the identity may list the links and end them."""
+    manage_users: bool = False
+    """True: the identity may have the broker read its configuration anew."""
     admin: bool = False
+    """True: everything that is administration, on every name."""
+    deny: Denied = Denied()
 
 
 class LinksSection(Section, frozen=True):

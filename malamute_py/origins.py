@@ -62,7 +62,7 @@ class Setting(NamedTuple):
 
 
 class Examined(NamedTuple):
-    """What a configuration says, as far as it is right."""
+    """The content of a configuration, as far as it is right."""
 
     config: Config
     settings: list[Setting]

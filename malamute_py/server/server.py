@@ -610,10 +610,12 @@ class Server:
         links, streams, memory = config.links, config.streams, config.memory
         mailboxes, services, groups = config.mailboxes, config.services, config.groups
         carriers = carriers_of(config.authentication)
+        permissions = Permissions(config.permissions, carriers)
         return BrokerSettings(
             limits=config.limits.of_messages(),
             software=f"malamute-py {_version()}",
-            permit=Permissions(config.permissions, carriers),
+            permit=permissions,
+            subjects=permissions.subjects,
             quota=QuotaTable(config.quotas).of,
             carrier=carriers,
             facts=self._facts,
