@@ -60,7 +60,8 @@ class Authentication(Section, frozen=True):
     users: dict[str, str] = {}
     """plain only: name -> scrypt hash, as `malamute user hash` or hash_password() makes it."""
     users_file: str = ""
-    """plain only: a file of lines `name hash`, beside `users`."""
+    """A file that ends in .toml, with users, permissions and quotas as `malamute user` writes them;
+    or, plain only, one of lines `name hash`. Beside what the configuration has."""
     hash_threads: Annotated[int, msgspec.Meta(ge=1, le=16)] = 2
     """plain only: passwords that are hashed at one time, 50 ms and 16 MiB each."""
     server_key_file: str = ""
@@ -715,10 +716,12 @@ def faults_together(config: Config) -> Iterator[ConfigError]:
         authentication.users or authentication.users_file
     ):
         yield ConfigError("authentication.users", 'mechanism = "plain" needs users or a users_file')
-    if authentication.mechanism == "curve" and not authentication.clients:
+    in_toml = authentication.users_file.endswith(".toml")
+    if authentication.mechanism == "curve" and not (authentication.clients or in_toml):
         yield ConfigError(
             "authentication.clients",
-            'mechanism = "curve" needs the public key of each client: name = "key"',
+            'mechanism = "curve" needs the public key of each client: name = "key", or a '
+            "users_file that ends in .toml",
         )
 
 

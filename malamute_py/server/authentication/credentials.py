@@ -26,6 +26,7 @@ from malamute_py.server.authentication.carriers import Carriers
 _LOG2_N, _R, _P = 14, 8, 1
 _SCRYPT_MEMORY = 64 << 20
 _SERVER_KEY = "authentication.server_key_file"
+USERS_FILE = "authentication.users_file"
 _REMEMBERED_MS = 3_600_000
 """Time for which a password that was right needs no hash."""
 
@@ -75,6 +76,11 @@ class _Hash:
         return hmac.compare_digest(found, self._digest)
 
 
+def check_hash(key: str, text: str) -> None:
+    """Raise ConfigError unless the text is what hash_password() returns."""
+    _Hash(key, text)
+
+
 class PlainTable:
     """Users and their hashed passwords; fits() may be called from any thread."""
 
@@ -112,7 +118,7 @@ class PlainTable:
         return hmac.digest(self._key, len(user).to_bytes(4, "little") + user + password, "sha256")
 
 
-def _read_guarded(path: str, key: str, refused: int, advice: str) -> bytes:
+def read_guarded(path: str, key: str, refused: int, advice: str) -> bytes:
     """Read a file with secrets; raises ConfigError when others could read or write it.
 
     refused: bits of the mode that must not be set. The file is opened first and its mode asked of
@@ -140,9 +146,9 @@ def _read_guarded(path: str, key: str, refused: int, advice: str) -> bytes:
 
 def read_users_file(path: str) -> dict[str, str]:
     """Read lines of `name hash`; empty lines and lines that begin with # are skipped."""
-    key = "authentication.users_file"
+    key = USERS_FILE
     try:
-        lines = _read_guarded(path, key, 0o027, "chmod 640").decode("utf-8").splitlines()
+        lines = read_guarded(path, key, 0o027, "chmod 640").decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(key, f"{path} cannot be read: {error}") from None
     users: dict[str, str] = {}
@@ -194,7 +200,7 @@ def secret_key_of(path: str, key: str = _SERVER_KEY) -> bytes:
     """Return the secret CURVE key in a file. Raises ConfigError, OSError."""
     if not path:
         raise ConfigError(key, 'mechanism = "curve" needs the name of a file for the broker\'s key')
-    secret = _read_guarded(path, key, 0o077, "chmod 600").strip()
+    secret = read_guarded(path, key, 0o077, "chmod 600").strip()
     return checked_key(key, secret.decode("ascii", "replace"))
 
 

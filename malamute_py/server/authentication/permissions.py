@@ -163,6 +163,11 @@ class QuotaTable:
         return found
 
 
+def fits(pattern: str, name: str) -> bool:
+    """Whether a pattern of a grant fits a name."""
+    return _compiled([pattern]).fullmatch(name) is not None
+
+
 def _compiled(patterns: list[str]) -> re.Pattern[str]:
     if not patterns:
         return re.compile(r"(?!)")
