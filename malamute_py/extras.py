@@ -22,6 +22,7 @@ EXTRAS: Final[dict[str, str]] = {
     "rich": "cli",
     "starlette": "http",
     "structlog": "server",
+    "tomlkit": "server",
     "typer": "cli",
     "uvicorn": "http",
     "zstandard": "codecs",

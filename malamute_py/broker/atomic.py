@@ -243,7 +243,11 @@ class Intake:
             link.unconfirmed_bytes -= size
             self._answers.refuse(link, command, code, reason, retry_ms)
 
-        if not self._shard.settings.permit(link.owner, "write", name):
+        settings = self._shard.settings
+        if (
+            not settings.permit(link.owner, "write", name)
+            and settings.subjects(link.owner, name) is None
+        ):
             refused("forbidden", f"you may not write to stream '{name}'", 0)
             return
         self._catalogue.use(

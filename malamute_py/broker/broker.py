@@ -512,16 +512,19 @@ class Broker:
         """Take a PUBLISH to a stream that the link has not written to before."""
         name = command.stream
         refuse = self._publishing.refuse
+        bound = None
         if not self._shard.settings.permit(link.owner, "write", name):
-            refuse(link, command, "forbidden", f"you may not write to stream '{name}'")
-            return
+            bound = self._shard.settings.subjects(link.owner, name)
+            if bound is None:
+                refuse(link, command, "forbidden", f"you may not write to stream '{name}'")
+                return
         size = len(memoryview(frame))
         window = self._shard.settings.window_bytes
         if link.unconfirmed_bytes and link.unconfirmed_bytes + size > window:
             refuse(link, command, "window", f"more than {window} unconfirmed bytes on this link")
             return
         link.unconfirmed_bytes += size
-        use = partial(self._publish_to, link, command, frame, size, self._shard.contents)
+        use = partial(self._publish_to, link, command, frame, size, self._shard.contents, bound)
         self._catalogue.use(
             name, link.owner,
             self._links.contained(link, "PUBLISH", use, 10, command.tracker),
@@ -529,17 +532,24 @@ class Broker:
         )  # fmt: skip
 
     def _publish_to(
-        self, link: Link, command: Any, frame: Any, size: int, contents: Any, stream: Stream
-    ) -> None:
+        self, link: Link, command: Any, frame: Any, size: int, contents: Any, bound: Any,
+        stream: Stream,
+    ) -> None:  # fmt: skip
+        """Take a PUBLISH to a stream that stands. bound: test of its keys; None: none is bound."""
         link.unconfirmed_bytes -= size
-        if link.open:
+        if not link.open:
+            return
+        # The stream may be created first: what was read of the frame is still good afterwards.
+        self._shard.contents = contents
+        if bound is None:
             if len(link.publishing) >= PUBLISHING_MAX:
                 link.publishing.clear()
             link.publishing[command.stream] = stream
-            # The stream may be created first: what was read of the frame is still good afterwards.
-            self._shard.contents = contents
             self._publishing.publish(link, command, stream, frame)
-            self._shard.contents = {}
+        else:
+            # The link is not noted as one that may publish: each of its batches comes by here.
+            self._publishing.publish_bound(link, command, stream, frame, bound)
+        self._shard.contents = {}
 
     def _not_published(
         self, link: Link, command: Any, size: int, code: str, reason: str, retry_ms: int

@@ -61,12 +61,19 @@ COMMANDS: Final[dict[str, Entry]] = {
     "verify-promises": Entry(
         "promises:verify_promises", "Check what a broker confirms while it is disturbed."
     ),
+    "config": Entry(
+        "configuration:app", "A broker's configuration: check, show.", at_a_broker=False
+    ),
     "context": Entry(
         "naming:app", "Contexts: brokers by name, with their credentials.", at_a_broker=False
     ),
+    "key": Entry("keys:app", "CURVE keys of brokers and clients: new, show.", at_a_broker=False),
     "user": Entry(
-        "naming:users", "Users of a broker: hash a password, make a key pair.", at_a_broker=False
+        "users:app", "Users of a broker: add, rm, ls, passwd, key, hash.", at_a_broker=False
     ),
+    "grant": Entry("grants:grant", "Allow a user something, or deny it.", at_a_broker=False),
+    "revoke": Entry("grants:revoke", "Take back what was granted or denied.", at_a_broker=False),
+    "who-can": Entry("grants:who_can", "Tell which users may do something.", at_a_broker=False),
 }
 
 _SHARED: Final = frozenset({"endpoint", "context_name", "identity", "connect_timeout"})

@@ -412,7 +412,7 @@ class ListLinks(Command, tag=38, frozen=True):
 
 
 class Kick(Command, tag=39, frozen=True):
-    """End a link by its number; needs admin permission."""
+    """End a link by its number; needs the permission manage_clients."""
 
     request: int
     link: int

@@ -159,7 +159,9 @@ class Cursors:
     def _stream(self, link: Link, name: str, action: str = "read") -> Stream:
         """Return the stream of a command. Raises BrokerRefused."""
         if not self._shard.settings.permit(link.owner, action, name):
-            raise BrokerRefused("forbidden", f"you may not {action} stream '{name}'")
+            raise BrokerRefused(
+                "forbidden", f"you may not {action.partition('_')[0]} stream '{name}'"
+            )
         stream = self._catalogue.get(name)
         if stream is None:
             raise BrokerRefused("unknown_stream", f"there is no stream '{name}'")
@@ -171,7 +173,9 @@ class Cursors:
         """Return the part that moves a cursor, and may create it. Raises BrokerRefused."""
         name = command.cursor
         stream = self._stream(link, command.stream)
-        if command.force and not self._shard.settings.permit(link.owner, "admin", command.stream):
+        if command.force and not self._shard.settings.permit(
+            link.owner, "manage_streams", command.stream
+        ):
             raise BrokerRefused("forbidden", f"you may not reset cursors of '{command.stream}'")
         next = command.next
         if command.uuid and command.uuid != stream.uuid:
@@ -254,7 +258,9 @@ class Cursors:
             known = None if cursor is None else cursor.row.settings
             settings = self._edited(place, command)
             pins = settings.pin and (known is None or settings != known)
-            if pins and not self._shard.settings.permit(link.owner, "admin", command.stream):
+            if pins and not self._shard.settings.permit(
+                link.owner, "manage_streams", command.stream
+            ):
                 raise BrokerRefused("forbidden", f"you may not pin stream '{command.stream}'")
             stands = self._stands(place)
             if stands is None:
@@ -326,7 +332,7 @@ class Cursors:
     def remove_cursor(self, link: Link, command: RemoveCursor) -> None:
         """Remove a cursor and its pin; answered when that is durable."""
         try:
-            stream = self._stream(link, command.stream, "admin")
+            stream = self._stream(link, command.stream, "manage_streams")
         except BrokerRefused as error:
             self._answers.refuse(link, command, error.code, error.reason)
             return

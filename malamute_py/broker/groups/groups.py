@@ -203,6 +203,10 @@ class Groups:
         self._links.check_number(link, command.subscription)
         if not settings.permit(link.owner, "read", command.stream):
             raise BrokerRefused("forbidden", f"you may not read stream '{command.stream}'")
+        if not settings.permit(link.owner, "replay", command.stream):
+            raise BrokerRefused(
+                "forbidden", f"you may not replay stream '{command.stream}', which a group does"
+            )
         if not command.create and self._catalogue.get(command.stream) is None:
             reason = self._catalogue.absent(link.owner, command.stream)
             raise BrokerRefused("unknown_stream", reason)
