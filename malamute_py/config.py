@@ -76,6 +76,8 @@ class Grant(Section, frozen=True):
     """Streams that the identity may read, with their cursors and groups."""
     write: Names = []
     """Streams that the identity may publish to, and create by first use."""
+    trim: Names = []
+    """Streams whose records the identity may remove."""
     send: Names = []
     """Mailboxes that the identity may send to, and create by first use."""
     receive: Names = []

@@ -395,13 +395,25 @@ class GroupReader:
     def _gap(self, group: Group, gap: tuple[int, int, str, str]) -> None:
         """Drop offsets that the journal cannot give, and tell the members from the first one on."""
         first, end, code, reason = gap
+        removed = min(end, group.stream.row.trimmed)
+        if code == "retention" and first < removed:
+            self._close(group, (first, removed, "purged", ""))
+            first = removed
+        if first < end:
+            self._close(group, (first, end, code, reason))
+
+    def _close(self, group: Group, gap: tuple[int, int, str, str]) -> None:
+        first, end, code, reason = gap
         first, count = group.close_between(first, end)
         if not count:
             return
-        group.lost += count
-        self._shard.counters["group_records_lost"] += count
+        purged = code == "purged"
+        if not purged:
+            group.lost += count
+            self._shard.counters["group_records_lost"] += count
         self._shard.event(
-            "group_gap", "warning", stream=group.stream.name, group=group.name,
+            "group_gap", "info" if purged else "warning",
+            stream=group.stream.name, group=group.name,
             **{"from": first, "to": end}, records=count, code=code,
         )  # fmt: skip
         for member in group.members:

@@ -1,9 +1,9 @@
 """Streams at run time: positions, the hot window, and facts about the audience.
 
 Owns the facts that the core keeps in memory of every stream beside the durable tables. The rules:
-`next` moves only when the journal has appended, `first` only when it has trimmed; offsets are never
-given twice, not even by a stream in memory over a restart. Source: docs/design.md (The core and its
-shell; Journal).
+`next` moves only when the journal has appended, `first` only when it has trimmed or a TRIM is
+durable; offsets are never given twice, not even by a stream in memory over a restart. Source:
+docs/design.md (The core and its shell; Journal).
 """
 
 from __future__ import annotations
@@ -125,8 +125,9 @@ class Stream:
         self.created_lsn = 0
         """LSN of the creation in ring main; a ring of the stream's own takes nothing before it is
         visible."""
-        self.first = facts.first if facts else 0
         self.next = facts.next if facts else 0
+        kept = facts.first if facts else 0
+        self.first = max(kept, min(row.trimmed, self.next))
         self.handed = self.next
         """The next offset after the batches that the journal was handed."""
         self.coming = 0
@@ -140,7 +141,7 @@ class Stream:
         """Records before this offset were in memory only, and are gone with an earlier run."""
         self.hot: deque[StampedBatch] = deque()
         self.removed = False
-        self.trim_asked = self.first
+        self.trim_asked = kept
         self.pinned = NEVER
         """Offset from which on retention leaves all records: a cursor pins it."""
         self.ledger = Ledger(self.first, self.next, facts.bytes if facts else 0)

@@ -71,9 +71,13 @@ class Retention:
                 ledger.asked_ms = self._shard.now_ms
                 self._find_age(stream, since_ms)
         keep_from = min(keep_from, stream.pinned)
-        if keep_from > stream.trim_asked:
-            stream.trim_asked = keep_from
-            self.trims.append((stream.ring.name, stream.number, keep_from))
+        self.trim(stream, keep_from)
+
+    def trim(self, stream: Stream, before: int) -> None:
+        """Ask the journal to drop records before an offset, pinned or not."""
+        if before > stream.trim_asked:
+            stream.trim_asked = before
+            self.trims.append((stream.ring.name, stream.number, before))
 
     def overwritten(self, stream: Stream, first: int) -> None:
         """Count the records that a shared ring takes although the stream's own bounds keep them.
@@ -114,9 +118,8 @@ class Retention:
         def found(value: Any) -> None:
             if isinstance(value, int):
                 value = min(value, stream.pinned)
-            if isinstance(value, int) and value > stream.trim_asked:
-                stream.trim_asked = value
-                self.trims.append((stream.ring.name, stream.number, value))
+            if isinstance(value, int):
+                self.trim(stream, value)
 
         self._shard.ask(
             stream.ring.name, stream.number, "find_time",

@@ -428,7 +428,18 @@ class OnDemand:
             sub.wanted = None
 
     def _gap(self, sub: Subscription, to: int, code: str, reason: str) -> None:
-        """Send GAP for the offsets from the position on that cannot be delivered."""
+        """Send GAP for the offsets from the position on that cannot be delivered.
+
+        Retention takes only what callers have left: what they removed is told apart.
+        """
+        removed = min(to, sub.stream.row.trimmed)
+        if code == "retention" and sub.position < removed:
+            self._say_gap(sub, removed, "purged", "")
+            if removed == to:
+                return
+        self._say_gap(sub, to, code, reason)
+
+    def _say_gap(self, sub: Subscription, to: int, code: str, reason: str) -> None:
         self._delivery.cover(sub)
         self._links.say(sub.link, Gap(sub.number, sub.position, to, code, reason))
         self._shard.counters["gaps"] += 1

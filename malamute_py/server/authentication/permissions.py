@@ -18,7 +18,7 @@ from malamute_py.broker.limits import Quota
 from malamute_py.config import QUOTAS, Grant, QuotasSection
 from malamute_py.server.authentication.carriers import Carriers
 
-LISTED: Final = ("read", "write", "send", "receive", "request", "work")
+LISTED: Final = ("read", "write", "trim", "send", "receive", "request", "work")
 """Actions on named streams, mailboxes and services: a grant has a list for each."""
 MEMO_MAX: Final = 16_384
 """Answers that are remembered. No name in them is longer than NAME_BYTES_MAX characters, so that
