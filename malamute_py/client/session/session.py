@@ -54,6 +54,7 @@ from malamute_protocol.commands import (
     Send,
     Subscribe,
     Subscribed,
+    Trim,
     Unsubscribe,
     Welcome,
     Work,
@@ -129,7 +130,8 @@ _NOT_REPEATED: Final = (RemoveStream, Kick, PurgeMail, RemoveMailbox, RemoveServ
 _TRACKED: Final = frozenset(
     NUMBERS[command]
     for command in (
-        Publish, Send, RequestCommand, Reply, AckMail, AckWork, AckRecords, MoveCursor, Atomic,
+        Publish, Send, RequestCommand, Reply, AckMail, AckWork, AckRecords, MoveCursor, Trim,
+        Atomic,
     )
 )  # fmt: skip
 """Commands that CONFIRM answers and whose refusal names their tracker."""

@@ -27,6 +27,7 @@ from malamute_protocol.commands import (
     Reply,
     Request,
     Send,
+    Trim,
     Welcome,
     WorkState,
 )
@@ -71,7 +72,7 @@ PARTS_MAX: Final = 256
 ROWS_MAX: Final = 4096
 """Records and acknowledged numbers of a merged step: what any broker takes as one REQUEST."""
 
-_PUBLISH, _SEND, _REQUEST, _REPLY, _ACK, _MOVE = range(6)
+_PUBLISH, _SEND, _REQUEST, _REPLY, _ACK, _MOVE, _TRIM = range(7)
 _OWNING: Final = (_PUBLISH, _SEND, _REQUEST, _REPLY)
 
 Place: TypeAlias = tuple[Any, ...]
@@ -391,6 +392,23 @@ class Step:
         self.parts[moved] = [move]
         self.choosy = True
 
+    # --- removal ------------------------------------------------------------------------------
+
+    def trim(self, stream: str, before: int | Position) -> None:
+        """Remove a stream's records before an offset, or before a subscription's position.
+
+        The identity needs the permission `trim`. The step is refused `bad_start` when the stream
+        ends before it.
+        """
+        self._check_open()
+        name_of("stream", stream)
+        uuid, epoch = b"", 0
+        if isinstance(before, Position):
+            _, offset, epoch, uuid = start_on_wire(before)
+        else:
+            offset = integer("before", before, 0, code="bad_start")
+        self.parts.setdefault((_TRIM, stream, epoch, uuid), []).append(offset)
+
     def _add(self, place: Place, row: OutgoingRow) -> None:
         if self.state != OPEN:
             self._check_open()
@@ -573,6 +591,9 @@ class OutgoingSteps(OutgoingBatch):
             kind = place[0]
             if kind == _MOVE:
                 commands.append(_move(place, rows))
+            elif kind == _TRIM:
+                _, stream, epoch, uuid = place
+                commands.append(Trim(stream, max(rows), 0, 0, uuid, epoch))
             elif kind == _ACK:
                 _, holder, form = place
                 ranges = merged([(number, number + 1) for number in rows])
