@@ -43,6 +43,9 @@ MaxAge = Annotated[
     str | None, typer.Option(metavar="DURATION", help="Drop records older than this: 7d.")
 ]
 MaxBytes = Annotated[str | None, typer.Option(metavar="SIZE", help="Keep at most so much: 1GiB.")]
+MaxRecords = Annotated[
+    int | None, typer.Option(metavar="COUNT", min=0, help="Keep the newest so many at most.")
+]
 BodyKind = Annotated[
     str | None,
     typer.Option(metavar="KIND", help="blob, list or arrow; else the first batch decides."),
@@ -142,6 +145,7 @@ def create(
     stream: Annotated[str, typer.Argument(metavar="STREAM", help="Its name.")],
     max_age: MaxAge = None,
     max_bytes: MaxBytes = None,
+    max_records: MaxRecords = None,
     memory: Annotated[
         bool, typer.Option("--memory", help="In memory only: gone when the broker stops.")
     ] = False,
@@ -160,8 +164,9 @@ def create(
 ) -> None:
     """Create a stream; creating it again with these settings is fine."""
     asked = wanted(
-        settings, max_age_ms=max_age, max_bytes=max_bytes, memory=memory or None,
-        ring_bytes=ring_bytes, full=full, level=level, body_kind=body_kind, description=description,
+        settings, max_age_ms=max_age, max_bytes=max_bytes, max_records=max_records,
+        memory=memory or None, ring_bytes=ring_bytes, full=full, level=level, body_kind=body_kind,
+        description=description,
     )  # fmt: skip
     with linked(ctx) as client:
         client.create_stream(stream, asked)
@@ -177,6 +182,7 @@ def edit(
     stream: Name,
     max_age: MaxAge = None,
     max_bytes: MaxBytes = None,
+    max_records: MaxRecords = None,
     level: LevelOption = None,
     body_kind: BodyKind = None,
     description: Description = None,
@@ -187,8 +193,8 @@ def edit(
 ) -> None:
     """Change settings of a stream; settings that are not named stay."""
     asked = wanted(
-        settings, max_age_ms=max_age, max_bytes=max_bytes, level=level, body_kind=body_kind,
-        description=description,
+        settings, max_age_ms=max_age, max_bytes=max_bytes, max_records=max_records, level=level,
+        body_kind=body_kind, description=description,
     )  # fmt: skip
     if ring_bytes is not None or full is not None:
         raise CommandFailed(

@@ -19,6 +19,8 @@ def test_a_stream_is_made_shown_edited_and_removed(m: Run, stream: str) -> None:
     m("stream", "edit", stream, "--max-age", "1h").ok()
     edited = m("stream", "info", stream, "--json").ok().json["settings"]
     assert edited == {**settings, "max_age_ms": 3_600_000}
+    m("stream", "edit", stream, "--max-records", "100").ok()
+    assert m("stream", "info", stream, "--json").ok().json["settings"]["max_records"] == 100
 
     assert m("stream", "rm", stream, "--yes").ok().code == 0
     assert m("stream", "info", stream).code == 1

@@ -23,6 +23,7 @@ from typing import Final
 from malamute_protocol.commands import Gap
 from malamute_protocol.content import Content
 from malamute_protocol.stamp import STAMP_BYTES
+from malamute_py.broker.batches.bounds import first_within_bounds
 from malamute_py.broker.batches.encoding import PartEncodings
 from malamute_py.broker.batches.rows import unexpired
 from malamute_py.broker.context import Shard
@@ -114,9 +115,9 @@ class GroupReader:
         """Hand out one quantum while the share lasts, or begin a read; returns the bytes given."""
         stream = group.stream
         first = stream.first_at(self._shard.now_ms)
-        holdings, ages = group.holdings, stream.settings.max_age_ms > 0
-        # A record that a member gave back lies before what was read, and may be past its age.
-        if holdings.read < first or (ages and holdings.low < first):
+        holdings = group.holdings
+        # A record that a member gave back lies before what was read, and may be out of bounds.
+        if holdings.read < first or (stream.bounded and holdings.low < first):
             self.gone_by(group)
         quantum = self._shard.settings.quantum_bytes
         given, began = 0, group.dealt
@@ -352,6 +353,10 @@ class GroupReader:
 
     def _hand_out_history(self, group: Group, answer: HistoryRead) -> None:
         holdings, stream = group.holdings, group.stream
+        if stream.bounded:
+            kept = first_within_bounds(stream, answer, self._shard.now_ms)
+            if holdings.low < kept:
+                self._gap(group, (holdings.low, kept, "retention", ""))
         gaps, began = list(answer.gaps), group.dealt
         for run in answer.runs:
             data = memoryview(run.data)

@@ -1,4 +1,4 @@
-"""Retention: what a stream may drop to stay within its bounds of bytes and age.
+"""Retention: what a stream may drop to stay within its bounds of bytes, age and records.
 
 Owns the trims that the shell is asked for, by the ledger of each stream's bytes. The rule: the core
 asks the journal to trim, and `first` moves only when the journal has trimmed. Source:
@@ -60,6 +60,8 @@ class Retention:
                 ledger.split_asked = True
                 self._split_ledger(stream)
             keep_from = max(keep_from, ledger.first_within(settings.max_bytes) or 0)
+        # Records that a power loss may take back push none out for good.
+        keep_from = max(keep_from, stream.first_of_newest(stream.visible_next))
         if settings.max_age_ms:
             since_ms = stream.oldest_ms(self._shard.now_ms)
             # The ledger tells the age of its pieces, the hot window that of each batch.
