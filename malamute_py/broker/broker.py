@@ -52,6 +52,7 @@ from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.producers import Producers
 from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.broker.streams.recovery import recover, recover_queues
+from malamute_py.broker.streams.removal import Removal
 from malamute_py.broker.streams.retention import Retention
 from malamute_py.broker.streams.start_positions import Starts
 from malamute_py.broker.subscriptions.audience import Audience
@@ -133,6 +134,10 @@ class Broker:
         self._administration = Administration(
             shard, self._links, self._catalogue, self._producers, answers
         )
+        self._retention = Retention(shard)
+        self._removal = Removal(
+            shard, self._catalogue, self._retention, self._when_visible, self.trimmed
+        )
         self._stream_admin = StreamAdmin(
             shard, self._links, self._catalogue, self._publishing, self._producers, starts,
             self._steps, answers,
@@ -145,6 +150,7 @@ class Broker:
                 wire.Reply: self._services.prepare_reply,
                 wire.AckWork: self._services.prepare_ack,
                 wire.MoveCursor: self._cursors.prepare_move,
+                wire.Trim: self._removal.prepare_trim,
                 wire.AckRecords: self._groups.acknowledgements.prepare,
             },
             together={
@@ -155,7 +161,6 @@ class Broker:
             answers=answers,
             lost=state.queues_lost,
         )  # fmt: skip
-        self._retention = Retention(shard)
         self._acks: list[tuple[Link, wire.AckMail]] = []
         """Acknowledgements that no caller waits for: they are taken when nothing else is left to
         do."""

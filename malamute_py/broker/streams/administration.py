@@ -136,6 +136,7 @@ class StreamAdmin:
             "ring": stream.ring.name,
             "visible": stream.visible_next,
             "last_time_ms": stream.last_time_ms,
+            "trimmed": stream.row.trimmed,
             "settings": _settings(stream),
             "subscriptions": audience.count,
             "live": audience.live,

@@ -44,6 +44,7 @@ from malamute_protocol.commands import (
     Send,
     Subscribe,
     Subscribed,
+    Trim,
     Unsubscribe,
     Welcome,
     Work,
@@ -99,7 +100,8 @@ _FINAL_CODES: Final = frozenset(
 _TRACKED: Final = frozenset(
     NUMBERS[command]
     for command in (
-        Publish, Send, RequestCommand, Reply, AckMail, AckWork, AckRecords, MoveCursor, Atomic,
+        Publish, Send, RequestCommand, Reply, AckMail, AckWork, AckRecords, MoveCursor, Trim,
+        Atomic,
     )
 )  # fmt: skip
 """Commands that CONFIRM answers and whose refusal names their tracker."""

@@ -27,6 +27,7 @@ from malamute_protocol.commands import (
     Reply,
     Request,
     Send,
+    Trim,
     Welcome,
     WorkState,
 )
@@ -79,7 +80,7 @@ PARTS_MAX: Final = 256
 ROWS_MAX: Final = 4096
 """Records and acknowledged numbers of a merged step: what any broker takes as one REQUEST."""
 
-_PUBLISH, _SEND, _REQUEST, _REPLY, _ACK, _MOVE, _CONTENT = range(7)
+_PUBLISH, _SEND, _REQUEST, _REPLY, _ACK, _MOVE, _CONTENT, _TRIM = range(8)
 _OWNING: Final = (_PUBLISH, _SEND, _REQUEST, _REPLY, _CONTENT)
 
 Place: TypeAlias = tuple[Any, ...]
@@ -167,8 +168,8 @@ class Step:
         self.count = 0
         """Records and numbers."""
         self.choosy = False
-        """Whether the step moves a cursor, or has a request with a name of the caller's or an encoded
-        content: not every step may be taken together with it."""
+        """Whether the step moves a cursor, or has a request with a name of the caller's or an
+        encoded content: not every step may be taken together with it."""
         self.lent: list[tuple[Holder, list[int]]] = []
         self.state = OPEN
         self.token: Any = None
@@ -415,6 +416,23 @@ class Step:
         self.parts[moved] = [move]
         self.choosy = True
 
+    # --- removal ------------------------------------------------------------------------------
+
+    def trim(self, stream: str, before: int | Position) -> None:
+        """Remove a stream's records before an offset, or before a subscription's position.
+
+        The identity needs the permission `trim`. The step is refused `bad_start` when the stream
+        ends before it.
+        """
+        self._check_open()
+        name_of("stream", stream)
+        uuid, epoch = b"", 0
+        if isinstance(before, Position):
+            _, offset, epoch, uuid = start_on_wire(before)
+        else:
+            offset = integer("before", before, 0, code="bad_start")
+        self.parts.setdefault((_TRIM, stream, epoch, uuid), []).append(offset)
+
     def _add(self, place: Place, row: OutgoingRow) -> None:
         if self.state != OPEN:
             self._check_open()
@@ -601,6 +619,9 @@ class OutgoingSteps(OutgoingBatch):
             kind = place[0]
             if kind == _MOVE:
                 commands.append(_move(place, rows))
+            elif kind == _TRIM:
+                _, stream, epoch, uuid = place
+                commands.append(Trim(stream, max(rows), 0, 0, uuid, epoch))
             elif kind == _ACK:
                 _, holder, form = place
                 ranges = merged([(number, number + 1) for number in rows])

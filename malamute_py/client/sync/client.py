@@ -454,10 +454,10 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         """Create a stream; the same again succeeds.
 
         settings, by name or as a mapping; 0 is no bound: memory=True (in memory only), ring_bytes
-        (a ring of its own), full ("overwrite" or "refuse" in that ring), max_bytes and max_age_ms
-        (older records are dropped), body_kind ("blob", "list", "arrow"; else the first batch
-        decides), schema (of Arrow bodies), level ("synced" or "stored", what confirm="default"
-        means), description. The first three and schema cannot be changed later.
+        (a ring of its own), full ("overwrite" or "refuse" in that ring), max_bytes, max_age_ms and
+        max_records (older records are dropped), body_kind ("blob", "list", "arrow"; else the first
+        batch decides), schema (of Arrow bodies), level ("synced" or "stored", what
+        confirm="default" means), description. The first three and schema cannot be changed later.
         Raises BrokerRefused: `stream_exists` with other settings, `bad_setting`, ...
         """
         named = settings_of(settings, more)
