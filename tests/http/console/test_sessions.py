@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import zmq
 
-from malamute_py import EmbeddedBroker, SyncClient
+from malamute_py import Curve, EmbeddedBroker, SyncClient
 from malamute_py.client.aio.client import Client
 from malamute_py.http.console.logins import WRONG_FREE, Attempts
 from malamute_py.http.console.sessions import Sessions
@@ -67,6 +69,43 @@ def test_a_broker_without_authentication_takes_people_in_without_a_name(
     open_http: RunningHttp,
 ) -> None:
     assert Browser(open_http).log_in().status == 200
+
+
+def test_a_broker_with_curve_takes_people_in_by_their_secret_key(tmp_path: Path) -> None:
+    public, secret = (key.decode() for key in zmq.curve_keypair())
+    server_public, server_secret = (key.decode() for key in zmq.curve_keypair())
+    key_file = tmp_path / "server.key"
+    key_file.write_text(f"{server_secret}\n")
+    key_file.chmod(0o600)
+    curve: dict[str, Any] = {
+        "authentication.mechanism": "curve",
+        "authentication.server_key_file": str(key_file),
+        "authentication.clients": {"ann": public},
+    }
+    with EmbeddedBroker(tcp=True, **curve) as broker:
+        own = Curve(server_public, public, secret)
+        with RunningHttp(broker.tcp_endpoint, credential=own) as http:
+            browser = Browser(http)
+            assert "Secret key" in browser.get("login").words
+            assert browser.log_in("", "").status == 401
+            assert browser.log_in("", "x" * 40).status == 401
+            other = zmq.curve_keypair()[1].decode()
+            assert browser.log_in("", other).status == 401
+            page = browser.log_in("", secret)
+            assert page.status == 200
+            assert "ann" in page.words
+
+
+def test_a_socket_file_with_permissions_is_not_opened_to_people_without_a_name(
+    tmp_path: Path,
+) -> None:
+    with EmbeddedBroker(listen=[f"ipc://{tmp_path}/broker.sock"]) as broker:
+        with RunningHttp(broker.endpoint) as http:
+            page = Browser(http).log_in()
+            assert page.status == 401
+            assert "A name is needed." in page.words
+        with RunningHttp(broker.endpoint, console="open") as http:
+            assert Browser(http).log_in().status == 200
 
 
 def test_where_a_name_is_asked_for_an_open_broker_takes_nobody_in(
