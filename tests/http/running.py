@@ -30,7 +30,7 @@ class Answer(NamedTuple):
 class RunningHttp:
     """Serves at a free port until the block ends."""
 
-    def __init__(self, endpoint: str, credential: Credential = None, **settings: object) -> None:
+    def __init__(self, endpoint: str, credential: Credential = None, /, **settings: object) -> None:
         self.section = HttpSection(**{"bind": "127.0.0.1:0", **settings})  # type: ignore[arg-type]
         self._endpoint = endpoint
         self._credential = credential

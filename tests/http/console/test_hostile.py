@@ -57,7 +57,7 @@ def raw(browser: Browser, request: bytes) -> bytes:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(page=st.sampled_from(PAGES), query=st.dictionaries(st.sampled_from(FIELDS), NASTY))
 def test_no_query_breaks_a_page(root: Browser, page: str, query: dict[str, str]) -> None:
-    answer = root.get(page, **{name: value for name, value in query.items() if value is not None})
+    answer = root.get(page, **query)
     assert answer.status in (200, 400, 403, 404, 409), (answer.status, answer.text)
     assert "<script>alert" not in answer.text
 

@@ -84,7 +84,7 @@ def test_a_broker_with_curve_takes_people_in_by_their_secret_key(tmp_path: Path)
     }
     with EmbeddedBroker(tcp=True, **curve) as broker:
         own = Curve(server_public, public, secret)
-        with RunningHttp(broker.tcp_endpoint, credential=own) as http:
+        with RunningHttp(broker.tcp_endpoint, own) as http:
             browser = Browser(http)
             assert "Secret key" in browser.get("login").words
             assert browser.log_in("", "").status == 401
