@@ -108,6 +108,8 @@ class Logins:
         ):
             raise LoginRefused("Too many others are logging in: try again in a moment.")
         credential = self._credential(user, password)
+        if self.by_key:
+            user = ""  # the key alone says who it is
         self._under_way[address] += 1
         try:
             session = await self._linked(user, credential)
@@ -147,7 +149,7 @@ class Logins:
                 software=SOFTWARE, retry_max_ms=_RETRY_MAX_MS, call_timeout_ms=_CALL_MS,
             )  # fmt: skip
         except (BrokerRefused, SettingError):
-            raise
+            raise  # the caller counts it
         except Timeout:
             raise LoginRefused(
                 "The broker did not take the link: it is not there, or it asks for another kind "

@@ -91,7 +91,8 @@ class Console:
     def routes(self) -> list[BaseRoute]:
         """Return the addresses of the console."""
         found = [
-            Route("/", self._from_the_root),
+            Route("/", self._to_the_overview),
+            Route(f"{ROOT}/", self._to_the_overview),
             Route(f"{ROOT}/static/{{name}}", self._static.show),
             Route(f"{ROOT}/login", self._show_login),
             Route(f"{ROOT}/login", self._log_in, methods=["POST"]),
@@ -117,7 +118,7 @@ class Console:
 
     # --- logging in --------------------------------------------------------------------------
 
-    async def _from_the_root(self, request: Request) -> Response:
+    async def _to_the_overview(self, request: Request) -> Response:
         return _see(ROOT)
 
     async def _show_login(self, request: Request) -> Response:

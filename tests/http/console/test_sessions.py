@@ -41,8 +41,9 @@ def test_without_a_session_there_is_the_login_page_only(http: RunningHttp, path:
 
 
 def test_the_root_leads_to_the_console(http: RunningHttp) -> None:
-    page = Browser(http).ask("/")
-    assert (page.status, page.headers["location"]) == (303, "/console")
+    for path in ("/", "/console/"):
+        page = Browser(http).ask(path)
+        assert (page.status, page.headers["location"]) == (303, "/console")
 
 
 def test_a_person_logs_in_as_a_user_of_the_broker(root: Browser, client: SyncClient) -> None:
