@@ -23,6 +23,7 @@ from malamute_py.http.console.sessions import USER_SESSIONS_MAX, Session
 from tests.http.console.browsing import FORM, Browser
 from tests.http.console.conftest import PASSWORDS
 from tests.http.running import RunningHttp, at, until
+from tests.waiting import WAIT_S
 
 PAGES = (
     "", "streams", "stream", "mailboxes", "mailbox", "services", "service", "groups", "group",
@@ -43,7 +44,7 @@ NASTY = st.one_of(
 
 def raw(browser: Browser, request: bytes) -> bytes:
     """Send bytes; returns what comes until the connection ends."""
-    with browser.http.connect() as connection:
+    with socket.create_connection(browser.address, timeout=WAIT_S) as connection:
         connection.sendall(request)
         found = b""
         try:
@@ -123,7 +124,7 @@ def test_a_form_of_no_stated_length_is_not_read(root: Browser) -> None:
 
 def test_a_form_that_comes_too_slowly_ends_with_its_connection(broker: EmbeddedBroker) -> None:
     with at(broker, request_ms=200) as http:
-        browser = Browser(http)
+        browser = Browser(http.address)
         answer = raw(
             browser,
             b"POST /console/login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\na=",
@@ -134,12 +135,12 @@ def test_a_form_that_comes_too_slowly_ends_with_its_connection(broker: EmbeddedB
 
 def test_a_name_that_cannot_be_one_is_refused(http: RunningHttp) -> None:
     for user, password in (("a" * 300, "x"), ("a", "x" * 300), ("\x00", "\x00"), ("ü" * 200, "x")):
-        assert Browser(http).log_in(user, password).status == 401
+        assert Browser(http.address).log_in(user, password).status == 401
 
 
 def test_wrong_passwords_are_not_tried_without_end(broker: EmbeddedBroker) -> None:
     with at(broker) as http:
-        browser = Browser(http)
+        browser = Browser(http.address)
         answers = [browser.log_in("root", "wrong") for _ in range(WRONG_FREE + 3)]
         assert all(answer.status == 401 for answer in answers)
         assert "Too many wrong attempts" in answers[-1].words
@@ -152,7 +153,7 @@ def test_a_user_has_so_many_sessions_and_links_at_most(
     broker: EmbeddedBroker, client: SyncClient
 ) -> None:
     with at(broker) as http:
-        browsers = [Browser(http) for _ in range(USER_SESSIONS_MAX + 2)]
+        browsers = [Browser(http.address) for _ in range(USER_SESSIONS_MAX + 2)]
         for each in browsers:
             assert each.log_in("reader", PASSWORDS["reader"]).status == 200
         assert [each.get().status for each in browsers[:2]] == [303, 303]
@@ -168,7 +169,7 @@ def test_who_logs_in_anew_ends_the_session_before(enter: Callable[[str], Browser
     browser = enter("reader")
     before = dict(browser.cookies)
     assert browser.log_in("reader", PASSWORDS["reader"]).status == 200
-    other = Browser(browser.http)
+    other = Browser(browser.address)
     other.cookies = before
     assert other.get().status == 303
 
@@ -177,11 +178,16 @@ def test_who_logs_in_anew_ends_the_session_before(enter: Callable[[str], Browser
 
 
 @pytest.fixture
-def crowded(broker: EmbeddedBroker) -> Iterator[Browser]:
+def crowded_http(broker: EmbeddedBroker) -> Iterator[RunningHttp]:
     with at(broker) as http:
-        browser = Browser(http)
-        assert browser.log_in("root", PASSWORDS["root"]).status == 200
-        yield browser
+        yield http
+
+
+@pytest.fixture
+def crowded(crowded_http: RunningHttp) -> Browser:
+    browser = Browser(crowded_http.address)
+    assert browser.log_in("root", PASSWORDS["root"]).status == 200
+    return browser
 
 
 def test_a_session_has_so_many_event_streams_at_most(crowded: Browser, client: SyncClient) -> None:
@@ -193,7 +199,7 @@ def test_a_session_has_so_many_event_streams_at_most(crowded: Browser, client: S
         assert crowded.get("tail", name="crowd").status == 503
         # Others are served meanwhile.
         assert crowded.get("streams").status == 200
-        assert crowded.http.get("/livez").status == 200
+        assert crowded.ask("/livez").status == 200
     until(lambda: crowded.get("streams").status == 200)
 
     def again() -> bool:
@@ -206,19 +212,21 @@ def test_a_session_has_so_many_event_streams_at_most(crowded: Browser, client: S
     until(again)
 
 
-def test_event_streams_end_with_their_session(crowded: Browser, client: SyncClient) -> None:
+def test_event_streams_end_with_their_session(
+    crowded: Browser, crowded_http: RunningHttp, client: SyncClient
+) -> None:
     client.publish("crowd", b"x")
     with crowded.events("tail", name="crowd") as events:
         assert next(events).kind == "begun"
         crowded.get()
         crowded.post("logout")
         assert [event.kind for event in events] == []
-    until(lambda: len(crowded.http.serving.bounds) == 0)
+    until(lambda: len(crowded_http.serving.bounds) == 0)
 
 
 def test_without_a_session_there_are_no_event_streams(http: RunningHttp) -> None:
     for path in ("tail", "rates"):
-        assert Browser(http).get(path, name="crowd").status == 204
+        assert Browser(http.address).get(path, name="crowd").status == 204
 
 
 def test_a_browser_that_reads_nothing_costs_the_broker_little(
@@ -229,7 +237,7 @@ def test_a_browser_that_reads_nothing_costs_the_broker_little(
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
     with connection:
-        connection.connect(crowded.http.address)
+        connection.connect(crowded.address)
         request = f"GET /console/tail?name=unread HTTP/1.1\r\nHost: localhost\r\nCookie: {jar}"
         connection.sendall(f"{request}\r\n\r\n".encode())
         until(lambda: client.stream_info("unread").subscriptions == 1)
@@ -275,7 +283,7 @@ def test_an_event_stream_outlives_the_time_of_a_request(
 ) -> None:
     client.publish("patient", b"x")
     with at(broker, request_ms=300) as http:
-        browser = Browser(http)
+        browser = Browser(http.address)
         assert browser.log_in("root", PASSWORDS["root"]).status == 200
         cut = http.serving.bounds.cut
         with browser.events("rates") as events:
