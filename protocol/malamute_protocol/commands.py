@@ -888,6 +888,18 @@ class Trim(Command, tag=70, frozen=True):
     """Epoch in which `before` was a position; 0: not checked."""
 
 
+# --- 90 to 92: administration of the broker ------------------------------------------
+
+
+class ReloadConfig(Command, tag=90, frozen=True):
+    """Have the broker read its configuration and its users anew; needs manage_users.
+
+    RESULT: {"changes": [[key, outcome, why], ...], "more"}; see SPEC.md, section 4.7.
+    """
+
+    request: int
+
+
 AnyCommand: TypeAlias = Union[  # noqa: UP007 - msgspec reads the union at run time
     Hello, Welcome, Ping, Pong, Bye, Refused, Result,
     Publish, Confirm, Subscribe, Subscribed, Unsubscribe, Ended, Credit, Deliver, Cover, Gap,
@@ -900,6 +912,7 @@ AnyCommand: TypeAlias = Union[  # noqa: UP007 - msgspec reads the union at run t
     RemoveService,
     MoveCursor, CursorInfo, RemoveCursor, JoinGroup, AckRecords, GroupInfo, Atomic,
     EditCursor, RemoveGroup, Trim,
+    ReloadConfig,
 ]  # fmt: skip
 
 STEP_PARTS: tuple[type[Command], ...] = (

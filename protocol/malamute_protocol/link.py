@@ -46,6 +46,7 @@ CLIENT_COMMANDS: Final[tuple[type[Command], ...]] = (
     c.Requeue, c.RemoveService,
     c.MoveCursor, c.CursorInfo, c.RemoveCursor, c.JoinGroup, c.AckRecords, c.GroupInfo, c.Atomic,
     c.EditCursor, c.RemoveGroup, c.Trim,
+    c.ReloadConfig,
 )  # fmt: skip
 """Commands that a client may send at all."""
 
