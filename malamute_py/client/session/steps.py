@@ -167,8 +167,8 @@ class Step:
         self.count = 0
         """Records and numbers."""
         self.choosy = False
-        """Whether the step moves a cursor, or has a request with a name of the caller's or an encoded
-        content: not every step may be taken together with it."""
+        """Whether the step moves a cursor, or has an encoded content or a request with a name of the
+        caller's: not every step may be taken together with it."""
         self.lent: list[tuple[Holder, list[int]]] = []
         self.state = OPEN
         self.token: Any = None
