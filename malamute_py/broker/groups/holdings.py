@@ -16,7 +16,13 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from malamute_py.broker.structures.bitmaps import bits_of_rows, low_bit, ones, rows_of_bits
+from malamute_py.broker.structures.bitmaps import (
+    bits_of_rows,
+    low_bit,
+    ones,
+    rows_of_bits,
+    runs_of,
+)
 from malamute_py.changelog.records import Range
 
 PAGE: Final = 4_096
@@ -42,7 +48,7 @@ class Page:
         self.late = 0
         """Open offsets that are to be handed out after a time."""
         self.leaving = 0
-        """Open offsets that are acknowledged, and done once the log has that."""
+        """Open offsets that are done, or wait again, once the log has that."""
         self.held: dict[Any, int] = {}
         """Offsets that each member holds."""
         self.since: dict[Any, int] = {}
@@ -305,8 +311,11 @@ class Holdings:
         page.waiting |= mask
         self.waiting += mask.bit_count()
 
-    def release(self, members: set[Any]) -> Picked:
-        """Let all offsets that some members held wait again; returns them."""
+    def release(self, members: set[Any], *, leaving: bool = False) -> Picked:
+        """Let all offsets that some members held wait again; returns them.
+
+        leaving: they wait once the log has that.
+        """
         released: Picked = []
         for page in self.pages:
             mask = 0
@@ -314,11 +323,12 @@ class Holdings:
                 mask |= page.held.pop(member)
                 del page.since[member]
             if mask:
-                page.waiting |= mask
                 released.append((page, mask))
-                count = mask.bit_count()
-                self.held -= count
-                self.waiting += count
+                self.held -= mask.bit_count()
+                if leaving:
+                    self.leave(page, mask)
+                else:
+                    self.wait(page, mask)
         return released
 
     def close(self, page: Page, mask: int) -> None:
@@ -389,6 +399,15 @@ class Holdings:
             (page.base + first, page.base + end)
             for first, end in _closed_runs(page.open, closed, limit)
         ]
+
+
+def ranges_of(picked: Picked) -> list[Range]:
+    """Return offsets as ranges: exactly these."""
+    return [
+        (page.base + first, page.base + first + count)
+        for page, mask in picked
+        for first, count in runs_of(mask)
+    ]
 
 
 def _few_closed_runs(open_rows: int, mask: int, limit: int) -> list[tuple[int, int]]:

@@ -31,6 +31,7 @@ from malamute_protocol.commands import (
     Subscribed,
     Unsubscribe,
     Welcome,
+    WorkState,
 )
 from malamute_protocol.errors import (
     BrokerRefused,
@@ -39,7 +40,7 @@ from malamute_protocol.errors import (
     RemoteProtocolError,
 )
 from malamute_protocol.limits import Limits
-from malamute_py.client.arguments import duration, integer, name_of, one_of, truth
+from malamute_py.client.arguments import duration, integer, name_of, one_of, reason_of, truth
 from malamute_py.client.session.acknowledgements import Ack, AckForm, Acks, Range, merged
 from malamute_py.client.session.events import Event, Settled
 from malamute_py.client.session.letters import chosen, ranges_of, rows_of
@@ -51,6 +52,8 @@ from malamute_py.client.session.warnings import Warnings
 from malamute_py.client.words import GroupKind, GroupVisibility
 
 DONE: Final = AckForm()
+AGAIN: Final = AckForm(0, 0)
+RELEASED: Final = AckForm(int(WorkState.RELEASED))
 KINDS: Final = ("shared", "exclusive", "keyed")
 VISIBILITIES: Final = {"live": 0, "durable": 1}
 CREDIT_RECORDS: Final = 8192
@@ -65,6 +68,11 @@ def group_visibility(name: GroupVisibility | None) -> int:
         return -1
     one_of("visibility", name, tuple(VISIBILITIES))
     return VISIBILITIES[name]
+
+
+def failed(reason: str) -> AckForm:
+    """How records are acknowledged that are given up. Raises LocalProtocolError."""
+    return AckForm(int(WorkState.FAILED), -1, reason_of(reason))
 
 
 class GroupOptions(msgspec.Struct, frozen=True):
@@ -84,6 +92,8 @@ class GroupOptions(msgspec.Struct, frozen=True):
     """0 live, 1 durable; -1: as the group has it, and durable for a new one."""
     create: bool = False
     """Create the stream when it does not exist."""
+    settings: dict[str, Any] = {}
+    """Settings for a group that does not exist yet."""
 
     def check(self) -> GroupOptions:
         """Raises LocalProtocolError `bad_setting` for what the broker would refuse anyway."""
@@ -102,11 +112,13 @@ class GroupOptions(msgspec.Struct, frozen=True):
 class HeldBatch(Batch):
     """Records of a group in hand; their member knows them by it."""
 
-    def __init__(self, batch: Batch, opened: Membership, uuid: bytes) -> None:
+    def __init__(self, batch: Batch, opened: Membership, uuid: bytes, attempts: int) -> None:
         """uuid: of the stream, which may be another one by now."""
         super().__init__(batch.stamp, batch.content, batch.rows)
         self.opened = opened
         self.uuid = uuid
+        self.attempts = attempts
+        """Attempts of its records, this hand-out included; 1 where the group counts none."""
 
     @property
     def numbers(self) -> list[int]:
@@ -123,7 +135,7 @@ class HeldBatch(Batch):
 
     def cut(self, first: int, end: int) -> HeldBatch:
         """The records [first, end), counted among those delivered."""
-        return HeldBatch(cut(self, first, end), self.opened, self.uuid)
+        return HeldBatch(cut(self, first, end), self.opened, self.uuid, self.attempts)
 
 
 class Membership(Opened):
@@ -179,8 +191,8 @@ class Membership(Opened):
                 mine.append(offset)
         return mine
 
-    def ack(self, offsets: Sequence[int], again_ms: int = -1, token: Any = None) -> None:
-        """Records are done, or are wanted again after a time, by any member.
+    def ack(self, offsets: Sequence[int], form: AckForm = DONE, token: Any = None) -> None:
+        """Records are done, or the form says what else is to become of them.
 
         token: gets True when the broker has confirmed all of them, else False: what it does not
         take for ours, because the link went, it gives to some member again.
@@ -192,7 +204,7 @@ class Membership(Opened):
             return
         mine = self.give_up(offsets)
         whole = len(mine) == len(offsets)
-        if again_ms < 0:
+        if form is DONE:
             # Should the broker give them to us again, they are done already.
             self._acked.update(offset for offset in offsets if offset in self._away)
             self._acked.update(mine)
@@ -201,7 +213,6 @@ class Membership(Opened):
                 self._away.pop(offset, None)
         if mine:
             ranges = merged([(offset, offset + 1) for offset in mine])
-            form = DONE if again_ms < 0 else AckForm(0, again_ms)
             self._memberships.acks.add(self, form, ranges, token if whole else None)
         if token is not None and not (mine and whole):
             self._memberships.told(token, None if offsets else True)
@@ -265,11 +276,11 @@ class Membership(Opened):
 
     def ack_command(self, form: AckForm, ranges: list[Range], tracker: int) -> AckRecords:
         """ACK_RECORDS."""
-        return AckRecords(self.number, ranges, tracker, 0, form.again_ms)
+        return AckRecords(self.number, ranges, tracker, 0, form.again_ms, form.state, form.reason)
 
     def acked(self, form: AckForm, ranges: list[Range]) -> None:
         """The broker confirmed it."""
-        if form.again_ms < 0:
+        if form == DONE:
             for first, end in ranges:
                 self._acked.difference_update(range(first, end))
         self._memberships.freed(self)
@@ -319,6 +330,7 @@ class Membership(Opened):
             asked.visibility,
             (self._seen[1], self._seen[0], self.stream_uuid) if self._seen[1] else None,
             asked.create,
+            asked.settings,
         )
 
     @property
@@ -397,7 +409,7 @@ class Membership(Opened):
             left = self._without_known(batch) if self._away else batch
             if left is None:
                 continue
-            held = HeldBatch(left, self, self.stream_uuid)
+            held = HeldBatch(left, self, self.stream_uuid, command.attempts)
             self._seen = max(self._seen, (held.stamp.epoch, int(batch.offsets[-1]) + 1))
             self.in_hand.update(held.numbers)
             self.queue.append(held)

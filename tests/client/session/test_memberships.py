@@ -11,9 +11,10 @@ from malamute_protocol.batch import bitmap_of_rows, encode
 from malamute_protocol.commands import Command
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError
 from malamute_py.client.readers.group import numbers_of
+from malamute_py.client.session.acknowledgements import AckForm
 from malamute_py.client.session.attempts import LinkState
 from malamute_py.client.session.events import Settled
-from malamute_py.client.session.memberships import GroupOptions, HeldBatch, Membership
+from malamute_py.client.session.memberships import DONE, GroupOptions, HeldBatch, Membership
 from malamute_py.client.session.steps import Step
 from malamute_py.client.session.subscription import GapNotice, RewoundNotice
 from tests.client.script import STREAM_UUID, Script, stamped
@@ -53,7 +54,7 @@ class Grouped(Script):
         return item
 
     def ack(self, offsets: list[int], token: str | None = None, again_ms: int = -1) -> list[Any]:
-        self.member.ack(offsets, again_ms, token)
+        self.member.ack(offsets, DONE if again_ms < 0 else AckForm(0, again_ms), token)
         return [command for command in self.step() if isinstance(command, c.AckRecords)]
 
     def confirmed(self, ack: c.AckRecords) -> list[Command]:
