@@ -333,8 +333,9 @@ class GroupEdited(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="g
 class GroupReturned(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="group_returned"):
     """Records that a member held wait in their group again; each of them has one attempt more.
 
-    why: `died` (the member's link was lost), `returned` (the member wanted them again) or `failed`
-    (the member gave them up: they become dead letters), perhaps with `: ` and the member's words.
+    why: `died` (the member's link was lost), `lease` (the member was silent for too long),
+    `returned` (it wanted them again) or `failed` (it gave them up: they become dead letters),
+    perhaps with `: ` and the member's words.
     """
 
     stream: int

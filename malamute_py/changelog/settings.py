@@ -169,11 +169,14 @@ class GroupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     its attempts are not counted."""
     dead_letters: str = ""
     """Mailbox of the group's dead letters; empty: `STREAM.GROUP.dead`."""
+    lease_ms: int = 0
+    """Time without a word from a member about a record after which another member gets it; 0: it
+    has the record as long as its link lives."""
     description: str = ""
 
     def check(self) -> None:
         """Raise BrokerRefused `bad_setting`, which names the setting and its allowed values."""
-        check_numbers(self, "attempts_max")
+        check_numbers(self, "attempts_max", "lease_ms")
         if self.dead_letters and name_fault(self.dead_letters):
             raise BrokerRefused("bad_setting", f"dead_letters: {name_fault(self.dead_letters)}")
 

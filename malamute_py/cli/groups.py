@@ -127,7 +127,7 @@ def _show(found: GroupFacts, as_json: bool) -> None:
     members: list[dict[str, Any]] = [
         {
             "identity": each.identity, "link": each.link, "held": each.held,
-            "since_ms": each.since_ms, "oldest_ms": each.oldest_ms,
+            "since_ms": each.since_ms, "oldest_ms": each.oldest_ms, "aside": each.aside,
         }
         for each in found.members
     ]  # fmt: skip
@@ -167,7 +167,7 @@ def _show(found: GroupFacts, as_json: bool) -> None:
                 Cell(each["identity"], sender_text(each["identity"]) if each["identity"] else
                      "anonymous", "" if each["identity"] else "dim"),
                 Cell(each["link"], str(each["link"])),
-                Cell(each["held"], count_text(each["held"])),
+                Cell(each["held"], count_text(each["held"]), "red" if each["aside"] else ""),
                 age(each["since_ms"]),
                 age(each["oldest_ms"]),
             )
@@ -179,7 +179,7 @@ def _show(found: GroupFacts, as_json: bool) -> None:
     )  # fmt: skip
 
 
-_ZERO = {"attempts_max": "not counted"}
+_ZERO = {"attempts_max": "not counted", "lease_ms": "none"}
 
 
 def _attempts(found: GroupFacts) -> Cell:
@@ -215,7 +215,7 @@ def pattern_text(pattern: list[Any]) -> str:
     "edit",
     epilog="""\b
 Examples:
-  malamute group edit orders packers --attempts 5
+  malamute group edit orders packers --attempts 5 --lease 1m
   malamute group edit orders packers --dead-letters ops""",
 )
 def edit(
@@ -233,14 +233,19 @@ def edit(
         str | None,
         typer.Option(metavar="MAILBOX", help="Of its dead letters; default: STREAM.GROUP.dead."),
     ] = None,
+    lease: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="Silence after which others get a member's record."),
+    ] = None,
     description: Description = None,
     settings: Settings = None,
     as_json: output.Json = False,
 ) -> None:  # fmt: skip
     """Change settings of a group; settings that are not named stay."""
     asked = wanted(
-        settings, attempts_max=attempts, dead_letters=dead_letters, description=description
-    )
+        settings, attempts_max=attempts, dead_letters=dead_letters, lease_ms=lease,
+        description=description,
+    )  # fmt: skip
     if not asked:
         raise CommandFailed("nothing to change; name a setting, such as --attempts 5", USAGE)
     with linked(ctx) as client:

@@ -215,6 +215,10 @@ class MemberFacts(Facts, frozen=True, kw_only=True):
     since_ms: int = 0
     oldest_ms: int = 0
     """Time at which the oldest record that the member holds was delivered; 0: none."""
+    lease_ms: int = 0
+    """Silence about a record after which another member gets it; 0: none."""
+    aside: bool = False
+    """Whether it is given nothing, since a lease of it has ended."""
 
 
 class GroupFacts(Facts, frozen=True, kw_only=True):

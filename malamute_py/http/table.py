@@ -130,6 +130,7 @@ group_records_out -> group_delivered_records_total | Records given to members of
 group_records_done -> group_acknowledged_records_total | Records that members of groups acknowledged.
 group_records_returned -> group_returned_records_total | Records of groups that went to another member.
 group_records_dead -> group_dead_records_total | Records that members gave up, or that had too many attempts (event record_dead).
+group_leases_ended -> group_ended_leases_records_total | Records that went to another member since their lease was over (event group_lease_ended).
 group_records_requeued -> group_requeued_records_total | Records of dead letters that came again.
 groups_held_up | Times that a group read no further because a member does not acknowledge (event group_held_up).
 group_records_lost -> group_lost_records_total | Records that the ring had given up before their group had them (event group_gap).

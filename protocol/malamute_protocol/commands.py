@@ -241,6 +241,9 @@ class Subscribed(Command, tag=13, frozen=True):
     tail: int
     """Offset after the newest record."""
     end: int = -1
+    lease_ms: int = 0
+    """Members of groups only: silence about a record after which another member gets it; 0: none.
+    """
 
 
 class Unsubscribe(Command, tag=14, frozen=True):
@@ -827,7 +830,7 @@ class JoinGroup(Command, tag=63, frozen=True):
 class AckRecords(Command, tag=64, frozen=True):
     """Group member: records in these ranges, which it holds, are done, or wanted again.
 
-    state: 0 as again_ms says, 4 failed (dead letters), 6 released.
+    state: 0 as again_ms says, 2 renewed (lease), 4 failed (dead letters), 6 released.
     """
 
     subscription: int

@@ -1026,7 +1026,7 @@ PLANTS: dict[str, Planted] = {
     ),
     "coming-forgotten": Planted(
         "work", "a mailbox's limit counts only what is in the log",
-        _coming_forgotten, _codes("limit"), 60, 20,
+        _coming_forgotten, _codes("limit"), 60, 140,
     ),
     "newest-key-dropped": Planted(
         "work", "a window of keys that is full drops the newest instead of the oldest",

@@ -17,6 +17,7 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.groups.group import FAILED, Group, slots_of
 from malamute_py.broker.groups.holdings import Page, Picked
+from malamute_py.broker.groups.leases import Leases
 from malamute_py.broker.groups.member import Member
 from malamute_py.broker.groups.progress import Progress
 from malamute_py.broker.groups.reader import GroupReader
@@ -39,6 +40,7 @@ class Acknowledgements:
         reader: GroupReader,
         progress: Progress,
         returns: Returns,
+        leases: Leases,
         members: Mapping[Member, Group | None],
     ) -> None:
         """members: the group of each member; None: the group is not there yet."""
@@ -46,6 +48,7 @@ class Acknowledgements:
         self.reader = reader
         self.progress = progress
         self._returns = returns
+        self._leases = leases
         self._members = members
 
     def prepare(self, link: Link, command: AckRecords, frame: Any = None) -> Part:
@@ -63,6 +66,9 @@ class Acknowledgements:
                 reason = command.reason[:REASON_MAX]
                 why = f"{FAILED}: {reason}" if reason else FAILED
                 return self._returned(group, member, picked, 0, why)
+            if command.state == WorkState.RENEWED:
+                renewing = Then(partial(self._leases.renew, group, member, picked))
+                return Part(effects=[renewing], memory=True, level=group.stream.level)
             if command.state not in (0, RELEASED):
                 raise BrokerRefused("unsupported", f"no state {command.state} of records")
             if group.counts and not command.state:
@@ -91,6 +97,8 @@ class Acknowledgements:
         group = self._members.get(member)
         picked = None
         if group is not None:
+            if member.aside:
+                self._leases.heard(group, member)
             # A returned holder may acknowledge records that it had before it was lost.
             picked = group.holdings.pick(member, command.ranges, member is group.holder)
         if group is None or picked is None:

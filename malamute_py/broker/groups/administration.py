@@ -216,6 +216,8 @@ class GroupAdministration:
             "since_ms": member.joined_ms,
             "oldest_ms": group.holdings.since(member),
             "credit_records": member.left_records,
+            "lease_ms": member.lease_ms,
+            "aside": member.aside,
             "holds": group.kind != "exclusive" or member is group.holder,
         }
 

@@ -60,6 +60,7 @@ class Group:
         "_deals",
         "_joins",
         "_slots_of",
+        "_watch",
         "absent_holder",
         "by_place",
         "dealt",
@@ -75,6 +76,7 @@ class Group:
         "holdings",
         "idle_reads",
         "kind",
+        "lease_due_ms",
         "lost",
         "members",
         "moved_ms",
@@ -94,7 +96,13 @@ class Group:
         "window",
     )
 
-    def __init__(self, stream: Stream, row: GroupRow, window: int) -> None:
+    def __init__(
+        self, stream: Stream, row: GroupRow, window: int, watch: Callable[[Group], None]
+    ) -> None:
+        """watch: looks at the group again when its next lease ends."""
+        self._watch = watch
+        self.lease_due_ms = 0
+        """Time at which the leases are looked at; 0: there is none."""
         self.stream = stream
         self.row = row
         """The group as the log has it."""
@@ -166,7 +174,7 @@ class Group:
         if self.kind == "exclusive":
             if self.absent_holder is not None and member.is_again(self.absent_holder):
                 return self.hand_over(member)
-            if self.holder is None and self.absent_holder is None:
+            if self.absent_holder is None and (self.holder is None or self.holder.aside):
                 self.holder = member
         elif self.slots is not None:
             place = 0
@@ -226,7 +234,8 @@ class Group:
                 slots.back(slots_of(page, mask), settle=False)
         for member in leaving:
             del self.by_place[member.place]
-        slots.leave([member.place for member in leaving], self.members)
+        able = [member for member in self.members if not member.aside]
+        slots.leave([member.place for member in leaving], able)
         return released
 
     def give_up_absent_holder(self) -> Picked:
@@ -241,7 +250,28 @@ class Group:
 
     def next_holder(self) -> None:
         """Make the member that has waited longest the holder."""
-        self.holder = self.members[0] if self.members else None
+        able = (member for member in self.members if not member.aside)
+        self.holder = next(able, self.members[0] if self.members else None)
+
+    def set_aside(self, member: Member) -> None:
+        """Pass a member over until it is brought back."""
+        member.aside = True
+        self.free.remove(member)
+        if self.slots is not None:
+            others = [one for one in self.members if not one.aside]
+            self.slots.leave([member.place], others)
+        elif member is self.holder:
+            able = (one for one in self.members if not one.aside)
+            self.holder = next(able, member)
+
+    def bring_back(self, member: Member) -> None:
+        """Give a member records again that was passed over."""
+        member.aside = False
+        self.free.file(member)
+        if self.slots is not None:
+            self.slots.enter(member)
+        elif self.kind == "exclusive" and (self.holder is None or self.holder.aside):
+            self.holder = member
 
     def _release(self, member: Member, counts: bool) -> Picked:
         member.returned(member.held)
@@ -431,6 +461,11 @@ class Group:
     def hand(self, batch: StampedBatch, member: Member, bits: int, now_ms: int) -> int:
         """Put rows into a member's hands; returns how many."""
         self.holdings.hand(batch.base, bits, member, now_ms)
+        if member.lease_ms:
+            due_ms = member.lease_end(now_ms)
+            for page, mask in self.holdings.pieces(batch.base, bits):
+                self.holdings.lease(page, member, mask, due_ms)
+            self._watch(self)
         count = bits.bit_count()
         member.handed(count, now_ms, self._deals)
         self.deliveries += 1
@@ -543,6 +578,12 @@ class Group:
             if self.slots is not None:
                 self.slots.withhold(slots_of(page, mask))
         return picked
+
+    def take_back(self, member: Member, picked: Picked) -> None:
+        """Take rows out of a member's hands, and withhold them."""
+        for page, mask in picked:
+            self.holdings.unhand(page, member, mask)
+            self.holdings.leave(page, mask)
 
     def back(self, picked: Picked, *, late: bool) -> None:
         """Let withheld rows wait again. late: they wait for a time first."""

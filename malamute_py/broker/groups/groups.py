@@ -34,6 +34,7 @@ from malamute_py.broker.groups.acknowledgements import Acknowledgements
 from malamute_py.broker.groups.administration import GroupAdministration
 from malamute_py.broker.groups.dead_letters import DeadLetters
 from malamute_py.broker.groups.group import KINDS, Group
+from malamute_py.broker.groups.leases import Leases
 from malamute_py.broker.groups.member import Member
 from malamute_py.broker.groups.progress import Progress
 from malamute_py.broker.groups.reader import GroupReader
@@ -99,8 +100,9 @@ class Groups:
             shard, links, delivery, matching, progress, self.timers, dead_letters
         )
         self._returns = returns = Returns(shard, steps, self.reader, self.timers)
+        self._leases = Leases(shard, links, self.reader, returns, self.timers)
         self.acknowledgements: Final = Acknowledgements(
-            shard, self.reader, progress, returns, self._members
+            shard, self.reader, progress, returns, self._leases, self._members
         )
         self._requeueing = Requeueing(
             shard, catalogue, steps, answers, self._groups, puts, self.reader, self.timers
@@ -189,7 +191,8 @@ class Groups:
         self._shard.event("group_clamped", "warning", **facts)
 
     def _take_up(self, stream: Stream, row: GroupRow) -> Group:
-        group = Group(stream, row, self._shard.settings.group_window_records)
+        window = self._shard.settings.group_window_records
+        group = Group(stream, row, window, self._leases.watch)
         self._groups.add((stream.number, row.name), group, row.by)
         return group
 
@@ -393,12 +396,24 @@ class Groups:
             group.waker = partial(self.reader.wake, group)
             stream.audience.add_reader(group.waker, group.durable)
         self._members[member] = group
+        member.lease_ms = self._leases.of(group)
+        before = group.holder
         held = group.enter(member)
+        if before is not None and group.holder is not before:
+            # The former holder was passed over.
+            links.say(before.link, Mode(before.number, False, group.holdings.low))
         low = group.holdings.low
         links.say(
             member.link,
             Subscribed(
-                member.number, stream.uuid, self._shard.epoch, low, stream.first, stream.next, -1
+                member.number,
+                stream.uuid,
+                self._shard.epoch,
+                low,
+                stream.first,
+                stream.next,
+                -1,
+                member.lease_ms,
             ),
         )
         if command.seen:

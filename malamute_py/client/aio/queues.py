@@ -343,6 +343,19 @@ class Member(MemberBase):
         future = self._ack(held, RELEASED)
         return await self._link.limit(future, timeout_ms, ACKED, "an acknowledgement")
 
+    async def renew(self, held: Any, timeout_ms: Wait = "default") -> bool:
+        """Begin the leases of a record or batch anew, for one that takes long. As ack().
+
+        Records that were not handed over yet are renewed by themselves while records are asked for
+        or acknowledged. Only groups with `lease_ms` have leases.
+        """
+        offsets = numbers_of(held, self._membership)
+        future: asyncio.Future[bool] = self._link.loop.create_future()
+        if True:  # sync: with self._link.lock:
+            self._membership.renew(offsets, future)
+            self._link.wake_up()
+        return await self._link.limit(future, timeout_ms, ACKED, "a renewal")
+
     async def fail(self, held: Any, reason: str = "", timeout_ms: Wait = "default") -> bool:
         """Give a record or batch up: to the group's dead letters, with the reason. As ack()."""
         future = self._ack(held, failed(reason))
@@ -507,7 +520,8 @@ class QueueVerbs(AsyncVerbs):
 
         settings, by name or as a mapping: attempts_max (attempts before a record is a dead letter;
         0: none are counted, and a record comes again for ever), dead_letters (name of their
-        mailbox; "": STREAM.GROUP.dead), description. Raises BrokerRefused.
+        mailbox; "": STREAM.GROUP.dead), lease_ms (silence of a member about a record before another
+        gets it, for members that join from then on; 0: none), description. Raises BrokerRefused.
         """
         named = settings_of(settings, more)
         value = await self._link.ask(lambda number: c.EditGroup(number, stream, group, named))

@@ -54,6 +54,9 @@ from malamute_py.client.words import GroupKind, GroupVisibility
 DONE: Final = AckForm()
 AGAIN: Final = AckForm(0, 0)
 RELEASED: Final = AckForm(int(WorkState.RELEASED))
+RENEWED: Final = AckForm(int(WorkState.RENEWED))
+_RENEWALS: Final = 3
+"""Renewals of a lease within its time."""
 KINDS: Final = ("shared", "exclusive", "keyed")
 VISIBILITIES: Final = {"live": 0, "durable": 1}
 CREDIT_RECORDS: Final = 8192
@@ -149,6 +152,11 @@ class Membership(Opened):
         self.in_hand: set[int] = set()
         """Offsets that were delivered on this link, and neither acknowledged nor lent."""
         self.stream_uuid = b""
+        self.lease_ms = 0
+        """Time for which it has a record without a word about it; 0: while its link lives."""
+        self.progressed = False
+        """Whether its program has asked for records or acknowledged some since the last renewal."""
+        self.renew_at_ms = 0
         self.tail = 0
         """Tail of the stream when the broker accepted the membership."""
         self.leaving = False
@@ -175,6 +183,7 @@ class Membership(Opened):
 
     def take(self) -> HeldBatch | Notice | None:
         """The next records, or a notice; None: none yet."""
+        self.progressed = True
         if not self.queue:
             return None
         item = self.queue.popleft()
@@ -202,6 +211,7 @@ class Membership(Opened):
             if token is not None:
                 self._memberships.told(token, None)
             return
+        self.progressed = True
         mine = self.give_up(offsets)
         whole = len(mine) == len(offsets)
         if form is DONE:
@@ -217,6 +227,34 @@ class Membership(Opened):
         if token is not None and not (mine and whole):
             self._memberships.told(token, None if offsets else True)
         self._memberships.freed(self)
+
+    def renew(self, offsets: Sequence[int], token: Any) -> None:
+        """Begin the leases of records anew. token: gets True, or False: not all are ours."""
+        mine = [offset for offset in offsets if offset in self.in_hand]
+        whole = bool(mine) and len(mine) == len(offsets)
+        if mine:
+            ranges = merged([(offset, offset + 1) for offset in mine])
+            self._memberships.acks.add(self, RENEWED, ranges, token if whole else None)
+        if not whole:
+            self._memberships.told(token, None)
+
+    def renew_all(self, now_ms: int) -> None:
+        """Begin all leases anew, if that is due and the program goes on."""
+        if not self.in_hand:
+            self.renew_at_ms = 0
+        elif not self.renew_at_ms:
+            self.renew_at_ms = now_ms + self.next_renewal_ms
+            self.progressed = False
+        elif self.progressed and self.active and self.renew_at_ms <= now_ms:
+            ranges = merged([(offset, offset + 1) for offset in sorted(self.in_hand)])
+            self._memberships.acks.add(self, RENEWED, ranges)
+            self.renew_at_ms = now_ms + self.next_renewal_ms
+            self.progressed = False
+
+    @property
+    def next_renewal_ms(self) -> int:
+        """Milliseconds between two renewals."""
+        return max(1, self.lease_ms // _RENEWALS)
 
     def discard(self) -> None:
         """Drop what waits: the broker gives it to others."""
@@ -288,6 +326,9 @@ class Membership(Opened):
     def not_acked(self, form: AckForm, number: int, error: MalamuteError) -> None:
         """The broker says that it is not ours any more."""
         self._acked.discard(number)
+        if form.state == RENEWED.state:
+            self.in_hand.discard(number)
+            return
         self._memberships.not_held += 1
         self._memberships.warnings.add(
             "acknowledged too late",
@@ -373,6 +414,8 @@ class Membership(Opened):
                 self._acked.clear()
             self.stream_uuid = command.stream
             self.tail = command.tail
+            self.lease_ms = command.lease_ms
+            self._memberships.leases(self)
         elif kind is Gap:
             self.queue.append(GapNotice(command.from_, command.to, command.code, command.reason))
         elif kind is Rewound:
@@ -470,6 +513,7 @@ class Membership(Opened):
 
     def over(self) -> None:
         """The membership has ended."""
+        self.lease_ms = 0
         self._memberships.over(self)
 
 
@@ -496,7 +540,9 @@ class Memberships:
         self._consumed = consumed
         self._arrived = arrived
         self._leaving: Final[dict[Membership, None]] = {}
-        self.queues: Final = (self._leaving, *self.acks.queues)
+        self._leased: Final[dict[Membership, None]] = {}
+        """Memberships with a lease, which is renewed."""
+        self.queues: Final = (self._leaving, self._leased, *self.acks.queues)
         """While all of them are empty, take() has nothing to do."""
         self._linked = False
 
@@ -514,6 +560,13 @@ class Memberships:
             self._end(membership)
         self._arrived(membership)
 
+    def leases(self, membership: Membership) -> None:
+        """Renew the leases of a membership from now on, or no longer."""
+        if membership.lease_ms:
+            self._leased[membership] = None
+        else:
+            self._leased.pop(membership, None)
+
     def freed(self, membership: Membership) -> None:
         """Records of it are in hand no longer."""
         self._consumed(membership)
@@ -529,6 +582,7 @@ class Memberships:
     def over(self, membership: Membership) -> None:
         """A membership ended."""
         self._leaving.pop(membership, None)
+        self._leased.pop(membership, None)
         error = membership.error or ConnectionLost("the membership was closed")
         self.acks.forget(membership, error)
 
@@ -570,7 +624,9 @@ class Memberships:
         self.warnings.wake(now_ms)
 
     def take(self, now_ms: int, out: CommandSink) -> bool:
-        """Acknowledge; leave groups that no caller reads."""
+        """Renew leases, acknowledge, leave groups that no caller reads."""
+        for membership in self._leased:
+            membership.renew_all(now_ms)
         self.acks.take(now_ms, out)
         for membership in list(self._leaving):
             if not membership.settling:
@@ -582,4 +638,9 @@ class Memberships:
 
     def next_wake(self) -> int | None:
         """Latest time of the next take(); None: no need."""
-        return self.warnings.next_wake(self.acks.next_wake())
+        at = self.warnings.next_wake(self.acks.next_wake())
+        for membership in self._leased:
+            due_ms = membership.renew_at_ms
+            if due_ms and membership.progressed and (at is None or due_ms < at):
+                at = due_ms
+        return at

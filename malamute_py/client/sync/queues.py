@@ -332,6 +332,19 @@ class SyncMember(MemberBase):
         pending = self._ack(held, RELEASED)
         return pending.result(timeout_ms, ACKED, "an acknowledgement")
 
+    def renew(self, held: Any, timeout_ms: Wait = "default") -> bool:
+        """Begin the leases of a record or batch anew, for one that takes long. As ack().
+
+        Records that were not handed over yet are renewed by themselves while records are asked for
+        or acknowledged. Only groups with `lease_ms` have leases.
+        """
+        offsets = numbers_of(held, self._membership)
+        pending: Pending[bool] = Pending(self._link)
+        with self._link.lock:
+            self._membership.renew(offsets, pending)
+            self._link.wake_up()
+        return pending.result(timeout_ms, ACKED, "a renewal")
+
     def fail(self, held: Any, reason: str = "", timeout_ms: Wait = "default") -> bool:
         """Give a record or batch up: to the group's dead letters, with the reason. As ack()."""
         pending = self._ack(held, failed(reason))
@@ -496,7 +509,8 @@ class SyncQueueVerbs(SyncVerbs):
 
         settings, by name or as a mapping: attempts_max (attempts before a record is a dead letter;
         0: none are counted, and a record comes again for ever), dead_letters (name of their
-        mailbox; "": STREAM.GROUP.dead), description. Raises BrokerRefused.
+        mailbox; "": STREAM.GROUP.dead), lease_ms (silence of a member about a record before another
+        gets it, for members that join from then on; 0: none), description. Raises BrokerRefused.
         """
         named = settings_of(settings, more)
         value = self._link.ask(lambda number: c.EditGroup(number, stream, group, named))
