@@ -126,7 +126,7 @@ class Broker:
         self._cursors = Cursors(shard, self._links, self._catalogue, self._steps, starts, answers)
         self._groups = Groups(
             shard, self._links, self._catalogue, self._steps, starts, self._delivery,
-            self._matching, answers,
+            self._matching, answers, self._mail.puts,
         )  # fmt: skip
         self._subscriptions = Subscriptions(
             shard, self._links, self._delivery, self._on_demand, starts

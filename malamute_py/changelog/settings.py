@@ -1,4 +1,4 @@
-"""Settings of streams, mailboxes, services and cursors.
+"""Settings of streams, mailboxes, services, cursors and groups.
 
 Owns their names, their defaults and the values that each may have. The rule: a setting that is
 unknown or out of range is refused by name, and the command that names it changes nothing. Source:
@@ -162,6 +162,26 @@ class CursorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
         check_numbers(self, "pin_bytes_max")
 
 
+class GroupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Settings of one group."""
+
+    attempts_max: int = 0
+    """Attempts of a record after which it becomes a dead letter; 0: it comes again for ever, and
+    its attempts are not counted."""
+    dead_letters: str = ""
+    """Mailbox of the group's dead letters; empty: `STREAM.GROUP.dead`."""
+    lease_ms: int = 0
+    """Time without a word from a member about a record after which another member gets it; 0: it
+    has the record as long as its link lives."""
+    description: str = ""
+
+    def check(self) -> None:
+        """Raise BrokerRefused `bad_setting`, which names the setting and its allowed values."""
+        check_numbers(self, "attempts_max", "lease_ms")
+        if self.dead_letters and name_fault(self.dead_letters):
+            raise BrokerRefused("bad_setting", f"dead_letters: {name_fault(self.dead_letters)}")
+
+
 def check_numbers(settings: msgspec.Struct, *names: str) -> None:
     """Raise BrokerRefused `bad_setting` when a number is negative or absurdly large."""
     for name in names:
@@ -175,7 +195,7 @@ def check_level(level: str) -> None:
         raise BrokerRefused("bad_setting", f"level is one of {', '.join(LEVELS)}")
 
 
-_S = TypeVar("_S", StreamSettings, MailboxSettings, ServiceSettings, CursorSettings)
+_S = TypeVar("_S", StreamSettings, MailboxSettings, ServiceSettings, CursorSettings, GroupSettings)
 
 
 def queue_settings(kind: type[_S], values: dict[str, Any], bytes_max: int, over: _S | None) -> _S:

@@ -241,6 +241,9 @@ class Subscribed(Command, tag=13, frozen=True):
     tail: int
     """Offset after the newest record."""
     end: int = -1
+    lease_ms: int = 0
+    """Members of groups only: silence about a record after which another member gets it; 0: none.
+    """
 
 
 class Unsubscribe(Command, tag=14, frozen=True):
@@ -274,6 +277,8 @@ class Deliver(Command, tag=17, frozen=True):
     frames: int
     rows: bytes | None = None
     """Bitmap of the delivered rows of the one batch (LSB first); None: all rows of all batches."""
+    attempts: int = 1
+    """Members of groups that count attempts: those of these records, this hand-out included."""
 
     @property
     def content_frames(self) -> int:
@@ -502,7 +507,10 @@ class Mail(Command, tag=42, frozen=True):
     last: bool = False
     """True: each of these replies is the last to its request."""
     why: str = ""
-    """Dead letters only: why the request came here. Notices only: why there will be no answer."""
+    """Dead letters only: why the request or record came here. Notices only: why there will be no
+    answer."""
+    origin: tuple[str, str, int, list[int]] | None = None
+    """Dead letters of a group only: [stream, group, attempts, offset of each delivered row]."""
 
     @property
     def content_frames(self) -> int:
@@ -815,10 +823,15 @@ class JoinGroup(Command, tag=63, frozen=True):
     REWOUND tells what of it was rewound. None: it was delivered none."""
     create: bool = True
     """Create the stream when it does not exist."""
+    settings: dict[str, Any] = {}
+    """Settings for a group that does not exist yet."""
 
 
 class AckRecords(Command, tag=64, frozen=True):
-    """Group member: records in these ranges, which it holds, are done, or wanted again."""
+    """Group member: records in these ranges, which it holds, are done, or wanted again.
+
+    state: 0 as again_ms says, 2 renewed (lease), 4 failed (dead letters), 6 released.
+    """
 
     subscription: int
     ranges: Ranges
@@ -826,6 +839,10 @@ class AckRecords(Command, tag=64, frozen=True):
     level: int = 0
     again_ms: Again = -1
     """-1: done; otherwise deliver again, to any member, after this time."""
+    state: Annotated[int, msgspec.Meta(ge=0, le=6)] = 0
+    """Number of a WorkState; 0: `again_ms` says what becomes of the records."""
+    reason: Reason = ""
+    """With 4: why."""
 
     def __post_init__(self) -> None:
         """Raise ValueError: the ranges are none."""
@@ -888,6 +905,27 @@ class Trim(Command, tag=70, frozen=True):
     """Epoch in which `before` was a position; 0: not checked."""
 
 
+# --- 80 to 89: groups, further --------------------------------------------------------------
+
+
+class EditGroup(Command, tag=80, frozen=True):
+    """Change the settings of a group."""
+
+    request: int
+    stream: str
+    group: str
+    settings: dict[str, Any]
+
+
+class RequeueGroup(Command, tag=81, frozen=True):
+    """Operator lets the records of a group's dead letters come again."""
+
+    request: int
+    stream: str
+    group: str
+    numbers: Numbers = []
+
+
 # --- 90 to 92: administration of the broker ------------------------------------------
 
 
@@ -911,7 +949,7 @@ AnyCommand: TypeAlias = Union[  # noqa: UP007 - msgspec reads the union at run t
     Request, Offer, Work, AckWork, Reply, CancelRequest, ServiceInfo, EditService, Requeue,
     RemoveService,
     MoveCursor, CursorInfo, RemoveCursor, JoinGroup, AckRecords, GroupInfo, Atomic,
-    EditCursor, RemoveGroup, Trim,
+    EditCursor, RemoveGroup, Trim, EditGroup, RequeueGroup,
     ReloadConfig,
 ]  # fmt: skip
 

@@ -41,6 +41,7 @@ from malamute_protocol.pattern import CRITERIA_MAX, DEPTH_MAX, NODES_MAX, REGEX_
 from malamute_protocol.version import Feature
 from malamute_py.changelog.settings import (
     CursorSettings,
+    GroupSettings,
     MailboxSettings,
     ServiceSettings,
     StreamSettings,
@@ -62,6 +63,7 @@ TYPES = {
     "bin or nil": "bytes | None",
     "[int, int] or nil": "tuple[int, int] | None",
     "[int, int, bin] or nil": "tuple[int, int, bytes] | None",
+    "[str, str, int, [int]] or nil": "tuple[str, str, int, list[int]] | None",
 }
 DEFAULTS: dict[str, Any] = {
     '""': "",
@@ -250,6 +252,7 @@ def test_flags_kinds_codecs_and_bits_are_those_of_the_code() -> None:
         ("Mailbox setting", MailboxSettings),
         ("Service setting", ServiceSettings),
         ("Cursor setting", CursorSettings),
+        ("Group setting", GroupSettings),
     ],
 )
 def test_the_settings_are_those_of_the_broker(heading: str, settings: type[msgspec.Struct]) -> None:
