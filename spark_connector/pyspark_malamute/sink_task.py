@@ -31,7 +31,7 @@ _PUBLISH: Final = "publish rows"
 
 
 class Written(WriterCommitMessage):
-    """What a task tells the driver about its partition."""
+    """Report of a task to the driver about its partition."""
 
     def __init__(self, batch: BatchName, partition: int) -> None:
         self.batch = batch
