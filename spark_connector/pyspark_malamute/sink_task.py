@@ -84,7 +84,7 @@ class _Task:
 
     @functools.cached_property
     def published(self) -> Published:
-        """What other attempts had published when this one began."""
+        """Chunks and commit that were published before the first row of this attempt."""
         return self._read()
 
     def rows_published(self, number: int) -> int | None:
