@@ -32,7 +32,7 @@ class Daemon:
     """Starts on port 0; settings are dotted keys with `__` for the dot."""
 
     def __init__(
-        self, data: object, *, stdin: int = subprocess.DEVNULL, **settings: object
+        self, data: object, *, stdin: Any = subprocess.DEVNULL, **settings: object
     ) -> None:
         wanted = {"data_directory": data, "listen": "tcp://127.0.0.1:0", **settings}
         words = [f"{key.replace('__', '.')}={value}" for key, value in wanted.items()]
