@@ -14,6 +14,7 @@ import msgspec
 
 from malamute_protocol.address import name_fault
 from malamute_protocol.errors import BrokerRefused
+from malamute_protocol.schema import schema_id
 
 BODY_KINDS = ("blob", "list", "arrow")
 LEVELS = ("stored", "synced")
@@ -37,7 +38,9 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     body_kind: str = ""
     """`blob`, `list` or `arrow`; empty until the first batch of the stream decides it."""
     schema: bytes = b""
-    """Arrow schema message of the bodies, kept for readers; the broker compares no body with it."""
+    """Arrow schema message of the newest version; empty: the stream is not typed."""
+    former_schemas: tuple[bytes, ...] = ()
+    """Earlier versions of the schema, oldest first; no client may set them."""
     level: str = "synced"
     """Level at which a publish that asks for level 0 is confirmed: `stored` or `synced`."""
     description: str = ""
@@ -58,21 +61,32 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
         if self.body_kind and self.body_kind not in BODY_KINDS:
             raise BrokerRefused("bad_setting", f"body_kind is one of {', '.join(BODY_KINDS)}")
         check_level(self.level)
-        if self.schema and self.body_kind != "arrow":
+        if self.schema and self.body_kind not in ("", "arrow"):
             raise BrokerRefused("bad_setting", "a schema needs body_kind = arrow")
 
 
-FIXED_SETTINGS = ("memory", "ring_bytes", "full", "schema")
+FIXED_SETTINGS = ("memory", "ring_bytes", "full")
 """Settings that an edit cannot change, since records stay where they were written. An empty
 body_kind may be set once."""
 
 
-def settings_of(values: dict[str, Any], bytes_max: int) -> StreamSettings:
-    """Put the settings that a client named over the defaults.
+def settings_of(
+    values: dict[str, Any], bytes_max: int, over: StreamSettings | None = None
+) -> StreamSettings:
+    """Put the settings that a client named over those that hold (None: over the defaults).
 
     Raises BrokerRefused `bad_setting`: unknown, of a wrong type, out of range, too much.
     """
-    return queue_settings(StreamSettings, values, bytes_max, None)
+    if "former_schemas" in values:
+        raise BrokerRefused("bad_setting", "former_schemas is kept by the broker: set schema")
+    return queue_settings(StreamSettings, values, bytes_max, over)
+
+
+def versions(settings: StreamSettings) -> dict[int, bytes]:
+    """Return id -> schema message of each version, oldest first; empty: the stream is not typed."""
+    if not settings.schema:
+        return {}
+    return {schema_id(message): message for message in (*settings.former_schemas, settings.schema)}
 
 
 def _fault(kind: type[msgspec.Struct], error: Exception) -> str:

@@ -32,6 +32,10 @@ Pattern: TypeAlias = list[Any]
 """A pattern in wire form, as [kind, ...]; see SPEC.md, section 7."""
 
 
+Versions: TypeAlias = list[tuple[int, bytes]]
+"""Versions of a declared schema: id and Arrow schema message; see SPEC.md, section 5.9."""
+
+
 class Level(enum.IntEnum):
     """Promise of a confirm; see SPEC.md, section 8."""
 
@@ -244,6 +248,9 @@ class Subscribed(Command, tag=13, frozen=True):
     lease_ms: int = 0
     """Members of groups only: silence about a record after which another member gets it; 0: none.
     """
+    schemas: Versions = []
+    """Versions of the stream's declared schema, oldest first: id and Arrow schema message of each;
+    empty: the stream has none."""
 
 
 class Unsubscribe(Command, tag=14, frozen=True):
@@ -926,6 +933,28 @@ class RequeueGroup(Command, tag=81, frozen=True):
     numbers: Numbers = []
 
 
+# --- 85 to 86: typed streams (feature TYPED) ------------------------------------------
+
+
+class StreamSchemas(Command, tag=85, frozen=True):
+    """Ask for the versions of a stream's declared schema; answered by RESULT.
+
+    RESULT: {"schemas": [[id, Arrow schema message], ...]}, oldest first; empty: it has none.
+    """
+
+    request: int
+    stream: str
+
+
+class Schema(Command, tag=86, frozen=True):
+    """A subscription's stream has a new version of its schema; batches of it may follow."""
+
+    subscription: int
+    id: int
+    schema: bytes
+    """Arrow schema message."""
+
+
 # --- 90 to 92: administration of the broker ------------------------------------------
 
 
@@ -950,7 +979,7 @@ AnyCommand: TypeAlias = Union[  # noqa: UP007 - msgspec reads the union at run t
     RemoveService,
     MoveCursor, CursorInfo, RemoveCursor, JoinGroup, AckRecords, GroupInfo, Atomic,
     EditCursor, RemoveGroup, Trim, EditGroup, RequeueGroup,
-    ReloadConfig,
+    StreamSchemas, Schema, ReloadConfig,
 ]  # fmt: skip
 
 STEP_PARTS: tuple[type[Command], ...] = (

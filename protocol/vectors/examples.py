@@ -58,7 +58,7 @@ EXAMPLES: list[Command] = [
         True,
         True,
     ),
-    c.Subscribed(1, UUID, 7, 100, 0, 2**40, 500, 30_000),
+    c.Subscribed(1, UUID, 7, 100, 0, 2**40, 500, 30_000, [(2**32 - 1, b"schema"), (1, b"")]),
     c.Unsubscribe(1),
     c.Ended(1, 500, "end"),
     c.Credit(1, 2**40, 2**50),
@@ -125,6 +125,8 @@ EXAMPLES: list[Command] = [
     c.Trim("flights", 500, 7, 3, UUID, 7),
     c.EditGroup(1, "flights", "loaders", {"attempts_max": 5}),
     c.RequeueGroup(1, "flights", "loaders", [5, 2**40]),
+    c.StreamSchemas(1, "flights"),
+    c.Schema(1, 2**32 - 1, b"schema"),
 ]
 STEP: list[Command] = [
     c.Atomic(9, 9, 3, b"step 4"),

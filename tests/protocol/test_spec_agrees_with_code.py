@@ -59,6 +59,7 @@ TYPES = {
     "[int]": "list[int]",
     "[int, int]": "tuple[int, int]",
     "[[int, int]]": "list[tuple[int, int]]",
+    "[[int, bin]]": "list[tuple[int, bytes]]",
     "[[bin, int, int]]": "list[tuple[bytes, int, int]]",
     "bin or nil": "bytes | None",
     "[int, int] or nil": "tuple[int, int] | None",
@@ -257,7 +258,8 @@ def test_flags_kinds_codecs_and_bits_are_those_of_the_code() -> None:
 )
 def test_the_settings_are_those_of_the_broker(heading: str, settings: type[msgspec.Struct]) -> None:
     table = rows(section("13"), f"| {heading} | Type | Default | Meaning |")
-    types = {"bool": bool, "int": int, "str": str, "bin": bytes}
+    types: dict[str, Any] = {"bool": bool, "int": int, "str": str, "bin": bytes}
+    types["[bin]"] = tuple[bytes, ...]
     told = [(name, types[kind], default) for name, kind, default, _ in table]
     hints = get_type_hints(settings)
     assert told == [

@@ -25,6 +25,7 @@ from malamute_protocol.commands import (
     RemoveGroup,
     RequeueGroup,
     Rewound,
+    Schema,
     StartKind,
     Subscribed,
 )
@@ -421,6 +422,7 @@ class Groups:
                 stream.next,
                 -1,
                 member.lease_ms,
+                list(stream.schemas.items()),
             ),
         )
         if command.seen:
@@ -546,6 +548,13 @@ class Groups:
         """Drop records of groups that the journal has dropped."""
         for group in self._groups.of(stream.number):
             self.reader.gone_by(group)
+
+    def schema_changed(self, stream: Stream, number: int, schema: bytes) -> None:
+        """Tell the members of a stream's groups of a new version of its schema."""
+        for group in self._groups.of(stream.number):
+            for member in group.members:
+                if member.link.typed:
+                    self._links.say(member.link, Schema(member.number, number, schema))
 
     def stream_removed(self, stream: Stream) -> None:
         """End the groups of a stream that is gone."""

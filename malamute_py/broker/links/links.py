@@ -39,7 +39,14 @@ from malamute_py.broker.links.replicas import Replicas
 from malamute_py.broker.quotas import UNMETERED
 from malamute_py.broker.ready import Send
 
-FEATURES = int(Feature.MAIL | Feature.SERVICES | Feature.CURSORS | Feature.ATOMIC | Feature.REMOVAL)
+FEATURES = int(
+    Feature.MAIL
+    | Feature.SERVICES
+    | Feature.CURSORS
+    | Feature.ATOMIC
+    | Feature.REMOVAL
+    | Feature.TYPED
+)
 """Features that this broker serves beyond streams."""
 LATER_MS = 5
 """Time that a command which no peer waits for may wait for another to leave with."""
@@ -98,6 +105,7 @@ class Link:
         "state",
         "template",
         "timer",
+        "typed",
         "unconfirmed_bytes",
         "usage",
     )
@@ -118,6 +126,8 @@ class Link:
         self.state = State.NEW
         self.session = b""
         self.software = ""
+        self.typed = False
+        """Its client understands SCHEMA."""
         self.opened_ms = now_ms
         self.heard_ms = now_ms
         self.said_ms = now_ms
@@ -341,6 +351,7 @@ class Links:
         # Other clients see the holder: with the session itself they could take the link over.
         link.holder = wanted or f"~{blake2b(hello.session, digest_size=16).hexdigest()}"
         link.software = hello.software[:200]
+        link.typed = bool(hello.features & Feature.TYPED)
         link.usage = shard.quotas.of(owner)
         shard.quotas.add(owner, "links")
         self._sessions[hello.session] = link

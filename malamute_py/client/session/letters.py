@@ -104,7 +104,7 @@ def chosen(batch: Batch, rows: Sequence[int]) -> Batch:
     """The batch with only these of its rows, given by their row numbers."""
     mask = np.zeros(batch.content.head.count, np.bool_)
     mask[list(rows)] = True
-    return Batch(batch.stamp, batch.content, mask)
+    return batch.with_rows(mask)
 
 
 class Letter(Record, frozen=True, eq=False, gc=False):

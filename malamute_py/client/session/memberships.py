@@ -26,6 +26,7 @@ from malamute_protocol.commands import (
     Mode,
     Pattern,
     Rewound,
+    Schema,
     Start,
     Subscribed,
     Unsubscribe,
@@ -38,6 +39,7 @@ from malamute_protocol.errors import (
     RemoteProtocolError,
 )
 from malamute_protocol.limits import Limits
+from malamute_protocol.schema import Schemas
 from malamute_py.client.arguments import duration, integer, name_of, one_of, reason_of, truth
 from malamute_py.client.session.acknowledgements import (
     Ack,
@@ -122,6 +124,8 @@ class HeldBatch(Batch):
     def __init__(self, batch: Batch, opened: Membership, uuid: bytes, attempts: int) -> None:
         """uuid: of the stream, which may be another one by now."""
         super().__init__(batch.stamp, batch.content, batch.rows)
+        if batch.schemas is not None:
+            self.schemas = batch.schemas
         self.opened = opened
         self.uuid = uuid
         self.attempts = attempts
@@ -161,6 +165,8 @@ class Membership(Opened):
         self.progressed = False
         """Whether its program has asked for records or acknowledged some since the last renewal."""
         self.renew_at_ms = 0
+        self.schemas: Schemas | None = None
+        """Versions of the stream's declared schema; None: it has none, or is not known yet."""
         self.tail = 0
         """Tail of the stream when the broker accepted the membership."""
         self.leaving = False
@@ -396,6 +402,7 @@ class Membership(Opened):
                 self._away.clear()
                 self._acked.clear()
             self.stream_uuid = command.stream
+            self.schemas = Schemas(command.schemas) if command.schemas else None
             self.tail = command.tail
             self.lease_ms = command.lease_ms
             self._memberships.leases(self)
@@ -403,6 +410,11 @@ class Membership(Opened):
             self.queue.append(GapNotice(command.from_, command.to, command.code, command.reason))
         elif kind is Rewound:
             self._rewind(command)
+        elif kind is Schema:
+            if self.schemas is None:
+                self.schemas = Schemas([(command.id, command.schema)])
+            else:
+                self.schemas = self.schemas.with_version(command.id, command.schema)
         elif kind is not Cover and kind is not Mode:
             # Covers and modes are the group's reader's, and say nothing of this member.
             raise RemoteProtocolError("unexpected", f"{kind.__name__} for a member of a group")
@@ -420,6 +432,9 @@ class Membership(Opened):
 
     def _deliver(self, command: Deliver, frames: Sequence[Any], limits: Limits) -> None:
         batches, unreadable = taken_in(frames, command.rows, limits)
+        if self.schemas is not None:
+            for batch in batches:
+                batch.schemas = self.schemas
         for batch in batches:
             offsets = batch.offsets
             if offsets[0] < command.from_ or offsets[-1] >= command.next:

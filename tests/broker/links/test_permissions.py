@@ -65,6 +65,7 @@ class Gate:
         (wire.JoinGroup(9, "s", "g", ALL), {("read", "s")}),
         (wire.GroupInfo(9, "s", "g"), {("read", "s")}),
         (wire.RemoveGroup(9, "s", "g"), {("manage_streams", "s")}),
+        (wire.StreamSchemas(9, "s"), {("read", "s"), ("write", "s")}),
     ],
     ids=lambda value: type(value).__name__,
 )
