@@ -12,7 +12,6 @@ from typing import Any, Final, TypeVar
 from malamute_protocol.errors import BrokerRefused, MalamuteError
 from malamute_py.client.aio.client import Client
 from malamute_py.client.facts import LinkFacts, PeekedMail
-from malamute_py.http import health
 from malamute_py.http.console import troubles
 from malamute_py.http.console.records import NEWEST, RECORDS_MAX, SUBJECTS, Look, look
 from malamute_py.http.console.sessions import Session
@@ -31,18 +30,16 @@ T = TypeVar("T")
 
 
 async def overview(session: Session, query: Query) -> Values:
-    """Things that are slow or stuck, the rates, the rings, and how much of each bound is used."""
+    """Things that are slow or stuck, what there is, and the rings."""
     everything = await session.source.everything()
     broker = everything.facts.broker
     found = troubles.of_all(everything, await _links(session.client))
     return {
         "facts": broker,
         "reason": everything.facts.reason,
-        "ready": health.ready(everything.facts),
         "troubles": found[: troubles.SHOWN_MAX],
         "more_troubles": max(0, len(found) - troubles.SHOWN_MAX),
         "rings": rings(broker),
-        "bounds": _bounds(broker),
     }
 
 
