@@ -891,7 +891,7 @@ class RemoveGroup(Command, tag=68, frozen=True):
     group: str
 
 
-# --- 80 to 89: groups, further --------------------------------------------------------------
+# --- 80 to 89: groups and services, further -------------------------------------------------
 
 
 class EditGroup(Command, tag=80, frozen=True):
@@ -912,6 +912,15 @@ class RequeueGroup(Command, tag=81, frozen=True):
     numbers: Numbers = []
 
 
+class PeekRequests(Command, tag=82, frozen=True):
+    """Look at the requests of a service without taking them; answered by RESULT."""
+
+    request: int
+    service: str
+    after: int = -1
+    limit: int = 100
+
+
 AnyCommand: TypeAlias = Union[  # noqa: UP007 - msgspec reads the union at run time
     Hello, Welcome, Ping, Pong, Bye, Refused, Result,
     Publish, Confirm, Subscribe, Subscribed, Unsubscribe, Ended, Credit, Deliver, Cover, Gap,
@@ -923,7 +932,7 @@ AnyCommand: TypeAlias = Union[  # noqa: UP007 - msgspec reads the union at run t
     Request, Offer, Work, AckWork, Reply, CancelRequest, ServiceInfo, EditService, Requeue,
     RemoveService,
     MoveCursor, CursorInfo, RemoveCursor, JoinGroup, AckRecords, GroupInfo, Atomic,
-    EditCursor, RemoveGroup, EditGroup, RequeueGroup,
+    EditCursor, RemoveGroup, EditGroup, RequeueGroup, PeekRequests,
 ]  # fmt: skip
 
 STEP_PARTS: tuple[type[Command], ...] = (

@@ -123,6 +123,7 @@ EXAMPLES: list[Command] = [
     c.RemoveGroup(1, "flights", "loaders"),
     c.EditGroup(1, "flights", "loaders", {"attempts_max": 5}),
     c.RequeueGroup(1, "flights", "loaders", [5, 2**40]),
+    c.PeekRequests(1, "resize", 4, 10),
 ]
 STEP: list[Command] = [
     c.Atomic(9, 8, 3, b"step 4"),

@@ -44,6 +44,7 @@ class Gate:
         (wire.EditService(9, "svc", {}), {("admin", "svc")}),
         (wire.Requeue(9, "svc"), {("admin", "svc")}),
         (wire.RemoveService(9, "svc", "svc"), {("admin", "svc")}),
+        (wire.PeekRequests(9, "svc"), {("admin", "svc")}),
         (wire.MoveCursor("s", "c", 1, 9), {("read", "s")}),
         (wire.CursorInfo(9, "s", "c"), {("read", "s")}),
         (wire.EditCursor(9, "s", "c", {}), {("read", "s")}),
@@ -51,6 +52,8 @@ class Gate:
         (wire.JoinGroup(9, "s", "g", ALL), {("read", "s")}),
         (wire.GroupInfo(9, "s", "g"), {("read", "s")}),
         (wire.RemoveGroup(9, "s", "g"), {("admin", "s")}),
+        (wire.EditGroup(9, "s", "g", {}), {("admin", "s")}),
+        (wire.RequeueGroup(9, "s", "g"), {("admin", "s")}),
     ],
     ids=lambda value: type(value).__name__,
 )
