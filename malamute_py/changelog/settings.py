@@ -33,6 +33,7 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     `refuse` new ones."""
     max_bytes: int = 0
     max_age_ms: int = 0
+    max_records: int = 0
     body_kind: str = ""
     """`blob`, `list` or `arrow`; empty until the first batch of the stream decides it."""
     schema: bytes = b""
@@ -43,7 +44,7 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 
     def check(self) -> None:
         """Raise BrokerRefused `bad_setting`, which names the setting and its allowed values."""
-        check_numbers(self, "ring_bytes", "max_bytes", "max_age_ms")
+        check_numbers(self, "ring_bytes", "max_bytes", "max_age_ms", "max_records")
         if self.full not in ("overwrite", "refuse"):
             raise BrokerRefused("bad_setting", f"full is overwrite or refuse, not '{self.full}'")
         if self.full == "refuse" and not self.ring_bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -37,7 +37,9 @@ class StreamFacts(Facts, frozen=True, kw_only=True):
     """Offset after the newest record."""
     bytes: int = 0
     aged_bytes: int = 0
-    """Bytes of records past the stream's age that still take space, as far as they are known."""
+    """Bytes of records past the stream's age or number that still take space, as far as known."""
+    trimmed: int = 0
+    """Offset before which all records were removed by `trim`; 0: none were."""
     settings: dict[str, Any] = {}
     subscriptions: int = 0
 
@@ -64,6 +66,15 @@ class LinkFacts(Facts, frozen=True, kw_only=True):
     software: str = ""
     state: str = ""
     subscriptions: int = 0
+
+
+class ReloadedSetting(NamedTuple):
+    """A setting that differed, or was wrong, when a broker read its configuration anew."""
+
+    key: str
+    outcome: str
+    """`applied`, `refused` (the old value stays in force), or `restart`: it needs one."""
+    why: str
 
 
 class Split(msgspec.Struct, frozen=True, array_like=True):

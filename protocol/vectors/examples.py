@@ -78,6 +78,7 @@ EXAMPLES: list[Command] = [
     c.BrokerInfo(1),
     c.ListLinks(1, 10),
     c.Kick(1, 12, "enough"),
+    c.ReloadConfig(1),
     c.Send("bob", 1, 3, b"order 17", 1_700_000_000_000, -128),
     c.OpenInbox(2, "bob", 10, 1 << 20, {"max_messages": 5}),
     c.Mail(2, "alice", 3, 2, b"\x06", [(b"key", 0, 1), (b"other", 2**40, 2)], True, "failed: no"),
@@ -121,12 +122,13 @@ EXAMPLES: list[Command] = [
     c.GroupInfo(1, "flights", "loaders", "a", 10),
     c.EditCursor(1, "flights", "nightly", {"pin": True}, [3, 1_700_000_000_000]),
     c.RemoveGroup(1, "flights", "loaders"),
+    c.Trim("flights", 500, 7, 3, UUID, 7),
     c.EditGroup(1, "flights", "loaders", {"attempts_max": 5}),
     c.RequeueGroup(1, "flights", "loaders", [5, 2**40]),
     c.PeekRequests(1, "resize", 4, 10),
 ]
 STEP: list[Command] = [
-    c.Atomic(9, 8, 3, b"step 4"),
+    c.Atomic(9, 9, 3, b"step 4"),
     c.Publish("flights", 0),
     c.Send("bob", 0, 0, b"", 0, 127),
     c.Request("resize", 0, "~" + UUID.hex()),
@@ -135,6 +137,7 @@ STEP: list[Command] = [
     c.AckWork(3, [(10, 11)], WorkState.COMPLETED),
     c.AckRecords(4, [(100, 110)]),
     c.MoveCursor("flights", "nightly", 500, 0, from_=499),
+    c.Trim("flights", 499, 0),
     c.Ping(),
 ]
 

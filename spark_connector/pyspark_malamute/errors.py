@@ -14,9 +14,9 @@ class MalamuteSourceError(Exception):
 class OptionError(MalamuteSourceError, ValueError):
     """An option is unknown, missing or cannot work; `option` names it."""
 
-    def __init__(self, option: str, why: str) -> None:
-        """why: what is wrong with it and what would be right."""
-        super().__init__(f"malamute source, option '{option}': {why}")
+    def __init__(self, option: str, why: str, side: str = "source") -> None:
+        """why: what is wrong with it and what would be right. side: "source" or "sink"."""
+        super().__init__(f"malamute {side}, option '{option}': {why}")
         self.option = option
 
 
@@ -26,6 +26,14 @@ class CheckpointMismatch(MalamuteSourceError):
 
 class DataLoss(MalamuteSourceError):
     """Records that the query has not read cannot be read any more."""
+
+
+class UnwritableRows(MalamuteSourceError):
+    """Rows, or a frame's columns, cannot be records of a stream."""
+
+
+class BatchChanged(MalamuteSourceError):
+    """A batch that was written in part came again with other rows."""
 
 
 class SourceUnavailable(MalamuteSourceError):

@@ -54,6 +54,7 @@ async def until(condition: Callable[[], Any]) -> None:
             await asyncio.sleep(0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["before it leaves", "under way", "twice"])
 async def test_a_handler_that_answers_in_a_step_while_the_link_is_cut_costs_no_request(
     worker_shell: Any, broker: EmbeddedBroker, moment: str
@@ -281,7 +282,7 @@ def test_a_renewal_that_a_caller_waits_for_is_said_again_on_the_next_link() -> N
     script = opened()
     offering = working(script, 1)
     [job] = take_all(offering)
-    assert script.session.offerings.say(job, 2, "renewed")
+    assert script.session.offerings.report(job, 2, "renewed")
     script.step()
     script.reconnect()
     assert outcomes(script) == {}

@@ -43,7 +43,7 @@ class Peeking:
     def peek(self, link: Link, command: PeekRequests) -> None:
         """Answer with a page of requests."""
         name = command.service
-        if not self._shard.settings.permit(link.owner, "admin", name):
+        if not self._shard.settings.permit(link.owner, "manage_queues", name):
             self._answers.refuse(link, command, "forbidden", f"you may not admin service '{name}'")
             return
         service = self._registry.by_name.get(name)

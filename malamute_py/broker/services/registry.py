@@ -81,6 +81,8 @@ class Registry:
         limits = self._shard.settings
         if settings is None and not limits.auto_create:
             raise BrokerRefused("unknown_service", f"there is no service '{name}'")
+        if not limits.permit(by, "create_service", name):
+            raise BrokerRefused("forbidden", f"you may not create service '{name}'")
         if len(self.by_name) >= limits.services_max:
             raise BrokerRefused("limit", f"at most {limits.services_max} services")
         self._shard.quotas.check(by, "services")

@@ -41,6 +41,7 @@ from malamute_py.client.facts import (
     BrokerFacts,
     LinkFacts,
     ReadPlan,
+    ReloadedSetting,
     StreamFacts,
     fact_list,
     facts,
@@ -203,13 +204,13 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         if drain and self._session.state is not LinkState.CLOSED:
             if True:  # sync: with self._link.lock:
                 offerings.drain_all()
-                # sync: self._link.tell()
+                # sync: self._link.notify()
             with contextlib.suppress(MalamuteError):
                 await self.flush(drain_ms)
         if True:  # sync: with self._link.lock:
             if flush_ms:
                 offerings.close_all()
-                # sync: self._link.tell()
+                # sync: self._link.notify()
         if self._session.state is not LinkState.CLOSED and flush_ms and not self._session.idle:
             # Each publish that is affected raises by itself.
             with contextlib.suppress(MalamuteError):
@@ -494,10 +495,10 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         """Create a stream; the same again succeeds.
 
         settings, by name or as a mapping; 0 is no bound: memory=True (in memory only), ring_bytes
-        (a ring of its own), full ("overwrite" or "refuse" in that ring), max_bytes and max_age_ms
-        (older records are dropped), body_kind ("blob", "list", "arrow"; else the first batch
-        decides), schema (of Arrow bodies), level ("synced" or "stored", what confirm="default"
-        means), description. The first three and schema cannot be changed later.
+        (a ring of its own), full ("overwrite" or "refuse" in that ring), max_bytes, max_age_ms and
+        max_records (older records are dropped), body_kind ("blob", "list", "arrow"; else the first
+        batch decides), schema (of Arrow bodies), level ("synced" or "stored", what
+        confirm="default" means), description. The first three and schema cannot be changed later.
         Raises BrokerRefused: `stream_exists` with other settings, `bad_setting`, ...
         """
         named = settings_of(settings, more)
@@ -591,6 +592,14 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         """End a link by its number. Raises BrokerRefused."""
         await self._link.ask(lambda number: c.Kick(number, link, reason))
 
+    async def reload_config(self) -> list[ReloadedSetting]:
+        """Have the broker read its configuration and users anew. Raises BrokerRefused.
+
+        Returns each setting that differs or is wrong, and what became of it.
+        """
+        value = await self._link.ask(c.ReloadConfig)
+        return [ReloadedSetting(*change) for change in value["changes"]]
+
 
 class BulkPublisher:
     """Batches published one after the other, confirmed together; an async context manager."""
@@ -675,7 +684,7 @@ class BulkPublisher:
                 self.confirmations.append(confirmation(outcome, 0, count))
         elif self.error is None:
             self.error = outcome
-        self._link.tell(self)  # asyncio only
+        self._link.notify(self)  # asyncio only
 
     async def wait(self, timeout_ms: Wait = "default") -> None:
         """Return once everything is confirmed.

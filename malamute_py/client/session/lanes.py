@@ -96,7 +96,7 @@ class OutgoingBatch(ABC):
         self.bytes = len(self.content) + STAMP_BYTES
 
     @abstractmethod
-    def say(self, out: CommandSink, tracker: int) -> None:
+    def send(self, out: CommandSink, tracker: int) -> None:
         """Hand over the command, with its content."""
 
     def confirmed(self, confirm: Confirm) -> None:
@@ -162,10 +162,10 @@ class Lanes(ABC, Generic[Kind]):
         settings: ClientSettings,
         trackers: Trackers,
         window: Window,
-        tell: Callable[[Event], None],
+        emit: Callable[[Event], None],
     ) -> None:
-        """tell: takes the events that settle callers."""
-        self.tell = tell
+        """emit: takes the events that settle callers."""
+        self.emit = emit
         self.window = window
         self.homes: list[dict[Any, Lane[Kind]]] = []
         """Tables in which lanes are kept, one a kind of place."""
@@ -422,7 +422,7 @@ class Lanes(ABC, Generic[Kind]):
         if level == NONE:
             self.window.passes(batch.bytes)
             if not batch.answered_otherwise:
-                batch.say(out, 0)
+                batch.send(out, 0)
                 self._end(batch, Confirm(0, level, 0, -1, 0))
                 return
         else:
@@ -433,7 +433,7 @@ class Lanes(ABC, Generic[Kind]):
         lane = batch.lane
         lane.sent[batch] = None
         lane.stopped = batch.one_by_one
-        batch.say(out, self._trackers.give(batch))
+        batch.send(out, self._trackers.give(batch))
 
     # --- answers ---------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from malamute_protocol.batch import Batch
-from malamute_protocol.commands import AckWork, Credit, Level, Offer, Subscribed, Work
+from malamute_protocol.commands import AckWork, Level, Offer, Subscribed, Work
 from malamute_protocol.errors import BrokerRefused, MalamuteError, RemoteProtocolError
 from malamute_protocol.limits import REASON_BYTES_MAX, Limits
 from malamute_py.client.session.acknowledgements import Ack, AckForm, Acks, Range
@@ -217,7 +217,7 @@ class OfferingOwner(Protocol):
     def end_at_last(self, request: RequestBase) -> None:
         """Send how a request ends, whose replies are all answered."""
 
-    def say(self, request: RequestBase, state: int, token: Any = None) -> bool:
+    def report(self, request: RequestBase, state: int, token: Any = None) -> bool:
         """Report a request as received or renewed; False: it has had its end already."""
 
     def drop_replies(self, request: RequestBase) -> None:
@@ -248,7 +248,7 @@ class Offering(Opened):
         self, number: int, asked: OfferOptions, kind: type[RequestBase], offerings: OfferingOwner
     ) -> None:
         """kind: what is made of each request."""
-        super().__init__(number)
+        super().__init__(number, asked.concurrency, asked.credit_bytes)
         self.asked = asked
         self.offerings = offerings
         self.queue: deque[RequestBase] = deque()
@@ -278,10 +278,6 @@ class Offering(Opened):
         """Taken from us, while their handlers are at it."""
         self._behind: dict[int, RequestBase] = {}
         """Handed to us once more meanwhile: they are begun when those handlers have ended."""
-        self._received_records = 0
-        self._received_bytes = 0
-        self._granted_records = 0
-        self._granted_bytes = 0
 
     @property
     def accepted(self) -> bool:
@@ -505,9 +501,7 @@ class Offering(Opened):
 
     def open(self) -> Offer:
         """OFFER for a new link."""
-        self._received_records = self._received_bytes = 0
-        self._granted_records = self._granted_bytes = 0
-        self._granted_records, self._granted_bytes = self._credit_limits()
+        self._begin_credit()
         asked = self.asked
         return Offer(
             self.number,
@@ -521,18 +515,9 @@ class Offering(Opened):
 
     @property
     def credit_due(self) -> bool:
-        """There is room for another request."""
+        """There is room for another request, which is not to wait for half a window."""
         records, size = self._credit_limits()
-        return records > self._granted_records or (
-            size - self._granted_bytes >= self.asked.credit_bytes / 2
-        )
-
-    def credit(self) -> Credit:
-        """CREDIT for what was finished."""
-        records, size = self._credit_limits()
-        self._granted_records = max(records, self._granted_records)
-        self._granted_bytes = max(size, self._granted_bytes)
-        return Credit(self.number, self._granted_records, self._granted_bytes)
+        return records > self._granted_records or (size - self._granted_bytes >= self._half_bytes)
 
     def _credit_limits(self) -> tuple[int, int]:
         if self.draining or self.closing:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from malamute_protocol.commands import AckWork, Unsubscribe, Welcome
+from malamute_protocol.commands import AckWork, Unsubscribe
 from malamute_protocol.errors import BrokerRefused, ConnectionLost, MalamuteError
 from malamute_py.client.arguments import duration, reason_of
-from malamute_py.client.session.acknowledgements import AckForm, Acks
+from malamute_py.client.session.acknowledgements import AckForm, Acknowledging, Acks
 from malamute_py.client.session.events import Event, Settled
 from malamute_py.client.session.lanes import Lane
 from malamute_py.client.session.offer import (
@@ -30,7 +30,6 @@ from malamute_py.client.session.outgoing import CommandSink, Trackers
 from malamute_py.client.session.receiver import Opened
 from malamute_py.client.session.replies import OutgoingReplies
 from malamute_py.client.session.rows import OutgoingRow
-from malamute_py.client.session.warnings import Warnings
 
 
 def _rows_of(request: RequestBase, batch: KeyedBatch) -> list[OutgoingRow]:
@@ -41,14 +40,14 @@ def _rows_of(request: RequestBase, batch: KeyedBatch) -> list[OutgoingRow]:
 _NOT_HELD: Final = BrokerRefused("not_held", "it was taken from us before it was answered")
 
 
-class Offerings:
+class Offerings(Acknowledging):
     """All offers of a session, what is said of their requests, and when."""
 
     def __init__(
         self,
         outbox: Outbox,
         trackers: Trackers,
-        tell: Callable[[Event], None],
+        emit: Callable[[Event], None],
         begin: Callable[[Callable[[int], Offering]], Offering],
         finished: Callable[[Opened], None],
         arrived: Callable[[Any], None],
@@ -58,11 +57,9 @@ class Offerings:
 
         broker_ms: the broker's clock, about.
         """
-        self.acks = Acks(trackers, self._told, outbox.new_key)
+        super().__init__(Acks(trackers, self.told, outbox.new_key), emit)
         self.link: Any = None
         """The shell's, for its requests."""
-        self.tell = tell
-        self.warnings = Warnings(tell)
         self.arrived = arrived
         self.broker_ms = broker_ms
         self.finished = finished
@@ -127,7 +124,7 @@ class Offerings:
 
     def _told_late(self, row: OutgoingRow) -> None:
         if row.token.caller is not None:
-            self.tell(Settled([(row.token.caller, None)]))
+            self.emit(Settled([(row.token.caller, None)]))
 
     def end(
         self,
@@ -149,7 +146,7 @@ class Offerings:
             raise offering.error or ConnectionLost("the worker is closed")
         if request.broken:
             if token is not None:
-                self.tell(Settled([(token, False)]))
+                self.emit(Settled([(token, False)]))
             return True
         if not offering.finish(request):
             return False
@@ -169,7 +166,7 @@ class Offerings:
             self.acks.add(offering, form, [(request.number, request.number + 1)], token)
         elif token is not None:
             closed = offering.error or ConnectionLost("the worker is closed")
-            self.tell(Settled([(token, closed if offering.ended else False)]))
+            self.emit(Settled([(token, closed if offering.ended else False)]))
 
     def drop_replies(self, request: RequestBase) -> None:
         """One of its replies came too late: those that wait after it do not leave."""
@@ -186,7 +183,7 @@ class Offerings:
                 batch.thin = True
                 if isinstance(batch, OutgoingReplies) and batch.last:
                     batch.content = b""
-        self.tell(Settled([pair for pair in pairs if pair[0] is not None]))
+        self.emit(Settled([pair for pair in pairs if pair[0] is not None]))
 
     def give_up(self, request: RequestBase, error: MalamuteError) -> None:
         """Fail a request of which a reply was refused for good, with the reason.
@@ -207,7 +204,7 @@ class Offerings:
             token = request.end[1]
             request.end = AckForm(FAILED, 0, reason_of(reason)), None
             if token is not None:
-                self.tell(Settled([(token, error)]))
+                self.emit(Settled([(token, error)]))
         else:
             self.end(request, FAILED, reason=reason)
 
@@ -226,11 +223,11 @@ class Offerings:
             batch.content = b""
             request.replying -= len(mine)
             offering.reopened(request)
-            self.tell(
+            self.emit(
                 Settled([(row.token.caller, error) for row in mine if row.token.caller is not None])
             )
 
-    def say(self, request: RequestBase, state: int, token: Any = None) -> bool:
+    def report(self, request: RequestBase, state: int, token: Any = None) -> bool:
         """Received, or renewed; its token gets True, or False: it is not ours any more."""
         offering = request.offering
         if offering.ended or request.finished:
@@ -299,45 +296,12 @@ class Offerings:
             self._outbox.fail_lane(lane, error)
         offering.in_hand.clear()
 
-    def _told(self, token: Any, outcome: Any) -> None:
-        if isinstance(outcome, BrokerRefused) and outcome.code == "not_held":
-            outcome = False
-        elif not isinstance(outcome, MalamuteError):
-            outcome = outcome is not None
-        self.tell(Settled([(token, outcome)]))
-
     # --- outgoing --------------------------------------------------------------------------------
 
     @property
     def idle(self) -> bool:
         """Everything that was said is confirmed, and no offer drains or is being closed."""
-        return self.acks.idle and not self._draining and not self._closing
-
-    @property
-    def unanswered(self) -> int:
-        """Commands that wait to leave, or for their answers."""
-        return self.acks.unanswered
-
-    @property
-    def waits(self) -> bool:
-        """Something may be said with the next take()."""
-        return self.acks.waits
-
-    def link_up(self, welcome: Welcome) -> None:
-        """A link is open."""
-
-    def link_down(self) -> None:
-        """The link is gone."""
-        self.acks.link_down()
-
-    def fail_all(self, error: MalamuteError) -> None:
-        """The session ends."""
-        self.acks.fail_all(error)
-        self.warnings.tell()
-
-    def wake(self, now_ms: int) -> None:
-        """Write the warnings that are due; take() does the rest."""
-        self.warnings.wake(now_ms)
+        return super().idle and not self._draining and not self._closing
 
     def take(self, now_ms: int, out: CommandSink) -> bool:
         """Renew leases, acknowledge, end what is closed."""
@@ -382,7 +346,7 @@ class Offerings:
 
     def next_wake(self) -> int | None:
         """Latest time of the next wake() and take(); None: no need."""
-        at = self.warnings.next_wake(self.acks.next_wake())
+        at = super().next_wake()
         for offering in self._holding:
             if (
                 offering.active

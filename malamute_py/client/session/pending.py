@@ -41,10 +41,10 @@ class PendingCommand(msgspec.Struct, gc=False):
 class PendingCommands:
     """All commands that wait for their answers, by number."""
 
-    def __init__(self, tell: Callable[[Event], None]) -> None:
-        """tell: takes the events."""
+    def __init__(self, emit: Callable[[Event], None]) -> None:
+        """emit: takes the events."""
         self.by_number: dict[int, PendingCommand] = {}
-        self._tell = tell
+        self._emit = emit
         self._number = 0
 
     def next_number(self) -> int:
@@ -115,4 +115,4 @@ class PendingCommands:
         if isinstance(asked.token, Inner):
             asked.token.answered(outcome)
         else:
-            self._tell(Answered(asked.token, outcome))
+            self._emit(Answered(asked.token, outcome))

@@ -40,7 +40,7 @@ class OutgoingReplies(KeyedBatch):
         alike.awaited = self.awaited
         return alike
 
-    def say(self, out: CommandSink, tracker: int) -> None:
+    def send(self, out: CommandSink, tracker: int) -> None:
         """REPLY; with a name, as a step of its own, when it may come twice otherwise."""
         offering = self.offering
         numbers = [row.token.request.number for row in self.rows]
@@ -114,7 +114,7 @@ class OutgoingReplies(KeyedBatch):
             if token is not None:
                 pairs.append((token, told))
         if pairs:
-            self.lane.owner.tell(Settled(pairs))
+            self.lane.owner.emit(Settled(pairs))
         for row in self.rows:
             request = row.token.request
             request.replying -= 1

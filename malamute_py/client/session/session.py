@@ -44,6 +44,7 @@ from malamute_protocol.commands import (
     Send,
     Subscribe,
     Subscribed,
+    Trim,
     Unsubscribe,
     Welcome,
     Work,
@@ -99,7 +100,8 @@ _FINAL_CODES: Final = frozenset(
 _TRACKED: Final = frozenset(
     NUMBERS[command]
     for command in (
-        Publish, Send, RequestCommand, Reply, AckMail, AckWork, AckRecords, MoveCursor, Atomic,
+        Publish, Send, RequestCommand, Reply, AckMail, AckWork, AckRecords, MoveCursor, Trim,
+        Atomic,
     )
 )  # fmt: skip
 """Commands that CONFIRM answers and whose refusal names their tracker."""
@@ -128,17 +130,17 @@ class Session:
         self.welcome: Welcome | None = None
         self.trackers = Trackers()
         self.window = Window(settings.window_bytes)
-        self.pending = PendingCommands(self.tell)
+        self.pending = PendingCommands(self.emit)
         self.publisher = Publisher(
             settings,
             self.pending.next_number,
             self.trackers,
             self.window,
-            self.tell,
+            self.emit,
             self._others_wait,
         )
         self.outbox = Outbox(
-            settings, random, self.trackers, self.window, self.tell, self._standing_now
+            settings, random, self.trackers, self.window, self.emit, self._standing_now
         )
         self.attempts = Attempts(settings, random, now_ms)
         self._arrived: dict[Watched, None] = {}
@@ -146,27 +148,27 @@ class Session:
         self.consumed = self.receivers.consumed
         """Note that something was taken from what was opened; True: send CREDIT soon."""
         self.mailboxes = OpenedMailboxes(
-            self.trackers, self.tell, self.open, self.receivers.end, self.arrived
+            self.trackers, self.emit, self.open, self.receivers.end, self.arrived
         )
         self.identity = "" if is_template(settings.identity) else settings.identity
         """As the newest link has it; before the first, the one asked for."""
         self.mailboxes.own = self._own()
         self.requests = PendingRequests(
-            self.outbox, self.mailboxes, self.request, self.arrived, self.tell
+            self.outbox, self.mailboxes, self.request, self.arrived, self.emit
         )
         self.offerings = Offerings(
             self.outbox,
             self.trackers,
-            self.tell,
+            self.emit,
             self.open,
             self.receivers.credit_later,
             self.arrived,
             self._broker_ms,
         )
         self.memberships = Memberships(
-            self.trackers, self.tell, self.open, self.receivers.end, self.consumed, self.arrived
+            self.trackers, self.emit, self.open, self.receivers.end, self.consumed, self.arrived
         )
-        self.steps = Steps(settings, random, self.trackers, self.window, self.tell)
+        self.steps = Steps(settings, random, self.trackers, self.window, self.emit)
         self.outgoing: list[Outgoing] = [
             self.publisher, self.outbox, self.mailboxes, self.offerings,
             self.memberships, self.steps,
@@ -295,7 +297,7 @@ class Session:
             retry_ms=retry_ms,
             unanswered=self.unanswered,
         )
-        self._tell_of_link(line)
+        self._log_of_link(line)
         self.state = LinkState.WAITING
         self._suspects.link_down()
         self._transport = Disconnect()
@@ -338,7 +340,7 @@ class Session:
         self.pending.fail_all(cause)
         self._events.append(Closed(error))
 
-    def _tell_of_link(self, line: str | None) -> None:
+    def _log_of_link(self, line: str | None) -> None:
         if line is not None:
             self._events.append(Warned(line, link=True))
 
@@ -415,7 +417,7 @@ class Session:
         """Have the consumer look at it."""
         self._arrived[opened] = None
 
-    def tell(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         """Put an event at the end of those that the shell takes next."""
         self._events.append(event)
 
@@ -515,7 +517,7 @@ class Session:
             self.receivers.fail(opened, BrokerRefused(error.code, error.reason))
             return
         if not reference:
-            self.tell(Warned(f"{type(command).__name__} cannot be sent and is dropped: {error}"))
+            self.emit(Warned(f"{type(command).__name__} cannot be sent and is dropped: {error}"))
         self._on_refused(Refused(number, reference, error.code, error.reason), ())
 
     # --- in --------------------------------------------------------------------------------
@@ -547,7 +549,7 @@ class Session:
         self.state = LinkState.LINKED
         self.welcome = command
         self._messages.bound(command.message_commands_max)
-        self._tell_of_link(self.attempts.succeeded(self._now_ms, self.unanswered))
+        self._log_of_link(self.attempts.succeeded(self._now_ms, self.unanswered))
         self._clock_ahead_ms = command.now_ms - self._now_ms
         self.window.bytes_max = min(self.settings.window_bytes, command.window_bytes)
         if command.identity not in ("", self.identity):
@@ -573,7 +575,7 @@ class Session:
             f"another client has the identity {former!r} now, and this one is {identity!r}: what "
             "was under way may have been done, and its answer goes to the other"
         )
-        self._tell_of_link(f"{error}; {self.unanswered} commands are looked at")
+        self._log_of_link(f"{error}; {self.unanswered} commands are looked at")
         self.publisher.disown(error)
         self.requests.disown(error)
         self.outbox.disown(error)

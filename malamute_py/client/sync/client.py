@@ -33,6 +33,7 @@ from malamute_py.client.facts import (
     BrokerFacts,
     LinkFacts,
     ReadPlan,
+    ReloadedSetting,
     StreamFacts,
     fact_list,
     facts,
@@ -168,13 +169,13 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         if drain and self._session.state is not LinkState.CLOSED:
             with self._link.lock:
                 offerings.drain_all()
-                self._link.tell()
+                self._link.notify()
             with contextlib.suppress(MalamuteError):
                 self.flush(drain_ms)
         with self._link.lock:
             if flush_ms:
                 offerings.close_all()
-                self._link.tell()
+                self._link.notify()
         if self._session.state is not LinkState.CLOSED and flush_ms and not self._session.idle:
             # Each publish that is affected raises by itself.
             with contextlib.suppress(MalamuteError):
@@ -454,10 +455,10 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         """Create a stream; the same again succeeds.
 
         settings, by name or as a mapping; 0 is no bound: memory=True (in memory only), ring_bytes
-        (a ring of its own), full ("overwrite" or "refuse" in that ring), max_bytes and max_age_ms
-        (older records are dropped), body_kind ("blob", "list", "arrow"; else the first batch
-        decides), schema (of Arrow bodies), level ("synced" or "stored", what confirm="default"
-        means), description. The first three and schema cannot be changed later.
+        (a ring of its own), full ("overwrite" or "refuse" in that ring), max_bytes, max_age_ms and
+        max_records (older records are dropped), body_kind ("blob", "list", "arrow"; else the first
+        batch decides), schema (of Arrow bodies), level ("synced" or "stored", what
+        confirm="default" means), description. The first three and schema cannot be changed later.
         Raises BrokerRefused: `stream_exists` with other settings, `bad_setting`, ...
         """
         named = settings_of(settings, more)
@@ -550,6 +551,14 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
     def kick(self, link: int, reason: str = "") -> None:
         """End a link by its number. Raises BrokerRefused."""
         self._link.ask(lambda number: c.Kick(number, link, reason))
+
+    def reload_config(self) -> list[ReloadedSetting]:
+        """Have the broker read its configuration and users anew. Raises BrokerRefused.
+
+        Returns each setting that differs or is wrong, and what became of it.
+        """
+        value = self._link.ask(c.ReloadConfig)
+        return [ReloadedSetting(*change) for change in value["changes"]]
 
 
 class SyncBulkPublisher:

@@ -74,7 +74,7 @@ class HandlerRun:
         finally:
             with link.lock:
                 self._running -= 1
-                link.tell()
+                link.notify()
 
     def _handle(self, request: Any) -> None:
         request.running = True
@@ -85,7 +85,7 @@ class HandlerRun:
             if request.lost:
                 with self._link.lock:
                     request.offering.ran(request)
-                    self._link.tell()
+                    self._link.notify()
 
     def _run(self, request: Any) -> None:
         try:
@@ -151,7 +151,7 @@ def drain_on_signals(link: ThreadLink) -> Iterator[None]:
         with link.lock:
             link.session.offerings.drain_all()
             link.wake_up()
-            link.tell()
+            link.notify()
 
     told: list[int] = []
 

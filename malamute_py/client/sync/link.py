@@ -184,7 +184,7 @@ class ThreadLink:
             raise BrokerRefused("window", "too much is unconfirmed: wait for some of it") from None
         return None if left_ms is None else max(1, left_ms)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Have all waiting callers look again."""
         self._happened.notify_all()
 
@@ -237,7 +237,7 @@ class ThreadLink:
                 self.session.abandon(RuntimeError(repr(error)))
                 for event in self.session.take_events():
                     self._handle(event)
-                self.tell()
+                self.notify()
         finally:
             with self.lock:
                 self._awake = True  # for good: nothing is written to what is closed
