@@ -47,7 +47,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "work": Entry("working:work", "Work for a service: run a command for each request."),
     "stream": Entry("streams:app", "Streams: list, show, create, edit, trim, remove, peek."),
     "mailbox": Entry("mailboxes:app", "Mailboxes: list, show, peek, purge, edit, remove."),
-    "service": Entry("services:app", "Services: list, show, requeue, edit, remove."),
+    "service": Entry("services:app", "Services: list, show, peek, requeue, edit, remove."),
     "cursor": Entry("cursors:app", "Cursors of streams: list, show, move, reset, edit, remove."),
     "group": Entry("groups:app", "Groups of consumers: list, show, edit, requeue, remove."),
     "journal": Entry(

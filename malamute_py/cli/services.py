@@ -1,4 +1,4 @@
-"""`malamute service ...`: list, show, requeue, edit, remove.
+"""`malamute service ...`: list, show, peek, requeue, edit, remove.
 
 Owns the words for queues of requests and for the workers that hold them. Source: SPEC.md, section
 4.7.
@@ -22,10 +22,10 @@ from malamute_py.cli.output import Cell, Column
 from malamute_py.cli.parameters import MemoryOnCreate, Prefix
 from malamute_py.cli.progress import watched
 from malamute_py.cli.settings import Description, LevelOption, Settings, shown, wanted
-from malamute_py.cli.values import count_text, duration_text, now_ms, size_text
+from malamute_py.cli.values import count_text, duration_text, now_ms, size_text, time_text
 
 if TYPE_CHECKING:
-    from malamute_py.client.facts import ServiceFacts
+    from malamute_py.client.facts import PeekedRequest, ServiceFacts
     from malamute_py.client.sync.client import SyncClient
 
 app = group("service")
@@ -194,6 +194,75 @@ def _left(until_ms: int) -> str:
     if not until_ms:
         return "-"
     return duration_text(max(0, until_ms - now_ms()))
+
+
+@app.command(
+    "peek",
+    epilog="""In a pipe a line has, with tabs between: number, subject, requester, time at which it
+was put, attempts, state (waiting, delayed, held), worker that has it, since when, end of its lease,
+deadline; times in milliseconds, 0: none. --json names them.
+
+\b
+Examples:
+  malamute service peek lookup                the 20 oldest requests
+  malamute service peek lookup --after 4711   those after that number""",
+)
+def peek(
+    ctx: typer.Context,
+    service: Name,
+    count: Annotated[
+        int, typer.Option("--count", "-n", metavar="N", min=1, help="At most so many.")
+    ] = 20,
+    after: Annotated[
+        int, typer.Option(metavar="NUMBER", help="Only those after this number.")
+    ] = -1,
+    as_json: output.Json = False,
+) -> None:  # fmt: skip
+    """Look at requests without taking them: who asked, and who has them in hand."""
+    found: list[PeekedRequest] = []
+    with linked(ctx) as client:
+        known(client, service)
+        while len(found) < count:
+            last = found[-1].number if found else after
+            page = client.peek_requests(service, after=last, limit=count - len(found))
+            if not page:
+                break
+            found += page
+    output.listing(
+        [
+            Column("number", "Number", right=True),
+            Column("subject", "Subject", style="cyan"),
+            Column("sender", "Requester", style="green"),
+            Column("at_ms", "Age", right=True),
+            Column("attempts", "Attempts", right=True),
+            Column("state", "State"),
+            Column("holder", "In hand of"),
+            Column("since_ms", "For", right=True),
+            Column("lease_until_ms", "Lease until", spare=True),
+            Column("deadline_ms", "Deadline", spare=True),
+        ],
+        [
+            (
+                each.number,
+                each.subject,
+                Cell(each.sender, sender_text(each.sender)),
+                age(each.at_ms),
+                Cell(each.attempts, count_text(each.attempts)),
+                each.state,
+                Cell(each.holder, sender_text(each.holder) if each.holder else "-"),
+                age(each.since_ms),
+                _time(each.lease_until_ms),
+                _time(each.deadline_ms),
+            )
+            for each in found
+        ],
+        as_json=as_json,
+        empty=f"{service} has no requests" + (" after that number" if after >= 0 else ""),
+    )  # fmt: skip
+
+
+def _time(at_ms: int) -> Cell:
+    return Cell(at_ms, time_text(at_ms) if at_ms else "-")
 
 
 @app.command(

@@ -176,6 +176,30 @@ class WorkerFacts(Facts, frozen=True, kw_only=True):
     """The most that one of them was handed out."""
 
 
+class PeekedRequest(Facts, frozen=True, kw_only=True):
+    """One request, looked at where it waits."""
+
+    number: int = 0
+    subject: str = ""
+    sender: str = ""
+    """The requester."""
+    at_ms: int = 0
+    """Time at which the request was put."""
+    deadline_ms: int = 0
+    """Time at which it is given up; 0: never."""
+    attempts: int = 0
+    """Hand-outs so far."""
+    state: str = ""
+    """waiting, delayed (until not_before_ms) or held (by a worker)."""
+    not_before_ms: int = 0
+    holder: str = ""
+    """Worker that has it in hand."""
+    link: int = 0
+    """Link of that worker; 0: it is not there."""
+    since_ms: int = 0
+    lease_until_ms: int = 0
+
+
 class ServiceFacts(Facts, frozen=True, kw_only=True):
     """One service queue."""
 

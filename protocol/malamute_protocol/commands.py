@@ -912,7 +912,7 @@ class Trim(Command, tag=70, frozen=True):
     """Epoch in which `before` was a position; 0: not checked."""
 
 
-# --- 80 to 89: groups, further --------------------------------------------------------------
+# --- 80 to 89: groups and services, further -------------------------------------------------
 
 
 class EditGroup(Command, tag=80, frozen=True):
@@ -931,6 +931,15 @@ class RequeueGroup(Command, tag=81, frozen=True):
     stream: str
     group: str
     numbers: Numbers = []
+
+
+class PeekRequests(Command, tag=82, frozen=True):
+    """Look at the requests of a service without taking them; answered by RESULT."""
+
+    request: int
+    service: str
+    after: int = -1
+    limit: int = 100
 
 
 # --- 85 to 86: typed streams (feature TYPED) ------------------------------------------
@@ -978,7 +987,7 @@ AnyCommand: TypeAlias = Union[  # noqa: UP007 - msgspec reads the union at run t
     Request, Offer, Work, AckWork, Reply, CancelRequest, ServiceInfo, EditService, Requeue,
     RemoveService,
     MoveCursor, CursorInfo, RemoveCursor, JoinGroup, AckRecords, GroupInfo, Atomic,
-    EditCursor, RemoveGroup, Trim, EditGroup, RequeueGroup,
+    EditCursor, RemoveGroup, Trim, EditGroup, RequeueGroup, PeekRequests,
     StreamSchemas, Schema, ReloadConfig,
 ]  # fmt: skip
 

@@ -125,6 +125,7 @@ EXAMPLES: list[Command] = [
     c.Trim("flights", 500, 7, 3, UUID, 7),
     c.EditGroup(1, "flights", "loaders", {"attempts_max": 5}),
     c.RequeueGroup(1, "flights", "loaders", [5, 2**40]),
+    c.PeekRequests(1, "resize", 4, 10),
     c.StreamSchemas(1, "flights"),
     c.Schema(1, 2**32 - 1, b"schema"),
 ]

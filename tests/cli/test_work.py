@@ -80,6 +80,17 @@ def test_a_reply_is_printed_as_it_is(m: Run, broker: EmbeddedBroker, service: st
 
 
 @pytest.mark.slow
+def test_requests_are_looked_at_without_being_taken(m: Run, service: str) -> None:
+    queued(m, service, "a", "b", "c", subject="x")
+    found = m("service", "peek", service, "--json").ok().json
+    assert [one["subject"] for one in found] == ["x"] * 3
+    assert {one["state"] for one in found} == {"waiting"}
+    after = str(found[0]["number"])
+    rows = m("service", "peek", service, "--after", after, "-n", "1").ok().rows
+    assert [int(row[0]) for row in rows] == [found[1]["number"]]
+    assert m("service", "info", service, "--json").ok().json["waiting"] == 3
+
+
 def test_several_replies_are_lines(m: Run, broker: EmbeddedBroker, service: str) -> None:
     def count(request: Any) -> Iterator[bytes]:
         for number in range(3):

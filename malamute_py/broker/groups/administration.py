@@ -107,7 +107,7 @@ class GroupAdministration:
 
     def edit_group(self, link: Link, command: EditGroup) -> None:
         """Change the settings of a group; the answer follows when the change is durable."""
-        if not self._shard.settings.permit(link.owner, "admin", command.stream):
+        if not self._shard.settings.permit(link.owner, "manage_streams", command.stream):
             self._answers.refuse(
                 link, command, "forbidden", f"you may not admin groups of '{command.stream}'"
             )

@@ -70,7 +70,7 @@ class Requeueing:
 
     def _group(self, link: Link, command: RequeueGroup) -> Group:
         name = command.stream
-        if not self._shard.settings.permit(link.owner, "admin", name):
+        if not self._shard.settings.permit(link.owner, "manage_streams", name):
             raise BrokerRefused("forbidden", f"you may not admin groups of '{name}'")
         if len(command.numbers) > NUMBERS_MAX:
             raise BrokerRefused("too_large", f"at most {NUMBERS_MAX} numbers at once")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from malamute_protocol.commands import Command, Offer
+from malamute_protocol.commands import Command, Offer, PeekRequests
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.answers import Answers
@@ -22,6 +22,7 @@ from malamute_py.broker.services.deadlines import Deadlines
 from malamute_py.broker.services.delivery import WorkDelivery
 from malamute_py.broker.services.ends import Ends
 from malamute_py.broker.services.hand_outs import HandOuts
+from malamute_py.broker.services.peeking import Peeking
 from malamute_py.broker.services.recovery import Recovery
 from malamute_py.broker.services.registry import Registry
 from malamute_py.broker.services.replies import Replies
@@ -56,6 +57,7 @@ class Services:
         replies = Replies(shard, puts, registry, ends, returns, claims)
         self._deadlines = deadlines = Deadlines(shard, steps, registry, ends, returns)
         self._admin = ServiceAdmin(shard, steps, bodies, puts, registry, ends, returns, answers)
+        self._peeking = Peeking(shard, registry, answers)
         recovery = Recovery(shard, registry, ends, returns, deadlines)
         self.queues: Final = registry.queues
         """While all of these are empty, services have nothing to do at once."""
@@ -68,7 +70,11 @@ class Services:
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
         """Methods that handle commands which are no steps, by their class."""
-        return {Offer: self._offers.offer, **self._admin.handlers()}
+        return {
+            Offer: self._offers.offer,
+            PeekRequests: self._peeking.peek,
+            **self._admin.handlers(),
+        }
 
     @property
     def due_ms(self) -> int | None:

@@ -32,6 +32,7 @@ from malamute_py.client.facts import (
     GroupFacts,
     MailboxFacts,
     PeekedMail,
+    PeekedRequest,
     Purged,
     ServiceFacts,
     fact_list,
@@ -633,6 +634,17 @@ class QueueVerbs(AsyncVerbs):
         """Facts about one service queue. Raises BrokerRefused `unknown_service`."""
         value = await self._link.ask(lambda number: c.ServiceInfo(number, service))
         return facts(ServiceFacts, {"name": service, **value})
+
+    async def peek_requests(
+        self, service: str, *, after: int = -1, limit: int = 100
+    ) -> list[PeekedRequest]:
+        """Look at requests without taking them, those with a number above `after`.
+
+        A broker may give fewer than `limit`; the next ones follow after the last one's number.
+        Raises BrokerRefused.
+        """
+        value = await self._link.ask(lambda number: c.PeekRequests(number, service, after, limit))
+        return fact_list(PeekedRequest, value, "requests")
 
     async def edit_service(
         self, service: str, settings: Mapping[str, Any] | None = None, /, **more: Any

@@ -596,7 +596,7 @@ class Memberships(Acknowledging):
 
     def next_wake(self) -> int | None:
         """Latest time of the next take(); None: no need."""
-        at = self.warnings.next_wake(self.acks.next_wake())
+        at = super().next_wake()
         for membership in self._leased:
             due_ms = membership.renew_at_ms
             if due_ms and membership.progressed and (at is None or due_ms < at):

@@ -31,6 +31,7 @@ from malamute_py.client.facts import (
     GroupFacts,
     MailboxFacts,
     PeekedMail,
+    PeekedRequest,
     Purged,
     ServiceFacts,
     fact_list,
@@ -620,6 +621,17 @@ class SyncQueueVerbs(SyncVerbs):
         """Facts about one service queue. Raises BrokerRefused `unknown_service`."""
         value = self._link.ask(lambda number: c.ServiceInfo(number, service))
         return facts(ServiceFacts, {"name": service, **value})
+
+    def peek_requests(
+        self, service: str, *, after: int = -1, limit: int = 100
+    ) -> list[PeekedRequest]:
+        """Look at requests without taking them, those with a number above `after`.
+
+        A broker may give fewer than `limit`; the next ones follow after the last one's number.
+        Raises BrokerRefused.
+        """
+        value = self._link.ask(lambda number: c.PeekRequests(number, service, after, limit))
+        return fact_list(PeekedRequest, value, "requests")
 
     def edit_service(
         self, service: str, settings: Mapping[str, Any] | None = None, /, **more: Any

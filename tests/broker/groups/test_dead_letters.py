@@ -442,6 +442,6 @@ def test_a_requeue_that_the_log_refuses_changes_nothing() -> None:
 
 
 def test_only_those_who_administer_the_stream_may_requeue() -> None:
-    shell = world(permit=lambda owner, action, name: action != "admin")
+    shell = world(permit=lambda owner, action, name: action != "manage_streams")
     join(shell, 2)
     assert requeue(shell) == "forbidden"

@@ -57,6 +57,7 @@ class Gate:
         (wire.EditService(9, "svc", {}), {("manage_queues", "svc")}),
         (wire.Requeue(9, "svc"), {("manage_queues", "svc")}),
         (wire.RemoveService(9, "svc", "svc"), {("manage_queues", "svc")}),
+        (wire.PeekRequests(9, "svc"), {("manage_queues", "svc")}),
         (wire.MoveCursor("s", "c", 1, 9), {("read", "s")}),
         (wire.Trim("s", 1, 9), {("trim", "s")}),
         (wire.CursorInfo(9, "s", "c"), {("read", "s")}),
@@ -66,6 +67,8 @@ class Gate:
         (wire.GroupInfo(9, "s", "g"), {("read", "s")}),
         (wire.RemoveGroup(9, "s", "g"), {("manage_streams", "s")}),
         (wire.StreamSchemas(9, "s"), {("read", "s"), ("write", "s")}),
+        (wire.EditGroup(9, "s", "g", {}), {("manage_streams", "s")}),
+        (wire.RequeueGroup(9, "s", "g"), {("manage_streams", "s")}),
     ],
     ids=lambda value: type(value).__name__,
 )
