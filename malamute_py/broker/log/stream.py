@@ -19,6 +19,7 @@ from malamute_protocol.commands import Level
 from malamute_protocol.content import BODY_KINDS, Content
 from malamute_protocol.stamp import append_time_of
 from malamute_py.broker.log.ledger import Ledger
+from malamute_py.broker.log.purges import NO_PURGES, Purges
 from malamute_py.broker.log.ring import RingState
 from malamute_py.broker.ready import StreamFacts
 from malamute_py.changelog.settings import StreamSettings, versions
@@ -108,6 +109,7 @@ class Stream:
         "next",
         "number",
         "pinned",
+        "purges",
         "removed",
         "ring",
         "row",
@@ -146,6 +148,8 @@ class Stream:
         self.hot: deque[StampedBatch] = deque()
         self.removed = False
         self.trim_asked = kept
+        self.purges = Purges(row.purges) if row.purges else NO_PURGES
+        """Records that were purged by subject, by marks that are durable."""
         self.pinned = NEVER
         """Offset from which on retention leaves all records: a cursor pins it."""
         self.ledger = Ledger(self.first, self.next, facts.bytes if facts else 0)
@@ -199,6 +203,11 @@ class Stream:
             place = bisect_left(hot, oldest_ms, key=_append_time)
             past = max(past, hot[place].base if place < len(hot) else hot[-1].next)
         return max(self.first, min(past, self.pinned))
+
+    def is_past(self, batch: StampedBatch, now_ms: int) -> bool:
+        """Whether a batch begins with records that are gone or beyond the stream's bounds."""
+        old = _append_time(batch) < self.oldest_ms(now_ms) and batch.base < self.pinned
+        return old or batch.base < self.first_at(now_ms)
 
     def first_of_newest(self, end: int) -> int:
         """First of the records before `end` that the stream keeps by their number; 0: all."""
