@@ -217,7 +217,7 @@ def test_a_batch_of_no_query_needs_a_name(spark: SparkSession, endpoint: str) ->
 @pytest.mark.parametrize("killed", ["query", "broker"])
 def test_a_copy_has_every_record_once_whatever_is_killed(tmp_path: Path, killed: str) -> None:
     """More kills by hand: python -m tests.spark.killed_copy."""
-    rows, stream, chance = 400_000, "source", random.Random()
+    rows, stream, chance = 200_000, "source", random.Random()
     with Daemon(tmp_path / "broker") as broker, connect_sync(broker.endpoint) as client:
         killed_copy.publish(client, stream, rows)
         with killed_copy.running(broker.endpoint, stream, tmp_path / "query") as first:

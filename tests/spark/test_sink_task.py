@@ -242,6 +242,15 @@ def test_rows_of_several_streams_go_in_one_step(
     assert published.commit.next == {f"{stream}-a": 5, f"{stream}-b": 5}
 
 
+def test_the_records_of_chunks_and_batches_go_where_the_option_says(
+    client: SyncClient, stream: str, endpoint: str, batch: BatchName
+) -> None:
+    chosen = options(endpoint, stream, commitStream=f"{stream}-commits")
+    commit(chosen, [write_partition(chosen, batch, 0, iter([rows(0, 10)]))])
+    with client.subscribe(f"{stream}-commits", start="earliest", until="tail") as reading:
+        assert [record.subject for record in reading] == [batch.chunks(0), batch.commit]
+
+
 def test_a_stream_that_no_step_reaches_is_refused_by_name(
     client: SyncClient, stream: str, write: Callable[..., Written]
 ) -> None:
