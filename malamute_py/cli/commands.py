@@ -58,6 +58,9 @@ COMMANDS: Final[dict[str, Entry]] = {
     ),
     "client": Entry("links:app", "Clients that are linked: list, kick."),
     "info": Entry("links:info", "Show facts and counters of the broker."),
+    "check": Entry(
+        "check:check", "Judge the broker: one line and an exit code for monitoring systems."
+    ),
     "rtt": Entry(
         "rtt:rtt", "Measure round trips: of a question, and of a record until it is confirmed."
     ),
