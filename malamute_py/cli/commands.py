@@ -58,6 +58,13 @@ COMMANDS: Final[dict[str, Entry]] = {
     ),
     "client": Entry("links:app", "Clients that are linked: list, kick."),
     "info": Entry("links:info", "Show facts and counters of the broker."),
+    "check": Entry(
+        "check:check", "Judge the broker: one line and an exit code for monitoring systems."
+    ),
+    "rtt": Entry(
+        "rtt:rtt", "Measure round trips: of a question, and of a record until it is confirmed."
+    ),
+    "bench": Entry("bench:app", "Measure the broker at hand: pub, sub, request, mail."),
     "http": Entry("http_side:http", "Serve metrics, health and the console of a broker over HTTP."),
     "verify-promises": Entry(
         "promises:verify_promises", "Check what a broker confirms while it is disturbed."

@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
@@ -23,6 +23,7 @@ from malamute_py.cli.options import options
 from malamute_py.cli.values import duration_ms
 
 if TYPE_CHECKING:
+    from malamute_py.client.aio.client import Client
     from malamute_py.client.session.events import LinkEvent
     from malamute_py.client.sync.client import SyncClient
 
@@ -35,7 +36,7 @@ class _Watch:
     """The state of the link, as the client's thread reports it."""
 
     def __init__(self, stays: bool) -> None:
-        self.client: SyncClient | None = None
+        self.client: SyncClient | Client | None = None
         self.reason = "no answer"
         self._stays = stays
         self._lost = False
@@ -63,31 +64,72 @@ def linked(ctx: typer.Context, *, stays: bool = False) -> Iterator[SyncClient]:
 
     Raises CommandFailed when no broker answers; BrokerRefused, ConnectionLost.
     """
-    from malamute_py.cli.contexts import chosen
     from malamute_py.client.sync.client import connect_sync
 
-    context = chosen(options(ctx))
-    timeout_ms = duration_ms(options(ctx).get("connect_timeout", CONNECT_TIMEOUT))
     watch = _Watch(stays)
-    # The watch reports it.
-    logging.getLogger("malamute.client.link").setLevel(logging.ERROR)
-    try:
-        client = connect_sync(
-            context.endpoints,
-            timeout_ms=timeout_ms,
-            on_link=watch,
-            credential=context.credential(),
-            identity=options(ctx).get("identity", context.identity),
-            software="malamute command",
-        )
-    except (Timeout, ConnectionLost):
-        raise unreachable(", ".join(context.endpoints), watch.reason) from None
+    endpoints, asked = _asked(ctx, watch)
+    with _refused(endpoints, watch):
+        client = connect_sync(endpoints, **asked)
     watch.client = client
     if not stays and not client.linked:
         client.abort()  # The link was lost before the watch had a client that it could end.
-    try:
-        with client:
+    with _explained(watch), client:
+        yield client
+
+
+@asynccontextmanager
+async def linked_in_loop(ctx: typer.Context, *, first: bool = True) -> AsyncIterator[Client]:
+    """Connect a client of the running event loop; it ends when its link is lost.
+
+    first: False for a further client of the command, which gets no identity: one identity has one
+    link. Raises as linked().
+    """
+    from malamute_py.client.aio.client import connect
+
+    watch = _Watch(stays=False)
+    endpoints, asked = _asked(ctx, watch)
+    if not first:
+        asked["identity"] = ""
+    with _refused(endpoints, watch):
+        client = await connect(endpoints, **asked)
+    watch.client = client
+    if not client.linked:
+        client.abort()
+    with _explained(watch):
+        async with client:
             yield client
+
+
+def _asked(ctx: typer.Context, watch: _Watch) -> tuple[Any, dict[str, Any]]:
+    """Return the endpoints of the chosen broker, and the options to connect with."""
+    from malamute_py.cli.contexts import chosen
+
+    context = chosen(options(ctx))
+    # The watch reports it.
+    logging.getLogger("malamute.client.link").setLevel(logging.ERROR)
+    return context.endpoints, {
+        "timeout_ms": duration_ms(options(ctx).get("connect_timeout", CONNECT_TIMEOUT)),
+        "on_link": watch,
+        "credential": context.credential(),
+        "identity": options(ctx).get("identity", context.identity),
+        "software": "malamute command",
+    }
+
+
+@contextmanager
+def _refused(endpoints: Any, watch: _Watch) -> Iterator[None]:
+    """Say why no broker answered."""
+    try:
+        yield
+    except (Timeout, ConnectionLost):
+        raise unreachable(", ".join(endpoints), watch.reason) from None
+
+
+@contextmanager
+def _explained(watch: _Watch) -> Iterator[None]:
+    """Say why the link was lost."""
+    try:
+        yield
     except ConnectionLost as error:
         if watch.reason != "no answer":
             raise ConnectionLost(watch.reason) from error

@@ -1,0 +1,464 @@
+"""`malamute bench ...`: how much the broker at hand does, and how long each thing takes.
+
+Owns the loads and what is timed in each. The rules: a load is closed (each task waits for its own
+before it goes on); what a bench makes has a name of its own and is removed afterwards; what is
+sent and read is counted, and a bench that did not get all of it fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
+
+import typer
+
+from malamute_protocol.errors import BrokerRefused
+from malamute_py.cli import output
+from malamute_py.cli.commands import group, say
+from malamute_py.cli.linking import linked_in_loop
+from malamute_py.cli.measuring import Measure, show
+from malamute_py.cli.progress import Progress
+from malamute_py.cli.values import count_text, size_bytes, size_text
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from malamute_py.client.aio.client import Client
+    from malamute_py.client.aio.mail import Inbox
+    from malamute_py.client.aio.subscription import Subscription
+    from malamute_py.client.aio.work import Request
+
+app = group("bench")
+
+_STAMP_BYTES: Final = 8
+"""A body begins with the time at which it was sent, of this process's clock."""
+_SILENCE_MS: Final = 30_000
+"""Time without anything new after which a reader gives up."""
+_MADE_BY: Final = "made by malamute bench"
+_CLOSING: Final = """
+
+A bench writes to ring main as others do: a full ring then drops as much of its oldest history.
+--memory and --ring-bytes, where there are, spare it. Clients of a bench are one Python process,
+whose own time is part of what is measured.
+
+In a pipe a line has, with tabs between: what, count, a second, bytes a second, p50, p90, p99 and
+max in milliseconds."""
+
+Count: TypeAlias = Annotated[
+    int, typer.Option("--count", "-n", metavar="N", min=1, help="How many in all.")
+]
+Size: TypeAlias = Annotated[
+    str, typer.Option(metavar="SIZE", help="Size of a body, at least 8 bytes: 4KiB.")
+]
+Tasks: TypeAlias = Annotated[
+    int, typer.Option(metavar="N", min=1, help="Tasks, each with one (batch) under way.")
+]
+BatchOf: TypeAlias = Annotated[
+    int, typer.Option("--batch", metavar="N", min=1, help="Published together; 1: each alone.")
+]
+Level: TypeAlias = Annotated[
+    Literal["stored", "synced"] | None,
+    typer.Option(
+        "--confirm",
+        metavar="LEVEL",
+        help="Level of the confirms: stored, or synced (default where a disk is).",
+    ),
+]
+
+Memory: TypeAlias = Annotated[bool, typer.Option("--memory", help="In memory only.")]
+RingBytes: TypeAlias = Annotated[
+    str, typer.Option(metavar="SIZE", help="A ring of its own, which takes no space of ring main.")
+]
+
+
+@dataclass(frozen=True)
+class Load:
+    """How much is sent, and how."""
+
+    count: int
+    size: int
+    tasks: int
+    batch: int = 1
+    level: Literal["stored", "synced"] | None = None
+    """Level of the confirms; None: a reply is the confirm, or what is made is in memory."""
+    memory: bool = False
+    ring_bytes: int = 0
+    """Bytes of a ring of its own; 0: it shares ring main."""
+    noun: str = "record"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings of what is made for it."""
+        asked = {"memory": self.memory, "ring_bytes": self.ring_bytes}
+        return {"description": _MADE_BY, **{name: value for name, value in asked.items() if value}}
+
+    def body(self) -> bytes:
+        """Return a body that is sent now."""
+        return time.perf_counter_ns().to_bytes(_STAMP_BYTES, "big").ljust(self.size, b"\0")
+
+    def title(self, verb: str) -> str:
+        """Say under which conditions was measured."""
+        parts = [
+            f"{verb}: {count_text(self.count, self.noun)} of {size_text(self.size)}",
+            f"{count_text(self.tasks, 'task')}",
+        ]
+        if self.batch > 1:
+            parts.append(f"batches of {count_text(self.batch)}")
+        if self.level is not None:
+            parts.append(f"confirms {self.level}")
+        if self.memory:
+            parts.append("in memory")
+        return ", ".join(parts)
+
+    def conditions(self, verb: str) -> dict[str, Any]:
+        """Return the conditions by name."""
+        known = {name: value for name, value in asdict(self).items() if value is not None}
+        del known["noun"]
+        return {"bench": verb, **known}
+
+
+def _bytes(size: str) -> int:
+    return max(_STAMP_BYTES, size_bytes(size))
+
+
+def _level(
+    asked: Literal["stored", "synced"] | None, memory: bool
+) -> Literal["stored", "synced"] | None:
+    return asked or (None if memory else "synced")
+
+
+def _ring(size: str) -> int:
+    return size_bytes(size) if size else 0
+
+
+@app.command(
+    "pub",
+    epilog="""\b
+Examples:
+  malamute bench pub                        a million records, batches of 1,000
+  malamute bench pub --batch 1 --tasks 64   each alone, 64 under way
+  malamute bench pub --batch 1 --tasks 1 --count 1000 --confirm stored"""
+    + _CLOSING,
+)
+def pub(
+    ctx: typer.Context,
+    count: Count = 1_000_000,
+    size: Size = "128",
+    tasks: Tasks = 4,
+    batch: BatchOf = 1000,
+    level: Level = None,
+    memory: Memory = False,
+    ring_bytes: RingBytes = "",
+    as_json: output.Json = False,
+) -> None:
+    """Publish records until the last is confirmed."""
+    load = Load(count, _bytes(size), tasks, batch, _level(level, memory), memory, _ring(ring_bytes))
+    _run(ctx, "pub", load, _publishing, as_json)
+
+
+@app.command(
+    "sub",
+    epilog="""\b
+Examples:
+  malamute bench sub                     published and read at the same time
+  malamute bench sub --readers 10        each of ten clients reads all of it
+  malamute bench sub --history           read from the start, after all was published
+  malamute bench sub --batch 1 --tasks 1 --count 1000     how long one record takes"""
+    + _CLOSING,
+)
+def sub(
+    ctx: typer.Context,
+    count: Count = 1_000_000,
+    size: Size = "128",
+    tasks: Tasks = 4,
+    batch: BatchOf = 1000,
+    readers: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Clients that read all of it.")
+    ] = 1,
+    history: Annotated[
+        bool, typer.Option("--history", help="Publish first, and measure the reading alone.")
+    ] = False,
+    level: Level = None,
+    memory: Memory = False,
+    ring_bytes: RingBytes = "",
+    as_json: output.Json = False,
+) -> None:
+    """Read records while they are published, or from the start."""
+
+    async def read(
+        ctx: typer.Context, client: Client, name: str, load: Load, bar: Progress
+    ) -> list[Measure]:
+        reading = _reading_history if history else _reading
+        return await reading(ctx, client, name, load, bar, readers)
+
+    load = Load(count, _bytes(size), tasks, batch, _level(level, memory), memory, _ring(ring_bytes))
+    _run(ctx, "sub", load, read, as_json, readers=readers, history=history)
+
+
+@app.command(
+    "request",
+    epilog="""\b
+Examples:
+  malamute bench request                  64 requests under way
+  malamute bench request --tasks 1 --count 1000     how long one takes"""
+    + _CLOSING,
+)
+def request(
+    ctx: typer.Context,
+    count: Count = 100_000,
+    size: Size = "128",
+    tasks: Tasks = 64,
+    as_json: output.Json = False,
+) -> None:
+    """Ask a worker of this process, which replies with the body."""
+    _run(ctx, "request", Load(count, _bytes(size), tasks, noun="request"), _asking, as_json)
+
+
+@app.command(
+    "mail",
+    epilog="""\b
+Examples:
+  malamute bench mail                     100,000 messages, 64 under way
+  malamute bench mail --tasks 1 --count 1000 --confirm stored"""
+    + _CLOSING,
+)
+def mail(
+    ctx: typer.Context,
+    count: Count = 100_000,
+    size: Size = "128",
+    tasks: Tasks = 64,
+    level: Level = None,
+    memory: Memory = False,
+    as_json: output.Json = False,
+) -> None:
+    """Send messages to a mailbox while a reader takes them out."""
+    load = Load(count, _bytes(size), tasks, 1, _level(level, memory), memory, noun="message")
+    _run(ctx, "mail", load, _mailing, as_json)
+
+
+# --- one bench ---------------------------------------------------------------------------------
+
+Bench: TypeAlias = Callable[
+    [typer.Context, "Client", str, Load, Progress], Awaitable[list[Measure]]
+]
+
+
+def _run(
+    ctx: typer.Context, verb: str, load: Load, bench: Bench, as_json: bool, **more: Any
+) -> None:
+    async def measured() -> list[Measure]:
+        name = f"malamute-bench-{secrets.token_hex(4)}"
+        async with linked_in_loop(ctx) as client:
+            with Progress(verb, total=load.count) as bar:
+                return await bench(ctx, client, name, load, bar)
+
+    found = asyncio.run(measured())
+    title = load.title(verb)
+    if more.get("history"):
+        title += ", from the start"
+    show({**load.conditions(verb), **more}, found, title, as_json=as_json)
+
+
+async def _publishing(
+    ctx: typer.Context, client: Client, name: str, load: Load, bar: Progress
+) -> list[Measure]:
+    async with _stream(client, name, load):
+        return [await _published(client, name, load, bar)]
+
+
+async def _published(client: Client, name: str, load: Load, bar: Progress | None) -> Measure:
+    async def publish(many: int) -> None:
+        body, level = load.body(), load.level or "default"
+        if load.batch == 1:
+            await client.publish(name, body, confirm=level)
+        else:
+            await client.publish_many(name, [body] * many, confirm=level)
+
+    what = "confirm of one record" if load.batch == 1 else "confirm of a batch"
+    return await _in_flight(what, publish, load, bar)
+
+
+async def _reading(
+    ctx: typer.Context, client: Client, name: str, load: Load, bar: Progress, readers: int
+) -> list[Measure]:
+    """Publish while each reader, with a link of its own, reads all of it."""
+    count = load.count * readers
+    measure = Measure("delivery", count=count, size=count * load.size)
+
+    async def read(subscription: Subscription, shown: bool) -> None:
+        got = 0
+        while got < load.count:
+            batch = await subscription.next_batch(_SILENCE_MS)
+            assert batch is not None, "only an end that was asked for ends a subscription"
+            bodies = batch.bodies()
+            measure.add(_since(bodies[0]))
+            got += len(bodies)
+            if shown:
+                bar.update(got)
+
+    async with _stream(client, name, load), _links(ctx, readers) as links:
+        subscriptions = [each.subscribe(name, strict=True) for each in links]
+        for each in subscriptions:
+            await each.accepted()
+        with measure.timed():
+            published, *_ = await _all(
+                [
+                    _published(client, name, load, None),
+                    *(read(each, at == 0) for at, each in enumerate(subscriptions)),
+                ]
+            )
+    return [published, measure]
+
+
+async def _reading_history(
+    ctx: typer.Context, client: Client, name: str, load: Load, bar: Progress, readers: int
+) -> list[Measure]:
+    """Publish all of it; then each reader, with a link of its own, reads it from the start."""
+    count = load.count * readers
+    measure = Measure("reading", count=count, size=count * load.size)
+
+    async def read(link: Client, shown: bool) -> None:
+        subscription = link.subscribe(name, start="earliest", end=load.count, strict=True)
+        got = 0
+        while (batch := await subscription.next_batch(_SILENCE_MS)) is not None:
+            got += len(batch.bodies())
+            if shown:
+                bar.update(got)
+
+    async with _stream(client, name, load), _links(ctx, readers) as links:
+        bar.title("publishing what is to be read")
+        await _published(client, name, load, bar)
+        bar.title("sub")
+        with measure.timed():
+            await _all([read(each, at == 0) for at, each in enumerate(links)])
+    return [measure]
+
+
+async def _asking(
+    ctx: typer.Context, client: Client, name: str, load: Load, bar: Progress
+) -> list[Measure]:
+    async def ask(many: int) -> None:
+        await client.request(name, load.body())
+
+    async with linked_in_loop(ctx, first=False) as server:
+        worker = server.worker(name, concurrency=max(16, load.tasks))
+        await worker.accepted()
+        working = asyncio.create_task(worker.run(_echo))
+        try:
+            return [await _in_flight("request until its reply", ask, load, bar)]
+        finally:
+            await worker.close()
+            await asyncio.gather(working, return_exceptions=True)
+            await _removed(client, name, client.remove_service(name))
+            if client.linked:
+                with suppress(BrokerRefused):  # Without a dead letter there is no such mailbox.
+                    await client.remove_mailbox(f"{name}.dead")
+
+
+async def _echo(asked: Request) -> bytes:
+    return asked.body
+
+
+async def _mailing(
+    ctx: typer.Context, client: Client, name: str, load: Load, bar: Progress
+) -> list[Measure]:
+    async def send(many: int) -> None:
+        await client.send(name, load.body(), confirm=load.level or "default")
+
+    measure = Measure("delivery", count=load.count, size=load.count * load.size)
+
+    async def read(inbox: Inbox) -> None:
+        got = 0
+        while got < load.count:
+            batch = await inbox.next_batch(_SILENCE_MS)
+            assert batch is not None, "only close() ends an inbox"
+            bodies = batch.bodies()
+            for body in bodies:
+                measure.add(_since(body))
+            got += len(bodies)
+            bar.update(got)
+
+    await client.edit_mailbox(name, load.settings)
+    try:
+        async with linked_in_loop(ctx, first=False) as link, link.inbox(name) as inbox:
+            await inbox.accepted()
+            with measure.timed():
+                sent, _ = await _all(
+                    [_in_flight("confirm of one message", send, load, None), read(inbox)]
+                )
+        return [sent, measure]
+    finally:
+        await _removed(client, name, client.remove_mailbox(name))
+
+
+# --- parts ---------------------------------------------------------------------------------------
+
+
+async def _in_flight(
+    what: str, one: Callable[[int], Awaitable[None]], load: Load, bar: Progress | None
+) -> Measure:
+    """Do it `count` times, with as many under way as there are tasks."""
+    measure = Measure(what, count=load.count, size=load.count * load.size)
+    left = load.count
+
+    async def repeat() -> None:
+        nonlocal left
+        while left > 0:
+            many = min(load.batch, left)
+            left -= many
+            began = time.perf_counter_ns()
+            await one(many)
+            measure.add(time.perf_counter_ns() - began)
+            if bar is not None:
+                bar.update(load.count - left)
+
+    with measure.timed():
+        await _all([repeat() for _ in range(load.tasks)])
+    return measure
+
+
+async def _all(works: list[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Run works to their end; the first failure ends all, and is raised."""
+    tasks = [asyncio.create_task(each) for each in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _since(body: bytes) -> int:
+    return time.perf_counter_ns() - int.from_bytes(body[:_STAMP_BYTES], "big")
+
+
+@asynccontextmanager
+async def _links(ctx: typer.Context, count: int) -> AsyncIterator[list[Client]]:
+    async with AsyncExitStack() as stack:
+        yield [
+            await stack.enter_async_context(linked_in_loop(ctx, first=False)) for _ in range(count)
+        ]
+
+
+@asynccontextmanager
+async def _stream(client: Client, name: str, load: Load) -> AsyncIterator[None]:
+    """Make the stream of a bench, and remove it afterwards."""
+    await client.create_stream(name, load.settings)
+    try:
+        yield
+    finally:
+        await _removed(client, name, client.remove_stream(name))
+
+
+async def _removed(client: Client, name: str, removal: Coroutine[Any, Any, Any]) -> None:
+    """Remove what a bench made, or say that it is left."""
+    if client.linked:
+        await removal
+    else:
+        removal.close()
+        say(f"{name} is left, because the link is lost; remove it when the broker is back")

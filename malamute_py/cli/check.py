@@ -1,0 +1,345 @@
+"""`malamute check`: one verdict about the broker, for monitoring systems.
+
+Owns the thresholds and the exit codes of monitoring plugins, which are not those of the other
+commands: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN. The rules: whether the broker is ready is always
+judged; a thing that is named and not there, or may not be seen, is UNKNOWN, never OK; the output is
+one line, however many things there are. Source: the guidelines of the Monitoring Plugins project.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
+
+import typer
+
+from malamute_protocol.errors import BrokerRefused, MalamuteError
+from malamute_py.cli import output
+from malamute_py.cli.failures import USAGE, CommandFailed, explained
+from malamute_py.cli.linking import linked
+from malamute_py.cli.looking import Look, look
+from malamute_py.cli.values import count_text, duration_ms, duration_text
+
+OK: Final = 0
+WARNING: Final = 1
+CRITICAL: Final = 2
+UNKNOWN: Final = 3
+_WORDS: Final = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
+_WORST_FIRST: Final = (CRITICAL, WARNING, UNKNOWN, OK)
+_SAID_MAX: Final = 5
+"""Findings that the line names; it counts the others."""
+
+EPILOG: Final = """\b
+Examples:
+  malamute check                                     ready for work?
+  malamute check --lag 10000,100000                  each cursor and group
+  malamute check --lag trades/etl=1000,5000 --depth desk=,500
+  malamute check --oldest 5m,1h --waiting-age lookup=30s,2m --dead 0
+  malamute check --headroom 20%,10% --clients-least 5,1
+
+A threshold is WARN,CRIT for all of a kind, or NAME=WARN,CRIT for one of it; either may be left
+out: `100` warns above 100, `,100` is critical above 100. A thing with a threshold of its own is
+not judged by that for all. Options may be repeated.
+
+Exit codes: 0 OK, 1 WARNING, 2 CRITICAL (also without a broker), 3 UNKNOWN."""
+
+
+class Finding(NamedTuple):
+    """One thing that was judged."""
+
+    state: int
+    words: str
+
+
+class Datum(NamedTuple):
+    """A figure for graphs."""
+
+    label: str
+    value: float
+    unit: str
+    warn: float | None
+    crit: float | None
+
+
+class Threshold(NamedTuple):
+    """Values beyond which a thing is bad."""
+
+    name: str
+    """The one thing; empty: all of its kind."""
+    warn: float | None
+    crit: float | None
+
+
+class Kind(NamedTuple):
+    """What can be judged of one kind of thing."""
+
+    option: str
+    of: Callable[[Look], dict[str, float]]
+    """Value by name of the thing."""
+    listings: tuple[str, ...]
+    """Listings that it comes from."""
+    said: Callable[[float], str]
+    read: Callable[[str], float]
+    unit: str = ""
+    low: bool = False
+    """True: small values are bad."""
+    alone: bool = False
+    """True: there is one value, without a name."""
+
+
+def _lags(seen: Look) -> dict[str, float]:
+    found = {f"{each.stream}/{each.cursor}": each.lag for each in seen.everything.cursors}
+    found |= {f"{each.stream}/{each.group}": each.lag for each in seen.everything.groups}
+    return {name: float(lag) for name, lag in found.items()}
+
+
+def _dead(seen: Look) -> dict[str, float]:
+    found = {each.name: float(each.dead) for each in seen.everything.services}
+    groups = seen.everything.groups
+    return found | {f"{each.stream}/{each.group}": float(each.dead) for each in groups}
+
+
+def _age_s(at_ms: int, seen: Look) -> float:
+    return max(0, seen.now_ms - at_ms) / 1000 if at_ms else 0.0
+
+
+def _headrooms(seen: Look) -> dict[str, float]:
+    """Share that is left of each ring that refuses when full, and of ring main before it waits."""
+    found = {
+        name: 1 - (facts["end_lsn"] - facts["start_lsn"]) / facts["ring_bytes"]
+        for name, facts in seen.broker.get("disk", {}).items()
+        if facts.get("full") == "refuse" and facts.get("ring_bytes")
+    }
+    checkpoint = seen.broker.get("checkpoint", {})
+    if "ring_use" in checkpoint:
+        found["main"] = 1 - checkpoint["ring_use"]
+    return {name: max(0.0, share) * 100 for name, share in found.items()}
+
+
+def _clients(seen: Look) -> dict[str, float]:
+    """Count the links, without that of this command."""
+    return {"": float(max(0, seen.broker.get("gauges", {}).get("links", 0) - 1))}
+
+
+def _slow(seen: Look) -> dict[str, float]:
+    from malamute_py.http.console.troubles import of_link
+
+    return {"": float(sum(any(of_link(each)) for each in seen.links))}
+
+
+def _number(text: str) -> float:
+    if not text.isdigit():
+        raise ValueError(f"{text!r} is not a count")
+    return float(text)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text.removesuffix("%"))
+    except ValueError:
+        share = math.nan
+    if not 0 <= share <= 100:
+        raise ValueError(f"{text!r} is not a share such as 20%")
+    return share
+
+
+def _seconds(text: str) -> float:
+    return duration_ms(text) / 1000
+
+
+def _span(seconds: float) -> str:
+    return duration_text(int(seconds * 1000))
+
+
+KINDS: Final = (
+    Kind("lag", _lags, ("cursors", "groups"),
+         lambda value: f"{count_text(int(value), 'record')} behind", _number),
+    Kind("depth", lambda seen: {e.name: float(e.messages) for e in seen.everything.mailboxes},
+         ("mailboxes",), lambda value: count_text(int(value), "message"), _number),
+    Kind("oldest",
+         lambda seen: {e.name: _age_s(e.oldest_ms, seen) for e in seen.everything.mailboxes},
+         ("mailboxes",), lambda value: f"oldest message for {_span(value)}", _seconds, "s"),
+    Kind("waiting", lambda seen: {e.name: float(e.waiting) for e in seen.everything.services},
+         ("services",), lambda value: f"{count_text(int(value), 'request')} waiting", _number),
+    Kind("waiting-age",
+         lambda seen: {e.name: _age_s(e.oldest_ms, seen) for e in seen.everything.services},
+         ("services",), lambda value: f"oldest request for {_span(value)}", _seconds, "s"),
+    Kind("dead", _dead, ("services", "groups"),
+         lambda value: count_text(int(value), "dead letter"), _number),
+    Kind("headroom", _headrooms, ("broker",), lambda value: f"{value:.1f}% left", _share, "%",
+         low=True),
+    Kind("clients-least", _clients, ("broker",), lambda value: count_text(int(value), "client"),
+         _number, low=True, alone=True),
+    Kind("clients-most", _clients, ("broker",), lambda value: count_text(int(value), "client"),
+         _number, alone=True),
+    Kind("slow-clients", _slow, ("clients",), lambda value: count_text(int(value), "slow client"),
+         _number, alone=True),
+)  # fmt: skip
+_WHERE: Final = {
+    "lag": "cursor or group", "depth": "mailbox", "oldest": "mailbox", "waiting": "service",
+    "waiting-age": "service", "dead": "service or group", "headroom": "ring",
+}  # fmt: skip
+
+Thresholds: TypeAlias = list[str] | None
+
+
+def _option(text: str, metavar: str = "[NAME=]WARN,CRIT") -> Any:
+    return typer.Option(metavar=metavar, help=text)
+
+
+def check(
+    ctx: typer.Context,
+    lag: Annotated[Thresholds, _option("Records behind: STREAM/CURSOR, STREAM/GROUP.")] = None,
+    depth: Annotated[Thresholds, _option("Messages in a mailbox.")] = None,
+    oldest: Annotated[Thresholds, _option("Age of a mailbox's oldest message: 5m,1h.")] = None,
+    waiting: Annotated[Thresholds, _option("Requests that wait for a service.")] = None,
+    waiting_age: Annotated[Thresholds, _option("Age of a service's oldest request.")] = None,
+    dead: Annotated[Thresholds, _option("Dead letters: SERVICE, STREAM/GROUP.")] = None,
+    headroom: Annotated[
+        Thresholds,
+        _option("Share left of a ring that refuses when full, and of ring main before it waits."),
+    ] = None,
+    clients_least: Annotated[Thresholds, _option("Clients, at least.", "WARN,CRIT")] = None,
+    clients_most: Annotated[Thresholds, _option("Clients, at most.", "WARN,CRIT")] = None,
+    slow_clients: Annotated[
+        Thresholds, _option("Clients that do not read what they get.", "WARN,CRIT")
+    ] = None,
+    as_json: output.Json = False,
+) -> int:
+    """Judge the broker: one line and an exit code for monitoring systems."""
+    given = (lag, depth, oldest, waiting, waiting_age, dead, headroom, clients_least,
+             clients_most, slow_clients)  # fmt: skip
+    findings: list[Finding]
+    data: list[Datum] = []
+    try:
+        wanted = [
+            (kind, [threshold(kind, text) for text in texts])
+            for kind, texts in zip(KINDS, given, strict=True)
+            if texts
+        ]
+        with linked(ctx) as client:
+            seen = look(client, {each for kind, _ in wanted for each in kind.listings})
+        findings, data = judged(seen, wanted)
+    except (CommandFailed, MalamuteError) as error:
+        told = explained(error)
+        assert told is not None
+        unknown = isinstance(error, BrokerRefused) or told[1] == USAGE
+        findings = [Finding(UNKNOWN if unknown else CRITICAL, told[0])]
+    return _tell(findings, data, as_json)
+
+
+def threshold(kind: Kind, text: str) -> Threshold:
+    """Read a threshold. Raises CommandFailed."""
+    name, equals, values = text.rpartition("=")
+    warn, _, crit = values.partition(",")
+    try:
+        if equals and kind.alone:
+            raise ValueError("it has no name")
+        if not warn and not crit:
+            raise ValueError("it has no value")
+        read = [kind.read(each.strip()) if each.strip() else None for each in (warn, crit)]
+    except (ValueError, CommandFailed) as error:
+        raise CommandFailed(
+            f"--{kind.option} {text}: {error}; write it as {'' if kind.alone else '[NAME=]'}"
+            "WARN,CRIT",
+            USAGE,
+        ) from None
+    return Threshold(name, *read)
+
+
+def judged(
+    seen: Look, wanted: Sequence[tuple[Kind, Sequence[Threshold]]]
+) -> tuple[list[Finding], list[Datum]]:
+    """Return what is to be said, and figures for graphs: one of each threshold."""
+    findings = list(_readiness(seen))
+    data: list[Datum] = []
+    for kind, thresholds in wanted:
+        hidden = [seen.unseen[each] for each in kind.listings if each in seen.unseen]
+        if hidden:
+            findings.append(Finding(UNKNOWN, f"{kind.option}: {hidden[0]}"))
+            continue
+        values = kind.of(seen)
+        named = {each.name for each in thresholds if each.name}
+        for each in thresholds:
+            if each.name and each.name not in values:
+                what = _WHERE[kind.option]
+                findings.append(Finding(UNKNOWN, f"there is no {what} {each.name}"))
+                continue
+            meant = (
+                {each.name: values[each.name]}
+                if each.name
+                else {name: value for name, value in values.items() if name not in named}
+            )
+            findings += _against(kind, each, meant)
+            worst = (min if kind.low else max)(meant.values(), default=None)
+            if worst is not None:
+                label = f"{kind.option} {each.name}".strip()
+                data.append(Datum(label, worst, kind.unit, each.warn, each.crit))
+    return findings, data
+
+
+def _readiness(seen: Look) -> Iterator[Finding]:
+    from malamute_py.http.health import ready
+
+    if "broker" in seen.unseen:
+        yield Finding(UNKNOWN, f"readiness: {seen.unseen['broker']}")
+        return
+    verdict = ready(seen.everything.facts)
+    yield from (Finding(CRITICAL, f"not ready: {words}") for _, words in verdict.reasons)
+    yield from (Finding(WARNING, words) for _, words in verdict.warnings)
+    if verdict.holds:
+        yield Finding(OK, "ready")
+
+
+def _against(kind: Kind, bound: Threshold, values: dict[str, float]) -> Iterator[Finding]:
+    for name, value in sorted(values.items(), key=lambda item: item[1], reverse=not kind.low):
+        for state, limit in ((CRITICAL, bound.crit), (WARNING, bound.warn)):
+            if limit is not None and (value < limit if kind.low else value > limit):
+                side = "below" if kind.low else "above"
+                yield Finding(
+                    state,
+                    f"{name}: {kind.said(value)}".removeprefix(": ")
+                    + f" ({_WORDS[state].lower()} {side} {_limit(kind, limit)})",
+                )
+                break
+
+
+def _limit(kind: Kind, limit: float) -> str:
+    return _span(limit) if kind.unit == "s" else f"{limit:g}{kind.unit}"
+
+
+def _tell(findings: Sequence[Finding], data: Sequence[Datum], as_json: bool) -> int:
+    there = {each.state for each in findings}
+    state = next(each for each in _WORST_FIRST if each in there)
+    ordered = sorted(findings, key=lambda each: _WORST_FIRST.index(each.state))
+    if as_json:
+        output.print_json(
+            {
+                "state": _WORDS[state],
+                "findings": [
+                    {"state": _WORDS[each.state], "words": each.words} for each in ordered
+                ],
+                "data": [each._asdict() for each in data],
+            }
+        )
+        return state
+    bad = [each for each in ordered if each.state != OK] or ordered
+    said = "; ".join(each.words for each in bad[:_SAID_MAX])
+    if len(bad) > _SAID_MAX:
+        said += f"; and {len(bad) - _SAID_MAX} more"
+    # A bar would begin the figures.
+    line = f"MALAMUTE {_WORDS[state]} - {' '.join(said.split()).replace('|', '/')}"
+    print(line + (" | " + " ".join(map(_performance, data)) if data else ""))
+    return state
+
+
+def _performance(datum: Datum) -> str:
+    """Write a figure as monitoring plugins do: 'label'=value[unit];warn;crit;least."""
+    label = datum.label.replace("'", "_").replace("=", "_").replace("|", "_")
+    low = "-least" in label or label.startswith("headroom")
+    bounds = ["" if each is None else f"{each:g}" for each in (datum.warn, datum.crit)]
+    if low:  # A range that alarms below its end.
+        bounds = [f"{each}:" if each else "" for each in bounds]
+    value = f"{datum.value:.3f}".rstrip("0").rstrip(".")
+    return f"'{label}'={value}{datum.unit};{bounds[0]};{bounds[1]};0"

@@ -1,0 +1,78 @@
+"""All that the broker tells about itself and its things, for the commands that judge or watch it.
+
+Owns the questions. The rules: each kind of thing is asked for once; what this user may not see is
+named, so that a missing thing is never taken for a healthy one. The form is that of the HTTP side,
+whose rules of what is slow, stuck or not ready so hold here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from malamute_protocol.errors import BrokerRefused
+from malamute_py.http.source import Everything, Facts
+
+if TYPE_CHECKING:
+    from malamute_py.client.facts import LinkFacts
+    from malamute_py.client.sync.client import SyncClient
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Look:
+    """The answers of one look."""
+
+    everything: Everything
+    links: list[LinkFacts] = field(default_factory=list)
+    unseen: dict[str, str] = field(default_factory=dict)
+    """Kind of thing -> why the broker does not show it."""
+
+    @property
+    def broker(self) -> dict[str, Any]:
+        """Facts about the broker itself."""
+        return self.everything.facts.broker
+
+    @property
+    def now_ms(self) -> int:
+        """The broker's clock."""
+        return int(self.broker.get("now_ms", 0))
+
+
+KINDS: Final = ("streams", "mailboxes", "services", "cursors", "groups", "clients")
+
+
+def look(client: SyncClient, kinds: Container[str] = KINDS, *, limit: int = 0) -> Look:
+    """Ask about the broker, and about its things of these kinds.
+
+    limit: things of each kind; 0: all. Raises ConnectionLost, Timeout.
+    """
+    unseen: dict[str, str] = {}
+
+    def allowed(kind: str, ask: Callable[[], list[T]]) -> list[T]:
+        if kind not in kinds:
+            return []
+        try:
+            return ask()
+        except BrokerRefused as error:
+            unseen[kind] = str(error)
+            return []
+
+    try:
+        told = client.broker_info()
+        broker = {"software": told.software, "epoch": told.epoch, "counters": told.counters,
+                  **told.more}  # fmt: skip
+    except BrokerRefused as error:
+        unseen["broker"] = str(error)
+        broker = {}
+    everything = Everything(
+        Facts(broker, unseen.get("broker", "")),
+        streams=allowed("streams", lambda: client.list_streams(limit=limit)),
+        mailboxes=allowed("mailboxes", lambda: client.list_mailboxes(limit=limit)),
+        services=allowed("services", lambda: client.list_services(limit=limit)),
+        cursors=allowed("cursors", lambda: client.list_cursors(limit=limit)),
+        groups=allowed("groups", lambda: client.list_groups(limit=limit)),
+    )
+    return Look(everything, allowed("clients", lambda: client.list_links(limit or 1000)), unseen)

@@ -1,0 +1,105 @@
+"""Figures that were measured: how many, how fast, and how long each took.
+
+Owns the percentiles and how measurements are printed. The rule: a figure that was not measured is
+left out, never shown as 0; a percentile is a span that occurred (nearest rank).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from malamute_py.cli import output
+from malamute_py.cli.output import Cell, Column
+from malamute_py.cli.values import count_text, size_text
+
+_SHARES: Final = (("p50_ms", 0.5), ("p90_ms", 0.9), ("p99_ms", 0.99), ("max_ms", 1.0))
+
+
+class Measure:
+    """One thing that was measured."""
+
+    def __init__(self, what: str, *, count: int = 0, size: int = 0) -> None:
+        """count: how many are done within timed(), of `size` bytes in all; 0: no rate."""
+        self.what = what
+        self.seconds = 0.0
+        self.count = count
+        self.size = size
+        self.spans_ns = array("q")
+        """Time that each single one took; empty: it was not measured."""
+
+    def add(self, span_ns: int) -> None:
+        """Note how long one took."""
+        self.spans_ns.append(span_ns)
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Measure how long all of them take."""
+        began = time.perf_counter_ns()
+        yield
+        self.seconds = (time.perf_counter_ns() - began) / 1e9
+
+    def facts(self) -> dict[str, Any]:
+        """Return what was measured, by name."""
+        found: dict[str, Any] = {"what": self.what, "count": self.count or len(self.spans_ns)}
+        if self.seconds > 0:
+            found["seconds"] = round(self.seconds, 6)
+            found["per_second"] = round(self.count / self.seconds, 1)
+            if self.size:
+                found["bytes_per_second"] = round(self.size / self.seconds)
+        if self.spans_ns:
+            found["timed"] = len(self.spans_ns)
+            ordered = sorted(self.spans_ns)
+            for name, share in _SHARES:
+                found[name] = round(percentile(ordered, share) / 1e6, 4)
+        return found
+
+
+def percentile(ordered: Sequence[int], share: float) -> int:
+    """Return the least value that at least this share of all do not exceed.
+
+    ordered: at least one, the least first.
+    """
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def show(
+    conditions: Mapping[str, Any], measures: Sequence[Measure], title: str, *, as_json: bool
+) -> None:
+    """Print measurements. title: one line for a person that says under which conditions."""
+    found = [each.facts() for each in measures]
+    if as_json:
+        output.print_json({**conditions, "measured": found})
+        return
+    if output.on_terminal():
+        print(title)
+    rates = any("per_second" in each for each in found)
+    columns = [Column("what", "Measured", whole=True), Column("count", "Count", right=True)]
+    if rates:
+        columns += [
+            Column("per_second", "A second", right=True),
+            Column("bytes_per_second", "Bytes/s", right=True, spare=True),
+        ]
+    columns += [
+        Column(name, name.removesuffix("_ms") + " ms", right=True, spare=name == "p90_ms")
+        for name, _ in _SHARES
+    ]
+    rows = [[_cell(each, column.key) for column in columns] for each in found]
+    output.listing(columns, rows, as_json=False, empty="nothing was measured")
+
+
+def _cell(facts: Mapping[str, Any], key: str) -> Any:
+    value = facts.get(key)
+    if value is None:
+        return Cell("", "-", "dim")
+    if key == "bytes_per_second":
+        return Cell(value, size_text(value))
+    if key == "count":
+        return Cell(value, count_text(value))
+    if key == "per_second":
+        return Cell(value, f"{value:,.0f}")
+    return Cell(value, f"{value:,.3f}") if key.endswith("_ms") else value

@@ -1,0 +1,107 @@
+"""`malamute rtt`: how long the broker takes to answer, one question at a time.
+
+Owns the round trips that are measured: a question that is answered from memory, and a record that
+is confirmed at each level. The rules: one is under way at a time; the stream of the records has a
+name of its own and is removed afterwards; a trip that the broker refuses is named as not measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Final
+
+import typer
+
+from malamute_protocol.errors import BrokerRefused
+from malamute_py.cli import output
+from malamute_py.cli.commands import say
+from malamute_py.cli.linking import linked_in_loop
+from malamute_py.cli.measuring import Measure, show
+from malamute_py.cli.progress import Progress
+from malamute_py.client.words import ConfirmAt
+
+EPILOG: Final = """\b
+Examples:
+  malamute rtt                      1,000 of each, to the broker in use
+  malamute rtt --count 100 --json
+  malamute --context live rtt --size 4KiB
+
+\b
+question          a name that is looked up in the broker's memory: network, broker, client
+confirm stored    a record that survives the end of the broker's process
+confirm synced    a record that survives a power loss: what the disk takes comes on top
+
+In a pipe a line has, with tabs between: what, count, p50, p90, p99 and max in milliseconds."""
+
+_WARM_UP: Final = 20
+"""Trips before the first that counts: the stream's producer is opened, code is loaded."""
+
+
+def rtt(
+    ctx: typer.Context,
+    count: Annotated[
+        int, typer.Option("--count", "-n", metavar="N", min=1, help="Trips of each kind.")
+    ] = 1000,
+    size: Annotated[str, typer.Option(metavar="SIZE", help="Size of a record's body.")] = "128",
+    as_json: output.Json = False,
+) -> None:
+    """Measure round trips: of a question, and of a record until it is confirmed."""
+    from malamute_py.cli.values import size_bytes
+
+    body = bytes(size_bytes(size))
+    measures, refused = asyncio.run(_measured(ctx, count, body))
+    for what, why in refused.items():
+        say(f"{what} was not measured: {why}")
+    show(
+        {"size": len(body), "not_measured": refused},
+        measures,
+        f"one at a time, records of {len(body):,} B",
+        as_json=as_json,
+    )
+
+
+async def _measured(
+    ctx: typer.Context, count: int, body: bytes
+) -> tuple[list[Measure], dict[str, str]]:
+    name = f"malamute-rtt-{secrets.token_hex(4)}"
+    async with linked_in_loop(ctx) as client:
+        levels: tuple[ConfirmAt, ...] = ("stored", "synced")
+        trips: dict[str, Callable[[], Awaitable[object]]] = {
+            "question": lambda: client.list_streams(name, limit=1)
+        }
+        refused: dict[str, str] = {}
+        try:
+            await client.create_stream(name, description="made by malamute rtt")
+        except BrokerRefused as error:
+            refused = {f"confirm {level}": str(error) for level in levels}
+        else:
+            for level in levels:
+                trips[f"confirm {level}"] = lambda level=level: client.publish(  # type: ignore[misc]
+                    name, body, confirm=level
+                )
+        try:
+            with Progress("measuring", total=count * len(trips)) as progress:
+                return [
+                    await _timed(what, trip, count, progress, at * count)
+                    for at, (what, trip) in enumerate(trips.items())
+                ], refused
+        finally:
+            if not refused and client.linked:
+                await client.remove_stream(name)
+
+
+async def _timed(
+    what: str, trip: Callable[[], Awaitable[object]], count: int, progress: Progress, before: int
+) -> Measure:
+    for _ in range(_WARM_UP):
+        await trip()
+    measure = Measure(what)
+    for at in range(count):
+        began = time.perf_counter_ns()
+        await trip()
+        measure.add(time.perf_counter_ns() - began)
+        progress.update(before + at, what)
+    return measure

@@ -1,0 +1,94 @@
+"""`malamute rtt` and `bench`: what was measured is said, and nothing is left behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from malamute_py import EmbeddedBroker
+from malamute_py.cli.measuring import Measure, percentile
+from tests.cli.running import Run
+
+_LEVELS = ["question", "confirm stored", "confirm synced"]
+
+
+def _is_left(broker: EmbeddedBroker) -> list[str]:
+    with broker.connect_sync() as client:
+        names = [each.name for each in client.list_streams()]
+        names += [each.name for each in client.list_mailboxes()]
+        names += [each.name for each in client.list_services()]
+    return [each for each in names if each.startswith("malamute-")]
+
+
+def test_a_percentile_is_a_span_that_occurred() -> None:
+    spans = list(range(1, 101))
+    assert [percentile(spans, share) for share in (0.5, 0.99, 1.0)] == [50, 99, 100]
+    assert percentile([7], 0.01) == 7
+
+
+def test_what_was_not_measured_is_left_out() -> None:
+    measure = Measure("reading", count=10)
+    assert measure.facts() == {"what": "reading", "count": 10}
+    measure.add(2_000_000)
+    assert measure.facts()["p50_ms"] == 2.0
+    assert "per_second" not in measure.facts()
+
+
+def test_round_trips_are_measured_by_kind_and_leave_nothing(m: Run, broker: EmbeddedBroker) -> None:
+    told = m("rtt", "--count", "3", "--json").ok().json
+    assert [(each["what"], each["count"]) for each in told["measured"]] == [
+        (what, 3) for what in _LEVELS
+    ]
+    assert all(0 < each["p50_ms"] <= each["p99_ms"] <= each["max_ms"] for each in told["measured"])
+    assert (told["size"], told["not_measured"]) == (128, {})
+    assert [row[:2] for row in m("rtt", "-n", "2").ok().rows] == [[each, "2"] for each in _LEVELS]
+    assert not _is_left(broker)
+
+
+def test_a_trip_that_the_broker_refuses_is_named_as_not_measured(
+    monkeypatch: pytest.MonkeyPatch, m: Run
+) -> None:
+    with EmbeddedBroker(tcp=True, streams__streams_max=1) as full, full.connect_sync() as client:
+        client.create_stream("only")
+        monkeypatch.setenv("MALAMUTE_ENDPOINT", full.tcp_endpoint)
+        ended = m("rtt", "--count", "2", "--json").ok()
+    assert [each["what"] for each in ended.json["measured"]] == ["question"]
+    assert list(ended.json["not_measured"]) == _LEVELS[1:]
+    assert "confirm synced was not measured: " in ended.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("pub", "--batch", "10"), {"confirm of a batch": 4}),
+        (("pub", "--batch", "1", "--memory"), {"confirm of one record": 33}),
+        (("sub", "--batch", "10"), {"confirm of a batch": 4, "delivery": None}),
+        (("sub", "--readers", "2", "--history"), {"reading": 0}),
+        (("request",), {"request until its reply": 33}),
+        (("mail", "--confirm", "stored"), {"confirm of one message": 33, "delivery": 33}),
+    ],
+)
+def test_a_bench_says_what_it_measured_and_leaves_nothing(
+    m: Run, broker: EmbeddedBroker, arguments: tuple[str, ...], expected: dict[str, int | None]
+) -> None:
+    told = m("bench", *arguments, "--count", "33", "--size", "16", "--json").ok().json
+    assert (told["bench"], told["count"], told["size"]) == (arguments[0], 33, 16)
+    measured: list[dict[str, Any]] = told["measured"]
+    assert [each["what"] for each in measured] == list(expected)
+    for each in measured:
+        # A delivery is timed once a batch, and the broker may deliver several as one.
+        timed = expected[each["what"]]
+        assert "timed" in each if timed is None else each.get("timed", 0) == timed
+        assert each["count"] == 33 * told.get("readers", 1)
+        assert each["per_second"] > 0
+    assert not _is_left(broker)
+
+
+def test_a_bench_whose_link_cannot_be_had_ends_with_3(
+    m: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MALAMUTE_ENDPOINT", "tcp://127.0.0.1:9")
+    ended = m("--connect-timeout", "200ms", "bench", "pub")
+    assert ended.code == 3
+    assert "no broker answers" in ended.err
