@@ -72,7 +72,7 @@ class Threshold(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What can be judged of one kind of thing."""
+    """Values of one kind of thing that a threshold can judge."""
 
     option: str
     of: Callable[[Look], dict[str, float]]

@@ -371,7 +371,7 @@ class Service(Dispatch[RequestBatch, Offer]):
             if again or (fresh and fresh[-1][0] >= batch.base):
                 heappush(queue.again, (batch.base, rows, batch))
             else:
-                fresh.append((batch.base, rows, batch))
+                queue.append(batch.base, rows, batch)
             queue.rows += rows.bit_count()
             if self.is_slow(queue):
                 self.new_subjects[queue] = None
