@@ -58,6 +58,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     ),
     "client": Entry("links:app", "Clients that are linked: list, kick."),
     "info": Entry("links:info", "Show facts and counters of the broker."),
+    "top": Entry("top:top", "Watch the broker: rates, lags, rings, and what is slow or stuck."),
     "check": Entry(
         "check:check", "Judge the broker: one line and an exit code for monitoring systems."
     ),

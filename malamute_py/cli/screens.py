@@ -1,0 +1,409 @@
+"""What `malamute top` shows of two looks at the broker: its figures, troubles and tables.
+
+Owns the columns, the order of rows and the lines of a screen. The rules: a rate is the growth
+between two looks by the broker's clock, and is left out where there is one look only; the screen
+fits the terminal, whatever its size: a line is cut and rows are scrolled, a figure is never broken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from malamute_py.cli.looking import Look
+from malamute_py.cli.values import count_text, duration_text, size_text
+from malamute_py.http.console.troubles import STUCK, Trouble, of_all
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+_TROUBLES_MAX: Final = 5
+_GAP: Final = "  "
+_NAME_MIN: Final = 16
+_RATES: Final = {
+    "published": ("records_in",),
+    "delivered": ("records_out", "group_records_out"),
+    "bytes_in": ("bytes_in",),
+    "bytes_out": ("bytes_out",),
+    "mail": ("mail_in",),
+    "requests": ("requests_in",),
+    "gaps": ("gaps", "group_records_lost"),
+}
+"""Rates by name, and the counters of the broker that they are the growth of."""
+
+
+class Sample(NamedTuple):
+    """One look, and when it was taken."""
+
+    look: Look
+    at_s: float
+    """By a clock that only goes forward."""
+
+
+Value = float | str | None
+
+
+class Field(NamedTuple):
+    """One column of a table."""
+
+    key: str
+    title: str
+    text: Callable[[float], str] = lambda value: count_text(int(value))
+    falling: bool = True
+    """True: the largest first when rows are sorted by it."""
+
+
+class View(NamedTuple):
+    """One table."""
+
+    kind: str
+    fields: tuple[Field, ...]
+    """Columns of figures, after the name."""
+    rows: Callable[[Sample, Sample | None], list[dict[str, Value]]]
+    order: int
+    """Column by which it is sorted at first."""
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 or not value else f"{value:.1f}"
+
+
+def _age(value: float) -> str:
+    return duration_text(int(value) // 1000 * 1000) if value >= 1000 else "0 s"
+
+
+def _bytes(value: float) -> str:
+    return size_text(int(value))
+
+
+def _spent_s(now: Sample, before: Sample | None) -> float:
+    """Return the time between two looks by the broker's clock; 0: there is one look only."""
+    if before is None or now.look.broker.get("epoch") != before.look.broker.get("epoch"):
+        return 0.0
+    return max(0, now.look.now_ms - before.look.now_ms) / 1000
+
+
+def _streams(now: Sample, before: Sample | None) -> list[dict[str, Value]]:
+    spent_s = _spent_s(now, before)
+    stood = {each.name: each for each in before.look.everything.streams} if before else {}
+    return [
+        {
+            "name": each.name,
+            "rate": (each.tail - stood[each.name].tail) / spent_s
+            if spent_s and each.name in stood else None,
+            "records": each.records,
+            "bytes": each.bytes,
+            "tail": each.tail,
+        }
+        for each in now.look.everything.streams
+    ]  # fmt: skip
+
+
+def _readers(now: Sample, before: Sample | None) -> list[dict[str, Value]]:
+    spent_s = _spent_s(now, before)
+
+    def rate(each: Any, stood: dict[tuple[str, str], int], name: str) -> float | None:
+        there = stood.get((each.stream, name))
+        return (each.next - there) / spent_s if spent_s and there is not None else None
+
+    kept = before.look.everything if before else None
+    cursors = {(e.stream, e.cursor): e.next for e in kept.cursors} if kept else {}
+    groups = {(e.stream, e.group): e.next for e in kept.groups} if kept else {}
+    found: list[dict[str, Value]] = [
+        {
+            "name": f"{each.stream}/{each.cursor}", "kind": "cursor", "lag": each.lag,
+            "rate": rate(each, cursors, each.cursor), "held": 0, "members": None,
+            "unmoved_ms": _since(each.moved_ms, now),
+        }
+        for each in now.look.everything.cursors
+    ]  # fmt: skip
+    found += [
+        {
+            "name": f"{each.stream}/{each.group}", "kind": each.kind, "lag": each.lag,
+            "rate": rate(each, groups, each.group),
+            "held": sum(member.held for member in each.members), "members": len(each.members),
+            "unmoved_ms": _since(each.moved_ms, now),
+        }
+        for each in now.look.everything.groups
+    ]  # fmt: skip
+    return found
+
+
+def _mailboxes(now: Sample, before: Sample | None) -> list[dict[str, Value]]:
+    return [
+        {
+            "name": each.name, "messages": each.messages, "oldest_ms": _since(each.oldest_ms, now),
+            "held": each.held, "bytes": each.bytes, "readers": each.readers,
+        }
+        for each in now.look.everything.mailboxes
+    ]  # fmt: skip
+
+
+def _services(now: Sample, before: Sample | None) -> list[dict[str, Value]]:
+    return [
+        {
+            "name": each.name, "waiting": each.waiting, "oldest_ms": _since(each.oldest_ms, now),
+            "held": each.held, "workers": each.offers, "room": each.credit, "dead": each.dead,
+        }
+        for each in now.look.everything.services
+    ]  # fmt: skip
+
+
+def _clients(now: Sample, before: Sample | None) -> list[dict[str, Value]]:
+    return [
+        {
+            "name": each.identity or "anonymous", "link": each.link,
+            "software": each.software,
+            "unread_bytes": each.more.get("unread_bytes", 0),
+            "unconfirmed_bytes": each.more.get("unconfirmed_bytes", 0),
+            "subscriptions": each.subscriptions,
+            "age_ms": _since(each.more.get("opened_ms", 0), now),
+        }
+        for each in now.look.links
+    ]  # fmt: skip
+
+
+def _since(at_ms: int, now: Sample) -> float | None:
+    return max(0, now.look.now_ms - at_ms) if at_ms else None
+
+
+VIEWS: Final = (
+    View("streams", (
+        Field("rate", "records/s", _rate), Field("records", "kept"),
+        Field("bytes", "bytes", _bytes), Field("tail", "tail"),
+    ), _streams, 0),
+    View("readers", (
+        Field("lag", "behind"), Field("rate", "records/s", _rate), Field("held", "in hand"),
+        Field("members", "members"), Field("unmoved_ms", "unmoved", _age),
+        Field("kind", "kind", falling=False),
+    ), _readers, 0),
+    View("mailboxes", (
+        Field("messages", "messages"), Field("oldest_ms", "oldest", _age),
+        Field("held", "in hand"), Field("bytes", "bytes", _bytes), Field("readers", "readers"),
+    ), _mailboxes, 0),
+    View("services", (
+        Field("waiting", "waiting"), Field("oldest_ms", "oldest", _age),
+        Field("held", "in hand"), Field("workers", "workers"), Field("room", "room"),
+        Field("dead", "dead"),
+    ), _services, 0),
+    View("clients", (
+        Field("unread_bytes", "unread", _bytes),
+        Field("unconfirmed_bytes", "unconfirmed", _bytes), Field("subscriptions", "subs"),
+        Field("age_ms", "for", _age), Field("link", "link"),
+        Field("software", "software", falling=False),
+    ), _clients, 0),
+)  # fmt: skip
+
+
+def rates(now: Sample, before: Sample | None) -> dict[str, float]:
+    """Return what the broker counted a second; empty with one look only."""
+    spent_s = _spent_s(now, before)
+    if before is None or not spent_s:
+        return {}
+    new, old = (each.look.broker.get("counters", {}) for each in (now, before))
+    return {
+        name: sum(max(0, new.get(each, 0) - old.get(each, 0)) for each in counters) / spent_s
+        for name, counters in _RATES.items()
+    }
+
+
+def troubles_of(now: Sample) -> list[Trouble]:
+    """Return what is slow or stuck, the worst first."""
+    if "broker" in now.look.unseen:
+        return []
+    return of_all(now.look.everything, now.look.links)
+
+
+def snapshot(now: Sample, before: Sample | None) -> dict[str, Any]:
+    """Return all that the screens show, for programs."""
+    broker = now.look.broker
+    return {
+        "software": broker.get("software", ""),
+        "uptime_ms": broker.get("uptime_ms"),
+        "links": broker.get("gauges", {}).get("links"),
+        "resident_bytes": broker.get("resident_bytes"),
+        "rates": rates(now, before),
+        "rings": {name: {"used": used, "full": full} for name, used, full in _rings(now)},
+        "troubles": [
+            {"kind": each.kind, "what": each.what, "name": list(each.name), "words": each.words}
+            for each in troubles_of(now)
+        ],
+        "things": {
+            view.kind: _sorted(view.rows(now, before), view.fields[view.order], turned=False)
+            for view in VIEWS
+        },
+        "unseen": now.look.unseen,
+    }
+
+
+def _rings(now: Sample) -> Iterator[tuple[str, float, str]]:
+    """Give name, used share and way of being full of each ring."""
+    for name, facts in now.look.broker.get("disk", {}).items():
+        size = facts.get("ring_bytes")
+        if size:
+            used = (facts["end_lsn"] - facts["start_lsn"]) / size
+            yield name, min(1.0, used), facts.get("full", "")
+
+
+def _sorted(rows: list[dict[str, Value]], by: Field, *, turned: bool) -> list[dict[str, Value]]:
+    """Sort rows by a column, and by name within it; rows without a value come last."""
+    there = [row for row in rows if row[by.key] is not None]
+    there.sort(key=lambda row: str(row["name"]))
+    there.sort(key=lambda row: row[by.key], reverse=by.falling is not turned)  # type: ignore[arg-type, return-value]
+    return there + [row for row in rows if row[by.key] is None]
+
+
+class Screen:
+    """What the person looks at: the table, its order, and how far it is scrolled."""
+
+    def __init__(self) -> None:
+        self._view = 0
+        self._orders = [view.order for view in VIEWS]
+        self._turned = [False] * len(VIEWS)
+        self._first = 0
+
+    def press(self, key: str) -> None:
+        """Take up a key; others than those of the footer do nothing."""
+        at = self._view
+        if key.isdigit() and 1 <= int(key) <= len(VIEWS):
+            self._view, self._first = int(key) - 1, 0
+        elif key == "\t":
+            self._view, self._first = (at + 1) % len(VIEWS), 0
+        elif key == "s":
+            # The name comes after the last column.
+            self._orders[at] = (self._orders[at] + 1) % (len(VIEWS[at].fields) + 1)
+            self._turned[at], self._first = False, 0
+        elif key == "r":
+            self._turned[at] = not self._turned[at]
+        elif key == "j":
+            self._first += 1
+        elif key == "k":
+            self._first = max(0, self._first - 1)
+
+    def drawn(
+        self, now: Sample, before: Sample | None, width: int, height: int, *, gone: str = ""
+    ) -> RenderableType:
+        """Return the screen. gone: why there is no newer look."""
+        from rich.console import Group
+
+        head = _head(now, before, gone)
+        columns, rows = self._table(now, before, width)
+        room = max(1, height - len(head) - 4)
+        self._first = max(0, min(self._first, len(rows) - room))
+        shown = rows[self._first : self._first + room]
+        left = len(rows) - self._first - len(shown)
+        foot = "1-5 table  s sort  r reverse  ↑↓ scroll  q quit"
+        if left:
+            foot += f"   {count_text(left)} more below"
+        shown += [_text("")] * (room - len(shown))
+        lines = [*head, _text(""), self._tabs(now), columns, *shown, _text(foot, "dim")]
+        lines = lines[:height]
+        for line in lines:
+            line.truncate(width, overflow="ellipsis")
+        return Group(*lines)
+
+    def _table(self, now: Sample, before: Sample | None, width: int) -> tuple[Text, list[Text]]:
+        """Return the titles of the columns, and a line for each row."""
+        view, order = VIEWS[self._view], self._orders[self._view]
+        turned = self._turned[self._view]
+        by = view.fields[order] if order < len(view.fields) else _NAME
+        rows = _sorted(view.rows(now, before), by, turned=turned)
+        cells = [[_cell(row, field) for field in view.fields] for row in rows]
+        widths = [
+            max([len(field.title) + (field is by), *(len(row[at]) for row in cells)])
+            for at, field in enumerate(view.fields)
+        ]
+        shown = list(range(len(view.fields)))
+        while len(shown) > 1 and width - _taken(widths, shown) < _NAME_MIN:
+            # The column that sorts stays.
+            shown.remove(max(at for at in shown if at != order))
+        room = max(_NAME_MIN, width - _taken(widths, shown))
+        arrow = "▼" if by.falling is not turned else "▲"
+        head = "name" + (arrow if by is _NAME else "")
+        columns = _text(head.ljust(room), "bold")
+        for at in shown:
+            title = view.fields[at].title + (arrow if at == order else "")
+            columns.append(_GAP + title.rjust(widths[at]))
+        found: list[Text] = []
+        for row, values in zip(rows, cells, strict=True):
+            name = str(row["name"])
+            line = _text(f"{name[: room - 1]}…" if len(name) > room else name.ljust(room), "cyan")
+            line.append("".join(_GAP + values[at].rjust(widths[at]) for at in shown), "default")
+            found.append(line)
+        if not rows:
+            found.append(_text(now.look.unseen.get(view.kind, f"no {view.kind}"), "dim"))
+        return columns, found
+
+    def _tabs(self, now: Sample) -> Text:
+        line = _text("")
+        for at, view in enumerate(VIEWS):
+            text = f" {at + 1} {view.kind} {count_text(len(view.rows(now, None)))} "
+            line.append(text, "reverse" if at == self._view else "")
+        return line
+
+
+_NAME: Final = Field("name", "name", falling=False)
+
+
+def _text(words: str, style: str = "") -> Text:
+    from rich.text import Text
+
+    return Text(words, style, no_wrap=True)
+
+
+def _head(now: Sample, before: Sample | None, gone: str) -> list[Text]:
+    """Return the lines about the broker as a whole, and what is slow or stuck."""
+    broker = now.look.broker
+    words = [str(broker.get("software", "the broker"))]
+    if "uptime_ms" in broker:
+        words.append(f"up {_age(broker['uptime_ms'])}")
+    words.append(count_text(broker.get("gauges", {}).get("links", 0), "link"))
+    if broker.get("resident_bytes"):
+        words.append(f"memory {_bytes(broker['resident_bytes'])}")
+    if broker.get("disk_free_bytes"):
+        words.append(f"disk free {_bytes(broker['disk_free_bytes'])}")
+    lines = [_text("  ".join(words), "bold")]
+    found = rates(now, before)
+    lines.append(
+        _text(
+            f"in {_rate(found['published'])} records/s {_bytes(found['bytes_in'])}/s"
+            f"  out {_rate(found['delivered'])} records/s {_bytes(found['bytes_out'])}/s"
+            f"  mail {_rate(found['mail'])}/s  requests {_rate(found['requests'])}/s"
+            + (f"  gaps {_rate(found['gaps'])}/s" if found["gaps"] else "")
+            if found
+            else "rates come with the second look"
+        )
+    )
+    latency = broker.get("latency", {})
+    spans = [
+        f"{name} p99 within {latency[name]['p99_within_ms']:g} ms"
+        for name in ("confirm", "sync")
+        if latency.get(name, {}).get("p99_within_ms") is not None
+    ]
+    rings = [
+        f"{name} {used:.0%} {'refuses' if full == 'refuse' else 'overwrites'}"
+        for name, used, full in sorted(_rings(now), key=lambda ring: -ring[1])
+    ]
+    lines.append(_text("  ".join([*spans, f"rings: {', '.join(rings)}" if rings else ""])))
+    if gone:
+        lines.append(_text(f"no newer look: {gone}", "bold red"))
+    troubles = troubles_of(now)
+    for each in troubles[:_TROUBLES_MAX]:
+        name = "" if each.what == "broker" else f" {'/'.join(each.name)}"
+        style = "red" if each.kind == STUCK else "yellow"
+        lines.append(_text(f"{each.kind}  {each.what}{name}: {each.words}", style))
+    if len(troubles) > _TROUBLES_MAX:
+        lines.append(_text(f"and {count_text(len(troubles) - _TROUBLES_MAX)} more", "dim"))
+    return lines
+
+
+def _taken(widths: Sequence[int], shown: Sequence[int]) -> int:
+    return sum(widths[at] + len(_GAP) for at in shown)
+
+
+def _cell(row: dict[str, Value], field: Field) -> str:
+    value = row[field.key]
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else field.text(value)
