@@ -23,7 +23,7 @@ from tests.simulation.readers import MEMORY_STREAM, Reader
 
 
 class RemovalModel(Model):
-    """What was removed, and what the bounds of streams take."""
+    """Records that were removed, and those that the bounds of streams take."""
 
     def __init__(self) -> None:
         super().__init__()
