@@ -30,7 +30,7 @@ PURGED: Final[tuple[list[Any], ...]] = (
 
 
 class RemovalModel(Model):
-    """The removals that were asked for and confirmed, and the bounds of streams."""
+    """Records that were removed, and those that the bounds of streams take."""
 
     def __init__(self) -> None:
         super().__init__()
