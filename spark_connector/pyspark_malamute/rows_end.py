@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 _END_OF_STREAM: Final = struct.pack("!i", -4)
-"""The marker that Spark sends once it has sent all rows."""
+"""Number that Spark sends once it has sent all rows."""
 
 
 def end_check(rows: Iterator[Any]) -> Callable[[], bool]:
