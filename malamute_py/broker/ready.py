@@ -159,6 +159,13 @@ class IndexQuery(msgspec.Struct, frozen=True, gc=False):
     `plan` {from, end, pattern, candidates, records_max, bytes_max, split_bytes, client_time,
       splits_max}: {"to", "splits": [[from, to, bytes], ...], "records", "bytes"}. records_max
       counts records that match; `to` may lie before that cap is met, and is asked from again.
+    `batch` {offset}: the whole batch that holds the offset, stamp and content; None: it is gone.
+    `keys` {from, end, bytes}: {"rows": [(subject, offset, bytes, append time of a deletion marker
+      or None), ...], "next"}: the newest record of each subject among some `bytes` of batches from
+      an offset on; it is asked again from `next`.
+    `oldest_segments` {}: {"segment_bytes", "segments" (that the ring may have), "start_lsn",
+      "oldest": [[end LSN, {stream: offset after its last record there}], ...]}: some of the ring's
+      segments, the oldest first, and never the one that is being written.
     An answer whose value is an IndexFailure refuses the command that asked.
     """
 

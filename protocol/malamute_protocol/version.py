@@ -30,6 +30,8 @@ class Feature(enum.IntFlag):
     """Reserved: `moved` and `not_leader` are understood, with the placement map."""
     TYPED = 128
     """Reserved: streams with a declared Arrow schema."""
+    KEYS = 256
+    """Streams that keep the last record of each subject."""
 
 
 def negotiate(ours: tuple[int, int], theirs: tuple[int, int]) -> int | None:

@@ -39,7 +39,7 @@ EXAMPLES: list[Command] = [
     c.Ping(2**64 - 1),
     c.Pong(1 << 32),
     c.Bye("draining", "back in a minute"),
-    c.Refused(10, 3, "wait", "the ring is behind", 100),
+    c.Refused(10, 3, "wait", "the ring is behind", 100, 17),
     c.Result(4, {"id": 2**40, "epoch": 1, "next": {"flights": 2**60}, "list": [None, True, -1]}),
     c.Publish("flights", 1, 3),
     c.Confirm(1, 3, 7, 2**53 + 1, 1_700_000_000_000, True),
@@ -118,6 +118,9 @@ EXAMPLES: list[Command] = [
     c.GroupInfo(1, "flights", "loaders", "a", 10),
     c.EditCursor(1, "flights", "nightly", {"pin": True}, [3, 1_700_000_000_000]),
     c.RemoveGroup(1, "flights", "loaders"),
+    c.UpdateKey("settings", 9, 3, 17),
+    c.GetKey(1, "settings", "colour"),
+    c.ListKeys(1, "settings", ["prefix", "co"], "colour", 10),
 ]
 STEP: list[Command] = [
     c.Atomic(9, 8, 3, b"step 4"),

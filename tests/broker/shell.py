@@ -38,6 +38,7 @@ from malamute_py.broker import (
     RingFacts,
     StreamFacts,
 )
+from malamute_py.broker.log.keys import newest_rows
 from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.ready import MAIL_STREAM, MAIN, BodiesFound, BodiesRead
 from malamute_py.changelog.snapshots import ProducerFact
@@ -230,6 +231,8 @@ class Shell:
         self.kept: dict[int, list[Any]] = {}
         self.snapshots: dict[str, tuple[int, tuple[bytes, ...]]] = {}
         """Ring -> (how many batches are before it, the snapshot)."""
+        self.segment_bytes, self.segments = 4096, 16
+        """Segments of a ring that keeps the last record of each subject."""
         self._randoms = itertools.count(1)
         self.open()
 
@@ -484,6 +487,8 @@ class Shell:
                 ):
                     last[header.subject] = offset
             return sorted(last.values())
+        if query.kind in ("batch", "keys", "oldest_segments"):
+            return self._answer_about_keys(query)
         assert query.kind == "plan"
         splits = [
             [one.base, one.next, len(one.data)]
@@ -493,6 +498,42 @@ class Shell:
         return {
             "to": asked["end"], "splits": splits,
             "records": len(records), "bytes": sum(split[2] for split in splits),
+        }  # fmt: skip
+
+    def _answer_about_keys(self, query: IndexQuery) -> Any:
+        held = [one for one in self.rings.get(query.ring, []) if one.stamp.stream == query.stream]
+        first, asked = self.firsts.get(query.stream, 0), query.arguments
+        if query.kind == "batch":
+            offset = asked["offset"]
+            found = [one.data for one in held if one.base <= offset < one.next and offset >= first]
+            return found[0] if found else None
+        if query.kind == "keys":
+            rows: dict[str, Any] = {}
+            next, size = asked["end"], 0
+            for one in held:
+                if one.next <= asked["from"]:
+                    continue
+                if size >= asked["bytes"]:
+                    next = one.base
+                    break
+                size += len(one.data)
+                time_ms, count = one.stamp.append_time_ms, one.next - one.base
+                for subject, row, deletion in newest_rows(one.content):
+                    rows[subject] = (
+                        subject, one.base + row, len(one.data) // count,
+                        time_ms if deletion else None,
+                    )  # fmt: skip
+            return {"rows": sorted(rows.values(), key=lambda row: row[1]), "next": next}
+        size = self.segment_bytes
+        ends: dict[int, dict[int, int]] = {}
+        for one in self.rings.get(query.ring, []):
+            if one.next > self.firsts.get(one.stamp.stream, 0):
+                end = -(-one.end_lsn // size) * size
+                ends.setdefault(end, {})[one.stamp.stream] = one.next
+        start = min(ends, default=size) - size
+        return {
+            "segment_bytes": size, "segments": self.segments, "start_lsn": start,
+            "oldest": sorted(ends.items())[:-1][:8],
         }  # fmt: skip
 
     # --- clients --------------------------------------------------------------------------

@@ -39,7 +39,7 @@ from malamute_py.broker.links.replicas import Replicas
 from malamute_py.broker.quotas import UNMETERED
 from malamute_py.broker.ready import Send
 
-FEATURES = int(Feature.MAIL | Feature.SERVICES | Feature.CURSORS | Feature.ATOMIC)
+FEATURES = int(Feature.MAIL | Feature.SERVICES | Feature.CURSORS | Feature.ATOMIC | Feature.KEYS)
 """Features that this broker serves beyond streams."""
 LATER_MS = 5
 """Time that a command which no peer waits for may wait for another to leave with."""
@@ -559,14 +559,15 @@ class Links:
         self._later.pop(link, None)
 
     def refuse(
-        self, link: Link, command: int, reference: int, code: str, reason: str, retry_ms: int = 0
-    ) -> None:
-        """Answer a command with REFUSED."""
+        self, link: Link, command: int, reference: int, code: str, reason: str, retry_ms: int = 0,
+        revision: int = -1,
+    ) -> None:  # fmt: skip
+        """Answer a command with REFUSED. revision: see Refused."""
         if link.state is State.CLOSED:
             return
         self._shard.counters["refused_" + code] += 1
         reason = reason[: self._shard.settings.reason_max]
-        self.say(link, Refused(command, reference, code, reason, retry_ms))
+        self.say(link, Refused(command, reference, code, reason, retry_ms, revision))
 
     def outgoing(self) -> tuple[list[Send], list[int]]:
         """Return the messages to send now, and the numbers of the links to forget after that.

@@ -18,6 +18,7 @@ import msgspec
 from malamute_protocol.commands import Level
 from malamute_protocol.content import Content
 from malamute_protocol.stamp import append_time_of
+from malamute_py.broker.log.keys import Keys
 from malamute_py.broker.log.ledger import Ledger
 from malamute_py.broker.log.ring import RingState
 from malamute_py.broker.ready import StreamFacts
@@ -96,6 +97,7 @@ class Stream:
         "first",
         "handed",
         "hot",
+        "keys",
         "kinds",
         "last_time_ms",
         "ledger",
@@ -125,8 +127,10 @@ class Stream:
         self.created_lsn = 0
         """LSN of the creation in ring main; a ring of the stream's own takes nothing before it is
         visible."""
-        self.first = facts.first if facts else 0
-        self.next = facts.next if facts else 0
+        # Where the last record of each subject is kept, revision 0 says that there is no such key.
+        begin = 1 if row.settings.keep else 0
+        self.first = max(begin, facts.first) if facts else begin
+        self.next = max(begin, facts.next) if facts else begin
         self.handed = self.next
         """The next offset after the batches that the journal was handed."""
         self.coming = 0
@@ -144,6 +148,8 @@ class Stream:
         self.pinned = NEVER
         """Offset from which on retention leaves all records: a cursor pins it."""
         self.ledger = Ledger(self.first, self.next, facts.bytes if facts else 0)
+        self.keys = Keys(self.next, ready=self.first == self.next) if row.settings.keep else None
+        """The newest record of each subject; None: the stream does not keep it."""
         self.level = 0
         self.body_kind = -1
         self.kinds = 0
@@ -153,7 +159,7 @@ class Stream:
         """Apply changed settings."""
         self.level = int(Level[settings.level.upper()])
         self.body_kind = ("blob", "list", "arrow").index(settings.body_kind or "blob")
-        if not settings.body_kind:
+        if not settings.body_kind and not settings.keep:
             self.body_kind = -1
 
     @property

@@ -19,6 +19,7 @@ from malamute_py.broker.log.ring import EPOCH_SHIFT, RingState, ring_name
 from malamute_py.broker.log.steps import Effect, Steps, Then
 from malamute_py.broker.log.stream import AudienceFacts, Stream
 from malamute_py.broker.ready import MAIN, RingFacts, StreamFacts
+from malamute_py.broker.streams.conditions import Conditions
 from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.changelog.records import Change, StreamCreated, StreamEdited, StreamRemoved
 from malamute_py.changelog.settings import (
@@ -48,12 +49,14 @@ class Catalogue:
         rings: dict[str, RingState],
         steps: Steps,
         publishing: Publishing,
+        conditions: Conditions,
         audience: Callable[[], AudienceFacts],
     ) -> None:
         """rings: with ring main; the others are added. audience: makes that of each stream."""
         self._shard = shard
         self._steps = steps
         self._publishing = publishing
+        self._conditions = conditions
         self._audience = audience
         self.tables = tables
         self.rings = rings
@@ -139,6 +142,7 @@ class Catalogue:
                         "memory": settings.memory,
                         "ring_bytes": settings.ring_bytes,
                         "full": settings.full,
+                        "keep": bool(settings.keep),
                     },
                 )
             )
@@ -188,6 +192,8 @@ class Catalogue:
         self._names[row.name] = stream
         self._sorted = None
         self._watch(stream)
+        if stream.keys is not None:
+            self._conditions.streams[row.number] = stream
         return stream
 
     def _watch(self, stream: Stream) -> None:
@@ -390,6 +396,7 @@ class Catalogue:
             del self._names[stream.name]
         self._sorted = None
         self.bounded.discard(stream)
+        self._conditions.streams.pop(stream.number, None)
         self._shard.event("stream_removed", stream=stream.name, number=stream.number)
         ring = stream.ring
         if not stream.settings.ring_bytes:

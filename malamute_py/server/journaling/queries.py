@@ -8,25 +8,27 @@ IndexQuery.
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
 from pyroaring import BitMap
 
 from malamute_protocol.content import Content
-from malamute_protocol.stamp import STAMP_BYTES
+from malamute_protocol.stamp import STAMP_BYTES, append_time_of
 from malamute_py.broker.batches.rows import within_client_time
+from malamute_py.broker.log.keys import newest_rows
 from malamute_py.broker.ready import IndexQuery
 from malamute_py.journal import Candidates, HeaderIndex, Plan, Ring
-from malamute_py.matcher import ByKey, compile_pattern
+from malamute_py.matcher import ByKey, asks_subjects_only, compile_pattern
 
 _READ_BYTES = 4 << 20
+_OLDEST = 8
+"""Oldest segments of a ring that are told at once."""
 _COUNTED_BYTES = 16 << 20
 """Bytes that one plan reads at most to count selected records: about 10 ms of the reader thread."""
 
 Search: TypeAlias = Callable[[Any], Any] | None
-_ONLY_SUBJECTS = frozenset({"all", "topic", "prefix", "regex"})
-_COMBINED = frozenset({"and", "or", "not"})
 
 
 def answer_query(ring: Ring, query: IndexQuery) -> Any:
@@ -64,7 +66,7 @@ def _last_per_subject(ring: Ring, stream: int, arguments: dict[str, Any]) -> Any
     pattern, first, end = arguments["pattern"], arguments["from"], arguments["end"]
     matches = compile_pattern(pattern).matches
     latest: dict[str, int] = {}
-    if _asks_subjects_only(pattern):
+    if asks_subjects_only(pattern):
         for keys, offset in ring.last_per_subject(stream, by_key(arguments["candidates"]), end):
             if offset >= first and offset > latest.get(keys[0], -1) and matches(keys, ()):
                 latest[keys[0]] = offset
@@ -105,13 +107,6 @@ def _note_latest(
         if matches(header.keys, header.fields):
             subject = header.keys[0]
             latest[subject] = max(latest.get(subject, -1), base + row)
-
-
-def _asks_subjects_only(pattern: list[Any]) -> bool:
-    kind, *rest = pattern
-    if kind in _COMBINED:
-        return all(map(_asks_subjects_only, rest))
-    return kind in _ONLY_SUBJECTS
 
 
 def _plan(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -181,9 +176,41 @@ def _selected_offsets(
     return base + (np.flatnonzero(mask) if deltas is None else deltas[mask].astype(np.int64))
 
 
+def _batch(ring: Ring, stream: int, arguments: dict[str, Any]) -> bytes | None:
+    return ring.read_batches(stream, [arguments["offset"]])[0]
+
+
+def _keys(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The newest record of each subject among some batches."""
+    rows: dict[str, tuple[str, int, int, int | None]] = {}
+    found = ring.read(stream, arguments["from"], arguments["end"], arguments["bytes"])
+    for run in found.runs:
+        view = memoryview(run.data)
+        for at, size, base, count in run.spans:
+            time_ms = append_time_of(bytes(view[at : at + STAMP_BYTES]))
+            for subject, row, deletion in newest_rows(Content(view[at + STAMP_BYTES : at + size])):
+                rows.pop(subject, None)
+                rows[subject] = (
+                    subject, base + row, size // count, time_ms if deletion else None
+                )  # fmt: skip
+    return {"rows": sorted(rows.values(), key=itemgetter(1)), "next": found.next}
+
+
+def _oldest_segments(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "segment_bytes": ring.settings.segment_bytes,
+        "segments": ring.settings.ring_bytes // ring.settings.segment_bytes,
+        "start_lsn": ring.start_lsn,
+        "oldest": ring.oldest_segments(_OLDEST),
+    }
+
+
 _ANSWERS: dict[str, Callable[[Ring, int, dict[str, Any]], Any]] = {
     "find_time": _find_time,
     "find_client_time": _find_client_time,
     "last_per_subject": _last_per_subject,
     "plan": _plan,
+    "batch": _batch,
+    "keys": _keys,
+    "oldest_segments": _oldest_segments,
 }

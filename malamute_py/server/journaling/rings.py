@@ -70,6 +70,8 @@ _LEISURE_MS = 5
 """Time for which bytes that no peer waits for may be unsynced: each sync costs about as much as it
 groups."""
 _IDLE_S = 0.25
+_KEEP_SEGMENTS = 16
+"""Segments, at least, of a ring that keeps the last record of each subject."""
 _RETRY_MS = 1000
 _OPENING_RETRY_MS = 100
 """Time after which a refused append to a ring that is being opened may be tried again: opening
@@ -97,11 +99,14 @@ def ring_settings(
     # A segment still holds the largest batch that clients are told they may send.
     segment_bytes = max(segment_bytes, min(2 * batch_bytes_max + 4095, ring_bytes // 3))
     segment_bytes = min(segment_bytes, config.segment_bytes)
+    if asked.get("keep"):
+        # Some segments stay free, for newest records that have to move.
+        segment_bytes = max(min(segment_bytes, ring_bytes // _KEEP_SEGMENTS), 1 << 16)
     segment_bytes -= segment_bytes % 4096
     return RingSettings(
         segment_bytes=segment_bytes,
         ring_bytes=max(ring_bytes, 3 * segment_bytes),
-        full="refuse" if asked.get("full") == "refuse" else "overwrite",
+        full="refuse" if asked.get("full") == "refuse" or asked.get("keep") else "overwrite",
         index_interval_bytes=config.index_interval_bytes,
         distinct_headers_max=config.distinct_headers_max,
         pin_bytes_max=config.pin_bytes_max,

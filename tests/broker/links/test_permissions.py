@@ -51,6 +51,9 @@ class Gate:
         (wire.JoinGroup(9, "s", "g", ALL), {("read", "s")}),
         (wire.GroupInfo(9, "s", "g"), {("read", "s")}),
         (wire.RemoveGroup(9, "s", "g"), {("admin", "s")}),
+        (wire.UpdateKey("s", 9), {("write", "s")}),
+        (wire.GetKey(9, "s", "k"), {("read", "s")}),
+        (wire.ListKeys(9, "s", ALL), {("read", "s")}),
     ],
     ids=lambda value: type(value).__name__,
 )
