@@ -45,6 +45,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "request": Entry("asking:request", "Ask a service and print the reply."),
     "work": Entry("working:work", "Work for a service: run a command for each request."),
     "stream": Entry("streams:app", "Streams: list, show, create, edit, remove, peek."),
+    "kv": Entry("keys:app", "Keys of a stream: get, put, update, delete, keys, watch, history."),
     "mailbox": Entry("mailboxes:app", "Mailboxes: list, show, peek, purge, edit, remove."),
     "service": Entry("services:app", "Services: list, show, requeue, edit, remove."),
     "cursor": Entry("cursors:app", "Cursors of streams: list, show, move, reset, edit, remove."),

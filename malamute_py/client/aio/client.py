@@ -30,6 +30,7 @@ from malamute_protocol.errors import (
     Timeout,
 )
 from malamute_protocol.pattern import Pattern
+from malamute_py.client.aio.keys import KeyView
 from malamute_py.client.aio.link import LoopLink
 from malamute_py.client.aio.mail import MailVerbs
 from malamute_py.client.aio.queues import QueueVerbs
@@ -486,6 +487,14 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
             # sync: timeout_ms=timeout_ms,
         )
 
+    def kv(self, stream: str) -> KeyView:
+        """View a stream that keeps the last record of each subject as keys and their values.
+
+        Such a stream is made by create_stream(name, keep="last-per-subject", ring_bytes=...). This
+        asks the broker nothing.
+        """
+        return KeyView(self._link, stream)
+
     # --- asking --------------------------------------------------------------------------------
 
     async def create_stream(
@@ -497,7 +506,8 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         (a ring of its own), full ("overwrite" or "refuse" in that ring), max_bytes and max_age_ms
         (older records are dropped), body_kind ("blob", "list", "arrow"; else the first batch
         decides), schema (of Arrow bodies), level ("synced" or "stored", what confirm="default"
-        means), description. The first three and schema cannot be changed later.
+        means), description, keep ("last-per-subject": see kv()). The first three, schema and keep
+        cannot be changed later.
         Raises BrokerRefused: `stream_exists` with other settings, `bad_setting`, ...
         """
         named = settings_of(settings, more)

@@ -55,6 +55,7 @@ from malamute_protocol.commands import (
     Subscribe,
     Subscribed,
     Unsubscribe,
+    UpdateKey,
     Welcome,
     Work,
 )
@@ -65,6 +66,7 @@ from malamute_protocol.errors import (
     MalamuteError,
     ProtocolError,
     RemoteProtocolError,
+    RevisionConflict,
 )
 from malamute_protocol.framing import (
     NUMBERS,
@@ -129,7 +131,8 @@ _NOT_REPEATED: Final = (RemoveStream, Kick, PurgeMail, RemoveMailbox, RemoveServ
 _TRACKED: Final = frozenset(
     NUMBERS[command]
     for command in (
-        Publish, Send, RequestCommand, Reply, AckMail, AckWork, AckRecords, MoveCursor, Atomic,
+        Publish, UpdateKey, Send, RequestCommand, Reply, AckMail, AckWork, AckRecords, MoveCursor,
+        Atomic,
     )
 )  # fmt: skip
 """Commands that CONFIRM answers and whose refusal names their tracker."""
@@ -141,6 +144,8 @@ _BLAMED: Final = frozenset({"malformed", "too_large", "internal"})
 """Codes by which a broker ends a link for what one of the client's commands was."""
 _OF_OPENED: Final = _OPENING | {NUMBERS[Credit], NUMBERS[Unsubscribe]}
 """Commands whose refusal names what was opened."""
+_ASKED_AT_ONCE: Final = 200
+"""Requests that wait for their answers at one time: a broker keeps 256 answers for a link."""
 _JITTER: Final = 0.5
 _CLEARED_MS: Final = 60_000
 """Time that a link must last on which each command leaves by itself, before commands share messages
@@ -227,6 +232,8 @@ class Session:
         """Links opened so far: one more than the reconnects."""
         self._random = random
         self._requests: dict[int, _PendingCommand] = {}
+        self._unsent: dict[int, _PendingCommand] = {}
+        """Requests among them that wait to leave."""
         self._request = 0
         self._subscription = 0
         self._attempt = 0
@@ -446,6 +453,7 @@ class Session:
         for asked in self._requests.values():
             self._answer(asked, cause)
         self._requests.clear()
+        self._unsent.clear()
         self._events.append(Closed(error))
 
     def _tell_of_link(self, message: str) -> None:
@@ -485,7 +493,7 @@ class Session:
         self._raise_if_closed()
         number = self._next_request()
         command = checked(make(number))
-        self._requests[number] = _PendingCommand(command, token, False)
+        self._requests[number] = self._unsent[number] = _PendingCommand(command, token, False)
         return command
 
     def give_up(self, token: Any) -> None:
@@ -493,6 +501,7 @@ class Session:
         for number, asked in self._requests.items():
             if asked.token is token:
                 del self._requests[number]
+                self._unsent.pop(number, None)
                 return
 
     def subscribe(self, request: SubscribeOptions) -> SubscriptionState:
@@ -609,7 +618,7 @@ class Session:
         """Whether anything but records is to leave now."""
         return any(
             outgoing.waits for outgoing in self.outgoing if outgoing is not self.publisher
-        ) or not all(asked.sent for asked in self._requests.values())
+        ) or bool(self._unsent)
 
     def take_outgoing(self, now_ms: int) -> list[list[Any]]:
         """The messages to be sent now, in order, each a list of frames."""
@@ -651,10 +660,11 @@ class Session:
                 self.window.mark(self._probe)
                 message.put(Ping(self._probe), None)
             # Last, so that an answer tells of what was asked for before it.
-            for asked in self._requests.values():
-                if not asked.sent:
-                    asked.sent = True
-                    message.put(asked.command, None)
+            unsent = self._unsent
+            while unsent and len(self._requests) - len(unsent) < _ASKED_AT_ONCE:
+                asked = unsent.pop(next(iter(unsent)))
+                asked.sent = True
+                message.put(asked.command, None)
 
     def _suspect(self, commands: list[Command]) -> Command:
         """Send commands by themselves; returns the PING whose answer will clear them."""
@@ -727,6 +737,7 @@ class Session:
         self.requests.link_up(command)
         for asked in self._requests.values():
             asked.sent = False
+        self._unsent = self._requests.copy()
         self._commands.extend(opened.open() for opened in self.opened.values())
         self._events.append(Linked(command, self.links == 1))
 
@@ -791,6 +802,8 @@ class Session:
 
     def _on_refused(self, command: Refused, _: Sequence[Any]) -> None:
         error = BrokerRefused(command.code, command.reason, command.retry_ms)
+        if command.revision >= 0:
+            error = RevisionConflict(command.reason, command.revision)
         if command.code in RETRYABLE:
             self._put_off_reason = command.reason or command.code
             self._put_off_until_ms = self._now_ms + command.retry_ms + _PUT_OFF_MS

@@ -45,7 +45,9 @@ def sneak_in(script: Script, token: str, command: Any) -> None:
     """A command that got past all checks."""
     script.session._request += 1
     made = command(script.session._request)
-    script.session._requests[script.session._request] = _PendingCommand(made, token, False)
+    asked = _PendingCommand(made, token, False)
+    script.session._requests[script.session._request] = asked
+    script.session._unsent[script.session._request] = asked
 
 
 def kinds(commands: list[c.Command]) -> list[str]:
