@@ -110,11 +110,13 @@ class Broker:
             changes.next if changes else 0, _mail_next(state, epoch), self._apply,
         )  # fmt: skip
         self._retention = Retention(shard)
-        conditions = Conditions(shard, Turning(shard, self._retention).look)
+        self._turning = Turning(shard, self._retention)
+        conditions = Conditions(shard, self._turning.look)
         self._publishing = Publishing(
             shard, self._links, self._confirms, self._producers, rings, self._steps,
             conditions, self._delivery.fan_out,
         )  # fmt: skip
+        self._turning.when_visible = self._publishing.when_visible
         self._catalogue = Catalogue(
             shard, tables, dict(state.rings), rings, self._steps, self._publishing, conditions,
             Audience,
@@ -603,6 +605,8 @@ class Broker:
         """Take the answer that the journal has a bundle."""
         if self._steps.owns(answer.token):
             self._steps.appended(answer)
+        elif answer.token in self._turning.handed:
+            self._turning.appended(answer)
         else:
             self._publishing.appended(answer)
         self._clean_up()
@@ -611,6 +615,8 @@ class Broker:
         """Take the answer that the journal refused a bundle, and later ones of its ring."""
         if self._steps.owns(answer.token):
             self._steps.refused(answer)
+        elif answer.token in self._turning.handed:
+            self._turning.refused(answer)
         else:
             self._publishing.refused(answer)
 
@@ -764,6 +770,9 @@ class Broker:
     def _appends(self) -> list[AppendBundle]:
         """Return the bundles for the journal: ring main's together, urgent changes first."""
         published = self._publishing.take()
+        if self._turning.queue:
+            # Before what is published: a record that replaces another lies after its copy.
+            published = [*self._turning.take(), *published]
         if self._steps.idle:
             return published
         first, last = self._steps.hand_over()

@@ -95,7 +95,7 @@ class Cursors:
                 changes.append(CursorRemoved(number, name))
                 continue
             end = stream.position_end(row.epoch)
-            within = max(min(row.next, end), stream.first)
+            within = max(min(row.next, end), stream.begin)
             if within != row.next:
                 code = "rewound" if row.next > end else "retention"
                 self._say_clamped(stream, name, row.next, within, code)
@@ -132,7 +132,7 @@ class Cursors:
         """Break pins and report cursors that lie before the first offset that the journal kept."""
         for cursor in self._cursors.of(stream.number):
             before = cursor.row.next
-            if before >= stream.first:
+            if before >= stream.begin:
                 continue
             if cursor.pinned_at is not None:
                 # The ring had no more space for the pinned records.
@@ -295,7 +295,7 @@ class Cursors:
         else:
             # Another command may have created the cursor meanwhile.
             stands = self._stands((stream.number, command.cursor))
-            next = max(begin.next, stream.first) if stands is None else stands
+            next = max(begin.next, stream.begin) if stands is None else stands
             why = "created" if stands is None else "edited"
             self._edit(link, command, stream, next, why)
 

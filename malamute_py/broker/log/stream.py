@@ -168,6 +168,11 @@ class Stream:
         return self.row.settings
 
     @property
+    def begin(self) -> int:
+        """First offset at which a reader may stand; records before `first` may have moved."""
+        return self.first if self.keys is None else 1
+
+    @property
     def hot_first(self) -> int:
         """Offset of the oldest record in the hot window; `next` when it is empty."""
         return self.hot[0].base if self.hot else self.next

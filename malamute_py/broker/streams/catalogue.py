@@ -18,7 +18,7 @@ from malamute_py.broker.context import Shard
 from malamute_py.broker.log.ring import EPOCH_SHIFT, RingState, ring_name
 from malamute_py.broker.log.steps import Effect, Steps, Then
 from malamute_py.broker.log.stream import AudienceFacts, Stream
-from malamute_py.broker.ready import MAIN, RingFacts, StreamFacts
+from malamute_py.broker.ready import MAIN, MOVED_STREAM, RingFacts, StreamFacts
 from malamute_py.broker.streams.conditions import Conditions
 from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.changelog.records import Change, StreamCreated, StreamEdited, StreamRemoved
@@ -192,8 +192,13 @@ class Catalogue:
         self._names[row.name] = stream
         self._sorted = None
         self._watch(stream)
-        if stream.keys is not None:
+        keys = stream.keys
+        if keys is not None:
             self._conditions.streams[row.number] = stream
+            copies = ring_facts.streams.get(MOVED_STREAM) if ring_facts else None
+            if copies is not None:
+                keys.copies_first, keys.copies_next = copies.first, copies.next
+                keys.ready = keys.ready and copies.first == copies.next
         return stream
 
     def _watch(self, stream: Stream) -> None:

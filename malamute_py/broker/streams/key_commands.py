@@ -30,7 +30,7 @@ from malamute_py.matcher import asks_subjects_only, compile_pattern
 LOOKED_AT = 2_000
 """Keys that one page looks at."""
 LOOKED_AT_SLOWLY = 50
-"""The same with a pattern of which one subject may take long."""
+"""Keys that one page looks at with a pattern for which one subject may take long."""
 READ_BYTES = 256 << 10
 """Bytes of records of which a start enters the keys at once: some 5 ms of the loop."""
 TRIES_MAX = 3
@@ -137,10 +137,13 @@ class KeyCommands:
         self, link: Link, command: GetKey, stream: Stream, offset: int, tries: int,
         failure: tuple[str, str] | None,
     ) -> None:  # fmt: skip
-        """Ask the journal for a record that is not in memory."""
+        """Ask the journal for a record that is not in memory, or for its copy."""
         if failure is not None:
             self._answers.refuse(link, command, *failure)
             return
+
+        keys = stream.keys
+        assert keys is not None
 
         def found(batch: Any) -> None:
             if isinstance(batch, IndexFailure):
@@ -149,12 +152,14 @@ class KeyCommands:
                 self._not_found(link, command, stream, offset, tries)
             else:
                 view = memoryview(batch)
-                content, row = Content(view[STAMP_BYTES:]), batch_row(view, offset)
+                content = Content(view[STAMP_BYTES:])
+                row = content.row_of(offset - int.from_bytes(view[48:56], "little"))
                 value = value_of(content, row, append_time_of(bytes(view[:STAMP_BYTES])))
                 self._say(link, command, offset, value, None)
 
         self._shard.ask(
-            stream.ring.name, stream.number, "batch", {"offset": offset},
+            stream.ring.name, stream.number, "batch",
+            {"offset": offset, "copy": keys.copy_of(command.subject)},
             self._links.contained(link, "GET_KEY", found), link, lambda: link.open,
         )  # fmt: skip
 
@@ -202,37 +207,43 @@ class KeyCommands:
     def recovered(self) -> None:
         """Begin to read the keys of all streams that have some."""
         for stream in self._catalogue:
-            if stream.keys is not None and not stream.keys.ready:
-                self._read_on(stream, stream.first)
+            keys = stream.keys
+            if keys is not None and not keys.ready:
+                # Copies come first: what replaced their records lies in the stream itself.
+                if keys.copies_first < keys.copies_next:
+                    self._read_on(stream, keys, "moved_keys", keys.copies_first)
+                else:
+                    self._read_on(stream, keys, "keys", stream.first)
 
-    def _read_on(self, stream: Stream, offset: int) -> None:
+    def _read_on(self, stream: Stream, keys: Keys, kind: str, offset: int) -> None:
+        end = stream.next if kind == "keys" else keys.copies_next
         self._shard.ask(
-            stream.ring.name, stream.number, "keys",
-            {"from": offset, "end": stream.next, "bytes": READ_BYTES},
-            partial(self._read, stream, offset),
+            stream.ring.name, stream.number, kind,
+            {"from": offset, "end": end, "bytes": READ_BYTES},
+            partial(self._read, stream, keys, kind, end),
         )  # fmt: skip
 
-    def _read(self, stream: Stream, offset: int, value: Any) -> None:
-        keys = stream.keys
-        if stream.removed or keys is None:
+    def _read(self, stream: Stream, keys: Keys, kind: str, end: int, value: Any) -> None:
+        if stream.removed:
             return
         if isinstance(value, IndexFailure):
             self._shard.event(
                 "keys_not_read", "error", stream=stream.name, code=value.code, reason=value.reason
             )
             return
-        for subject, at, size, deleted_ms in value["rows"]:
-            keys.enter(subject, at, size, deleted_ms)
-        if value["next"] < stream.next:
-            self._read_on(stream, value["next"])
+        for row in value["rows"]:
+            if kind == "keys":
+                keys.enter(*row)
+            else:
+                keys.enter_copy(*row)
+        if value["next"] < end:
+            self._read_on(stream, keys, kind, value["next"])
+            return
+        if kind == "moved_keys" and stream.first < stream.next:
+            self._read_on(stream, keys, "keys", stream.first)
             return
         keys.ready = True
         self._shard.event("keys_read", stream=stream.name, keys=len(keys))
-
-
-def batch_row(batch: Any, offset: int) -> int:
-    """Return the row of an offset in a batch as the journal holds it."""
-    return offset - int.from_bytes(batch[48:56], "little")
 
 
 def value_of(content: Content, row: int, time_ms: int) -> dict[str, Any]:

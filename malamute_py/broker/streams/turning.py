@@ -1,32 +1,76 @@
 """Turning: how the ring of a stream with keys gets room again.
 
-Owns the trims of such streams. The rules: a segment is given up only when no newest record lies in
-it; what waits for room is refused `full` by name, and never takes a newest record's place. Source:
-SPEC.md, section 8; ARCHITECTURE.md, Decisions.
+Owns the trims of such streams, and the copies of newest records whose segment is given up. The
+rules: a copy is appended only while its record is its subject's newest in the journal, so that
+whatever replaces the record lies after the copy; a segment is given up once every newest record in
+it has a copy that no power loss can take back, the copies in it before the records; what waits for
+room is refused `full` by name, and never takes a newest record's place. Source: SPEC.md, section 8;
+ARCHITECTURE.md, Decisions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import msgspec
+
+from malamute_protocol.encode import encode
+from malamute_protocol.limits import UNBOUNDED
 from malamute_py.broker.context import Shard
 from malamute_py.broker.log.keys import Keys
+from malamute_py.broker.log.ring import RingState, Settlement
 from malamute_py.broker.log.stream import Stream
-from malamute_py.broker.ready import IndexFailure
+from malamute_py.broker.ready import (
+    MOVED_STREAM,
+    Append,
+    AppendBundle,
+    Appended,
+    AppendRefused,
+    IndexFailure,
+)
 from malamute_py.broker.streams.retention import Retention
 
 FORGOTTEN_AT_ONCE = 1_000
 """Deleted keys that one look forgets at most."""
+MOVED_AT_ONCE = 256
+"""Newest records that are copied in one batch at most: some 2 ms of the loop."""
+MOVED_BYTES = 512 << 10
+"""Bytes of such a batch from which on no record is added."""
+CRC_AT = 8
+"""Position of the checksum in a content."""
+
+
+class Copies(msgspec.Struct, eq=False):
+    """Copies of newest records on their way into the ring."""
+
+    stream: Stream
+    keys: Keys
+    records: list[tuple[str, int]]
+    """(subject, offset) of all records that were to be copied."""
+    batches: list[tuple[Any, list[int]]]
+    """Each copy, and the offsets of its rows."""
+    then: Callable[[], None]
+    """Called once the copies are durable: looks for what is left to be copied."""
+    base: int = 0
 
 
 class Turning:
-    """Finds segments in which no newest record lies, and has them given up."""
+    """Gives up the oldest segments of rings that fill, and copies the newest records in them."""
 
     def __init__(self, shard: Shard, retention: Retention) -> None:
         """retention: has the trims that the shell is asked for."""
         self._shard = shard
         self._retention = retention
+        self.queue: list[Copies] = []
+        """Copies that the journal is to be handed."""
+        self.handed: dict[int, Copies] = {}
+        """Copies that the journal was handed, by the token of their bundle."""
+        self.when_visible: Callable[[RingState, int, Settlement], None]
+        """Publishing.when_visible; set by the broker."""
+
+    # --- looking for room ---------------------------------------------------------------
 
     def look(self, stream: Stream) -> None:
         """Ask the journal for the oldest segments of a stream's ring, if it is time."""
@@ -34,32 +78,146 @@ class Turning:
         if keys is None or keys.room.asked or stream.ring.end_lsn < keys.room.look_lsn:
             return
         keys.room.asked = True
+        self._look(stream, keys, may_copy=True)
+
+    def _look(self, stream: Stream, keys: Keys, *, may_copy: bool) -> None:
+        """Ask. may_copy: whether newest records of a segment are copied, to give it up."""
         self._shard.ask(
             stream.ring.name, stream.number, "oldest_segments", {},
-            partial(self._found, stream, keys),
+            partial(self._found, stream, keys, may_copy),
         )  # fmt: skip
 
-    def _found(self, stream: Stream, keys: Keys, value: Any) -> None:
+    def _found(self, stream: Stream, keys: Keys, may_copy: bool, value: Any) -> None:
         room = keys.room
         room.asked = False
         if isinstance(value, IndexFailure) or stream.removed:
             return
         before_ms = self._shard.now_ms - self._shard.settings.deleted_keys_ms
         keys.forget_deleted(before_ms, FORGOTTEN_AT_ONCE)
-        room.segment_bytes, room.segments = value["segment_bytes"], value["segments"]
+        room.learn(value["segment_bytes"], value["segments"])
         room.begin(value["start_lsn"])
-        kept = keys.oldest
-        kept = min(stream.next if kept is None else kept, stream.pinned)
-        first = stream.trim_asked
         for end_lsn, nexts in value["oldest"]:
-            following = nexts.get(stream.number, 0)
-            if stream.ring.end_lsn < room.look_lsn or following > kept:
+            if stream.ring.end_lsn < room.look_lsn:
+                return
+            following, copy = nexts.get(stream.number, 0), nexts.get(MOVED_STREAM, 0)
+            if following > stream.pinned:
                 break
-            first = max(first, following)
+            if keys.before(following, copy, 1, 0):
+                if may_copy and room.takes_copies(stream.ring.end_lsn):
+                    room.asked = True
+                    self._copy(stream, keys, following, copy)
+                    return
+                break
+            self._give_up(stream, following, copy)
             room.begin(end_lsn)
         if stream.ring.end_lsn >= room.look_lsn:
-            # No segment can be given up now: the next look is worth it when more was written.
+            # One segment's records are copied for each eighth of a segment that is written: more
+            # would copy the same records again and again where they fill much of the ring.
             room.look_lsn = stream.ring.end_lsn + room.segment_bytes // 8
-        if first > stream.trim_asked:
-            stream.trim_asked = first
-            self._retention.trims.append((stream.ring.name, stream.number, first))
+
+    def _give_up(self, stream: Stream, following: int, copy: int) -> None:
+        """Have a segment given up: no newest record lies in it before these offsets."""
+        trims = self._retention.trims
+        if copy:
+            # First: a copy that outlived the record that replaced it would come back at a start.
+            trims.append((stream.ring.name, MOVED_STREAM, copy))
+        if following > stream.trim_asked:
+            stream.trim_asked = following
+            trims.append((stream.ring.name, stream.number, following))
+
+    # --- copying ------------------------------------------------------------------------
+
+    def _copy(self, stream: Stream, keys: Keys, following: int, copy: int) -> None:
+        """Copy newest records before an offset, and those whose copies lie before a copy."""
+        records = keys.before(following, copy, MOVED_AT_ONCE, MOVED_BYTES)
+        if not records or not keys.room.takes_copies(stream.ring.end_lsn):
+            self._look(stream, keys, may_copy=False)
+            return
+        places: dict[int, list[int]] = {}
+        offsets = []
+        for subject, offset in records:
+            place = keys.copy_of(subject)
+            if place is None:
+                offsets.append(offset)
+            else:
+                places.setdefault(place, []).append(offset)
+
+        def read(value: Any) -> None:
+            if isinstance(value, IndexFailure):
+                keys.room.asked = False
+                return
+            then = partial(self._copy, stream, keys, following, copy)
+            self.queue.append(Copies(stream, keys, records, value, then))
+
+        self._shard.ask(
+            stream.ring.name, stream.number, "copies", {"offsets": offsets, "places": places}, read
+        )
+
+    def take(self) -> list[AppendBundle]:
+        """Return the bundles of copies; each must be answered before the next take."""
+        queue, self.queue = self.queue, []
+        bundles: list[AppendBundle] = []
+        for copies in queue:
+            self._drop_lost(copies)
+            self._drop_replaced(copies)
+            if not copies.batches:
+                copies.then()
+                continue
+            keys, ring = copies.keys, copies.stream.ring
+            frame = encode([bytes(batch) for batch, _ in copies.batches], limits=UNBOUNDED)
+            crc = int.from_bytes(frame[CRC_AT : CRC_AT + 4], "little")
+            copies.base = keys.copies_next
+            token = self._shard.token()
+            self.handed[token] = copies
+            append = Append(
+                MOVED_STREAM, copies.base, len(copies.batches), self._shard.now_ms, frame, crc, None
+            )
+            bundles.append(AppendBundle(ring.name, token, (append,)))
+        return bundles
+
+    def _drop_lost(self, copies: Copies) -> None:
+        """Forget keys whose newest record lies in damage: nothing is left that could be kept."""
+        read = {offset for _, offsets in copies.batches for offset in offsets}
+        for subject, offset in copies.records:
+            if offset not in read and copies.keys.find(subject) in (
+                (offset, False),
+                (offset, True),
+            ):
+                self._shard.event(
+                    "key_lost", "error", stream=copies.stream.name, key=subject, offset=offset
+                )
+                copies.keys.forget(subject)
+
+    def _drop_replaced(self, copies: Copies) -> None:
+        """Drop copies with a record that was replaced while they were made: they are made anew."""
+        newest = {
+            offset for subject, offset in copies.records
+            if (found := copies.keys.find(subject)) is not None and found[0] == offset
+        }  # fmt: skip
+        copies.batches = [
+            (batch, offsets) for batch, offsets in copies.batches if newest.issuperset(offsets)
+        ]
+
+    def appended(self, answer: Appended) -> None:
+        """Let copies take effect once they are durable: the journal has them."""
+        copies = self.handed.pop(answer.token)
+        ring, keys = copies.stream.ring, copies.keys
+        ring.end_lsn = answer.end_lsn
+        keys.copies_next = copies.base + len(copies.batches)
+        self._shard.counters["records_moved"] += sum(len(rows) for _, rows in copies.batches)
+        self.when_visible(ring, answer.end_lsn, partial(self._durable, copies))
+
+    def _durable(self, copies: Copies, failure: tuple[str, str] | None) -> None:
+        if failure is not None or copies.stream.removed:
+            copies.keys.room.asked = False
+            return
+        subjects = {offset: subject for subject, offset in copies.records}
+        for place, (_, offsets) in enumerate(copies.batches, copies.base):
+            for offset in offsets:
+                copies.keys.moved(subjects[offset], offset, place)
+        copies.then()
+
+    def refused(self, answer: AppendRefused) -> None:
+        """Give up copies that the journal refused; the next look tries again."""
+        copies = self.handed.pop(answer.token)
+        copies.keys.room.asked = False

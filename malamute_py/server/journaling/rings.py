@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from malamute_protocol.stamp import Stamp
 from malamute_py.broker.ready import (
     CHANGE_STREAM,
     MAIL_STREAM,
@@ -56,7 +57,7 @@ from malamute_py.server.journaling.journal_threads import (
     Trimmed,
     Worker,
 )
-from malamute_py.server.journaling.queries import answer_query, by_key
+from malamute_py.server.journaling.queries import answer_query, by_key, copies_at
 from malamute_py.server.journaling.recent_reads import RecentReads
 from malamute_py.server.latencies import Latencies
 from malamute_py.server.result_queue import ResultQueue
@@ -496,6 +497,8 @@ class Rings:
         if isinstance(job, ReadRange):
             if ring is None:
                 return ReadFailed(job.token, "journal_failed", f"the ring {job.ring} is not open")
+            if job.places:
+                return self._read_copies(ring, job)
             if job.shared and not job.oldest_ms:
                 recent = self._recent.find(ring, job)
                 if recent is not None:
@@ -525,6 +528,24 @@ class Rings:
             return IndexAnswer(job.token, answer_query(ring, job))
         except (JournalError, OSError) as error:
             return IndexAnswer(job.token, IndexFailure("journal_failed", str(error)))
+
+    def _read_copies(self, ring: Ring, job: ReadRange) -> object:
+        """Read copies of newest records, until bytes_max is reached; `next` says how many."""
+        runs: list[HistoryRun] = []
+        size = looked = 0
+        try:
+            for place, copy in zip(job.places, copies_at(ring, job.places), strict=True):
+                looked += 1
+                if copy is not None:
+                    stamp = Stamp.unpack(copy, verify=False)
+                    span = (0, len(copy), stamp.base_offset, stamp.count)
+                    runs.append(HistoryRun(copy, (span,), place))
+                    size += len(copy)
+                if size >= job.bytes_max:
+                    break
+        except (JournalError, OSError) as error:
+            return ReadFailed(job.token, "journal_failed", str(error))
+        return HistoryRead(job.token, tuple(runs), looked)
 
     # --- the housekeeping thread -----------------------------------------------------------
 

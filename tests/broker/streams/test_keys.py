@@ -10,6 +10,7 @@ import pytest
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode, encode_lists
 from malamute_protocol.keys import DELETION_FIELD
+from malamute_py.broker.ready import IndexAnswer
 from tests.broker.shell import Peer, Shell
 
 KEEP = {"keep": "last-per-subject", "ring_bytes": 1 << 20}
@@ -323,25 +324,176 @@ def test_segments_without_a_newest_record_are_given_up_as_the_ring_fills() -> No
     assert world.get("a")["body"] == b"399" * 50
 
 
-def test_a_newest_record_is_never_given_up_and_the_ring_is_full_by_name() -> None:
+def turned(world: World, laps: int = 2) -> None:
+    """Let the ring come round some times, by changes of one key."""
+    ring = world.stream("s").ring
+    end = ring.end_lsn + laps * world.segment_bytes * world.segments
+    waited = 0
+    while ring.end_lsn < end:
+        answer = world.put("busy", b"x" * 900)
+        if isinstance(answer, wire.Refused):
+            assert answer.code == "wait"
+            waited += 1
+            assert waited < 100
+
+
+def moved(world: World) -> Peer:
+    """Newest records that have moved, among others: "k0" to "k9", "gone" is deleted."""
+    for number in range(10):
+        world.put(f"k{number}", b"%d" % number, deletion=False)
+    world.put("gone", deletion=True)
+    turned(world)
+    assert world.stream("s").first > 11
+    return world.peers[1]
+
+
+@PLACES
+def test_newest_records_keep_value_and_offset_while_the_ring_comes_round(place: Any) -> None:
     world = World()
-    world.put("kept", b"kept")
-    answers = [world.put("a", b"x" * 100) for _ in range(400)]
-    assert answers[-1].code == "full"
-    world.evict()
-    assert world.get("kept")["body"] == b"kept"
+    moved(world)
+    place(world)
+    for number in range(10):
+        found = world.get(f"k{number}")
+        assert (found["body"], found["revision"]) == (b"%d" % number, number + 1)
+    assert world.get("gone") == {"revision": 0, "deleted": 11}
+    assert world.keys(["prefix", "k"]) == {f"k{n}": n + 1 for n in range(10)}
+    refused = world.update("k3", b"x", 99)
+    assert refused.revision == 4
+    assert world.update("k3", b"other", 4).offset == world.stream("s").next - 1
+    assert world.get("k3")["body"] == b"other"
 
 
-def test_a_full_ring_takes_a_deletion_and_has_room_once_its_time_is_over() -> None:
+@PLACES
+@pytest.mark.parametrize("start", [[0], [2, 1], [6]])
+def test_a_reader_gets_newest_records_that_have_moved_in_the_order_of_offsets(
+    start: list[Any], place: Any
+) -> None:
+    world = World()
+    moved(world)
+    place(world)
+    peer = world.subscribe(1, 5, "s", ["prefix", "k"], start)
+    assert peer.received[5] == [(n + 1, b"%d" % n) for n in range(10)]
+    assert not peer.of(wire.Gap)
+    peer = world.subscribe(1, 6, "s", start=start)
+    got = [offset for offset, _ in peer.received[6]]
+    assert got[:11] == list(range(1, 12))
+    assert got[-1] == world.stream("s").next - 1
+    world.put("k1", b"new")
+    assert peer.received[5][-1] == (world.stream("s").next - 1, b"new")
+
+
+def test_a_reader_that_lags_gets_what_has_moved_and_no_gap() -> None:
+    world = World()
+    world.put("a", b"1")
+    peer = world.subscribe(1, 5, "s", records=1)
+    for number in range(10):
+        world.put(f"k{number}", b"%d" % number)
+    turned(world)
+    world.send(1, wire.Credit(5, 1 << 40, 1 << 50))
+    got = dict(peer.received[5])
+    assert [got[n + 2] for n in range(10)] == [b"%d" % n for n in range(10)]
+    assert not peer.of(wire.Gap)
+
+
+def test_a_cursor_before_records_that_have_moved_stays_there() -> None:
+    world = World()
+    world.put("a", b"1")
+    world.send(1, wire.MoveCursor("s", "c", 1, 77))
+    turned(world)
+    restarted(world)
+    peer = world.subscribe(1, 5, "s", start=[7, "c"])
+    assert peer.received[5][0] == (1, b"1")
+
+
+def test_a_record_that_was_replaced_before_a_restart_does_not_come_back() -> None:
+    world = World(deleted_keys_ms=1)
+    moved(world)
+    world.put("k5", deletion=True)
+    world.now_ms += 1_000
+    turned(world)
+    assert "k5" not in world.stream("s").keys  # type: ignore[operator]
+    restarted(world)
+    assert world.get("k5") == {"revision": 0}
+
+
+def test_a_codec_batch_moves_whole_and_its_replaced_rows_do_not_come_back() -> None:
+    world = World(deleted_keys_ms=1)
+    content = encode([b"x" * 100, b"y" * 100], **table("a", "b"), codec="zstd")
+    world.send(1, wire.Publish("s", 900), frames=[content])
+    world.put("a", deletion=True)
+    world.now_ms += 1_000
+    turned(world)
+    restarted(world)
+    assert world.get("a") == {"revision": 0}
+    assert world.get("b")["row"] == 1
+    peer = world.subscribe(1, 5, "s", ["topic", "b"])
+    assert [offset for offset, _ in peer.received[5]] == [2]
+
+
+def test_rows_of_large_batches_move_alone() -> None:
+    world = World()
+    subjects = [f"k{n}" for n in range(20)]
+    content = encode([b"%d" % n * 20 for n in range(20)], **table(*subjects))
+    world.send(1, wire.Publish("s", 900), frames=[content])
+    for subject in subjects[::2]:
+        world.put(subject, b"new")
+    turned(world)
+    restarted(world)
+    for number in range(20):
+        body = b"new" if number % 2 == 0 else b"%d" % number * 20
+        assert world.get(f"k{number}")["body"] == body
+
+
+def test_a_record_replaced_while_its_copy_is_made_is_not_copied() -> None:
+    world = World()
+    world.put("a", b"old")
+    world.auto_ask = False
+    while not any(query.kind == "copies" for query in world.queries):
+        world.put("busy", b"x" * 200)
+        if world.queries and world.queries[0].kind != "copies":
+            world.answer_queries()
+            world.run()
+    asked = list(world.queries)
+    answers = [world._answer(query) for query in asked]
+    world.queries.clear()
+    world.put("a", b"new")
+    for query, answer in zip(asked, answers, strict=True):
+        world.broker.answered(IndexAnswer(query.token, answer))
+    world.auto_ask = True
+    world.run()
+    turned(world)
+    restarted(world)
+    assert world.get("a")["body"] == b"new"
+
+
+def test_a_ring_full_of_newest_records_refuses_by_name_and_loses_none() -> None:
+    world = World()
+    kept = 0
+    while isinstance(answer := world.put(f"k{kept}", b"%d" % kept * 40), wire.Confirm):
+        kept += 1
+    assert answer.code == "full"
+    assert kept > 50
+    restarted(world)
+    for number in range(kept):
+        assert world.get(f"k{number}")["body"] == b"%d" % number * 40
+
+
+def test_a_full_ring_takes_deletions_and_has_room_once_their_time_is_over() -> None:
     world = World(deleted_keys_ms=1_000)
-    world.put("kept", b"kept")
-    while isinstance(world.put("a", b"x" * 100), wire.Confirm):
-        pass
-    assert isinstance(world.put("kept", deletion=True), wire.Confirm)
+    kept = 0
+    while isinstance(world.put(f"k{kept}", b"x" * 100), wire.Confirm):
+        kept += 1
+    for number in range(10):
+        assert isinstance(world.put(f"k{number}", deletion=True), wire.Confirm)
+    assert world.put("new", b"x" * 2_000).code == "full"
     world.now_ms += 2_000
-    world.put("a", b"x")
-    assert isinstance(world.put("a", b"x"), wire.Confirm)
-    assert world.keys() == {"a": world.stream("s").next - 1}
+    turned(world)
+    assert isinstance(world.put("new", b"x" * 2_000), wire.Confirm)
+
+
+def test_a_batch_that_no_segment_can_hold_a_copy_of_is_refused() -> None:
+    world = World()
+    assert world.put("a", b"x" * 40_000).code == "too_large"
 
 
 def test_a_list_of_blobs_and_a_codec_come_back_whole() -> None:
