@@ -18,8 +18,8 @@ import msgspec
 from malamute_protocol.commands import Level
 from malamute_protocol.content import Content
 from malamute_protocol.stamp import append_time_of
-from malamute_py.broker.log.keys import Keys
 from malamute_py.broker.log.ledger import Ledger
+from malamute_py.broker.log.newest import Keys
 from malamute_py.broker.log.ring import RingState
 from malamute_py.broker.ready import StreamFacts
 from malamute_py.changelog.settings import StreamSettings

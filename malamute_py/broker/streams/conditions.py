@@ -13,7 +13,7 @@ from collections.abc import Callable
 from malamute_protocol.content import Content
 from malamute_protocol.errors import BrokerRefused, RevisionConflict
 from malamute_py.broker.context import Shard
-from malamute_py.broker.log.keys import Keys, NewestRow, newest_rows
+from malamute_py.broker.log.newest import Keys, NewestRow, newest_rows
 from malamute_py.broker.log.stream import Stream
 
 RING_PARTS = 32

@@ -19,7 +19,7 @@ from malamute_protocol.stamp import STAMP_BYTES, append_time_of
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.answers import Answers
-from malamute_py.broker.log.keys import Keys
+from malamute_py.broker.log.newest import Keys
 from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.ready import IndexFailure
 from malamute_py.broker.streams.catalogue import Catalogue

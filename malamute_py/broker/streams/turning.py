@@ -19,7 +19,7 @@ import msgspec
 from malamute_protocol.encode import encode
 from malamute_protocol.limits import UNBOUNDED
 from malamute_py.broker.context import Shard
-from malamute_py.broker.log.keys import Keys
+from malamute_py.broker.log.newest import Keys
 from malamute_py.broker.log.ring import RingState, Settlement
 from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.ready import (

@@ -30,7 +30,7 @@ from malamute_py.broker.batches.rows import (
 )
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Links, cost_of_few
-from malamute_py.broker.log.keys import Keys
+from malamute_py.broker.log.newest import Keys
 from malamute_py.broker.log.stream import StampedBatch, Stream
 from malamute_py.broker.ready import HistoryRead, HistoryRun, ReadFailed, ReadRange
 from malamute_py.broker.streams.start_positions import may_match
