@@ -15,6 +15,7 @@ SEED   ?=
 RUN_STAMP  := $(VENV)/.installed-run
 DEMO_STAMP := $(VENV)/.installed-demo
 DEV_STAMP  := $(VENV)/.installed-dev
+DOCS_STAMP := $(VENV)/.installed-docs
 NODE       := tests/interop/node
 NODE_STAMP := $(NODE)/node_modules/.installed
 
@@ -36,7 +37,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup run compile sync-client spark-options metrics-page check test test-compiled test-floors test-needs demo simulate fuzz perf micro clean
+.PHONY: help setup run compile sync-client spark-options metrics-page docs check test test-compiled test-floors test-needs demo simulate fuzz perf micro clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -57,6 +58,10 @@ spark-options: $(DEV_STAMP) ## write the options into spark_connector/README.md;
 
 metrics-page: $(DEV_STAMP) ## write the table of deploy/metrics.md from malamute_py/http/table.py
 	$(PY) -m tools.metrics_page
+
+docs: $(DOCS_STAMP) ## build the documents into build/docs; a warning is an error
+	$(PY) -m sphinx -q -W --keep-going -b html docs build/docs
+	@echo "build/docs/index.html"
 
 check: $(DEV_STAMP) ## lint, types, import contracts and the fast tests, in under a minute
 	$(BIN)/ruff check
@@ -97,7 +102,7 @@ test-floors: | $(PY) ## the fast tests over the lowest versions that pyproject.t
 	$(PY) tests/floors.py > $(FLOORS)/requirements.txt
 	$(FLOORS)/bin/python -m pip install -q -r $(FLOORS)/requirements.txt -e .
 	$(FLOORS)/bin/python -m pytest -q -n $(JOBS) --dist worksteal -m "$(FAST)" $(QUICKLY) \
-	    --ignore tests/demo --ignore tests/house --ignore tests/spark $(ARGS)
+	    --ignore tests/demo --ignore tests/examples --ignore tests/house --ignore tests/spark $(ARGS)
 
 test-needs: $(DEV_STAMP) $(NODE_STAMP)
 	@tests/need java
@@ -142,6 +147,11 @@ $(DEMO_STAMP): pyproject.toml | $(PY)
 	@echo "installing the demo's needs, Spark among them, into $(VENV): a few minutes"
 	$(PY) -m pip install -q -e '.[demo,spark]'
 	@touch $@ $(RUN_STAMP)
+
+$(DOCS_STAMP): pyproject.toml | $(PY)
+	@echo "installing what the documents need into $(VENV): a minute"
+	$(PY) -m pip install -q -e '.[docs]'
+	@touch $@
 
 $(DEV_STAMP): pyproject.toml | $(PY)
 	@echo "installing everything for development into $(VENV): a few minutes"

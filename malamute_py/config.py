@@ -4,7 +4,8 @@ Owns the sections below and how they are filled: the file, then MALAMUTE_* varia
 command line, the later over the earlier. The rule: an unknown key is an error that names the
 nearest one, and is never ignored; units are part of the name; a default that the core or the
 protocol checks is written where it is checked (broker/limits.py, malamute_protocol/limits.py) and
-only named here. Source: deploy/malamute.toml explains each key (a test compares the two).
+only named here. A number of bytes or a time may be a text with its unit ("4GiB", "5s"). Source:
+deploy/malamute.toml explains each key (a test compares the two).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -21,6 +22,7 @@ import msgspec
 from malamute_protocol import DEFAULT_ENDPOINT
 from malamute_protocol.address import REPLICA, template_fault
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
+from malamute_py import units
 from malamute_py.broker.limits import BrokerSettings
 from malamute_py.sections import ConfigError, HttpSection, check_http
 
@@ -58,7 +60,8 @@ class Authentication(Section, frozen=True):
     users: dict[str, str] = {}
     """plain only: name -> scrypt hash, as `malamute user hash` or hash_password() makes it."""
     users_file: str = ""
-    """plain only: a file of lines `name hash`, beside `users`."""
+    """A file that ends in .toml, with users, permissions and quotas as `malamute user` writes them;
+    or, plain only, one of lines `name hash`. Beside what the configuration has."""
     hash_threads: Annotated[int, msgspec.Meta(ge=1, le=16)] = 2
     """plain only: passwords that are hashed at one time, 50 ms and 16 MiB each."""
     server_key_file: str = ""
@@ -69,22 +72,52 @@ class Authentication(Section, frozen=True):
     """User -> templates of the identities that its replicas may have beside `<user>-{n}`."""
 
 
-class Grant(Section, frozen=True):
-    """Permissions of one identity; in names `*` stands for any characters."""
+class NamedVerbs(Section, frozen=True):
+    """Verbs on named streams, mailboxes and services; in names `*` stands for any characters."""
 
     read: Names = []
     """Streams that the identity may read, with their cursors and groups."""
     write: Names = []
     """Streams that the identity may publish to, and create by first use."""
+    create: Names = []
+    """Streams, mailboxes and services that the identity may create without using them."""
+    trim: Names = []
+    """Streams whose records the identity may remove."""
     send: Names = []
     """Mailboxes that the identity may send to, and create by first use."""
     receive: Names = []
     """Mailboxes that the identity may read beside its own, which has its name."""
+    purge: Names = []
+    """Mailboxes that the identity may empty."""
     request: Names = []
     """Services that the identity may ask, and create by first use."""
     work: Names = []
     """Services that the identity may offer."""
+    manage_streams: Names = []
+    """Streams that the identity may create, edit, trim and remove, with cursors and groups."""
+    manage_queues: Names = []
+    """Mailboxes and services that the identity may create, edit, empty and remove."""
+
+
+class Denied(NamedVerbs, frozen=True):
+    """Names that a verb does not reach, whatever else is granted."""
+
+    replay: Names = []
+    """Streams that the identity reads from now on only; their history is a gap."""
+
+
+class Grant(NamedVerbs, frozen=True):
+    """Permissions of one identity."""
+
+    write_subjects: dict[str, Names] = {}
+    """Stream -> subjects under which the identity may publish to it; `write` has no such bound."""
+    manage_clients: bool = False
+    """True: the identity may list the links and end them."""
+    manage_users: bool = False
+    """True: the identity may have the broker read its configuration anew."""
     admin: bool = False
+    """True: everything that is administration, on every name."""
+    deny: Denied = Denied()
 
 
 class LinksSection(Section, frozen=True):
@@ -306,7 +339,7 @@ class LoopSection(Section, frozen=True):
     burst_bytes: Bytes = 2 << 20
     burst_commands: Count = 1_024
     share_commands: Count = 64
-    turn_us: Annotated[int, msgspec.Meta(ge=100)] = 10_000
+    turn_us: Annotated[int, msgspec.Meta(ge=100)] = 5_000
     guard_ms: Milliseconds = 25
     matching_us: Annotated[int, msgspec.Meta(ge=100)] = _CORE.matching_share // 1_000
     drain_ms: MaybeMilliseconds = 2_000
@@ -356,37 +389,72 @@ def load(
     """
     table: dict[str, Any] = {}
     if path is not None:
-        table = _read_file(Path(path))
+        table = read_file(Path(path))
         try:
             # The file is checked by itself: once variables and overrides are in it, no fault could
             # be attributed to it.
-            _typed(table)
+            typed(table)
         except ConfigError as error:
             raise ConfigError(error.key, f"{error.why} (in {path})") from None
     for name, text in sorted((environment or {}).items()):
-        key = _key_of_variable(name)
+        key = key_of_variable(name)
         if key is not None:
-            _put(table, key, parse_value(key, text))
+            put(table, key.split("."), parse_value(key, text))
     for key, value in (overrides or {}).items():
-        if key.partition(".")[0] != "permissions" and key not in KEYS:
-            raise _unknown(key)
-        _put(table, key, parse_value(key, value) if isinstance(value, str) else value)
+        put(table, path_of_override(key), read_override(key, value))
     return from_table(table)
+
+
+def path_of_override(key: str) -> list[str]:
+    """Take apart the dotted name of a setting on the command line. Raises ConfigError."""
+    if key.partition(".")[0] != "permissions" and key not in KEYS:
+        raise _unknown(key)
+    return key.split(".")
+
+
+def read_override(key: str, value: Any) -> Any:
+    """Read the value of an override, which may be a text as on the command line."""
+    return parse_value(key, value) if isinstance(value, str) else value
 
 
 def from_table(table: Mapping[str, Any]) -> Config:
     """Check a table of tables and fill in the defaults; raises ConfigError."""
-    config = _typed(table)
-    _check_together(config)
+    config = typed(table)
+    for fault in faults_together(config):
+        raise fault
     return config
 
 
-def _typed(table: Mapping[str, Any]) -> Config:
-    _check_keys(table)
+def typed(table: Mapping[str, Any]) -> Config:
+    """Check each value of a table of tables by itself; raises ConfigError."""
+    for fault in _key_faults(table):
+        raise fault
     try:
-        return msgspec.convert(table, Config, strict=True)
+        return msgspec.convert(_in_units(table), Config, strict=True)
     except msgspec.ValidationError as error:
         raise _validation_error(str(error)) from None
+
+
+def _in_units(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the table with numbers where sizes and times are texts. Raises ConfigError."""
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and (key in _SECTIONS or key.startswith(_WITH_UNITS)):
+            value = _in_units(value, f"{key}.")
+        elif isinstance(value, str) and (KEYS.get(key, str) is None or key.startswith(_WITH_UNITS)):
+            value = _number(key, value)
+        found[name] = value
+    return found
+
+
+def _number(key: str, text: str) -> Any:
+    """Read a size or a time; other texts stay what they are, for convert() to judge."""
+    try:
+        number = units.in_unit_of(key.rpartition(".")[2], text)
+    except ValueError as error:
+        raise ConfigError(key, str(error)) from None
+    return text if number is None else number
 
 
 def parse_value(key: str, text: str) -> Any:
@@ -404,9 +472,10 @@ def parse_value(key: str, text: str) -> Any:
         return [part.strip() for part in text.split(",") if part.strip()]
     if isinstance(kind, tuple):
         return text  # One of a few words; convert() names them when it is none.
-    size = _SIZE.fullmatch(text.strip()) if key.rpartition(".")[2].count("bytes") else None
-    if size is not None:
-        return int(size[1]) << _SHIFTS[size[2].lower()]
+    if kind is None and not text.lstrip().startswith(("-", "+")):
+        number = _number(key, text.replace("_", ""))
+        if not isinstance(number, str):
+            return number
     return _toml_value(key, text)
 
 
@@ -414,13 +483,11 @@ def _toml_value(key: str, text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        allowed = "neither a number, true or false, nor a list"
-        if "bytes" in key.rpartition(".")[2]:
-            allowed = "no number of bytes; write it as 4194304, or as 4MiB"
-        raise ConfigError(key, f"{text!r} is {allowed}") from None
+        raise ConfigError(key, f"{text!r} is neither a number, true or false, nor a list") from None
 
 
-def _read_file(path: Path) -> dict[str, Any]:
+def read_file(path: Path) -> dict[str, Any]:
+    """Read a TOML file; raises ConfigError with the file as its key."""
     try:
         with path.open("rb") as file:
             return tomllib.load(file)
@@ -463,19 +530,18 @@ QUOTAS: Final = tuple(name for name in QuotasSection.__struct_fields__ if name !
 KEYS: Final[dict[str, Any]] = _kinds(Config)
 """Dotted key -> how its value is written."""
 
-_SHIFTS: Final = {"kib": 10, "mib": 20, "gib": 30, "tib": 40}
-_SIZE: Final = re.compile(r"(\d+)\s*(kib|mib|gib|tib)", re.IGNORECASE)
-"""A size with its unit, on the command line or in a variable."""
-
 _VARIABLES: Final = {
     ENVIRONMENT_PREFIX + key.replace(".", "_").upper(): key
     for key, kind in KEYS.items()
     if kind is not dict
 }
 _SECTIONS: Final = sorted({key.partition(".")[0] for key in KEYS if "." in key})
+_WITH_UNITS: Final = ("streams.default", "mailboxes.default", "services.default",
+                      "quotas.identities")  # fmt: skip
+"""Tables whose keys are no keys of ours, and in which sizes and times stand."""
 
 
-def _key_of_variable(name: str) -> str | None:
+def key_of_variable(name: str) -> str | None:
     """Return the key of an environment variable; None when it is none of ours.
 
     MALAMUTE_ variables of other programs (the client's, for example) pass; one that begins like a
@@ -491,8 +557,9 @@ def _key_of_variable(name: str) -> str | None:
     return key
 
 
-def _put(table: dict[str, Any], key: str, value: Any) -> None:
-    *sections, last = key.split(".")
+def put(table: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Set one value in a table of tables. Raises ConfigError: a part of the path is a value."""
+    *sections, last = path
     for section in sections:
         inner = table.setdefault(section, {})
         if not isinstance(inner, dict):
@@ -501,20 +568,22 @@ def _put(table: dict[str, Any], key: str, value: Any) -> None:
     table[last] = value
 
 
-def _check_keys(table: Mapping[str, Any]) -> None:
+def _key_faults(table: Mapping[str, Any]) -> Iterator[ConfigError]:
     for name, value in table.items():
         if name in KEYS:
             continue
         if name not in _SECTIONS:
             near = difflib.get_close_matches(name, _SECTIONS, n=1)
             if near and isinstance(value, Mapping):
-                raise ConfigError(name, f"there is no such section; did you mean {near[0]}?")
-            raise _unknown(name)
-        if not isinstance(value, Mapping):
-            raise ConfigError(name, f"is a section; write [{name}] and its keys below")
-        for inner in value:
-            if f"{name}.{inner}" not in KEYS:
-                raise _unknown(f"{name}.{inner}")
+                yield ConfigError(name, f"there is no such section; did you mean {near[0]}?")
+            else:
+                yield _unknown(name)
+        elif not isinstance(value, Mapping):
+            yield ConfigError(name, f"is a section; write [{name}] and its keys below")
+        else:
+            for inner in value:
+                if f"{name}.{inner}" not in KEYS:
+                    yield _unknown(f"{name}.{inner}")
 
 
 def _unknown(key: str) -> ConfigError:
@@ -560,44 +629,44 @@ def _validation_error(text: str) -> ConfigError:
     return ConfigError(key or "configuration", message[:1].lower() + message[1:])
 
 
-def _check_together(config: Config) -> None:
-    """Raise ConfigError for values that are each right and wrong together."""
+def faults_together(config: Config) -> Iterator[ConfigError]:
+    """Find values that are each right and wrong together."""
     if not config.listen:
-        raise ConfigError("listen", f"name at least one endpoint, for instance {DEFAULT_ENDPOINT}")
+        yield ConfigError("listen", f"name at least one endpoint, for instance {DEFAULT_ENDPOINT}")
     links, limits, journal = config.links, config.limits, config.journal
     if not links.heartbeat_min_ms <= links.heartbeat_ms <= links.heartbeat_max_ms:
-        raise ConfigError(
+        yield ConfigError(
             "links.heartbeat_ms",
             f"{links.heartbeat_ms} lies outside links.heartbeat_min_ms and heartbeat_max_ms "
             f"({links.heartbeat_min_ms} to {links.heartbeat_max_ms})",
         )
     if limits.record_bytes_max > limits.batch_bytes_max:
-        raise ConfigError(
+        yield ConfigError(
             "limits.record_bytes_max",
             f"{limits.record_bytes_max} is more than limits.batch_bytes_max "
             f"({limits.batch_bytes_max}): a record travels in a batch",
         )
     if limits.partial_message_bytes_max < limits.batch_bytes_max + links.window_bytes:
-        raise ConfigError(
+        yield ConfigError(
             "limits.partial_message_bytes_max",
             f"must be at least limits.batch_bytes_max and links.window_bytes together "
             f"({limits.batch_bytes_max + links.window_bytes}): an honest client may send as much",
         )
     if not limits.partial_message_bytes_max <= limits.unread_share_bytes_max:
-        raise ConfigError(
+        yield ConfigError(
             "limits.unread_share_bytes_max",
             f"{limits.unread_share_bytes_max} is less than limits.partial_message_bytes_max "
             f"({limits.partial_message_bytes_max}): one connection may have as much",
         )
     if not limits.unread_share_bytes_max <= limits.unread_bytes_max:
-        raise ConfigError(
+        yield ConfigError(
             "limits.unread_bytes_max",
             f"{limits.unread_bytes_max} is less than limits.unread_share_bytes_max "
             f"({limits.unread_share_bytes_max})",
         )
     services = config.services
     if not services.lease_min_ms <= services.lease_ms <= services.lease_max_ms:
-        raise ConfigError(
+        yield ConfigError(
             "services.lease_ms",
             f"{services.lease_ms} lies outside services.lease_min_ms and lease_max_ms "
             f"({services.lease_min_ms} to {services.lease_max_ms})",
@@ -610,26 +679,26 @@ def _check_together(config: Config) -> None:
     ):
         if least > most:
             section = key.partition(".")[0]
-            raise ConfigError(key, f"{least} is more than {section}.{most_key} ({most})")
+            yield ConfigError(key, f"{least} is more than {section}.{most_key} ({most})")
     if journal.segment_bytes % 4096 or not 65_536 <= journal.segment_bytes < 1 << 32:
-        raise ConfigError(
+        yield ConfigError(
             "journal.segment_bytes",
             f"{journal.segment_bytes} is not a multiple of 4096 between 65536 and 4 GiB",
         )
     if journal.segment_bytes < 2 * limits.batch_bytes_max:
-        raise ConfigError(
+        yield ConfigError(
             "journal.segment_bytes",
             f"{journal.segment_bytes} is less than two batches of limits.batch_bytes_max "
             f"({limits.batch_bytes_max})",
         )
     if journal.ring_bytes < 3 * journal.segment_bytes:
-        raise ConfigError(
+        yield ConfigError(
             "journal.ring_bytes",
             f"{journal.ring_bytes} is less than three segments of journal.segment_bytes "
             f"({journal.segment_bytes})",
         )
     if checkpoint.force_percent >= checkpoint.pressure_percent:
-        raise ConfigError(
+        yield ConfigError(
             "checkpoint.force_percent",
             f"{checkpoint.force_percent} is not below checkpoint.pressure_percent "
             f"({checkpoint.pressure_percent})",
@@ -639,32 +708,37 @@ def _check_together(config: Config) -> None:
             if quota not in QUOTAS:
                 key = f"quotas.identities.{name}.{quota}"
                 near = _nearest(quota, QUOTAS) or f"; there are {', '.join(QUOTAS)}"
-                raise ConfigError(key, f"there is no such quota{near}")
-    _check_identities(config.authentication)
-    check_http(config.http)
+                yield ConfigError(key, f"there is no such quota{near}")
+    yield from _identity_faults(config.authentication)
+    try:
+        check_http(config.http)
+    except ConfigError as error:
+        yield error
     authentication = config.authentication
     if authentication.mechanism == "plain" and not (
         authentication.users or authentication.users_file
     ):
-        raise ConfigError("authentication.users", 'mechanism = "plain" needs users or a users_file')
-    if authentication.mechanism == "curve" and not authentication.clients:
-        raise ConfigError(
+        yield ConfigError("authentication.users", 'mechanism = "plain" needs users or a users_file')
+    in_toml = authentication.users_file.endswith(".toml")
+    if authentication.mechanism == "curve" and not (authentication.clients or in_toml):
+        yield ConfigError(
             "authentication.clients",
-            'mechanism = "curve" needs the public key of each client: name = "key"',
+            'mechanism = "curve" needs the public key of each client: name = "key", or a '
+            "users_file that ends in .toml",
         )
 
 
-def _check_identities(authentication: Authentication) -> None:
-    """Raise ConfigError for templates that give no identity, or the same ones to two users."""
+def _identity_faults(authentication: Authentication) -> Iterator[ConfigError]:
+    """Find templates that give no identity, or the same ones to two users."""
     users = {*authentication.users, *authentication.clients}
     given: dict[str, str] = {f"{user}-{REPLICA}": user for user in users}
     for user, templates in authentication.identities.items():
         key = f"authentication.identities.{user}"
         if user not in users and not authentication.users_file:
-            raise ConfigError(key, f"there is no user of this name{_nearest(user, users)}")
+            yield ConfigError(key, f"there is no user of this name{_nearest(user, users)}")
         for template in templates:
             fault = template_fault(template)
             if fault:
-                raise ConfigError(key, fault)
+                yield ConfigError(key, fault)
             if given.setdefault(template, user) != user:
-                raise ConfigError(key, f"user {given[template]} derives from {template!r} already")
+                yield ConfigError(key, f"user {given[template]} derives from {template!r} already")

@@ -11,8 +11,10 @@ from typing import Final
 
 EXTRAS: Final[dict[str, str]] = {
     "cramjam": "codecs",
-    "prometheus_client": "http",
+    "jinja2": "http",
     "lz4": "codecs",
+    "markupsafe": "http",
+    "prometheus_client": "http",
     "pyarrow": "arrow",
     "pyroaring": "server",
     "pyspark": "spark",
@@ -20,6 +22,7 @@ EXTRAS: Final[dict[str, str]] = {
     "rich": "cli",
     "starlette": "http",
     "structlog": "server",
+    "tomlkit": "server",
     "typer": "cli",
     "uvicorn": "http",
     "zstandard": "codecs",

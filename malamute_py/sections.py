@@ -8,7 +8,7 @@ module imports nothing of the broker. Source: deploy/malamute.toml.
 from __future__ import annotations
 
 import ipaddress
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -26,7 +26,7 @@ class ConfigError(MalamuteError):
 
 
 class HttpSection(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """The HTTP side: metrics and health, served by a process of its own."""
+    """The HTTP side: metrics, health and the console, served by a process of its own."""
 
     bind: str = ""
     """HOST:PORT; empty: there is no HTTP side."""
@@ -35,6 +35,11 @@ class HttpSection(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fiel
     labels_max: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 100
     connections_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 64
     request_ms: Annotated[int, msgspec.Meta(ge=100)] = 10_000
+    console: Literal["off", "local", "login", "open"] = "local"
+    """People who are shown the console: none; those at this machine; those who log in by name, also
+    from other machines; all who reach the address."""
+    session_idle_ms: Annotated[int, msgspec.Meta(ge=1_000)] = 30 * 60_000
+    session_ms: Annotated[int, msgspec.Meta(ge=1_000)] = 12 * 3_600_000
 
 
 def parse_bind(text: str) -> tuple[str, int, bool]:
@@ -63,3 +68,9 @@ def check_http(http: HttpSection) -> None:
             f"{http.bind} can be reached from other machines: set http.token_file to a file with a "
             "token that requests have to bring, or bind 127.0.0.1",
         )
+
+
+def serves_console(http: HttpSection) -> bool:
+    """Whether the address has the console: one that other machines reach only when told so."""
+    public = parse_bind(http.bind)[2]
+    return http.console in ("login", "open") or (http.console == "local" and not public)

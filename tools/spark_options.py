@@ -10,7 +10,8 @@ import re
 from pathlib import Path
 from typing import Final
 
-from pyspark_malamute.options import OPTIONS, Option
+from pyspark_malamute.option_values import Option
+from pyspark_malamute.options import OPTIONS
 
 README: Final = Path(__file__).resolve().parents[1] / "spark_connector" / "README.md"
 HEAD: Final = "| Option | Default | Meaning |\n|---|---|---|\n"

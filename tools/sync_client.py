@@ -59,7 +59,7 @@ TERMS: Final = {
 }
 """Names in code, for all files."""
 
-UNNEEDED: Final = {"room": 0, "tell": 0, "until": 1}
+UNNEEDED: Final = {"room": 0, "notify": 0, "until": 1}
 """Arguments that only the event loop's link takes, by their places: it wakes callers one by one."""
 
 WORDS: Final = (
@@ -386,7 +386,7 @@ def blocking(source: Text) -> str:
             start, end = source.span(node)
             link = source.of(node.func).removesuffix(".loop.create_future")
             edits.append(Edit(start, end, f"Pending({link})"))
-        elif isinstance(node, ast.Call) and _called(node) == "tell" and node.args:
+        elif isinstance(node, ast.Call) and _called(node) == "notify" and node.args:
             edits += _without_unneeded(source, node)
     for token, following in zip(source.tokens, source.tokens[1:], strict=False):
         if token.type == tokenize.NAME and token.string == "async":

@@ -56,7 +56,7 @@ class Administration:
 
     def list_links(self, link: Link, command: ListLinks) -> None:
         """Answer with a page of the links, for administrators only."""
-        if not self._shard.settings.permit(link.owner, "admin", "links"):
+        if not self._shard.settings.permit(link.owner, "manage_clients", "links"):
             self._answers.refuse(link, command, "forbidden", "you may not list links")
             return
         limit = max(1, min(command.limit, self._shard.settings.page_max))
@@ -65,7 +65,7 @@ class Administration:
 
     def kick(self, link: Link, command: Kick) -> None:
         """End another link, for administrators only."""
-        if not self._shard.settings.permit(link.owner, "admin", "links"):
+        if not self._shard.settings.permit(link.owner, "manage_clients", "links"):
             self._answers.refuse(link, command, "forbidden", "you may not end links")
             return
         other = self._links.get(command.link)

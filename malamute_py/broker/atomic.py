@@ -21,13 +21,13 @@ from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import ERRED, Link, Links
 from malamute_py.broker.log.answers import Answers
 from malamute_py.broker.log.confirms import LEVEL_NAMES, NONE, STORED, SYNCED
+from malamute_py.broker.log.keys import KEYED, is_use
 from malamute_py.broker.log.ring import Waiter
 from malamute_py.broker.log.steps import Part, Steps, content_size
 from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.changelog.records import StepTaken
-from malamute_py.changelog.tables import KeyRow
 
 Prepare: TypeAlias = Callable[[Link, Any, Any], Part]
 """(link, command, its content frame or None) -> part; raises BrokerRefused."""
@@ -35,8 +35,6 @@ Prepare: TypeAlias = Callable[[Link, Any, Any], Part]
 ATOMIC: Final = 66
 ADDING: Final = (wire.Send, wire.Request, wire.Publish)
 """Commands that bring more than they take away: they are the first to wait when the log is full."""
-KEYED: Final = (wire.Send, wire.Request)
-"""Commands whose key the log keeps with what they put into a mailbox or queue."""
 ENDING: Final = (wire.Reply, wire.AckWork)
 """Commands whose key the log keeps beside the end of the work that they name."""
 _HAVE_KEYS: Final = frozenset((*KEYED, *ENDING))
@@ -140,31 +138,9 @@ class Intake:
         use = self._steps.use(key)
         if use is None:
             return False
-        if not self._is_use(use, command):
+        if not is_use(use, command, self._shard.queues):
             raise BrokerRefused("conflict", "its key was taken before, by another command")
         return self._steps.known(key, waiter)
-
-    def _is_use(self, use: Command | KeyRow, command: Any) -> bool:
-        """Whether a key may have been accepted for this command.
-
-        The kind and the mailbox or service are compared. Contents are not: a program that was
-        restarted may encode the same message with another time.
-        """
-        kind = type(command)
-        if not isinstance(use, KeyRow):
-            return type(use) is kind and _place(use) == _place(command)
-        place = use.use
-        if not place:
-            return True
-        if kind not in KEYED:
-            return place == -NUMBERS[kind]
-        if place < 0:
-            return False
-        # Mailboxes and services share their numbers. One that has gone cannot be compared.
-        mailbox = self._shard.queues.mailboxes.get(place)
-        service = self._shard.queues.services.get(place)
-        same, other = (mailbox, service) if kind is wire.Send else (service, mailbox)
-        return other is None and (same is None or same.name == _place(command))
 
     def _waiter(self, link: Link, command: Any, size: int, default: int) -> Waiter | None:
         """Return the waiter for a confirm; None: no answer is wanted. Raises BrokerRefused."""
@@ -267,7 +243,11 @@ class Intake:
             link.unconfirmed_bytes -= size
             self._answers.refuse(link, command, code, reason, retry_ms)
 
-        if not self._shard.settings.permit(link.owner, "write", name):
+        settings = self._shard.settings
+        if (
+            not settings.permit(link.owner, "write", name)
+            and settings.subjects(link.owner, name) is None
+        ):
             refused("forbidden", f"you may not write to stream '{name}'", 0)
             return
         self._catalogue.use(
@@ -331,13 +311,6 @@ class Intake:
             made.key = key
             made.command = part
         return made
-
-
-def _place(command: Command) -> str:
-    """Return the name of the mailbox or service of a SEND or REQUEST; "" of other commands."""
-    if isinstance(command, wire.Send):
-        return command.mailbox
-    return command.service if isinstance(command, wire.Request) else ""
 
 
 def _spend(link: Link, parts: Sequence[Part]) -> None:

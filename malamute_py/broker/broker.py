@@ -54,6 +54,7 @@ from malamute_py.broker.streams.key_commands import KeyCommands
 from malamute_py.broker.streams.producers import Producers
 from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.broker.streams.recovery import recover, recover_queues
+from malamute_py.broker.streams.removal import Removal
 from malamute_py.broker.streams.retention import Retention
 from malamute_py.broker.streams.start_positions import Starts
 from malamute_py.broker.streams.turning import Turning
@@ -110,13 +111,12 @@ class Broker:
             changes.next if changes else 0, _mail_next(state, epoch), self._apply,
         )  # fmt: skip
         self._retention = Retention(shard)
-        self._turning = Turning(shard, self._retention)
+        self._turning = Turning(shard, self._retention, self._when_ring_visible)
         conditions = Conditions(shard, self._turning.look)
         self._publishing = Publishing(
             shard, self._links, self._confirms, self._producers, rings, self._steps,
             conditions, self._delivery.fan_out,
         )  # fmt: skip
-        self._turning.when_visible = self._publishing.when_visible
         self._catalogue = Catalogue(
             shard, tables, dict(state.rings), rings, self._steps, self._publishing, conditions,
             Audience,
@@ -141,6 +141,9 @@ class Broker:
         self._administration = Administration(
             shard, self._links, self._catalogue, self._producers, answers
         )
+        self._removal = Removal(
+            shard, self._catalogue, self._retention, self._when_visible, self.trimmed
+        )
         self._stream_admin = StreamAdmin(
             shard, self._links, self._catalogue, self._publishing, self._producers, starts,
             self._steps, answers,
@@ -153,6 +156,7 @@ class Broker:
                 wire.Reply: self._services.prepare_reply,
                 wire.AckWork: self._services.prepare_ack,
                 wire.MoveCursor: self._cursors.prepare_move,
+                wire.Trim: self._removal.prepare_trim,
                 wire.AckRecords: self._groups.acknowledgements.prepare,
             },
             together={
@@ -528,16 +532,19 @@ class Broker:
         """Take a PUBLISH to a stream that the link has not written to before."""
         name = command.stream
         refuse = self._publishing.refuse
+        bound = None
         if not self._shard.settings.permit(link.owner, "write", name):
-            refuse(link, command, "forbidden", f"you may not write to stream '{name}'")
-            return
+            bound = self._shard.settings.subjects(link.owner, name)
+            if bound is None:
+                refuse(link, command, "forbidden", f"you may not write to stream '{name}'")
+                return
         size = len(memoryview(frame))
         window = self._shard.settings.window_bytes
         if link.unconfirmed_bytes and link.unconfirmed_bytes + size > window:
             refuse(link, command, "window", f"more than {window} unconfirmed bytes on this link")
             return
         link.unconfirmed_bytes += size
-        use = partial(self._publish_to, link, command, frame, size, self._shard.contents)
+        use = partial(self._publish_to, link, command, frame, size, self._shard.contents, bound)
         self._catalogue.use(
             name, link.owner,
             self._links.contained(link, "PUBLISH", use, 10, command.tracker),
@@ -545,17 +552,24 @@ class Broker:
         )  # fmt: skip
 
     def _publish_to(
-        self, link: Link, command: Any, frame: Any, size: int, contents: Any, stream: Stream
-    ) -> None:
+        self, link: Link, command: Any, frame: Any, size: int, contents: Any, bound: Any,
+        stream: Stream,
+    ) -> None:  # fmt: skip
+        """Take a PUBLISH to a stream that stands. bound: test of its keys; None: none is bound."""
         link.unconfirmed_bytes -= size
-        if link.open:
+        if not link.open:
+            return
+        # The stream may be created first: what was read of the frame is still good afterwards.
+        self._shard.contents = contents
+        if bound is None:
             if len(link.publishing) >= PUBLISHING_MAX:
                 link.publishing.clear()
             link.publishing[command.stream] = stream
-            # The stream may be created first: what was read of the frame is still good afterwards.
-            self._shard.contents = contents
             self._publishing.publish(link, command, stream, frame)
-            self._shard.contents = {}
+        else:
+            # The link is not noted as one that may publish: each of its batches comes by here.
+            self._publishing.publish_bound(link, command, stream, frame, bound)
+        self._shard.contents = {}
 
     def _not_published(
         self, link: Link, command: Any, size: int, code: str, reason: str, retry_ms: int
@@ -586,6 +600,10 @@ class Broker:
             self._links.contained(link, "SUBSCRIBE", use, 12, number),
             partial(subscriptions.refuse, sub),
         )  # fmt: skip
+
+    def _when_ring_visible(self, ring: RingState, lsn: int, settlement: Settlement) -> None:
+        """Call once a ring is visible up to an LSN, or with why it never will be."""
+        self._publishing.when_visible(ring, lsn, settlement)
 
     def _when_visible(self, lsn: int, settlement: Settlement) -> None:
         """Call once ring main is visible up to an LSN, or with why it never will be."""
@@ -761,7 +779,7 @@ class Broker:
             self._groups.reader.serve()
         if self._services.runnable:
             self._services.hand_out()
-        if self._mail.hungry:
+        if self._mail.runnable:
             self._mail.deliver()
         if self._matching.queue:
             # Matching comes last: readers whose batch is matched are served in the next turn.
@@ -792,7 +810,7 @@ class Broker:
         if self._acks or self._ahead or self._links.ended or not self._steps.idle:
             return self._shard.now_ms
         if any(self._queues) and (
-            self._on_demand.turns.runnable or mail.hungry or services.runnable
+            self._on_demand.turns.runnable or mail.runnable or services.runnable
             or groups.reader.turns.runnable or self._matching.queue
         ):  # fmt: skip
             return self._shard.now_ms

@@ -17,8 +17,12 @@ from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 
 Permit = Callable[[str, str, str], bool]
 """(owner, action, name) -> allowed. Actions: identity and template, which a credential may ask
-for; of streams read, write, create; of mailboxes send, receive; of services request, work; admin of
-each."""
+for; of streams read, replay, write, create, trim, manage_streams; of mailboxes send, receive,
+create_mailbox, purge, manage_queues; of services request, work, create_service, manage_queues;
+manage_clients, manage_users, admin."""
+Subjects = Callable[[str, str], Callable[[str], bool] | None]
+"""(owner, stream) -> test of the keys under which the owner may publish to a stream that it may not
+`write`; None: under none."""
 
 
 def permit_all(identity: str, action: str, name: str) -> bool:
@@ -26,6 +30,10 @@ def permit_all(identity: str, action: str, name: str) -> bool:
     if action == "template":
         return identity in ("", name.removesuffix("-{n}"))
     return action != "identity" or identity in ("", name)
+
+
+def no_subjects(owner: str, stream: str) -> None:
+    """Return that there are no subjects to which an owner's writing is bound."""
 
 
 def no_carrier(identity: str) -> str:
@@ -88,6 +96,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of one message, batch and record."""
     software: str = "malamute-py"
     permit: Permit = permit_all
+    subjects: Subjects = no_subjects
+    """Asked only where `permit` refuses `write`."""
     quota: Callable[[str], Quota] = no_quota
     """Bounds of an identity, by its name; "": all links without one."""
     carrier: Callable[[str], str] = no_carrier

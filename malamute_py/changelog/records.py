@@ -61,6 +61,15 @@ class StreamRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=
     at_ms: int
 
 
+class StreamTrimmed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="stream_trimmed"):
+    """A stream's records before an offset are gone for ever."""
+
+    number: int
+    before: int
+    at_ms: int
+    by: str
+
+
 class ProducerOpened(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="producer_opened"):
     """A producer id belongs to an identity, and older epochs of it are fenced."""
 
@@ -325,7 +334,8 @@ class StepTaken(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="ste
 
 
 Change: TypeAlias = (
-    StreamCreated | StreamEdited | StreamRemoved | ProducerOpened | ProducersForgotten
+    StreamCreated | StreamEdited | StreamRemoved | StreamTrimmed | ProducerOpened
+    | ProducersForgotten
     | MailboxSet | MailboxRemoved | MailPut | MailDone | MailAgain
     | ServiceSet | ServiceRemoved | RequestPut | WorkTaken | WorkReceived | WorkReturned
     | RequestDone | RequestDead | RequestRevived

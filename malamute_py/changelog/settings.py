@@ -35,6 +35,7 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     `refuse` new ones."""
     max_bytes: int = 0
     max_age_ms: int = 0
+    max_records: int = 0
     body_kind: str = ""
     """`blob`, `list` or `arrow`; empty until the first batch of the stream decides it."""
     schema: bytes = b""
@@ -48,7 +49,7 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 
     def check(self) -> None:
         """Raise BrokerRefused `bad_setting`, which names the setting and its allowed values."""
-        check_numbers(self, "ring_bytes", "max_bytes", "max_age_ms")
+        check_numbers(self, "ring_bytes", "max_bytes", "max_age_ms", "max_records")
         if self.keep:
             self._check_keep()
         if self.full not in ("overwrite", "refuse"):
@@ -74,9 +75,10 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             raise BrokerRefused(
                 "bad_setting", "keep needs ring_bytes, and a ring that is not in memory only"
             )
-        if self.max_bytes or self.max_age_ms:
+        if self.max_bytes or self.max_age_ms or self.max_records:
             raise BrokerRefused(
-                "bad_setting", "max_bytes and max_age_ms drop records that keep has to keep"
+                "bad_setting",
+                "max_bytes, max_age_ms and max_records drop records that keep has to keep",
             )
         if self.body_kind == "arrow":
             raise BrokerRefused("bad_setting", "keep needs body_kind = blob or list")

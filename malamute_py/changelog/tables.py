@@ -42,6 +42,7 @@ from malamute_py.changelog.records import (
     StreamCreated,
     StreamEdited,
     StreamRemoved,
+    StreamTrimmed,
     WorkReceived,
     WorkReturned,
     WorkTaken,
@@ -79,6 +80,8 @@ class StreamRow(msgspec.Struct):
     settings: StreamSettings
     by: str
     created_ms: int
+    trimmed: int = 0
+    """Offset before which all records were removed by callers; 0: none were."""
 
 
 class ProducerRow(msgspec.Struct):
@@ -302,7 +305,7 @@ def replay(tables: Tables, queues: Queues, bodies: Iterable[bytes]) -> None:
 
 
 TABLE_CHANGES: Final = (
-    StreamCreated, StreamEdited, StreamRemoved, ProducerOpened, ProducersForgotten,
+    StreamCreated, StreamEdited, StreamRemoved, StreamTrimmed, ProducerOpened, ProducersForgotten,
 )  # fmt: skip
 """Records that concern Tables only; all others concern Queues only."""
 
@@ -338,6 +341,12 @@ def _stream_removed(tables: Tables, queues: Queues, change: StreamRemoved) -> No
     row = tables.streams.pop(change.number, None)
     if row is not None and tables.names.get(row.name) == change.number:
         del tables.names[row.name]
+
+
+def _stream_trimmed(tables: Tables, queues: Queues, change: StreamTrimmed) -> None:
+    row = tables.streams.get(change.number)
+    if row is not None:
+        row.trimmed = max(row.trimmed, change.before)
 
 
 def _producer_opened(tables: Tables, queues: Queues, change: ProducerOpened) -> None:
@@ -725,6 +734,7 @@ _EFFECTS: Final[dict[type, Callable[[Tables, Queues, Any], None]]] = {
     StreamCreated: _stream_created,
     StreamEdited: _stream_edited,
     StreamRemoved: _stream_removed,
+    StreamTrimmed: _stream_trimmed,
     ProducerOpened: _producer_opened,
     ProducersForgotten: _producers_forgotten,
     MailboxSet: _mailbox_set,

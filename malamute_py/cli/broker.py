@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from malamute_py.cli.failures import FAILED, USAGE, CommandFailed
+from malamute_py.cli.values import setting_pairs
 
 if TYPE_CHECKING:
-    from malamute_py.config import Config
     from malamute_py.server import Server
     from malamute_py.telemetry import Log
 
@@ -79,15 +79,10 @@ def broker(
         overrides["data_directory"] = str(data)
     if memory:
         overrides["data_directory"] = ""
-    for text in settings or []:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise CommandFailed(f"--set {text}: write it as KEY=VALUE", USAGE)
-        overrides[key.strip()] = value
-    loaded = load(config, environment=os.environ, overrides=overrides)
+    overrides.update(setting_pairs(settings))
     if check:
-        _check(loaded, as_json)
-        return 0
+        return _check(config, overrides, as_json)
+    loaded = load(config, environment=os.environ, overrides=overrides)
     from malamute_py.server import Server
     from malamute_py.telemetry import open_log
 
@@ -116,19 +111,27 @@ def _stop_on_signals(server: Server) -> None:
         signal.signal(number, stop)
 
 
-def _check(config: Config, as_json: bool) -> None:
-    from malamute_py.server.sockets import check_public, parse_endpoint
+def _check(path: Path | None, overrides: dict[str, Any], as_json: bool) -> int:
+    from malamute_py.cli.configuration import tell_problems
+    from malamute_py.origins import examine
+    from malamute_py.server.start_faults import start_faults
 
-    check_public([parse_endpoint(endpoint) for endpoint in config.listen], config)
+    examined = examine(path, environment=os.environ, overrides=overrides)
+    problems = examined.all_problems(start_faults(examined.config))
+    config = examined.config
+    if problems:
+        tell_problems(problems, err=True)
+        return USAGE
     if as_json:
         import msgspec
 
         print(msgspec.json.format(msgspec.json.encode(config)).decode())
-        return
+        return 0
     print("the configuration is good")
     print(f"listens on  {', '.join(config.listen)}")
     print(f"data in     {_place(config.data_directory)}")
     print(f"clients     {config.authentication.mechanism} authentication")
+    return 0
 
 
 def _place(directory: str) -> str:

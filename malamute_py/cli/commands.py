@@ -44,8 +44,8 @@ COMMANDS: Final[dict[str, Entry]] = {
     "inbox": Entry("inbox:inbox", "Read a mailbox: print its messages and take them out."),
     "request": Entry("asking:request", "Ask a service and print the reply."),
     "work": Entry("working:work", "Work for a service: run a command for each request."),
-    "stream": Entry("streams:app", "Streams: list, show, create, edit, remove, peek."),
-    "kv": Entry("keys:app", "Keys of a stream: get, put, update, delete, keys, watch, history."),
+    "stream": Entry("streams:app", "Streams: list, show, create, edit, trim, remove, peek."),
+    "kv": Entry("kv:app", "Keys of a stream: get, put, update, delete, keys, watch, history."),
     "mailbox": Entry("mailboxes:app", "Mailboxes: list, show, peek, purge, edit, remove."),
     "service": Entry("services:app", "Services: list, show, requeue, edit, remove."),
     "cursor": Entry("cursors:app", "Cursors of streams: list, show, move, reset, edit, remove."),
@@ -58,16 +58,23 @@ COMMANDS: Final[dict[str, Entry]] = {
     ),
     "client": Entry("links:app", "Clients that are linked: list, kick."),
     "info": Entry("links:info", "Show facts and counters of the broker."),
-    "http": Entry("http_side:http", "Serve metrics and health of a broker over HTTP."),
+    "http": Entry("http_side:http", "Serve metrics, health and the console of a broker over HTTP."),
     "verify-promises": Entry(
         "promises:verify_promises", "Check what a broker confirms while it is disturbed."
+    ),
+    "config": Entry(
+        "configuration:app", "A broker's configuration: check, show.", at_a_broker=False
     ),
     "context": Entry(
         "naming:app", "Contexts: brokers by name, with their credentials.", at_a_broker=False
     ),
+    "key": Entry("keys:app", "CURVE keys of brokers and clients: new, show.", at_a_broker=False),
     "user": Entry(
-        "naming:users", "Users of a broker: hash a password, make a key pair.", at_a_broker=False
+        "users:app", "Users of a broker: add, rm, ls, passwd, key, hash.", at_a_broker=False
     ),
+    "grant": Entry("grants:grant", "Allow a user something, or deny it.", at_a_broker=False),
+    "revoke": Entry("grants:revoke", "Take back what was granted or denied.", at_a_broker=False),
+    "who-can": Entry("grants:who_can", "Tell which users may do something.", at_a_broker=False),
 }
 
 _SHARED: Final = frozenset({"endpoint", "context_name", "identity", "connect_timeout"})

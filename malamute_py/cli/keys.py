@@ -1,203 +1,102 @@
-"""`malamute kv ...`: get, put, update, delete, keys, watch, history.
+"""`malamute key ...`: CURVE key pairs, of brokers and of clients.
 
-Owns the words for the keys of a stream that keeps the last record of each subject. The rules: in a
-pipe the bytes of a value are never changed; a condition that does not hold is a failure that names
-the revision that the key has. Source: SPEC.md, section 8.
+Owns the files of keys: FILE with the secret key, for its owner only, and FILE.pub with the public
+one, for everyone. The rules: no file is replaced; a secret key is never printed.
 """
 
 from __future__ import annotations
 
-import base64
-import sys
-from typing import TYPE_CHECKING, Annotated, Any
+import os
+from pathlib import Path
+from typing import Annotated, Final
 
 import typer
 
-from malamute_py.cli import complete, output
+from malamute_py.cli import output
 from malamute_py.cli.commands import group
-from malamute_py.cli.failures import CommandFailed
-from malamute_py.cli.inputs import whole
-from malamute_py.cli.linking import linked
-from malamute_py.cli.output import Cell, Column
-from malamute_py.cli.parameters import Confirm
-from malamute_py.cli.subscribe import known
-from malamute_py.cli.values import count_text, iso_text, time_text
+from malamute_py.cli.contexts import KEY_CHARACTERS
+from malamute_py.cli.failures import USAGE, CommandFailed
 
-if TYPE_CHECKING:
-    from malamute_py.client.keys import KeyEntry
-    from malamute_py.client.sync.client import SyncClient
-    from malamute_py.client.sync.keys import SyncKeyView
+app = group("key")
 
-app = group("kv")
-
-Stream = Annotated[
-    str, typer.Argument(metavar="STREAM", help="Its stream.", autocompletion=complete.streams)
-]
-Key = Annotated[str, typer.Argument(metavar="KEY", help="The key.")]
-Value = Annotated[
-    str | None,
-    typer.Argument(metavar="VALUE", help="The value; without it, or by -, standard input."),
-]
-Pattern = Annotated[
-    str, typer.Argument(metavar="PATTERN", help="Which keys: colour.*, prefix:co, regex:^a.")
-]
-Revision = Annotated[
-    int, typer.Option("--revision", metavar="N", help="The key's revision now; 0: it is new.")
-]
-IfRevision = Annotated[
-    int | None,
-    typer.Option("--revision", metavar="N", help="Only if this is the key's revision."),
-]
-_SHOWN_MAX = 200
-
-
-def _view(client: SyncClient, stream: str) -> SyncKeyView:
-    """Return the keys of a stream. Raises CommandFailed, with the nearest name, without one."""
-    if not known(client, stream).settings.get("keep"):
-        raise CommandFailed(
-            f"stream '{stream}' has no keys; one that has some is made by `malamute stream create"
-            f" {stream} --ring-bytes 64MiB --set keep=last-per-subject`"
-        )
-    return client.kv(stream)
+PUBLIC_SUFFIX: Final = ".pub"
 
 
 @app.command(
-    "get",
-    epilog="A key that is not there is exit code 1. In a pipe the value comes without a line end.",
+    "new",
+    epilog="""\b
+Examples:
+  malamute key new broker.key      for server_key_file of the broker's configuration
+  malamute key new ~/.malamute/ann.key
+
+FILE gets the secret key and mode 600, FILE.pub the public one, which is printed as well.""",
 )
-def get(ctx: typer.Context, stream: Stream, key: Key, as_json: output.Json = False) -> None:
-    """Print the value of a key."""
-    with linked(ctx) as client:
-        found = _view(client, stream).get(key)
-    if found is None:
-        raise CommandFailed(f"there is no key '{key}' in stream '{stream}'")
-    if as_json:
-        output.print_json(_named(found))
-        return
-    parts = found.value if isinstance(found.value, list) else [found.value]
-    for part in parts:
-        sys.stdout.buffer.write(part)
-    if output.on_terminal() or len(parts) > 1:
-        sys.stdout.buffer.write(b"\n")
-    sys.stdout.buffer.flush()
-
-
-@app.command("put")
-def put(
-    ctx: typer.Context, stream: Stream, key: Key, value: Value = None,
-    confirm: Confirm = "default", as_json: output.Json = False,
-) -> None:  # fmt: skip
-    """Set a key, whatever it was."""
-    body = _given(value)
-    with linked(ctx) as client:
-        revision = _view(client, stream).put(key, body, confirm=confirm)
-    _tell(f"{key} is set", key, revision, as_json)
-
-
-@app.command("update")
-def update(
-    ctx: typer.Context, stream: Stream, key: Key, revision: Revision, value: Value = None,
-    confirm: Confirm = "default", as_json: output.Json = False,
-) -> None:  # fmt: skip
-    """Set a key if its revision is still the one that you know."""
-    body = _given(value)
-    with linked(ctx) as client:
-        done = _view(client, stream).update(key, body, revision=revision, confirm=confirm)
-    _tell(f"{key} is set", key, done, as_json)
-
-
-@app.command("delete")
-def delete(
-    ctx: typer.Context, stream: Stream, key: Key, revision: IfRevision = None,
+def new(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="File for the secret key; must not exist yet.")
+    ],
     as_json: output.Json = False,
-) -> None:  # fmt: skip
-    """Delete a key."""
-    with linked(ctx) as client:
-        done = _view(client, stream).delete(key, revision=revision)
-    _tell(f"{key} is deleted", key, done, as_json)
-
-
-@app.command(
-    "keys",
-    epilog="In a pipe a line has, with a tab between: key, revision. --json names them.",
-)
-def keys(
-    ctx: typer.Context, stream: Stream, pattern: Pattern = "#", as_json: output.Json = False
 ) -> None:
-    """List the keys by name."""
-    with linked(ctx) as client:
-        found = _view(client, stream).keys(pattern)
-    output.listing(
-        [Column("key", "Key", style="cyan"), Column("revision", "Revision", right=True)],
-        [(key, Cell(revision, count_text(revision))) for key, revision in found.items()],
-        as_json=as_json,
-        empty=f"no key of {stream} matches" if pattern != "#" else f"{stream} has no keys yet",
-    )
-
-
-@app.command(
-    "watch",
-    epilog="""With --json one object a line; the line {"complete": true} follows the present
-values, and what comes after it are changes.""",
-)
-def watch(
-    ctx: typer.Context, stream: Stream, pattern: Pattern = "#",
-    present: Annotated[
-        bool, typer.Option("--present", help="End where the present values are complete.")
-    ] = False,
-    as_json: output.Json = False,
-) -> None:  # fmt: skip
-    """Print the present values, then each change as it comes."""
-    with linked(ctx) as client, _view(client, stream).watch(pattern) as entries:
-        for entry in entries:
-            if entry is not None:
-                _print(entry, as_json)
-            elif present:
-                return
-            elif as_json:
-                output.print_json({"complete": True}, compact=True)
-            sys.stdout.flush()
-
-
-@app.command("history")
-def history(ctx: typer.Context, stream: Stream, key: Key, as_json: output.Json = False) -> None:
-    """Print what is left of a key's values, the oldest first."""
-    with linked(ctx) as client:
-        found = _view(client, stream).history(key)
-    for entry in found:
-        _print(entry, as_json)
-
-
-def _given(value: str | None) -> bytes:
-    return whole() if value in (None, "-") else str(value).encode()
-
-
-def _tell(text: str, key: str, revision: int, as_json: bool) -> None:
-    output.done(f"{text}: revision {revision}", {"key": key, "revision": revision}, as_json=as_json)
-
-
-def _named(entry: KeyEntry) -> dict[str, Any]:
-    named: dict[str, Any] = {
-        "key": entry.key, "revision": entry.revision, "time_ms": entry.time_ms,
-        "time": iso_text(entry.time_ms),
-    }  # fmt: skip
-    if entry.deleted:
-        return {**named, "deleted": True}
-    if entry.fields:
-        named["fields"] = entry.fields
-    if isinstance(entry.value, list):
-        return {**named, "parts": [base64.b64encode(part).decode() for part in entry.value]}
-    try:
-        return {**named, "value": entry.value.decode()}
-    except UnicodeDecodeError:
-        return {**named, "value_base64": base64.b64encode(entry.value).decode()}
-
-
-def _print(entry: KeyEntry, as_json: bool) -> None:
+    """Make a CURVE key pair, for a broker or a client."""
+    path = file.expanduser()
+    public = make_pair(path)
     if as_json:
-        output.print_json(_named(entry), compact=True)
-        return
-    parts = entry.value if isinstance(entry.value, list) else [entry.value]
-    shown = " | ".join(repr(part[:_SHOWN_MAX])[2:-1] for part in parts)
-    value = "(deleted)" if entry.deleted else shown
-    print(f"{time_text(entry.time_ms)}\t{entry.revision}\t{entry.key}\t{value}")
+        output.print_json({"public_key": public, "secret_key_file": str(path)}, compact=True)
+    else:
+        print(public)
+
+
+@app.command("show")
+def show(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="File with a secret key, or FILE.pub.")
+    ],
+    as_json: output.Json = False,
+) -> None:
+    """Print the public key of a key pair: a broker's for its clients, a client's for the broker."""
+    public = public_key(str(file.expanduser()))
+    if as_json:
+        output.print_json({"public_key": public}, compact=True)
+    else:
+        print(public)
+
+
+def make_pair(path: Path) -> str:
+    """Write the two files of a new pair; returns the public key."""
+    import zmq
+
+    public, secret = zmq.curve_keypair()
+    beside = path.with_name(path.name + PUBLIC_SUFFIX)
+    for each, key, mode in ((path, secret, 0o600), (beside, public, 0o644)):
+        with open(os.open(each, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as out:
+            out.write(key + b"\n")
+    return str(public.decode())
+
+
+def public_key(text: str, option: str = "") -> str:
+    """Return the public key that a text is, or that its file has or fits.
+
+    option: the option that had the text. Raises CommandFailed.
+    """
+    import zmq
+    from zmq.utils import z85
+
+    if len(text) == KEY_CHARACTERS and not Path(text).exists():
+        return text
+    path = Path(text).expanduser()
+    try:
+        key = path.read_text().strip()
+        if len(key) != KEY_CHARACTERS:
+            raise ValueError
+        z85.decode(key.encode("ascii"))
+    except FileNotFoundError:
+        where = f"{option}: " if option else ""
+        raise CommandFailed(
+            f"{where}{text!r} is neither a CURVE key of {KEY_CHARACTERS} characters nor a file with"
+            " one; `malamute key new FILE` makes a pair", USAGE,
+        ) from None  # fmt: skip
+    except (ValueError, KeyError):
+        raise CommandFailed(f"{path}: holds no CURVE key of {KEY_CHARACTERS} characters") from None
+    if path.suffix == PUBLIC_SUFFIX:
+        return key
+    return zmq.curve_public(key.encode()).decode()

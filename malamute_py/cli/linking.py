@@ -41,7 +41,7 @@ class _Watch:
         self._lost = False
 
     def __call__(self, event: LinkEvent) -> None:
-        from malamute_py.client.session.session import Linked, Unlinked
+        from malamute_py.client.session.events import Linked, Unlinked
 
         if isinstance(event, Unlinked):
             self.reason = event.reason

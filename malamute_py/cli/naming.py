@@ -1,4 +1,4 @@
-"""`malamute context ...`: brokers by name, and `malamute user ...`.
+"""`malamute context ...`: brokers by name.
 
 Owns the words for contexts; contexts.py owns their form and file. The rule: a password is asked
 for, or read from a file or a variable, never written on the command line.
@@ -6,8 +6,6 @@ for, or read from a file or a variable, never written on the command line.
 
 from __future__ import annotations
 
-import os
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -17,12 +15,12 @@ import typer
 from malamute_protocol import DEFAULT_ENDPOINT
 from malamute_py.cli import complete, contexts, output
 from malamute_py.cli.commands import group
-from malamute_py.cli.contexts import KEY_CHARACTERS, Context, Contexts
+from malamute_py.cli.contexts import Context, Contexts
 from malamute_py.cli.failures import USAGE, CommandFailed
+from malamute_py.cli.keys import public_key
 from malamute_py.cli.output import Cell, Column
 
 app = group("context")
-users = group("user")
 
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="The context.", autocompletion=complete.context_names)
@@ -60,7 +58,10 @@ def ls(as_json: output.Json = False) -> None:
 Examples:
   malamute context add local
   malamute context add live --endpoint tcp://broker:9797 --user ann --password-file ~/.live
-  malamute context add far --endpoint tcp://far:9797 --server-key KEY --secret-key-file ~/.key
+  malamute context add far --endpoint tcp://far:9797 --server-key far.pub --secret-key-file ann.key
+
+The broker's public key is what `malamute key show FILE` prints beside the broker: a client talks to
+that broker and to no other.
 
 Without --password-file or --password-env the password is taken from MALAMUTE_PASSWORD, or
 asked for.""",
@@ -92,14 +93,13 @@ def add(
     """Add a context. The first one is in use at once."""
     from malamute_py.client.settings import make_settings
 
+    if server_key:
+        server_key = public_key(server_key, "--server-key")
+    # A context is used in any directory.
+    password_file, secret_key_file = map(_absolute, (password_file, secret_key_file))
     context = Context(endpoint, user, password_env, password_file, server_key, secret_key_file,
                       description, identity)  # fmt: skip
     make_settings(context.endpoints, {"identity": identity})
-    if server_key and len(server_key) != KEY_CHARACTERS:
-        raise CommandFailed(
-            f"--server-key: a CURVE key has {KEY_CHARACTERS} characters, not {len(server_key)};"
-            " the broker's log tells its own with the event `listening`", USAGE,
-        )  # fmt: skip
     if bool(server_key) != bool(secret_key_file):
         raise CommandFailed("--server-key and --secret-key-file go together", USAGE)
     if server_key and user:
@@ -118,6 +118,10 @@ def add(
         f"added context {name}: {endpoint}{', in use now' if in_use else ''}",
         {"context": name, "current": in_use, **asdict(context)}, as_json=as_json,
     )  # fmt: skip
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute()) if path else ""
 
 
 @app.command("use")
@@ -157,50 +161,3 @@ def show(
     context = Contexts.load().get(name) if name else contexts.chosen({})
     facts = {key: value for key, value in asdict(context).items() if value}
     output.facts({**facts, "authentication": context.authentication}, as_json=as_json)
-
-
-@users.command(
-    "key",
-    epilog="""\b
-Examples:
-  malamute user key ~/.config/malamute/ann.key
-  malamute context add live --endpoint tcp://broker:9797 --server-key KEY \\
-      --secret-key-file ~/.config/malamute/ann.key
-
-The key that is printed stands in the broker's configuration, under
-[authentication.clients]: ann = "KEY".""",
-)
-def key(
-    file: Annotated[
-        Path,
-        typer.Argument(metavar="FILE", help="File for the secret key; must not exist yet."),
-    ],
-) -> None:
-    """Make a CURVE key pair for a client.
-
-    The secret key goes to FILE, readable by its owner only; the public one is printed.
-    """
-    import zmq
-
-    public, secret = zmq.curve_keypair()
-    path = file.expanduser()
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
-        out.write(secret + b"\n")
-    print(public.decode())
-
-
-@users.command("hash")
-def hash_() -> None:
-    """Hash a password for the broker's configuration.
-
-    The password is asked for, or read as the first line of the input.
-    """
-    from malamute_py.server.authentication.credentials import hash_password
-
-    if sys.stdin.isatty():
-        password = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
-    else:
-        password = sys.stdin.readline().rstrip("\n")
-    if not password:
-        raise CommandFailed("the password is empty", USAGE)
-    print(hash_password(password))

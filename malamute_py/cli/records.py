@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from malamute_py.cli import output
 from malamute_py.cli.values import iso_text
+from malamute_py.client.readers.copies import blobs
 
 if TYPE_CHECKING:
     from malamute_protocol.batch import Batch, Record
@@ -139,17 +140,6 @@ class RecordWriter:
 
     def _paint(self, code: str, text: str) -> str:
         return f"\x1b[{code}m{text}\x1b[0m" if self._colour else text
-
-
-def blobs(record: Record) -> bytes | list[bytes] | None:
-    """Return the body as a list of its parts; None for a row of an Arrow table."""
-    try:
-        return record.body
-    except TypeError:
-        try:
-            return record.parts
-        except TypeError:
-            return None
 
 
 def body_of(record: Record) -> bytes:

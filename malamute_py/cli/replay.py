@@ -22,7 +22,7 @@ from malamute_py.cli.failures import INTERRUPTED, USAGE, CommandFailed
 from malamute_py.cli.linking import LAST_WAIT_MS, linked
 from malamute_py.cli.parameters import BodiesOnly
 from malamute_py.cli.progress import Progress
-from malamute_py.cli.records import RecordWriter, blobs
+from malamute_py.cli.records import RecordWriter
 from malamute_py.cli.subscribe import PATTERN_HELP, check_kind, known, tell_notice
 from malamute_py.cli.values import (
     count_text,
@@ -32,6 +32,7 @@ from malamute_py.cli.values import (
     size_text,
     time_ms,
 )
+from malamute_py.client.readers import copies
 
 if TYPE_CHECKING:
     from malamute_protocol.batch import Batch, Record
@@ -267,9 +268,9 @@ class _ToStream:
         """Publish copies of some records of one batch."""
         from malamute_protocol.encode import encode_lists
 
-        bodies: list[Any] = [blobs(record) for record in records]
-        subjects = [_keys(record) for record in records]
-        columns = _columns(records)
+        bodies: list[Any] = [copies.blobs(record) for record in records]
+        subjects = [copies.keys(record) for record in records]
+        columns = copies.columns(records)
         if bodies[0] is None:
             raise CommandFailed(
                 "a stream of Arrow tables is replayed batch by batch: leave out --pace", USAGE
@@ -296,7 +297,7 @@ class _ToStream:
         self._window.publish_batch(
             encode_arrow(
                 message, len(records), schema_id=batch.content.head.schema_id,
-                subject=[_keys(record) for record in records], **_columns(records),
+                subject=[copies.keys(record) for record in records], **copies.columns(records),
             )
         )  # fmt: skip
         self.count += len(records)
@@ -313,29 +314,6 @@ class _ToStream:
     def finish(self, timeout_ms: int | None) -> None:
         """Wait until all records are confirmed. Raises Timeout."""
         self._window.wait(timeout_ms)
-
-
-def _keys(record: Record) -> str | tuple[str, ...]:
-    keys = record.keys
-    return keys[0] if len(keys) == 1 else keys
-
-
-def _columns(records: list[Record]) -> dict[str, Any]:
-    """Return the further columns of the records, a value each, without empty columns."""
-    found: dict[str, Any] = {}
-    fields = [record.fields for record in records]
-    if any(fields):
-        found["fields"] = [each or None for each in fields]
-    times = [record.client_time_ms for record in records]
-    if any(each is not None for each in times):
-        found["client_time_ms"] = times
-    expiries = [record.expires_at_ms or 0 for record in records]
-    if any(expiries):
-        found["expires_at_ms"] = expiries
-    properties = [record.properties for record in records]
-    if any(properties):
-        found["properties"] = [dict(each) or None for each in properties]
-    return found
 
 
 class _Replay:

@@ -1,4 +1,4 @@
-"""`malamute stream ...`: list, show, create, edit, remove, peek.
+"""`malamute stream ...`: list, show, create, edit, trim, remove, peek.
 
 Owns the words for the settings of a stream. The rule: a command that cannot be undone asks first;
 looking never consumes. Source: SPEC.md, section 4.7.
@@ -21,7 +21,7 @@ from malamute_py.cli.output import Cell, Column, kept
 from malamute_py.cli.parameters import Prefix
 from malamute_py.cli.records import RecordWriter
 from malamute_py.cli.settings import Description, LevelOption, Settings, shown, wanted
-from malamute_py.cli.subscribe import PATTERN_HELP, check_kind, known, tell_notice
+from malamute_py.cli.subscribe import PATTERN_HELP, check_kind, known, start_point, tell_notice
 from malamute_py.cli.values import (
     count_text,
     size_text,
@@ -43,6 +43,9 @@ MaxAge = Annotated[
     str | None, typer.Option(metavar="DURATION", help="Drop records older than this: 7d.")
 ]
 MaxBytes = Annotated[str | None, typer.Option(metavar="SIZE", help="Keep at most so much: 1GiB.")]
+MaxRecords = Annotated[
+    int | None, typer.Option(metavar="COUNT", min=0, help="Keep the newest so many at most.")
+]
 BodyKind = Annotated[
     str | None,
     typer.Option(metavar="KIND", help="blob, list or arrow; else the first batch decides."),
@@ -107,6 +110,7 @@ def _show(found: StreamFacts, as_json: bool) -> None:
             "tail": found.tail,
             "bytes": Cell(found.bytes, size_text(found.bytes)),
             "aged_bytes": Cell(found.aged_bytes, size_text(found.aged_bytes)),
+            "trimmed": found.trimmed,
             "subscriptions": found.subscriptions,
             "epoch": found.epoch,
             "uuid": found.uuid.hex(),
@@ -141,6 +145,7 @@ def create(
     stream: Annotated[str, typer.Argument(metavar="STREAM", help="Its name.")],
     max_age: MaxAge = None,
     max_bytes: MaxBytes = None,
+    max_records: MaxRecords = None,
     memory: Annotated[
         bool, typer.Option("--memory", help="In memory only: gone when the broker stops.")
     ] = False,
@@ -159,8 +164,9 @@ def create(
 ) -> None:
     """Create a stream; creating it again with these settings is fine."""
     asked = wanted(
-        settings, max_age_ms=max_age, max_bytes=max_bytes, memory=memory or None,
-        ring_bytes=ring_bytes, full=full, level=level, body_kind=body_kind, description=description,
+        settings, max_age_ms=max_age, max_bytes=max_bytes, max_records=max_records,
+        memory=memory or None, ring_bytes=ring_bytes, full=full, level=level, body_kind=body_kind,
+        description=description,
     )  # fmt: skip
     with linked(ctx) as client:
         client.create_stream(stream, asked)
@@ -176,6 +182,7 @@ def edit(
     stream: Name,
     max_age: MaxAge = None,
     max_bytes: MaxBytes = None,
+    max_records: MaxRecords = None,
     level: LevelOption = None,
     body_kind: BodyKind = None,
     description: Description = None,
@@ -186,8 +193,8 @@ def edit(
 ) -> None:
     """Change settings of a stream; settings that are not named stay."""
     asked = wanted(
-        settings, max_age_ms=max_age, max_bytes=max_bytes, level=level, body_kind=body_kind,
-        description=description,
+        settings, max_age_ms=max_age, max_bytes=max_bytes, max_records=max_records, level=level,
+        body_kind=body_kind, description=description,
     )  # fmt: skip
     if ring_bytes is not None or full is not None:
         raise CommandFailed(
@@ -228,6 +235,48 @@ def rm(
                     raise CommandFailed(f"{name} was not removed")
             client.remove_stream(name)
             output.done(f"removed {what}", {"removed": name, "records": records}, as_json=as_json)
+
+
+@app.command(
+    "trim",
+    epilog="""\b
+Examples:
+  malamute stream trim orders --before 4711
+  malamute stream trim orders --before now-30d --yes    by append time
+  malamute stream trim orders --before latest           everything until now""",
+)
+def trim(
+    ctx: typer.Context,
+    stream: Name,
+    before: Annotated[
+        str, typer.Option(metavar="POINT", help="First that stays: an OFFSET, a TIME or latest.")
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: output.Json = False,
+) -> None:
+    """Remove the oldest records of a stream, pinned ones too."""
+    from malamute_py.client.position import Position
+
+    point = start_point(before)
+    if before.strip().lower() == "last":
+        raise CommandFailed("a trim ends at one place: OFFSET, TIME or latest", USAGE)
+    with linked(ctx) as client:
+        found = known(client, stream)
+        offset = point if isinstance(point, int) else client.find_offset(stream, point)
+        if offset > found.tail:
+            raise CommandFailed(f"{stream} was not trimmed: it ends at {found.tail:,}")
+        records = max(0, offset - found.first)
+        what = f"{count_text(records, 'record')} of {stream} before {offset:,}"
+        if records and not yes:
+            if not sys.stdin.isatty():
+                raise CommandFailed(f"remove {what}? say so with --yes", USAGE)
+            if not typer.confirm(f"Remove {what}, for good?", err=True):
+                raise CommandFailed(f"{stream} was not trimmed")
+        client.trim(stream, Position(found.uuid, found.epoch, offset))
+    output.done(
+        f"removed {what}", {"stream": stream, "before": offset, "records": records},
+        as_json=as_json,
+    )  # fmt: skip
 
 
 @app.command(

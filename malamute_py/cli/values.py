@@ -7,28 +7,16 @@ The clock comes in as an argument.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final
 
+from malamute_py import units
 from malamute_py.cli.failures import USAGE, CommandFailed
 
 TIMES: Final = "2026-01-31T10:00, now-1h or @1769853600000"
-_DURATION_MS: Final = {
-    "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000,
-    "w": 604_800_000,
-}  # fmt: skip
-_SIZE: Final = {
-    "": 1, "b": 1,
-    "k": 1 << 10, "kib": 1 << 10, "kb": 10**3,
-    "m": 1 << 20, "mib": 1 << 20, "mb": 10**6,
-    "g": 1 << 30, "gib": 1 << 30, "gb": 10**9,
-    "t": 1 << 40, "tib": 1 << 40, "tb": 10**12,
-}  # fmt: skip
-_NUMBER: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
 _FOR_EVER_MS: Final = 1 << 53
 _SENSIBLE_MS: Final = 100_000_000_000
 """Least number that is taken for a time, March 1973: a smaller one is a duration without its
@@ -42,31 +30,18 @@ def now_ms() -> int:
 
 def duration_ms(text: str) -> int:
     """Read 500ms, 10s, 5m, 2h, 7d, 1w, or several: 1h30m. Raises CommandFailed."""
-    total = 0.0
-    position = 0
-    for match in _NUMBER.finditer(text.strip()):
-        unit = _DURATION_MS.get(match[2].lower())
-        if match.start() != position or unit is None:
-            break
-        total += float(match[1]) * unit
-        position = match.end()
-    if not text.strip() or position != len(text.strip()):
-        raise CommandFailed(
-            f"{text!r} is not a duration; write a number and its unit: 500ms, 10s, 5m, 2h, 7d",
-            USAGE,
-        )
-    return round(total)
+    try:
+        return round(units.duration_ms(text))
+    except ValueError as error:
+        raise CommandFailed(str(error), USAGE) from None
 
 
 def size_bytes(text: str) -> int:
     """Read 4096, 64MiB, 1GiB, 2.5GB. Raises CommandFailed."""
-    match = _NUMBER.fullmatch(text.strip())
-    factor = _SIZE.get(match[2].lower()) if match else None
-    if match is None or factor is None:
-        raise CommandFailed(
-            f"{text!r} is not a size; write for instance 4096, 64MiB or 1GiB", USAGE
-        )
-    return round(float(match[1]) * factor)
+    try:
+        return units.size_bytes(text)
+    except ValueError as error:
+        raise CommandFailed(str(error), USAGE) from None
 
 
 def time_ms(text: str, clock_ms: int | None = None) -> int:
@@ -95,16 +70,11 @@ def time_ms(text: str, clock_ms: int | None = None) -> int:
 
 def later_ms(text: str) -> int:
     """Read a time, or a duration from now: 10m. Raises CommandFailed."""
-    if _is_duration(text):
+    if units.begins_with_a_duration(text):
         return now_ms() + duration_ms(text)
     if is_offset(text) and int(text) < _SENSIBLE_MS:
         raise CommandFailed(f"{text!r} has no unit: write a duration as 500ms, 10s or 10m", USAGE)
     return time_ms(text)
-
-
-def _is_duration(text: str) -> bool:
-    match = _NUMBER.match(text.strip())
-    return match is not None and match[2].lower() in _DURATION_MS
 
 
 def is_offset(text: str) -> bool:
@@ -121,6 +91,17 @@ def pairs(texts: Iterable[str] | None, option: str) -> dict[str, str]:
             empty = f"; {name}= for an empty value" if name else ""
             raise CommandFailed(f"{option} {text!r}: write it as NAME=VALUE{empty}", USAGE)
         found[name] = value
+    return found
+
+
+def setting_pairs(texts: Iterable[str] | None) -> dict[str, str]:
+    """Read KEY=VALUE pairs of a broker's configuration. Raises CommandFailed."""
+    found = {}
+    for text in texts or ():
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise CommandFailed(f"--set {text}: write it as KEY=VALUE", USAGE)
+        found[key.strip()] = value
     return found
 
 

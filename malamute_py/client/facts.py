@@ -37,7 +37,9 @@ class StreamFacts(Facts, frozen=True, kw_only=True):
     """Offset after the newest record."""
     bytes: int = 0
     aged_bytes: int = 0
-    """Bytes of records past the stream's age that still take space, as far as they are known."""
+    """Bytes of records past the stream's age or number that still take space, as far as known."""
+    trimmed: int = 0
+    """Offset before which all records were removed by `trim`; 0: none were."""
     settings: dict[str, Any] = {}
     subscriptions: int = 0
 

@@ -233,7 +233,7 @@ async def enrichment(stage: Stage) -> None:
                  all(each < len(stage.flights) for each in progress))  # fmt: skip
     report.same_rows("each departure is there once, in order", figures.rows("true"), rows)
     report.equal("departures with a wrong airline", 0, differing)
-    report.equal("the cursor stands behind the last", len(stage.flights), cursor.next)
+    report.equal("the cursor stands after the last", len(stage.flights), cursor.next)
 
 
 async def _until(client: Client, stream: str, tail: int) -> None:

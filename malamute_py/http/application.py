@@ -1,10 +1,11 @@
 """The pages: /metrics, /livez and /readyz, and what a request has to be.
 
-Owns the routes and the checks before them. The rules: a request has no body, a short head and a
-short path; with a token, metrics and reasons are for those who bring it, while health itself is
-answered to everyone, as probes have no secrets; without one, only names of this machine are taken
-for the host, so that no page of a browser reaches it by a name of its own (DNS rebinding); every
-answer ends its connection. Source: RFC 9110, RFC 6750.
+Owns the routes and the checks before them. The rules: a request has a short head and a short path,
+and a body only where it is a form of the console; with a token, metrics and reasons are for those
+who bring it, while health itself is answered to everyone, as probes have no secrets; without one,
+and for a console of this machine, only names of this machine are taken for the host, so that no
+page of a browser reaches it by a name of its own (DNS rebinding); every answer ends its connection.
+Source: RFC 9110, RFC 6750.
 """
 
 from __future__ import annotations
@@ -22,9 +23,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from malamute_py.http import health, metrics
+from malamute_py.http.console.forms import FORM_BYTES_MAX
+from malamute_py.http.console.rendering import ROOT
+from malamute_py.http.console.site import Console
 from malamute_py.http.source import Source
 
 PATH_BYTES_MAX: Final = 256
+CONSOLE_PATH_BYTES_MAX: Final = 4_096
+"""Bytes of a path and query of the console, which name streams and patterns."""
 HEAD_BYTES_MAX: Final = 8 << 10
 AUTHORIZED: Final = "malamute.authorized"
 """In the scope of a request: whether it brought the token, or needs none."""
@@ -35,8 +41,11 @@ _HEADERS: Final = [
 ]
 
 
-def application(source: Source, token: str) -> ASGIApp:
-    """The whole HTTP side as an ASGI application. token: empty: none is asked for."""
+def application(source: Source, token: str, console: Console | None = None) -> ASGIApp:
+    """The whole HTTP side as an ASGI application.
+
+    token: empty: none is asked for. console: None: there are no pages for people.
+    """
 
     async def show_metrics(request: Request) -> Response:
         if not request.scope[AUTHORIZED]:
@@ -60,11 +69,12 @@ def application(source: Source, token: str) -> ASGIApp:
             Route("/metrics", show_metrics),
             Route("/livez", show_live),
             Route("/readyz", show_ready),
+            *(console.routes() if console is not None else ()),
         ]
     )
     # A redirection would name whatever host the request named.
     pages.router.redirect_slashes = False
-    return Checked(pages, token)
+    return Checked(pages, token, console)
 
 
 def _told(name: str, verdict: health.Verdict, request: Request) -> Response:
@@ -79,16 +89,20 @@ def _told(name: str, verdict: health.Verdict, request: Request) -> Response:
 class Checked:
     """Lets through what may be asked, and ends the connection after each answer."""
 
-    def __init__(self, pages: ASGIApp, token: str) -> None:
+    def __init__(self, pages: ASGIApp, token: str, console: Console | None) -> None:
         self._pages = pages
         self._token = token.encode()
+        self._console = console
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
 
         async def closing(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), *_HEADERS]}
+                given = message.get("headers", ())
+                kept = {name for name, _ in given}
+                added = (each for each in _HEADERS if each[0] not in kept)
+                message = {**message, "headers": [*given, *added]}
             await send(message)
 
         refusal = self._refusal(scope)
@@ -101,18 +115,33 @@ class Checked:
 
     def _refusal(self, scope: Scope) -> tuple[HTTPStatus, str] | None:
         headers: list[tuple[bytes, bytes]] = scope["headers"]
-        if len(scope["raw_path"]) + len(scope["query_string"]) > PATH_BYTES_MAX:
-            return HTTPStatus.REQUEST_URI_TOO_LONG, f"the path is over {PATH_BYTES_MAX} bytes long"
+        path = scope["path"]
+        of_console = self._console is not None and (
+            path in ("/", ROOT) or path.startswith(f"{ROOT}/")
+        )
+        path_bytes_max = CONSOLE_PATH_BYTES_MAX if of_console else PATH_BYTES_MAX
+        if len(scope["raw_path"]) + len(scope["query_string"]) > path_bytes_max:
+            return HTTPStatus.REQUEST_URI_TOO_LONG, f"the path is over {path_bytes_max} bytes long"
         if sum(len(name) + len(value) for name, value in headers) > HEAD_BYTES_MAX:
             return (
                 HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
                 f"the headers are over {HEAD_BYTES_MAX} bytes long",
             )
         given = dict(headers)
-        if b"transfer-encoding" in given or given.get(b"content-length", b"0").strip() != b"0":
-            return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "no page takes a body"
-        if not self._token and not _is_of_this_machine(given.get(b"host", b"")):
-            return HTTPStatus.MISDIRECTED_REQUEST, "without a token, ask by an address: 127.0.0.1"
+        bytes_max = FORM_BYTES_MAX if of_console and scope["method"] == "POST" else 0
+        size = given.get(b"content-length", b"0").strip()
+        if b"transfer-encoding" in given or not size.isdigit() or int(size[:20]) > bytes_max:
+            return (
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"a form has at most {bytes_max} bytes" if bytes_max else "no page takes a body",
+            )
+        if of_console:
+            assert self._console is not None
+            ours_only = self._console.hosts_of_this_machine
+        else:
+            ours_only = not self._token
+        if ours_only and not _is_of_this_machine(given.get(b"host", b"")):
+            return HTTPStatus.MISDIRECTED_REQUEST, "ask by an address of this machine: 127.0.0.1"
         return None
 
     def _brings_token(self, scope: Scope) -> bool:

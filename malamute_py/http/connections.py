@@ -2,6 +2,7 @@
 
 Owns both bounds. The rules: a connection serves one request and is ended after request_s, whatever
 it is doing, so that neither a client that sends nothing nor one that does not read keeps its place;
+an event stream of a person who logged in has a time of its own;
 beyond connections_max the oldest connection of the address that has most is ended, so that no
 address keeps the others out. uvicorn bounds neither: its only timer begins after the first answer,
 and its limit of connections answers 503 to all while idle ones fill it.
@@ -42,6 +43,12 @@ class Bounds:
             self.discard(oldest)
             oldest.end()
 
+    def lengthen(self, peer: tuple[str, int], seconds: float) -> None:
+        """Have a peer's connection last so many seconds from now on."""
+        for connection in self._addresses:
+            if connection.peer == peer:
+                connection.last(seconds)
+
     def discard(self, connection: BoundedProtocol) -> None:
         """Forget a connection that ended."""
         self._addresses.pop(connection, None)
@@ -58,17 +65,27 @@ class Bounds:
 
 
 class BoundedProtocol(H11Protocol):
-    """One connection, for one request and for request_s at most."""
+    """One connection, for one request and for request_s, unless it is lengthened."""
 
     bounds: Bounds
+    peer: tuple[str, int] = ("", 0)
+    """Address and port of the other end, as the scope of a request names it."""
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin the connection, and its time with it."""
         super().connection_made(transport)
-        self._deadline = self.loop.call_later(self.bounds.request_s, self.end)
+        self.last(self.bounds.request_s)
         peer = transport.get_extra_info("peername")
-        self.bounds.add(self, str(peer[0]) if isinstance(peer, tuple) else "")
+        if isinstance(peer, tuple):
+            self.peer = str(peer[0]), int(peer[1])
+        self.bounds.add(self, self.peer[0])
+
+    def last(self, seconds: float) -> None:
+        """End the connection so many seconds from now, and not before."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = self.loop.call_later(seconds, self.end)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection, and stop its time."""

@@ -8,7 +8,6 @@ to end, for that is what the pages are to tell.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 from collections.abc import Callable, Sequence
@@ -20,9 +19,19 @@ from malamute_py.client.settings import Credential
 from malamute_py.http.application import application
 from malamute_py.http.broker_link import keep_linked
 from malamute_py.http.connections import INCOMPLETE_BYTES_MAX, Bounds
+from malamute_py.http.console.events import EventStreams
+from malamute_py.http.console.logins import Logins
+from malamute_py.http.console.sessions import Sessions
+from malamute_py.http.console.site import Console
 from malamute_py.http.settings import read_token
 from malamute_py.http.source import Source
-from malamute_py.sections import ConfigError, HttpSection, check_http, parse_bind
+from malamute_py.sections import (
+    ConfigError,
+    HttpSection,
+    check_http,
+    parse_bind,
+    serves_console,
+)
 
 BACKLOG: Final = 64
 _STOP_S: Final = 1
@@ -41,9 +50,27 @@ class Serving:
         self._endpoints = tuple(endpoints)
         self._credential = credential
         self.bounds = Bounds(http.connections_max, http.request_ms / 1_000)
+        self.console = self._open_console()
         self._socket = _bound(http.bind)
         self._server: uvicorn.Server | None = None
         self._stopping = False
+
+    def _open_console(self) -> Console | None:
+        if not serves_console(self._http):
+            return None
+        sessions = Sessions(
+            idle_s=self._http.session_idle_ms / 1_000, lasting_s=self._http.session_ms / 1_000
+        )
+        # "login" asks for a name also where only this machine comes, as behind a proxy.
+        logins = Logins(
+            sessions, self._endpoints, self._credential, nameless=self._http.console != "login"
+        )
+        streams = EventStreams(
+            lambda scope, seconds: self.bounds.lengthen(tuple(scope["client"]), seconds)
+        )
+        return Console(
+            sessions, logins, streams, hosts_of_this_machine=self._http.console == "local"
+        )
 
     @property
     def url(self) -> str:
@@ -58,7 +85,7 @@ class Serving:
         logging.getLogger("malamute.client.link").setLevel(logging.ERROR)
         source = Source(self._http.labels_max)
         config = uvicorn.Config(
-            application(source, self._token),
+            application(source, self._token, self.console),
             http=self.bounds.protocol(),  # type: ignore[arg-type]  # called as a class is
             ws="none", lifespan="off", interface="asgi3", log_config=None, access_log=False,
             proxy_headers=False, server_header=False, backlog=BACKLOG,
@@ -70,14 +97,17 @@ class Serving:
         linking = asyncio.create_task(keep_linked(source, self._endpoints, self._credential))
         # It ends by an error of our own only, and nothing can be told without it.
         linking.add_done_callback(lambda task: self.stop())
+        tasks = [linking]
+        if self.console is not None:
+            tasks.append(asyncio.create_task(self.console.keep()))
         try:
             announce(self.url)
             await self._server.serve(sockets=[self._socket])
         finally:
             self._socket.close()
-            linking.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await linking
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def stop(self) -> None:
         """End soon; from the event loop's thread."""

@@ -143,7 +143,7 @@ class Follower:
                 stamp = found
             after = at + stamp.size
             if stamp.control_kind == PADDING:
-                # To the end of the segment; where a repair filled a hole, to what lies behind.
+                # To the end of the segment; where a repair filled a hole, to what follows it.
                 at = min(after, room)
                 continue
             if after > room:

@@ -1,6 +1,6 @@
 """Looking into a data directory of a stopped broker: stat, verify, dump.
 
-Owns the tools behind `malamute journal`. The rule: nothing is ever modified, a damaged
+Owns what `malamute journal` calls. The rule: nothing is ever modified, a damaged
 part is named and stepped over, and everything is read anew from the segments, never
 believed from an index. Source: FORMAT.md, section 10.
 """

@@ -574,7 +574,7 @@ class Scan:
         return any(batch.synced_lsn > lsn and batch.epoch >= self.epoch for batch in later[first:])
 
     def _closed_here(self, lsn: int) -> bool:
-        """True where the ring was closed in order: no need to search what lies behind."""
+        """True where the ring was closed in order: no need to search what lies after its end."""
         closed = self._closed
         if closed is None or not closed.clean or closed.epoch != self.epoch or self._pending:
             return False

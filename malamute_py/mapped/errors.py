@@ -36,7 +36,7 @@ class StreamRemoved(JournalError):
 class Overwritten(JournalError):
     """The ring came round while a batch was looked at: what was taken from it may be wrong.
 
-    Its offsets are [from_offset, to_offset). The reading goes on behind it.
+    Its offsets are [from_offset, to_offset). The reading goes on after them.
     """
 
     code = "retention"

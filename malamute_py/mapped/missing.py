@@ -66,7 +66,7 @@ def _compare(segments: Segments, expected: Expected, end_lsn: int) -> Missing:
             oldest += 1
     end = place(end_lsn, segments.segment_bytes)[0]
     if end_lsn <= oldest * segments.segment_bytes:
-        # Nothing was read behind those: the log may have ended in them.
+        # Nothing was read after those: the log may have ended in them.
         oldest, end = first, max(first, end)
     newest = end
     while _is_missing(segments, expected, newest):

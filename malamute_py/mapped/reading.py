@@ -55,6 +55,7 @@ _POLL_S: Final = 0.002
 _ADVANCES_MAX: Final = 64
 """Steps to the end of the log before reading begins: one for each damage, and a writer goes on."""
 _BOUNDS: Final = "removed to keep the log within its bounds"
+_REMOVED: Final = "removed because a client of the broker asked for it"
 _AGED: Final = "past the age that the stream keeps"
 _THOROUGH: Final = 16
 """Looks at the end of the log of which one finds out why nothing follows."""
@@ -384,6 +385,7 @@ class Reading:
             self._idle += 1
             return self._lose_newest()
         self._idle = 0
+        self._look_again(time.monotonic())
         self._floor = self._read_floor()
         if self._floor > self._next:
             self._lose(self._floor, "retention", _BOUNDS)
@@ -391,8 +393,8 @@ class Reading:
         self._steps = self._at.run(self._bound)
         return True
 
-    def _wait(self, deadline: float | None) -> None:
-        now = time.monotonic()
+    def _look_again(self, now: float) -> None:
+        """Look once in a while at what became of the stream."""
         if now - self._looked >= _CATALOGUE_S:
             self._looked = now
             self._catalogue.refresh()
@@ -401,6 +403,10 @@ class Reading:
                 self._closed = True
                 raise StreamRemoved(f"the stream '{self._entry.name}' was removed")
             self._entry = entry
+
+    def _wait(self, deadline: float | None) -> None:
+        now = time.monotonic()
+        self._look_again(now)
         if deadline is not None and now >= deadline:
             raise Timeout(f"no record of '{self._entry.name}' came in time")
         time.sleep(_POLL_S if deadline is None else min(_POLL_S, deadline - now))
@@ -409,8 +415,8 @@ class Reading:
         """Return the offset before which limits and removals left no record."""
         trims = read_mark(self._segments.storage, TRIMS_FILE, Trims)
         if trims is None or trims.ring != self._segments.uuid:
-            return 0
-        return trims.first.get(self._entry.number, 0)
+            return self._entry.trimmed
+        return max(self._entry.trimmed, trims.first.get(self._entry.number, 0))
 
     def _miss(self, to_offset: int) -> None:
         """Report the offsets up to `to_offset` as lost: the walk found no batch of them."""
@@ -422,6 +428,10 @@ class Reading:
         self._why = None
         to_offset = min(to_offset, self._end)
         begin, self._next = self._next, max(self._next, to_offset)
+        purged = min(to_offset, self._entry.trimmed)
+        if code == "retention" and begin < purged:
+            self._note(GapNotice(begin, purged, "purged", _REMOVED))
+            begin = purged
         if begin < to_offset:
             self._note(GapNotice(begin, to_offset, code, reason))
 

@@ -36,6 +36,8 @@ class StreamEntry(NamedTuple):
     number: int
     """Number of the stream in the ring's files."""
     created_ms: int
+    trimmed: int
+    """Offset before which callers of the broker removed all records."""
 
 
 class Catalogue:
@@ -114,7 +116,9 @@ class Catalogue:
 
 
 def _entry(row: StreamRow) -> StreamEntry:
-    return StreamEntry(row.name, row.uuid, row.ring, row.settings, row.number, row.created_ms)
+    return StreamEntry(
+        row.name, row.uuid, row.ring, row.settings, row.number, row.created_ms, row.trimmed
+    )
 
 
 def _bodies(content: memoryview) -> tuple[bytes, ...]:

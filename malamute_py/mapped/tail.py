@@ -68,7 +68,7 @@ class RingTail:
     def _begin(self) -> None:
         """Stand at the beginning of a segment from which on the log is to be walked.
 
-        That is the newest one that begins where the log is known to have come: what lies behind
+        That is the newest one that begins where the log is known to have come: what lies after
         may be left over from before a crash, and only a walk tells.
         """
         self._bundle, self._epoch = _ANY_BUNDLE, 0
@@ -190,7 +190,7 @@ class RingTail:
 
 
 def place(lsn: int, segment_bytes: int) -> tuple[int, int]:
-    """(number of the segment, position in it) of the batch that begins at or behind a position."""
+    """(number of the segment, position in it) of the batch that begins at or after a position."""
     number, at = divmod(lsn, segment_bytes)
     if segment_bytes - at < STAMP_BYTES:
         number, at = number + 1, 0

@@ -167,7 +167,7 @@ class Walk:
         return fault or content_fault(segment.view, at + stamp.stamp_bytes, end, stamp)
 
     def _skip(self, number: int, bound_lsn: int) -> Iterator[Step]:
-        """Go on at the oldest segment that is there behind one that is gone."""
+        """Go on at the oldest segment that is there after one that is gone."""
         numbers = self._segments.numbers()
         later = [n for n in numbers if n > number]
         if not later:

@@ -46,6 +46,7 @@ from malamute_py.journal.directory import Journal
 from malamute_py.server.authentication.authenticator import Authenticator
 from malamute_py.server.authentication.credentials import carriers_of
 from malamute_py.server.authentication.permissions import Permissions, QuotaTable
+from malamute_py.server.authentication.users_file import with_users
 from malamute_py.server.checkpointing.checkpoints import Checkpoints
 from malamute_py.server.checkpointing.recovered import (
     QueuesFound,
@@ -303,7 +304,7 @@ class Server:
         )
 
     def _open(self) -> None:
-        config, credential = admit(self.config)
+        config, credential = admit(with_users(self.config))
         endpoints = [parse_endpoint(text) for text in config.listen]
         check_public(endpoints, config)
         check_defaults(config)
@@ -610,10 +611,12 @@ class Server:
         links, streams, memory = config.links, config.streams, config.memory
         mailboxes, services, groups = config.mailboxes, config.services, config.groups
         carriers = carriers_of(config.authentication)
+        permissions = Permissions(config.permissions, carriers)
         return BrokerSettings(
             limits=config.limits.of_messages(),
             software=f"malamute-py {_version()}",
-            permit=Permissions(config.permissions, carriers),
+            permit=permissions,
+            subjects=permissions.subjects,
             quota=QuotaTable(config.quotas).of,
             carrier=carriers,
             facts=self._facts,

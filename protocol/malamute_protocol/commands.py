@@ -414,7 +414,7 @@ class ListLinks(Command, tag=38, frozen=True):
 
 
 class Kick(Command, tag=39, frozen=True):
-    """End a link by its number; needs admin permission."""
+    """End a link by its number; needs the permission manage_clients."""
 
     request: int
     link: int
@@ -876,6 +876,20 @@ class RemoveGroup(Command, tag=68, frozen=True):
     group: str
 
 
+class Trim(Command, tag=70, frozen=True):
+    """Remove a stream's records before an offset; answered by CONFIRM (tracker)."""
+
+    stream: str
+    before: Annotated[int, msgspec.Meta(ge=0)]
+    """Offset of the first record that stays."""
+    tracker: int
+    level: int = 0
+    uuid: bytes = b""
+    """UUID of the stream that `before` is a position of; empty: not checked."""
+    epoch: int = 0
+    """Epoch in which `before` was a position; 0: not checked."""
+
+
 # --- 74 to 76: keys ---------------------------------------------------------------
 
 
@@ -934,12 +948,12 @@ AnyCommand: TypeAlias = Union[  # noqa: UP007 - msgspec reads the union at run t
     Request, Offer, Work, AckWork, Reply, CancelRequest, ServiceInfo, EditService, Requeue,
     RemoveService,
     MoveCursor, CursorInfo, RemoveCursor, JoinGroup, AckRecords, GroupInfo, Atomic,
-    EditCursor, RemoveGroup,
+    EditCursor, RemoveGroup, Trim,
     UpdateKey, GetKey, ListKeys,
 ]  # fmt: skip
 
 STEP_PARTS: tuple[type[Command], ...] = (
-    Publish, Send, Request, Reply, AckMail, AckWork, AckRecords, MoveCursor,
+    Publish, Send, Request, Reply, AckMail, AckWork, AckRecords, MoveCursor, Trim,
 )  # fmt: skip
 """Commands that an ATOMIC may announce, each with tracker 0; ACK_WORK only with the states 3 to
 5."""

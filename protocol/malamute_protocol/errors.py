@@ -61,6 +61,7 @@ CODES: Final[dict[str, str]] = {
     "end": "the subscription reached its end",
     "cancelled": "the subscription was cancelled",
     "retention": "the records were removed to keep the log within its bounds",
+    "purged": "the records were removed because a client asked for it",
     "damaged": "the records are in a damaged part of the journal, or their batch cannot be read",
     "lost": "the records were in memory only, and the broker has restarted",
     # Scale-out, reserved.

@@ -30,7 +30,9 @@ class Feature(enum.IntFlag):
     """Reserved: `moved` and `not_leader` are understood, with the placement map."""
     TYPED = 128
     """Reserved: streams with a declared Arrow schema."""
-    KEYS = 256
+    REMOVAL = 256
+    """TRIM."""
+    KEYS = 512
     """Streams that keep the last record of each subject."""
 
 

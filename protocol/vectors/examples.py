@@ -118,12 +118,13 @@ EXAMPLES: list[Command] = [
     c.GroupInfo(1, "flights", "loaders", "a", 10),
     c.EditCursor(1, "flights", "nightly", {"pin": True}, [3, 1_700_000_000_000]),
     c.RemoveGroup(1, "flights", "loaders"),
+    c.Trim("flights", 500, 7, 3, UUID, 7),
     c.UpdateKey("settings", 9, 3, 17),
     c.GetKey(1, "settings", "colour"),
     c.ListKeys(1, "settings", ["prefix", "co"], "colour", 10),
 ]
 STEP: list[Command] = [
-    c.Atomic(9, 8, 3, b"step 4"),
+    c.Atomic(9, 9, 3, b"step 4"),
     c.Publish("flights", 0),
     c.Send("bob", 0, 0, b"", 0, 127),
     c.Request("resize", 0, "~" + UUID.hex()),
@@ -132,6 +133,7 @@ STEP: list[Command] = [
     c.AckWork(3, [(10, 11)], WorkState.COMPLETED),
     c.AckRecords(4, [(100, 110)]),
     c.MoveCursor("flights", "nightly", 500, 0, from_=499),
+    c.Trim("flights", 499, 0),
     c.Ping(),
 ]
 

@@ -14,9 +14,9 @@ class MalamuteSourceError(Exception):
 class OptionError(MalamuteSourceError, ValueError):
     """An option is unknown, missing or cannot work; `option` names it."""
 
-    def __init__(self, option: str, why: str) -> None:
-        """why: what is wrong with it and what would be right."""
-        super().__init__(f"malamute source, option '{option}': {why}")
+    def __init__(self, option: str, why: str, side: str = "source") -> None:
+        """why: what is wrong with it and what would be right. side: "source" or "sink"."""
+        super().__init__(f"malamute {side}, option '{option}': {why}")
         self.option = option
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -21,16 +20,25 @@ from malamute_protocol.address import name_fault
 from malamute_protocol.errors import BrokerRefused, ProtocolError
 from malamute_protocol.pattern import Pattern, from_text, to_text
 from pyspark_malamute.errors import MalamuteSourceError, OptionError
+from pyspark_malamute.option_values import (
+    Option,
+    OptionTable,
+    as_curve_key,
+    as_duration,
+    as_endpoints,
+    as_flag,
+    as_names,
+    as_number,
+    as_positive,
+    as_size,
+    as_text,
+    as_time,
+    one_of,
+)
 
 MIB: Final = 1 << 20
 EVER: Final = 1 << 62
 """Bound of a client-time window that is open on one side, in milliseconds."""
-_SCHEMES: Final = ("tcp://", "ipc://")
-_CURVE_KEY_CHARACTERS: Final = 40
-_SUFFIXES: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_DURATION: Final = re.compile(r"(\d+)\s*(ms|s|m|h)")
-_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
-_BYTES: Final = re.compile(r"(\d+)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
 
 class Place(NamedTuple):
@@ -150,96 +158,6 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, stream=name)
 
 
-class Option(NamedTuple):
-    """One row of the table."""
-
-    name: str
-    parse: Callable[[str], Any]
-    default: str | None
-    """Default value as a user would write it; None: there is none."""
-    meaning: str
-    only: str = ""
-    """"read" or "readStream" when it means nothing to the other."""
-    aliases: tuple[str, ...] = ()
-    """Other names of the option: Kafka's, where they differ from ours."""
-
-
-# --- reading one value -----------------------------------------------------------------
-
-
-def _text(value: str) -> str:
-    return value.strip()
-
-
-def _flag(value: str) -> bool:
-    match value.strip().lower():
-        case "true":
-            return True
-        case "false":
-            return False
-        case _:
-            raise ValueError(f"{value!r} is neither true nor false")
-
-
-def _number(value: str) -> int:
-    try:
-        number = int(value)
-    except ValueError:
-        raise ValueError(f"{value!r} is not a whole number") from None
-    if number < 0:
-        raise ValueError(f"{number} is negative; give 0 or more")
-    return number
-
-
-def _positive(value: str) -> int:
-    number = _number(value)
-    if number == 0:
-        raise ValueError("0 cannot work; give 1 or more")
-    return number
-
-
-def _bytes(value: str) -> int:
-    found = _BYTES.fullmatch(value.strip())
-    if found is None:
-        raise ValueError(f"{value!r} is not a size; write bytes, or 32m, 1g")
-    return int(found[1]) * _SUFFIXES[found[2].lower()]
-
-
-def _duration(value: str) -> int:
-    """Milliseconds, from 500ms, 5s, 15m or 1h."""
-    found = _DURATION.fullmatch(value.strip().lower())
-    if found is None:
-        raise ValueError(f"{value!r} is not a duration; write 500ms, 5s, 15m or 1h")
-    return int(found[1]) * _UNITS_MS[found[2]]
-
-
-def _names(value: str) -> tuple[str, ...]:
-    names = tuple(map(str.strip, value.split(",")))
-    if not all(names):
-        raise ValueError(f"{value!r} has an empty name; separate names by single commas")
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ValueError(f"{twice!r} is named twice")
-    return names
-
-
-def _time(value: str) -> int:
-    """Milliseconds since 1970, from that number or from ISO 8601."""
-    text = value.strip()
-    if text.isascii() and text.removeprefix("-").isdigit():
-        return int(text)
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError(
-            f"{value!r} is not a time; write milliseconds since 1970 or 2013-01-01T05:00:00Z"
-        ) from None
-    if time.tzinfo is None:
-        raise ValueError(f"{value!r} has no time zone; end it with Z or +01:00")
-    since = time.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
-    return (since.days * 86_400 + since.seconds) * 1000 + since.microseconds // 1000
-
-
 _KAFKAS_PLACES: Final = {-2: "earliest", -1: "latest"}
 
 
@@ -254,7 +172,7 @@ def _offset(value: Any) -> Place:
 
 
 def _place_in_time(value: Any) -> Place:
-    return Place("time", _time(str(value)))
+    return Place("time", as_time(str(value)))
 
 
 def _places(place: Callable[[Any], Place], value: str) -> Places:
@@ -295,18 +213,6 @@ def _expression(value: str) -> str:
     return text
 
 
-def _endpoints(value: str) -> tuple[str, ...]:
-    endpoints = tuple(filter(None, map(str.strip, value.split(","))))
-    if not endpoints:
-        raise ValueError("is empty; give the broker's address, such as tcp://127.0.0.1:9999")
-    for endpoint in endpoints:
-        if endpoint.startswith("inproc://"):
-            raise ValueError(f"{endpoint!r} is no address for Spark: its tasks are other processes")
-        if not endpoint.startswith(_SCHEMES):
-            raise ValueError(f"{endpoint!r} does not begin with {' or '.join(_SCHEMES)}")
-    return endpoints
-
-
 def _pattern(value: str) -> Pattern:
     text = value.strip()
     if text in ("", "#"):
@@ -315,23 +221,6 @@ def _pattern(value: str) -> Pattern:
         return from_text(text)
     except (ProtocolError, BrokerRefused) as error:
         raise ValueError(error.reason) from error
-
-
-def _curve_key(value: str) -> str:
-    key = value.strip()
-    if len(key) != _CURVE_KEY_CHARACTERS:
-        raise ValueError(f"a CURVE key has {_CURVE_KEY_CHARACTERS} characters, this has {len(key)}")
-    return key
-
-
-def _one_of(*known: str) -> Callable[[str], str]:
-    def parse(value: str) -> str:
-        text = value.strip().lower()
-        if text not in known:
-            raise ValueError(f"{value!r} is none of {', '.join(known)}")
-        return text
-
-    return parse
 
 
 # --- the table ---------------------------------------------------------------------------
@@ -343,10 +232,10 @@ COLUMNS: Final = (
 """Columns that there can be, in the order in which they stand unless `columns` says another."""
 
 OPTIONS: Final[tuple[Option, ...]] = (
-    Option("endpoint", _endpoints, None, "the broker's address; several, with commas, are tried",
+    Option("endpoint", as_endpoints, None, "the broker's address; several, with commas, are tried",
            aliases=("endpoints",)),
-    Option("stream", _text, None, "the stream to read"),
-    Option("streams", _names, None, "the streams to read, with commas", aliases=("subscribe",)),
+    Option("stream", as_text, None, "the stream to read"),
+    Option("streams", as_names, None, "the streams to read, with commas", aliases=("subscribe",)),
     Option("streamsPattern", _expression, None,
            "a regular expression over whole names of streams; new streams are found",
            aliases=("subscribePattern",)),
@@ -357,7 +246,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
            "first record appended at or after this; or JSON by stream",
            aliases=("startingOffsetsByTimestamp",)),
     Option(
-        "startingOffsetsByTimestampStrategy", _one_of("error", "latest"), "error",
+        "startingOffsetsByTimestampStrategy", one_of("error", "latest"), "error",
         "what to do when no record is as young as startingTimestamp",
     ),
     Option("endingOffsets", partial(_places, _ending_offset), None,
@@ -365,64 +254,56 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("endingTimestamp", partial(_places, _place_in_time), None,
            "only records appended before this; or JSON by stream", "read",
            ("endingOffsetsByTimestamp",)),
-    Option("clientTimeFrom", _time, None, "only records whose client time is at or after this"),
-    Option("clientTimeTo", _time, None, "only records whose client time is before this"),
-    Option("pushFilters", _flag, "false",
+    Option("clientTimeFrom", as_time, None, "only records whose client time is at or after this"),
+    Option("clientTimeTo", as_time, None, "only records whose client time is before this"),
+    Option("pushFilters", as_flag, "false",
            "the broker applies filters on stream, subject, times, offset and fieldColumns; needs "
            "`spark.sql.python.filterPushdown.enabled`", "read"),
-    Option("failOnDataLoss", _flag, "true", "fail, or log and go on, when records are gone"),
-    Option("maxRecordsPerTrigger", _positive, None, "most selected records in one micro-batch",
+    Option("failOnDataLoss", as_flag, "true", "fail, or log and go on, when records are gone"),
+    Option("maxRecordsPerTrigger", as_positive, None, "most selected records in one micro-batch",
            "readStream", ("maxOffsetsPerTrigger",)),
-    Option("minRecordsPerTrigger", _positive, None,
+    Option("minRecordsPerTrigger", as_positive, None,
            "a micro-batch waits for so many selected records, maxTriggerDelay at most",
            "readStream", ("minOffsetsPerTrigger",)),
-    Option("maxTriggerDelay", _duration, "15m",
+    Option("maxTriggerDelay", as_duration, "15m",
            "how long fewer records than minRecordsPerTrigger make no micro-batch", "readStream"),
-    Option("maxBytesPerTrigger", _bytes, "1g", "most bytes in one micro-batch; 0: no bound",
+    Option("maxBytesPerTrigger", as_size, "1g", "most bytes in one micro-batch; 0: no bound",
            "readStream"),
-    Option("cursor", _text, "", "a cursor at the broker that follows the query", "readStream"),
-    Option("cursorPinBytes", _bytes, None,
+    Option("cursor", as_text, "", "a cursor at the broker that follows the query", "readStream"),
+    Option("cursorPinBytes", as_size, None,
            "the cursor keeps what the query has not read, up to so many bytes of each stream",
            "readStream"),
-    Option("minPartitions", _number, "0", "at least so many tasks, where the data allow it"),
-    Option("maxRecordsPerPartition", _positive, None, "most selected records of one task"),
-    Option("splitBytes", _bytes, "32m", "about how many bytes one task reads"),
-    Option("columns", _names, None,
+    Option("minPartitions", as_number, "0", "at least so many tasks, where the data allow it"),
+    Option("maxRecordsPerPartition", as_positive, None, "most selected records of one task"),
+    Option("splitBytes", as_size, "32m", "about how many bytes one task reads"),
+    Option("columns", as_names, None,
            "names of the columns, in order; what is not named is not made"),
-    Option("fieldColumns", _names, None,
+    Option("fieldColumns", as_names, None,
            "fields that get a string column each, in place of the map of all"),
-    Option("includeFields", _flag, None,
+    Option("includeFields", as_flag, None,
            "a column with the map of each record's fields; `true` without fieldColumns",
            aliases=("includeHeaders",)),
-    Option("includeKeys", _flag, None, "a column with all keys of each record"),
-    Option("includeProperties", _flag, None, "a column with each record's properties"),
-    Option("bodyType", _one_of("binary", "list"), "binary", "list: for bodies of several blobs"),
-    Option("user", _text, "", "user name, with password"),
+    Option("includeKeys", as_flag, None, "a column with all keys of each record"),
+    Option("includeProperties", as_flag, None, "a column with each record's properties"),
+    Option("bodyType", one_of("binary", "list"), "binary", "list: for bodies of several blobs"),
+    Option("user", as_text, "", "user name, with password"),
     Option("password", str, "", "its password"),
-    Option("curveServerKey", _curve_key, None, "public key of the broker"),
-    Option("curvePublicKey", _curve_key, None, "our public key"),
-    Option("curveSecretKey", _curve_key, None, "our secret key"),
-    Option("identity", _text, "", "the identity to ask for; the credential must allow it"),
-    Option("connectTimeoutMs", _positive, "15000",
+    Option("curveServerKey", as_curve_key, None, "public key of the broker"),
+    Option("curvePublicKey", as_curve_key, None, "our public key"),
+    Option("curveSecretKey", as_curve_key, None, "our secret key"),
+    Option("identity", as_text, "", "the identity to ask for; the credential must allow it"),
+    Option("connectTimeoutMs", as_positive, "15000",
            "how long a new query tries to reach the broker"),
-    Option("requestTimeoutMs", _positive, "30000",
+    Option("requestTimeoutMs", as_positive, "30000",
            "how long a broker that is there may take to answer"),
-    Option("brokerOutageMs", _number, "300000",
+    Option("brokerOutageMs", as_number, "300000",
            "how long a query that has reached the broker waits for it while it is away"),
-    Option("fetchTimeoutMs", _positive, "60000", "silence after which a fetch is asked again"),
-    Option("fetchRetries", _number, "3", "how often a fetch is asked again without progress"),
-    Option("idleWaitMs", _number, "200",
+    Option("fetchTimeoutMs", as_positive, "60000", "silence after which a fetch is asked again"),
+    Option("fetchRetries", as_number, "3", "how often a fetch is asked again without progress"),
+    Option("idleWaitMs", as_number, "200",
            "how long the driver waits for new records, where the query has one source",
            "readStream"),
 )  # fmt: skip
-
-_BY_KEY: Final = {
-    name.lower(): option for option in OPTIONS for name in (option.name, *option.aliases)
-}
-_OPPOSITES: Final = (
-    ("min", "max"), ("starting", "ending"), ("from", "to"), ("connect", "request"),
-)  # fmt: skip
-"""Words that are never a misspelling of each other."""
 
 _ELSEWHERE: Final[dict[str, str]] = {
     "kafka.bootstrap.servers": "endpoint",
@@ -450,6 +331,8 @@ _ELSEWHERE: Final[dict[str, str]] = {
 }
 """Option as users of other sources write it -> name of the option here."""
 
+TABLE: Final = OptionTable("source", OPTIONS, _ELSEWHERE)
+
 
 # --- all of them ---------------------------------------------------------------------------
 
@@ -459,27 +342,7 @@ def parse_options(raw: Mapping[str, str]) -> SourceOptions:
 
     raw: as Spark gives them, keys in any case. Raises OptionError.
     """
-    given: dict[str, str] = {}
-    keys: dict[str, str] = {}
-    for key in raw:
-        option = _BY_KEY.get(key.lower())
-        if option is None:
-            raise OptionError(key, _unknown(key))
-        if option.name in given:
-            raise OptionError(key, f"says the same as '{keys[option.name]}'; give only one of them")
-        given[option.name] = raw[key]
-        keys[option.name] = key
-    values: dict[str, Any] = {}
-    for option in OPTIONS:
-        text = given.get(option.name, option.default)
-        try:
-            values[option.name] = None if text is None else option.parse(text)
-        except ValueError as error:
-            raise OptionError(keys.get(option.name, option.name), str(error)) from None
-    if values["endpoint"] is None:
-        raise OptionError(
-            "endpoint", 'is missing; add .option("endpoint", "tcp://host:port") for the broker'
-        )
+    given, keys, values = TABLE.read(raw)
     stream, streams = _streams(keys, values)
     pattern = values["pattern"]
     return SourceOptions(
@@ -508,7 +371,7 @@ def parse_options(raw: Mapping[str, str]) -> SourceOptions:
         body_type=values["bodyType"],
         user=values["user"],
         password=values["password"],
-        curve_keys=_credentials(values),
+        curve_keys=TABLE.credentials(values),
         identity=values["identity"],
         connect_timeout_ms=values["connectTimeoutMs"],
         request_timeout_ms=values["requestTimeoutMs"],
@@ -541,29 +404,9 @@ def refuse_options_of(other: str, raw: Mapping[str, str]) -> None:
     other: "read" or "readStream", the one that this is not.
     """
     for key in raw:
-        option = _BY_KEY.get(key.lower())
+        option = TABLE.by_key.get(key.lower())
         if option is not None and option.only == other:
             raise OptionError(option.name, f"is for spark.{other} only; remove it")
-
-
-def _unknown(key: str) -> str:
-    typed = key.lower()
-    meant = _ELSEWHERE.get(typed)
-    if meant is None:
-        close = difflib.get_close_matches(typed, _BY_KEY, 5, 0.6)
-        meant = next((_BY_KEY[name].name for name in close if not _opposite(typed, name)), None)
-    if meant is not None:
-        return f"there is no such option; did you mean '{meant}'?"
-    return f"there is no such option; known are {', '.join(option.name for option in OPTIONS)}"
-
-
-def _opposite(typed: str, name: str) -> bool:
-    """Whether one says the contrary of the other."""
-    return any(
-        (one in typed and other in name and other not in typed)
-        or (other in typed and one in name and one not in typed)
-        for one, other in _OPPOSITES
-    )
 
 
 def _streams(keys: Mapping[str, str], values: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
@@ -667,17 +510,3 @@ def _at_least_a_mib(size: int) -> int:
     if size < MIB:
         raise OptionError("splitBytes", f"{size} is less than 1m: tasks would cost more than data")
     return size
-
-
-def _credentials(values: Mapping[str, Any]) -> tuple[str, str, str]:
-    names = ("curveServerKey", "curvePublicKey", "curveSecretKey")
-    missing = [name for name in names if not values[name]]
-    if values["password"] and not values["user"]:
-        raise OptionError("user", "is missing beside password")
-    if len(missing) == len(names):
-        return ("", "", "")
-    if missing:
-        raise OptionError(missing[0], f"is missing; CURVE needs all of {', '.join(names)}")
-    if values["user"]:
-        raise OptionError("user", "and CURVE keys exclude each other; give one kind of credential")
-    return values["curveServerKey"], values["curvePublicKey"], values["curveSecretKey"]

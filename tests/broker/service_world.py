@@ -7,7 +7,7 @@ from typing import Any
 
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
-from malamute_py.broker.services.queue import Service
+from malamute_py.broker.services.service import Service
 from malamute_py.changelog.records import decode_change
 from malamute_py.journal.layout import control_bodies
 from tests.broker.shell import Letter, Peer, Shell, Task

@@ -13,7 +13,8 @@ import pytest
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
 from malamute_py.broker import Broker, Ready
-from malamute_py.broker.services.queue import Service, SubjectQueue
+from malamute_py.broker.services.dispatch import SubjectQueue
+from malamute_py.broker.services.service import Offer, RequestBatch, Service
 from tests.broker.sliced import Sliced
 
 SHARE = 5
@@ -77,7 +78,7 @@ def test_a_step_compares_few_subjects_with_expressions_once_its_share_is_used(
 ) -> None:
     looks, look = [0], Service.takers_of
 
-    def counted(self: Service, queue: SubjectQueue) -> object:
+    def counted(self: Service, queue: SubjectQueue[RequestBatch, Offer]) -> object:
         looks[-1] += self.is_slow(queue)
         return look(self, queue)
 

@@ -37,13 +37,13 @@ def test_contexts_are_added_listed_used_and_removed(m: Run) -> None:
 
 def test_a_key_pair_is_made_once_and_fits_its_context(m: Run, tmp_path: Path) -> None:
     file = tmp_path / "ann.key"
-    (public,) = m("user", "key", str(file)).ok().lines
+    (public,) = m("key", "new", str(file)).ok().lines
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     m("context", "add", "far", "--server-key", "k" * 40, "--secret-key-file", str(file)).ok()
     credential: Any = contexts.Contexts.load().get("far").credential()
     assert credential.public_key == public
     secret = file.read_text()
-    assert m("user", "key", str(file)).code == 1
+    assert m("key", "new", str(file)).code == 1
     assert file.read_text() == secret
 
 
@@ -59,7 +59,7 @@ def test_the_file_is_for_its_owner_and_holds_no_password(m: Run) -> None:
         (["add", "x", "--endpoint", "http://x"], "does not begin with"),
         (["add", "x", "--endpoint", "localhost:9797"], "did you mean tcp://localhost:9797?"),
         (["add", "x", "--server-key", "k" * 40], "go together"),
-        (["add", "x", "--server-key", "k", "--secret-key-file", "f"], "40 characters, not 1"),
+        (["add", "x", "--server-key", "k", "--secret-key-file", "f"], "nor a file with one"),
         (["add", "x", "--password-env", "P"], "needs a --user"),
         (["add", "x", "--identity", "web-{x}"], "a template has {n} once"),
         (["use", "onne"], "did you mean one?"),

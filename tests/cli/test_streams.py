@@ -19,6 +19,8 @@ def test_a_stream_is_made_shown_edited_and_removed(m: Run, stream: str) -> None:
     m("stream", "edit", stream, "--max-age", "1h").ok()
     edited = m("stream", "info", stream, "--json").ok().json["settings"]
     assert edited == {**settings, "max_age_ms": 3_600_000}
+    m("stream", "edit", stream, "--max-records", "100").ok()
+    assert m("stream", "info", stream, "--json").ok().json["settings"]["max_records"] == 100
 
     assert m("stream", "rm", stream, "--yes").ok().code == 0
     assert m("stream", "info", stream).code == 1
@@ -49,6 +51,21 @@ def test_removing_asks_and_without_a_person_refuses(m: Run, stream: str) -> None
     assert f"remove {stream} and its 1 record?" in told.err
     assert "--yes" in told.err
     assert m("stream", "info", stream).code == 0
+
+
+def test_trimming_removes_the_oldest_records_and_asks_first(m: Run, stream: str) -> None:
+    m("pub", stream, stdin="".join(f"{i}\n" for i in range(10))).ok()
+    told = m("stream", "trim", stream, "--before", "4", stdin="")
+    assert (told.code, f"remove 4 records of {stream} before 4?" in told.err) == (2, True)
+    done = m("stream", "trim", stream, "--before", "4", "--yes", "--json").ok().json
+    assert done == {"stream": stream, "before": 4, "records": 4}
+    info = m("stream", "info", stream, "--json").ok().json
+    assert (info["first"], info["trimmed"], info["records"]) == (4, 4, 6)
+    assert f"of {stream} before 2" in m("stream", "trim", stream, "--before", "2").ok().out
+    beyond = m("stream", "trim", stream, "--before", "11", "--yes")
+    assert (beyond.code, "it ends at 10" in beyond.err) == (1, True)
+    m("stream", "trim", stream, "--before", "now", "--yes").ok()
+    assert m("stream", "info", stream, "--json").ok().json["records"] == 0
 
 
 def test_peeking_consumes_nothing_and_shows_the_newest(m: Run, stream: str) -> None:

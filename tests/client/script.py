@@ -9,16 +9,11 @@ from malamute_protocol import commands as c
 from malamute_protocol.batch import Content, Stamp, encode
 from malamute_protocol.commands import Command
 from malamute_protocol.framing import decode_message, encode_message
+from malamute_py.client.session.attempts import LinkState
 from malamute_py.client.session.calls import make_row, subscribe_options
+from malamute_py.client.session.events import Connect, Disconnect, Event, Published
 from malamute_py.client.session.publisher import level_number
-from malamute_py.client.session.session import (
-    Connect,
-    Disconnect,
-    Event,
-    LinkState,
-    Published,
-    Session,
-)
+from malamute_py.client.session.session import Session
 from malamute_py.client.session.subscription import SubscriptionState
 from malamute_py.client.settings import ClientSettings
 from malamute_py.client.words import ConfirmAt

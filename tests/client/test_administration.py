@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from malamute_protocol.errors import BrokerRefused
+from malamute_protocol.errors import BrokerRefused, LocalProtocolError
+from malamute_protocol.stamp import message_id
 from malamute_py.client.facts import CursorFacts, GroupFacts, MailboxFacts, place_of
+from malamute_py.client.position import AfterMessage, AtTime, FromCursor, Position
 from malamute_py.embedded import EmbeddedBroker
 from tests.client.shells import SHELLS, AsyncShell, SyncShell
 from tests.waiting import WAIT_S
@@ -150,3 +152,23 @@ async def test_groups_are_listed_and_removed_once_nobody_is_in_them(shell: Any) 
     await shell.do("remove_group", "s", "readers")
     await refused(shell, "unknown_group", "group_info", "s", "readers")
     assert await shell.do("list_groups", "s") == []
+
+
+async def test_a_stream_is_trimmed_by_offset_position_time_and_cursor_and_within_a_step(
+    shell: Any,
+) -> None:
+    await shell.do("publish_many", "log", [b"%d" % n for n in range(10)])
+    assert await shell.do("trim", "log", 2) == 2
+    info = await shell.do("stream_info", "log")
+    assert (info.first, info.trimmed) == (2, 2)
+    assert await shell.do("trim", "log", Position(info.uuid, info.epoch, 3)) == 3
+    await refused(shell, "conflict", "trim", "log", Position(b"x" * 16, info.epoch, 4))
+    await refused(shell, "bad_start", "trim", "log", 11)
+    assert await shell.do("trim", "log", AtTime(1)) == 3
+    await stepped(shell, ("move_cursor", "log", "c", 5), ("trim", "log", 4))
+    assert (await shell.do("stream_info", "log")).first == 4
+    assert await shell.do("trim", "log", FromCursor("c")) == 5
+    with pytest.raises(LocalProtocolError, match="ends before"):
+        await shell.do("trim", "log", FromCursor("none", AfterMessage(message_id(1, 99))))
+    assert await shell.do("trim", "log", "latest") == 10
+    assert (await shell.do("stream_info", "log")).records == 0

@@ -198,14 +198,14 @@ async def test_each_wrong_argument_is_named_and_every_other_call_goes_on(shell: 
         assert named in caught.value.reason, (verb, options, caught.value)
         # Nothing of it waits to be sent, now or after a reconnect.
         assert session.idle, (verb, options)
-        assert not session._requests, (verb, options)
+        assert not session.pending.by_number, (verb, options)
     for named, put in STEPS:
         step = shell.client.atomic()
         with pytest.raises(LocalProtocolError) as caught:
             put(step)
         assert named in caught.value.reason, caught.value
         assert not step.parts, named
-    assert not session.opened
+    assert not session.receivers.by_number
     assert (await shell.do("publish", "s", b"fine")).offset == 0
     assert (await shell.do("send", "m", b"fine")).count == 1
     assert shell.client.reconnects == 0

@@ -12,22 +12,12 @@ import pytest
 from malamute_protocol import commands as c
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.client.engine.engine import clock_ms
-from malamute_py.client.session.offers import RETURNED
+from malamute_py.client.session.offer import RETURNED
 from malamute_py.client.session.steps import Step
 from malamute_py.embedded import EmbeddedBroker
 from tests.client.script import Script
-from tests.client.session.test_mail import (
-    accept,
-    confirm,
-    of,
-    opened,
-    outcomes,
-    reply,
-    take_all,
-    warnings,
-    work,
-    working,
-)
+from tests.client.session.conversation import accept, confirm, of, opened, outcomes, warnings
+from tests.client.session.test_offers import reply, take_all, work, working
 from tests.client.shells import SHELLS, AsyncShell, SyncShell
 from tests.waiting import WAIT_S
 
@@ -291,7 +281,7 @@ def test_a_renewal_that_a_caller_waits_for_is_said_again_on_the_next_link() -> N
     script = opened()
     offering = working(script, 1)
     [job] = take_all(offering)
-    assert script.session.offerings.say(job, 2, "renewed")
+    assert script.session.offerings.report(job, 2, "renewed")
     script.step()
     script.reconnect()
     assert outcomes(script) == {}

@@ -18,11 +18,12 @@ from malamute_py.broker.mail.puts import Puts
 from malamute_py.broker.services.hand_outs import HandOuts
 from malamute_py.broker.services.requests import Requests
 from malamute_py.broker.streams.publishing import Publishing
-from malamute_py.client.session.session import LinkState
+from malamute_py.client.session.attempts import LinkState
 from malamute_py.embedded import EmbeddedBroker
 from malamute_py.server import loop
 from tests.client.script import Script
-from tests.client.session.test_blame import answers, ask, greet
+from tests.client.session.conversation import ask_about
+from tests.client.session.test_suspects import answers, greet
 from tests.client.shells import SHELLS, AsyncShell
 from tests.waiting import WAIT_S
 
@@ -63,7 +64,7 @@ def test_what_ends_links_without_a_name_is_found_and_never_sent_again(place: int
     names = ["a", "b", "c"]
     names.insert(place, "bad")
     for name in names:
-        ask(script, name)
+        ask_about(script, name)
     assert take_as_a_broker(script, "bad") == ([], False)
     links = 1
     while True:

@@ -11,9 +11,9 @@ import pytest
 import malamute_py as malamute
 from malamute_protocol import commands as c
 from malamute_protocol.errors import BrokerRefused, ConnectionLost
+from malamute_py.client.session.attempts import LinkState
 from malamute_py.client.session.events import Confirmed, Published, Settled, Warned
 from malamute_py.client.session.rows import OutgoingRow
-from malamute_py.client.session.session import LinkState
 from malamute_py.client.session.steps import Step
 from malamute_py.client.settings import SettingError, make_settings
 from malamute_py.embedded import EmbeddedBroker

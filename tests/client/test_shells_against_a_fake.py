@@ -13,7 +13,7 @@ import pytest
 
 from malamute_protocol import commands as c
 from malamute_protocol.errors import BrokerRefused, ConnectionLost, LocalProtocolError, Timeout
-from malamute_py.client.session.session import Linked, Unlinked
+from malamute_py.client.session.events import Linked, Unlinked
 from malamute_py.client.settings import SettingError
 from tests.client.fakes import FakeBroker
 from tests.client.shells import SHELLS

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import subprocess
@@ -12,6 +13,7 @@ import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from malamute_py.form import (
@@ -29,13 +31,30 @@ MODULES = [module for group in GROUPS for module in group["modules"]]
 COMPILED = os.environ.get(ASKED) == "compiled"
 
 
+def module_name(path: str) -> str:
+    return path.removesuffix(".py").removeprefix("protocol/").replace("/", ".")
+
+
 @pytest.mark.parametrize("path", MODULES)
 def test_a_listed_module_runs_in_the_form_that_is_meant(path: str) -> None:
     assert (ROOT / path).is_file()
-    name = path.removesuffix(".py").removeprefix("protocol/").replace("/", ".")
-    found = importlib.import_module(name).__file__
+    found = importlib.import_module(module_name(path)).__file__
     assert found is not None
     assert found.endswith(tuple(EXTENSION_SUFFIXES)) == COMPILED
+
+
+@pytest.mark.parametrize("path", MODULES)
+def test_a_struct_of_a_compiled_module_names_no_class_that_comes_later(path: str) -> None:
+    # What mypyc makes of such a module ends the process when it is imported.
+    module = importlib.import_module(module_name(path))
+    classes = [node for node in ast.parse((ROOT / path).read_text()).body
+               if isinstance(node, ast.ClassDef)]  # fmt: skip
+    later = {node.name for node in classes}
+    for node in classes:
+        later.discard(node.name)
+        if issubclass(getattr(module, node.name), msgspec.Struct):
+            fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
+            assert not later & {ast.unparse(field.annotation) for field in fields}, node.name
 
 
 def test_the_form_is_told_by_what_lies_in_the_packages() -> None:

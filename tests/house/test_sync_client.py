@@ -69,7 +69,7 @@ async def commit(self, size, wait):
     left = await self._link.room(size, wait, "a step")
     async with self.window as window:
         await window.add(future)
-    self._link.tell(self)
+    self._link.notify(self)
     return await self._link.limit(future, left, STEP)
 """
 
@@ -79,7 +79,7 @@ def commit(self, size, wait):
     left = self._link.room(wait, "a step")
     with self.window as window:
         window.add(future)
-    self._link.tell()
+    self._link.notify()
     return future.result(left, STEP)
 """
 

@@ -57,7 +57,7 @@ def test_head_is_answered_without_a_body(http: RunningHttp) -> None:
 @pytest.mark.parametrize(
     ("path", "method", "headers", "status"),
     [
-        ("/", "GET", {}, 404),
+        ("/nothing", "GET", {}, 404),
         ("/metrics/", "GET", {}, 404),
         ("/metrics/../livez", "GET", {}, 404),
         ("/%6detrics%00", "GET", {}, 404),

@@ -19,11 +19,13 @@ import pytest
 import malamute_py as malamute
 from malamute_protocol.batch import Batch
 from malamute_protocol.stamp import STAMP_BYTES
+from malamute_py.changelog.records import StreamTrimmed
 from malamute_py.journal import FileStorage, JournalCorrupt, RingSettings, open_reader
 from malamute_py.journal.directory import expected_of
 from malamute_py.journal.layout import RingMeta
 from malamute_py.journal.manifest import Manifest
 from malamute_py.mapped import LogReader, MappedBatch, Overwritten
+from malamute_py.mapped import reading as reading_module
 from malamute_py.mapped.missing import NOTHING, Missing, find_missing
 from malamute_py.mapped.segments import MAPS_MAX, SegmentMap
 from malamute_py.mapped.segments import Segments as MappedSegments
@@ -286,6 +288,32 @@ def test_what_was_trimmed_is_a_gap_by_retention(log: Log, reader: LogReader) -> 
     reading = reader.read("trades", start=5, until="tail", on_notice=notes.append)
     assert records(reading) == filled(12, 30)
     assert notes.gone() == [(5, 12, "retention")]
+
+
+def test_what_a_client_trimmed_is_named_as_purged_though_the_ring_has_not_noted_it(
+    log: Log, reader: LogReader
+) -> None:
+    trades, notes = log.create("trades"), Noted()
+    log.fill(trades, 10)
+    log.put(trades, b"a", b"b", b"c")
+    log.change(StreamTrimmed(trades, 11, 2000, "op"))
+    reading = reader.read("trades", start=5, until="tail", on_notice=notes.append)
+    assert [(offset, bytes(body)) for offset, body in records(reading)] == [(11, b"b"), (12, b"c")]
+    assert notes.gone() == [(5, 11, "purged")]
+
+
+def test_a_reading_that_follows_sees_a_trim_of_what_was_written_meanwhile(
+    log: Log, reader: LogReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading_module, "_CATALOGUE_S", 0)
+    trades, notes = log.create("trades"), Noted()
+    log.fill(trades, 10)
+    reading = reader.read("trades", on_notice=notes.append)
+    assert records(reading) == filled(0, 10)
+    log.fill(trades, 20)
+    log.change(StreamTrimmed(trades, 25, 2000, "op"))
+    assert records(reading) == filled(25, 30)
+    assert notes.gone() == [(10, 25, "purged")]
 
 
 def test_what_is_trimmed_while_a_reading_follows_is_a_gap(log: Log, reader: LogReader) -> None:

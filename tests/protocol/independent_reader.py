@@ -152,10 +152,12 @@ VALUES = {
     "ACK_WORK.state": (1, 5),
     "MOVE_CURSOR.next": (0, 1 << 64),
     "MOVE_CURSOR.from": (-1, 1 << 64),
+    "TRIM.before": (0, 1 << 64),
     "ATOMIC.count": (1, 1 << 64),
 }
 PARTS = {
     "PUBLISH", "SEND", "REQUEST", "REPLY", "ACK_MAIL", "ACK_WORK", "ACK_RECORDS", "MOVE_CURSOR",
+    "TRIM",
 }  # fmt: skip
 
 

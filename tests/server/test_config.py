@@ -34,7 +34,7 @@ def test_the_example_names_every_key_with_its_default() -> None:
     assert keys_of(tomllib.loads(EXAMPLE.read_text())) == set(KEYS)
 
 
-SHELL_OWN = {"software", "permit", "quota", "carrier", "facts", "meter"}
+SHELL_OWN = {"software", "permit", "subjects", "quota", "carrier", "facts", "meter"}
 """Settings of the core that are the shell's own: no configuration names them."""
 
 
@@ -69,11 +69,35 @@ def test_a_number_of_bytes_may_have_its_unit_on_the_command_line() -> None:
     assert config.journal.ring_bytes == 5 << 30
     assert config.limits.record_bytes_max == 2 << 20
     for key, text, says in (
-        ("journal.ring_bytes", "5GB", "write it as 4194304, or as 4MiB"),
-        ("links.heartbeat_ms", "5MiB", "neither a number"),
+        ("journal.ring_bytes", "5s", "write for instance 4096, 64MiB or 1GiB"),
+        ("links.heartbeat_ms", "5MiB", "write a number and its unit: 500ms"),
+        ("loop.turn_us", "0.5us", "no whole number of us"),
+        ("journal.ring_bytes", "-1", ">= 1"),
+        ("links.links_max", "many", "neither a number"),
     ):
         with pytest.raises(ConfigError, match=says):
             load(None, overrides={key: text})
+
+
+def test_sizes_and_times_of_a_file_may_have_their_unit_wherever_they_stand() -> None:
+    config = from_table(
+        {
+            "journal": {"ring_bytes": "5GiB", "segment_bytes": 67_108_864},
+            "links": {"heartbeat_ms": "2s", "replica_grace_ms": "0"},
+            "loop": {"turn_us": "20ms"},
+            "mailboxes": {"default": {"ttl_ms": "1h30m", "max_messages": 5}},
+            "streams": {"default": {"description": "5s", "max_bytes": "1.5GB"}},
+            "quotas": {"identities": {"web_ms": {"publish_bytes_s": "20MB", "links": 3}}},
+            "authentication": {"users": {"ann_ms": "5s"}},
+        }
+    )
+    assert (config.journal.ring_bytes, config.journal.segment_bytes) == (5 << 30, 64 << 20)
+    assert (config.links.heartbeat_ms, config.links.replica_grace_ms) == (2_000, 0)
+    assert config.loop.turn_us == 20_000
+    assert config.mailboxes.default == {"ttl_ms": 5_400_000, "max_messages": 5}
+    assert config.streams.default == {"description": "5s", "max_bytes": 1_500_000_000}
+    assert config.quotas.identities == {"web_ms": {"publish_bytes_s": 20_000_000, "links": 3}}
+    assert config.authentication.users == {"ann_ms": "5s"}
 
 
 @pytest.mark.parametrize(
@@ -91,7 +115,8 @@ def test_a_number_of_bytes_may_have_its_unit_on_the_command_line() -> None:
         ({"log": {"zzz": 1}}, "log.zzz", "[log] has level, form"),
         ({"permissions": {"a": {"reed": []}}}, "permissions", "did you mean read?"),
         ({"journal": {"full": "maybe"}}, "journal.full", "overwrite, refuse"),
-        ({"journal": {"ring_bytes": "4 GiB"}}, "journal.ring_bytes", "`int`"),
+        ({"journal": {"ring_bytes": "4 Gib/s"}}, "journal.ring_bytes", "4096, 64MiB or 1GiB"),
+        ({"links": {"links_max": "4GiB"}}, "links.links_max", "`int`"),
         ({"listen": "tcp://127.0.0.1:1"}, "listen", 'a list: ["...", "..."]'),
         ({"listen": []}, "listen", "at least one"),
         ({"log": 3}, "log", "[log]"),

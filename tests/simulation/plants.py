@@ -643,7 +643,8 @@ def _newest_key_dropped(stack: contextlib.ExitStack) -> None:
 
 
 def _renewal_untold(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.session.offers import RENEWED, Offering
+    from malamute_py.client.session.offer import RENEWED
+    from malamute_py.client.session.offering import Offering
 
     left = []  # A call that nothing refers to is collected, and its request is given back.
 
@@ -658,7 +659,7 @@ def _renewal_untold(stack: contextlib.ExitStack) -> None:
 
 
 def _held_unseen(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.session.offers import Offering
+    from malamute_py.client.session.offering import Offering
 
     def make(original: Any) -> Any:
         def take(self: Any) -> Any:
@@ -674,7 +675,7 @@ def _held_unseen(stack: contextlib.ExitStack) -> None:
 
 
 def _hand_out_failed(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.session.offers import Offering
+    from malamute_py.client.session.offering import Offering
 
     _put(stack, Offering, "lost_to_others", lambda original: lambda self, numbers: None)
 

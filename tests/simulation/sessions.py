@@ -17,14 +17,8 @@ from malamute_protocol import commands as c
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.client.position import Position
 from malamute_py.client.session.calls import make_row, subscribe_options
-from malamute_py.client.session.session import (
-    Closed,
-    Connect,
-    Event,
-    Published,
-    Session,
-    Unlinked,
-)
+from malamute_py.client.session.events import Closed, Connect, Event, Published, Unlinked
+from malamute_py.client.session.session import Session
 from malamute_py.client.session.subscription import (
     Arrival,
     GapNotice,

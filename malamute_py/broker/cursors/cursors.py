@@ -97,7 +97,8 @@ class Cursors:
             end = stream.position_end(row.epoch)
             within = max(min(row.next, end), stream.begin)
             if within != row.next:
-                code = "rewound" if row.next > end else "retention"
+                purged = within <= stream.row.trimmed
+                code = "rewound" if row.next > end else "purged" if purged else "retention"
                 self._say_clamped(stream, name, row.next, within, code)
                 row.next = within
                 changes.append(
@@ -113,7 +114,8 @@ class Cursors:
     def _say_clamped(self, stream: Stream, name: str, before: int, after: int, code: str) -> None:
         self._shard.counters["cursors_clamped"] += 1
         facts = {"stream": stream.name, "cursor": name, "from": before, "to": after, "code": code}
-        self._shard.event("cursor_clamped", "warning", **facts)
+        level = "info" if code == "purged" else "warning"
+        self._shard.event("cursor_clamped", level, **facts)
 
     def _take_up(self, stream: Stream, row: CursorRow) -> Cursor:
         """Load a row of the tables that is new or has changed into its cursor."""
@@ -129,17 +131,25 @@ class Cursors:
         return cursor
 
     def trimmed(self, stream: Stream) -> None:
-        """Break pins and report cursors that lie before the first offset that the journal kept."""
+        """Break pins and report cursors that lie before the first offset that the journal kept.
+
+        A pin on records that a caller removed goes on from the first one that is left.
+        """
         for cursor in self._cursors.of(stream.number):
             before = cursor.row.next
             if before >= stream.begin:
                 continue
-            if cursor.pinned_at is not None:
+            purged = stream.first <= stream.row.trimmed
+            if purged:
+                self.pins.watch(cursor)
+            elif cursor.pinned_at is not None:
                 # The ring had no more space for the pinned records.
                 self.pins.break_pin(cursor, "the journal kept no more")
             if not cursor.clamped:
                 cursor.clamped = True
-                self._say_clamped(stream, cursor.name, before, stream.first, "retention")
+                self._say_clamped(
+                    stream, cursor.name, before, stream.first, "purged" if purged else "retention"
+                )
 
     def stream_removed(self, stream: Stream) -> None:
         """Remove the cursors of a stream that was removed."""
@@ -159,7 +169,9 @@ class Cursors:
     def _stream(self, link: Link, name: str, action: str = "read") -> Stream:
         """Return the stream of a command. Raises BrokerRefused."""
         if not self._shard.settings.permit(link.owner, action, name):
-            raise BrokerRefused("forbidden", f"you may not {action} stream '{name}'")
+            raise BrokerRefused(
+                "forbidden", f"you may not {action.partition('_')[0]} stream '{name}'"
+            )
         stream = self._catalogue.get(name)
         if stream is None:
             raise BrokerRefused("unknown_stream", f"there is no stream '{name}'")
@@ -171,7 +183,9 @@ class Cursors:
         """Return the part that moves a cursor, and may create it. Raises BrokerRefused."""
         name = command.cursor
         stream = self._stream(link, command.stream)
-        if command.force and not self._shard.settings.permit(link.owner, "admin", command.stream):
+        if command.force and not self._shard.settings.permit(
+            link.owner, "manage_streams", command.stream
+        ):
             raise BrokerRefused("forbidden", f"you may not reset cursors of '{command.stream}'")
         next = command.next
         if command.uuid and command.uuid != stream.uuid:
@@ -254,7 +268,9 @@ class Cursors:
             known = None if cursor is None else cursor.row.settings
             settings = self._edited(place, command)
             pins = settings.pin and (known is None or settings != known)
-            if pins and not self._shard.settings.permit(link.owner, "admin", command.stream):
+            if pins and not self._shard.settings.permit(
+                link.owner, "manage_streams", command.stream
+            ):
                 raise BrokerRefused("forbidden", f"you may not pin stream '{command.stream}'")
             stands = self._stands(place)
             if stands is None:
@@ -326,7 +342,7 @@ class Cursors:
     def remove_cursor(self, link: Link, command: RemoveCursor) -> None:
         """Remove a cursor and its pin; answered when that is durable."""
         try:
-            stream = self._stream(link, command.stream, "admin")
+            stream = self._stream(link, command.stream, "manage_streams")
         except BrokerRefused as error:
             self._answers.refuse(link, command, error.code, error.reason)
             return

@@ -44,7 +44,7 @@ class GroupAdministration:
     def remove_group(self, link: Link, command: RemoveGroup) -> None:
         """Remove a group without members; the answer follows when the removal is durable."""
         settings = self._shard.settings
-        if not settings.permit(link.owner, "admin", command.stream):
+        if not settings.permit(link.owner, "manage_streams", command.stream):
             self._answers.refuse(
                 link, command, "forbidden", f"you may not remove groups of '{command.stream}'"
             )

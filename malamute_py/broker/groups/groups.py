@@ -150,7 +150,9 @@ class Groups:
         if row.next < first:
             changes.append(GroupDone(row.stream, row.name, [(row.next, first)], epoch))
             row.next, row.done = with_done(row.next, row.done, [(row.next, first)])
-            self._clamped(stream, row.name, before, row.next, "retention")
+            purged = first <= stream.row.trimmed
+            code = "purged" if purged else "retention"
+            self._clamped(stream, row.name, before, row.next, code)
         return changes
 
     def _refresh(self, group: Group, _: int) -> None:
@@ -162,7 +164,8 @@ class Groups:
     def _clamped(self, stream: Stream, name: str, before: int, after: int, code: str) -> None:
         self._shard.counters["groups_clamped"] += 1
         facts = {"stream": stream.name, "group": name, "from": before, "to": after, "code": code}
-        self._shard.event("group_clamped", "warning", **facts)
+        level = "info" if code == "purged" else "warning"
+        self._shard.event("group_clamped", level, **facts)
 
     def _take_up(self, stream: Stream, row: GroupRow) -> Group:
         group = Group(stream, row, self._shard.settings.group_window_records)
@@ -203,6 +206,10 @@ class Groups:
         self._links.check_number(link, command.subscription)
         if not settings.permit(link.owner, "read", command.stream):
             raise BrokerRefused("forbidden", f"you may not read stream '{command.stream}'")
+        if not settings.permit(link.owner, "replay", command.stream):
+            raise BrokerRefused(
+                "forbidden", f"you may not replay stream '{command.stream}', which a group does"
+            )
         if not command.create and self._catalogue.get(command.stream) is None:
             reason = self._catalogue.absent(link.owner, command.stream)
             raise BrokerRefused("unknown_stream", reason)

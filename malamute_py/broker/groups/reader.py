@@ -23,6 +23,7 @@ from typing import Final
 from malamute_protocol.commands import Gap
 from malamute_protocol.content import Content
 from malamute_protocol.stamp import STAMP_BYTES
+from malamute_py.broker.batches.bounds import first_within_bounds
 from malamute_py.broker.batches.encoding import PartEncodings
 from malamute_py.broker.batches.rows import unexpired
 from malamute_py.broker.context import Shard
@@ -114,10 +115,10 @@ class GroupReader:
         """Hand out one quantum while the share lasts, or begin a read; returns the bytes given."""
         stream = group.stream
         first = stream.first_at(self._shard.now_ms)
-        holdings, ages = group.holdings, stream.settings.max_age_ms > 0
-        # A record that a member gave back lies before what was read, and may be past its age.
-        if holdings.read < first or (ages and holdings.low < first):
-            self.gone_by(group)
+        holdings = group.holdings
+        # A record that a member gave back lies before what was read, and may be out of bounds.
+        if holdings.read < first or (stream.bounded and holdings.low < first):
+            self._drop_before(group, first)
         quantum = self._shard.settings.quantum_bytes
         given, began = 0, group.dealt
         for _ in range(TURN_BATCHES_MAX):
@@ -352,6 +353,10 @@ class GroupReader:
 
     def _hand_out_history(self, group: Group, answer: HistoryRead) -> None:
         holdings, stream = group.holdings, group.stream
+        if stream.bounded:
+            kept = first_within_bounds(stream, answer, self._shard.now_ms)
+            if holdings.low < kept:
+                self._gap(group, (holdings.low, kept, "retention", ""))
         gaps, began = list(answer.gaps), group.dealt
         for run in answer.runs:
             data = memoryview(run.data)
@@ -388,20 +393,35 @@ class GroupReader:
 
     def gone_by(self, group: Group) -> None:
         """Drop waiting records before the stream's first offset."""
-        first, low = group.stream.first_at(self._shard.now_ms), group.holdings.low
+        self._drop_before(group, group.stream.first_at(self._shard.now_ms))
+
+    def _drop_before(self, group: Group, first: int) -> None:
+        low = group.holdings.low
         if low < first:
             self._gap(group, (low, first, "retention", ""))
 
     def _gap(self, group: Group, gap: tuple[int, int, str, str]) -> None:
         """Drop offsets that the journal cannot give, and tell the members from the first one on."""
         first, end, code, reason = gap
+        removed = min(end, group.stream.row.trimmed)
+        if code == "retention" and first < removed:
+            self._close(group, (first, removed, "purged", ""))
+            first = removed
+        if first < end:
+            self._close(group, (first, end, code, reason))
+
+    def _close(self, group: Group, gap: tuple[int, int, str, str]) -> None:
+        first, end, code, reason = gap
         first, count = group.close_between(first, end)
         if not count:
             return
-        group.lost += count
-        self._shard.counters["group_records_lost"] += count
+        purged = code == "purged"
+        if not purged:
+            group.lost += count
+            self._shard.counters["group_records_lost"] += count
         self._shard.event(
-            "group_gap", "warning", stream=group.stream.name, group=group.name,
+            "group_gap", "info" if purged else "warning",
+            stream=group.stream.name, group=group.name,
             **{"from": first, "to": end}, records=count, code=code,
         )  # fmt: skip
         for member in group.members:

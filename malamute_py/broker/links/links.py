@@ -39,7 +39,14 @@ from malamute_py.broker.links.replicas import Replicas
 from malamute_py.broker.quotas import UNMETERED
 from malamute_py.broker.ready import Send
 
-FEATURES = int(Feature.MAIL | Feature.SERVICES | Feature.CURSORS | Feature.ATOMIC | Feature.KEYS)
+FEATURES = int(
+    Feature.MAIL
+    | Feature.SERVICES
+    | Feature.CURSORS
+    | Feature.ATOMIC
+    | Feature.REMOVAL
+    | Feature.KEYS
+)
 """Features that this broker serves beyond streams."""
 LATER_MS = 5
 """Time that a command which no peer waits for may wait for another to leave with."""

@@ -18,15 +18,15 @@ from typing import Any, Final
 
 import msgspec
 
-from malamute_protocol.commands import Command, Request, Send
+from malamute_protocol.commands import Command
 from malamute_protocol.content import Content
 from malamute_protocol.encode import encode
 from malamute_protocol.errors import BrokerRefused
-from malamute_protocol.framing import NUMBERS
 from malamute_protocol.stamp import CHANGE, STAMP_BYTES
 from malamute_py.broker.context import Inconsistent, Shard
 from malamute_py.broker.links.links import Link
 from malamute_py.broker.log.confirms import NONE, STORED, SYNCED, Confirms
+from malamute_py.broker.log.keys import use_of
 from malamute_py.broker.log.ring import EPOCH_SHIFT, RingState, Unsettled, Waiter
 from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.ready import (
@@ -416,8 +416,7 @@ class Steps:
                 effect.appended(part, 0)
         if key is not None:
             assert command is not None
-            puts = isinstance(command, (Send, Request))
-            use = parts[0].place if puts else -NUMBERS[type(command)]
+            use = use_of(command, parts[0].place)
             self._memory_keys.remember(key, KeyRow(first, count, now_ms, use), MEMORY_KEYS_MAX)
         if waiter is not None:
             waiter.epoch, waiter.offset, waiter.append_time_ms = self._shard.epoch, first, now_ms

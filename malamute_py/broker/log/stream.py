@@ -1,9 +1,9 @@
 """Streams at run time: positions, the hot window, and facts about the audience.
 
 Owns the facts that the core keeps in memory of every stream beside the durable tables. The rules:
-`next` moves only when the journal has appended, `first` only when it has trimmed; offsets are never
-given twice, not even by a stream in memory over a restart. Source: docs/design.md (The core and its
-shell; Journal).
+`next` moves only when the journal has appended, `first` only when it has trimmed or a TRIM is
+durable; offsets are never given twice, not even by a stream in memory over a restart. Source:
+docs/design.md (The core and its shell; Journal).
 """
 
 from __future__ import annotations
@@ -129,8 +129,9 @@ class Stream:
         visible."""
         # Where the last record of each subject is kept, revision 0 says that there is no such key.
         begin = 1 if row.settings.keep else 0
-        self.first = max(begin, facts.first) if facts else begin
         self.next = max(begin, facts.next) if facts else begin
+        kept = max(begin, facts.first) if facts else begin
+        self.first = max(kept, min(row.trimmed, self.next))
         self.handed = self.next
         """The next offset after the batches that the journal was handed."""
         self.coming = 0
@@ -144,7 +145,7 @@ class Stream:
         """Records before this offset were in memory only, and are gone with an earlier run."""
         self.hot: deque[StampedBatch] = deque()
         self.removed = False
-        self.trim_asked = self.first
+        self.trim_asked = kept
         self.pinned = NEVER
         """Offset from which on retention leaves all records: a cursor pins it."""
         self.ledger = Ledger(self.first, self.next, facts.bytes if facts else 0)
@@ -173,6 +174,11 @@ class Stream:
         return self.first if self.keys is None else 1
 
     @property
+    def bounded(self) -> bool:
+        """Whether records go out of bounds by their age or number alone."""
+        return bool(self.settings.max_age_ms or self.settings.max_records)
+
+    @property
     def hot_first(self) -> int:
         """Offset of the oldest record in the hot window; `next` when it is empty."""
         return self.hot[0].base if self.hot else self.next
@@ -183,16 +189,22 @@ class Stream:
         return now_ms - max_age_ms if max_age_ms else 0
 
     def first_at(self, now_ms: int) -> int:
-        """First offset that is neither gone nor past its age, as far as the hot window tells.
+        """First offset that is neither gone nor beyond the stream's bounds of records and age.
 
-        The journal tells it of what is older, where that is read.
+        The age is looked for in the hot window: the journal tells it of what is older, where that
+        is read.
         """
+        past = self.first_of_newest(self.next)
         oldest_ms, hot = self.oldest_ms(now_ms), self.hot
-        if not oldest_ms or not hot or _append_time(hot[0]) >= oldest_ms:
-            return self.first
-        place = bisect_left(hot, oldest_ms, key=_append_time)
-        aged = hot[place].base if place < len(hot) else hot[-1].next
-        return max(self.first, min(aged, self.pinned))
+        if oldest_ms and hot and _append_time(hot[0]) < oldest_ms:
+            place = bisect_left(hot, oldest_ms, key=_append_time)
+            past = max(past, hot[place].base if place < len(hot) else hot[-1].next)
+        return max(self.first, min(past, self.pinned))
+
+    def first_of_newest(self, end: int) -> int:
+        """First of the records before `end` that the stream keeps by their number; 0: all."""
+        most = self.settings.max_records
+        return max(0, end - most) if most else 0
 
     def hot_place(self, offset: int) -> int:
         """Index in the hot window of the batch that holds an offset, or of the batch after it."""

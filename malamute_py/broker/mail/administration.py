@@ -127,7 +127,7 @@ class MailboxAdmin:
         """Return the mailbox of a command; None: the command was refused."""
         name = command.mailbox
         if not self._allowed(link, action, name):
-            did = "read" if action == "receive" else action
+            did = "read" if action == "receive" else action.partition("_")[0]
             self._answers.refuse(link, command, "forbidden", f"you may not {did} mailbox '{name}'")
             return None
         mailbox = self._mailboxes.get(name)
@@ -219,8 +219,8 @@ class MailboxAdmin:
         """Create a mailbox or change its settings; answered when that is durable."""
         name = command.mailbox
         settings = self._shard.settings
-        if not settings.permit(link.owner, "admin", name):
-            self._answers.refuse(link, command, "forbidden", f"you may not admin mailbox '{name}'")
+        if not settings.permit(link.owner, "manage_queues", name):
+            self._answers.refuse(link, command, "forbidden", f"you may not manage mailbox '{name}'")
             return
         mailbox = self._mailboxes.get(name)
         try:
@@ -263,7 +263,7 @@ class MailboxAdmin:
 
     def purge(self, link: Link, command: PurgeMail) -> None:
         """Remove all messages that no reader holds; answered when that is durable."""
-        mailbox = self._mailbox(link, command, "admin")
+        mailbox = self._mailbox(link, command, "purge")
         if mailbox is None or not self._repeats_name(link, command):
             return
         if not self._asked(link, command):
@@ -291,7 +291,7 @@ class MailboxAdmin:
 
     def remove(self, link: Link, command: RemoveMailbox) -> None:
         """Remove a mailbox that has no readers, with its messages."""
-        mailbox = self._mailbox(link, command, "admin")
+        mailbox = self._mailbox(link, command, "manage_queues")
         if mailbox is None or not self._repeats_name(link, command):
             return
         name = mailbox.name
@@ -359,7 +359,7 @@ class MailboxAdmin:
         self._not_emptied(job, job.answer, *why)
 
     @property
-    def hungry(self) -> bool:
+    def runnable(self) -> bool:
         """Whether `work` has something to do."""
         return (
             bool(self._jobs)

@@ -123,6 +123,8 @@ class Inboxes:
             return mailbox
         if not link.owns(name) and not settings.permit(link.owner, "receive", name):
             raise BrokerRefused("forbidden", f"you may not read mailbox '{name}'")
+        if not link.owns(name):
+            self._mailboxes.check_creation(name, link.owner)
         known = self._mailboxes.get(name)
         if known is None and command.settings:
             wanted = queue_settings(

@@ -78,9 +78,9 @@ class Mail:
     # --- time and work --------------------------------------------------------------------------
 
     @property
-    def hungry(self) -> bool:
+    def runnable(self) -> bool:
         """Whether `deliver` has something to do."""
-        return any(self._runnable) or self.admin.hungry
+        return any(self._runnable) or self.admin.runnable
 
     def deliver(self) -> None:
         """Do a bounded share of the work that waits for nothing."""

@@ -135,6 +135,15 @@ class Mailboxes:
             )
         return self.draft(name, by, self._default)
 
+    def check_creation(self, name: str, by: str) -> None:
+        """Raise BrokerRefused where the first use of a name would create what its user may not."""
+        if (
+            name not in self.by_name
+            and not name.startswith("~")
+            and not self._shard.settings.permit(by, "create_mailbox", name)
+        ):
+            raise BrokerRefused("forbidden", f"you may not create mailbox '{name}'")
+
     def draft(self, name: str, by: str, settings: MailboxSettings) -> Mailbox:
         """Make a mailbox that no step has created; it is forgotten unless a step needs it."""
         most = self._shard.settings.mailboxes_max

@@ -99,6 +99,8 @@ class Puts:
         if mailbox is None or mailbox.removing:
             if asked_by:
                 by = self._quotas.owner_of(asked_by)
+            else:
+                self.mailboxes.check_creation(name, by)
             mailbox = self.mailboxes.use(name, by)
         head = content.head
         count = head.count

@@ -32,7 +32,10 @@ from malamute_py.broker.log.bodies import Bodies, Body
 from malamute_py.broker.log.steps import Counting, Steps, Then
 from malamute_py.broker.mail.puts import Puts
 from malamute_py.broker.services.ends import Ends
-from malamute_py.broker.services.queue import (
+from malamute_py.broker.services.registry import Registry
+from malamute_py.broker.services.returns import Returns
+from malamute_py.broker.services.rows import BatchRows, merged
+from malamute_py.broker.services.service import (
     DRAFT,
     REMOVING,
     STANDING,
@@ -40,9 +43,6 @@ from malamute_py.broker.services.queue import (
     RequestBatch,
     Service,
 )
-from malamute_py.broker.services.registry import Registry
-from malamute_py.broker.services.returns import Returns
-from malamute_py.broker.services.rows import BatchRows, merged
 from malamute_py.broker.structures.bitmaps import ones
 from malamute_py.changelog.records import RequestRevived, ServiceRemoved, ServiceSet
 from malamute_py.changelog.settings import ServiceSettings, queue_settings
@@ -102,7 +102,9 @@ class ServiceAdmin:
     def _service(self, link: Link, name: str, *actions: str) -> Service:
         """Return a service of which a link may do one of some actions. Raises BrokerRefused."""
         if not any(self._permitted(link, action, name) for action in actions):
-            raise BrokerRefused("forbidden", f"you may not {actions[0]} service '{name}'")
+            raise BrokerRefused(
+                "forbidden", f"you may not {actions[0].partition('_')[0]} service '{name}'"
+            )
         service = self._registry.by_name.get(name)
         if service is None or not (
             service.state != DRAFT or service.making or service.reserved_rows
@@ -143,7 +145,7 @@ class ServiceAdmin:
     def _info(self, link: Link, command: ServiceInfo) -> None:
         name = command.service
         if not name.endswith("*"):
-            service = self._service(link, name, "request", "work", "admin")
+            service = self._service(link, name, "request", "work", "manage_queues")
             self._answers.result(link, command, self._facts(service, whole=True))
             return
         prefix = name[:-1]
@@ -159,7 +161,10 @@ class ServiceAdmin:
             if len(page) == limit:
                 more = True
                 break
-            if any(self._permitted(link, action, one) for action in ("request", "work", "admin")):
+            if any(
+                self._permitted(link, action, one)
+                for action in ("request", "work", "manage_queues")
+            ):
                 page.append(self._facts(registry.by_name[one], whole=False))
         self._answers.result(link, command, {"entries": page, "more": more})
 
@@ -233,8 +238,8 @@ class ServiceAdmin:
 
     def _edit(self, link: Link, command: EditService) -> None:
         name = command.service
-        if not self._permitted(link, "admin", name):
-            raise BrokerRefused("forbidden", f"you may not admin service '{name}'")
+        if not self._permitted(link, "manage_queues", name):
+            raise BrokerRefused("forbidden", f"you may not manage service '{name}'")
         known = name in self._registry.by_name
         service = self._registry.use(name, link.owner, command.settings)
         facts = partial(self._facts, service, whole=True)
@@ -275,7 +280,7 @@ class ServiceAdmin:
     # --- REQUEUE --------------------------------------------------------------------------------
 
     def _requeue(self, link: Link, command: Requeue) -> None:
-        service = self._service(link, command.service, "admin")
+        service = self._service(link, command.service, "manage_queues")
         numbers = command.numbers
         if len(numbers) > NUMBERS_MAX:
             raise BrokerRefused("too_large", f"at most {NUMBERS_MAX} numbers at once")
@@ -377,7 +382,7 @@ class ServiceAdmin:
     # --- REMOVE_SERVICE ---------------------------------------------------------------------------
 
     def _remove(self, link: Link, command: RemoveService) -> None:
-        service = self._service(link, command.service, "admin")
+        service = self._service(link, command.service, "manage_queues")
         if command.confirm != service.name:
             raise BrokerRefused("conflict", "confirm repeats the name of the service")
         if service.state == REMOVING:

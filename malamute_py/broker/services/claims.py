@@ -15,8 +15,8 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.services.absent import AbsentHolder
 from malamute_py.broker.services.hand_outs import HandOuts
-from malamute_py.broker.services.queue import InFlight, Offer, RequestBatch
 from malamute_py.broker.services.rows import BatchRows
+from malamute_py.broker.services.service import InFlight, Offer, RequestBatch
 from malamute_py.broker.structures.bitmaps import lowest, ones, places_of
 from malamute_py.changelog.records import Run
 

@@ -14,10 +14,10 @@ from itertools import islice
 from malamute_py.broker.context import Shard
 from malamute_py.broker.log.steps import Steps, Then
 from malamute_py.broker.services.ends import Ends
-from malamute_py.broker.services.queue import Lease, Pause, RequestBatch, Service
 from malamute_py.broker.services.registry import Registry
 from malamute_py.broker.services.returns import Returns
 from malamute_py.broker.services.rows import BatchRows, merged
+from malamute_py.broker.services.service import Lease, Pause, RequestBatch, Service
 
 
 class Deadlines:

@@ -16,7 +16,7 @@ from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.bodies import Bodies, Body
 from malamute_py.broker.log.steps import Steps
 from malamute_py.broker.services.ends import Ends
-from malamute_py.broker.services.queue import Lease, Offer, PendingWork, RequestBatch
+from malamute_py.broker.services.service import Lease, Offer, PendingWork, RequestBatch
 from malamute_py.broker.structures.bitmaps import ones
 
 OFFER: Final = 51

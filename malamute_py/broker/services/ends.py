@@ -22,9 +22,9 @@ from malamute_py.broker.context import Shard
 from malamute_py.broker.log.bodies import Bodies
 from malamute_py.broker.log.steps import Effect, Part
 from malamute_py.broker.mail.puts import Puts
-from malamute_py.broker.services.queue import Lease, RequestBatch, Service
 from malamute_py.broker.services.registry import RETRY_MS, Registry
 from malamute_py.broker.services.rows import BatchRows, named
+from malamute_py.broker.services.service import Lease, RequestBatch, Service
 from malamute_py.broker.structures.bitmaps import runs_of
 from malamute_py.changelog.records import Change, RequestDone, Run
 

@@ -15,17 +15,11 @@ from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import ERRED, Links
 from malamute_py.broker.log.steps import Effect, Part, Steps
 from malamute_py.broker.services.delivery import OFFER, WorkDelivery
-from malamute_py.broker.services.queue import (
-    SLOW_LOOK,
-    STANDING,
-    Lease,
-    Offer,
-    RequestBatch,
-    Service,
-)
+from malamute_py.broker.services.dispatch import SLOW_LOOK
 from malamute_py.broker.services.registry import RETRY_MS, Registry
 from malamute_py.broker.services.returns import Returns
 from malamute_py.broker.services.rows import BatchRows, named
+from malamute_py.broker.services.service import STANDING, Lease, Offer, RequestBatch, Service
 from malamute_py.changelog.records import Change, WorkTaken
 from malamute_py.changelog.tables import WITHDRAWN
 

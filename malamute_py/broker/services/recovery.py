@@ -10,9 +10,9 @@ from __future__ import annotations
 from malamute_py.broker.context import Shard
 from malamute_py.broker.services.deadlines import Deadlines
 from malamute_py.broker.services.ends import Ends
-from malamute_py.broker.services.queue import STANDING, InFlight, Lease, RequestBatch, Service
 from malamute_py.broker.services.registry import Registry
 from malamute_py.broker.services.returns import Returns
+from malamute_py.broker.services.service import STANDING, InFlight, Lease, RequestBatch, Service
 
 
 class Recovery:

@@ -19,7 +19,7 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.log.steps import Effect, Part, Steps, Then, changing
 from malamute_py.broker.mail.mailboxes import Mailboxes
-from malamute_py.broker.services.queue import (
+from malamute_py.broker.services.service import (
     DRAFT,
     REMOVING,
     STANDING,
@@ -81,6 +81,8 @@ class Registry:
         limits = self._shard.settings
         if settings is None and not limits.auto_create:
             raise BrokerRefused("unknown_service", f"there is no service '{name}'")
+        if not limits.permit(by, "create_service", name):
+            raise BrokerRefused("forbidden", f"you may not create service '{name}'")
         if len(self.by_name) >= limits.services_max:
             raise BrokerRefused("limit", f"at most {limits.services_max} services")
         self._shard.quotas.check(by, "services")

@@ -19,10 +19,10 @@ from malamute_py.broker.log.steps import Counting, Effect, Part, Then
 from malamute_py.broker.mail.puts import Puts
 from malamute_py.broker.services.claims import Claims
 from malamute_py.broker.services.ends import Ends
-from malamute_py.broker.services.queue import Lease, Offer, Service
 from malamute_py.broker.services.registry import Registry
 from malamute_py.broker.services.returns import Returns
 from malamute_py.broker.services.rows import BatchRows, named
+from malamute_py.broker.services.service import Lease, Offer, Service
 from malamute_py.changelog.records import RequestPut, Run, WorkReceived
 from malamute_py.changelog.tables import RELEASED
 

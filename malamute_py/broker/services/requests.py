@@ -21,8 +21,8 @@ from malamute_py.broker.log.bodies import Bodies
 from malamute_py.broker.log.steps import NO_TABLES, Effect, Part, Steps, content_size
 from malamute_py.broker.mail.puts import Puts
 from malamute_py.broker.services.hand_outs import HandOuts
-from malamute_py.broker.services.queue import DRAFT, REMOVING, Offer, RequestBatch, Service
 from malamute_py.broker.services.registry import Registry
+from malamute_py.broker.services.service import DRAFT, REMOVING, Offer, RequestBatch, Service
 from malamute_py.broker.structures.bitmaps import ones, runs_of
 from malamute_py.changelog.records import Change, RequestPut, WorkTaken
 from malamute_py.changelog.tables import apply, rows_of

@@ -17,9 +17,9 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.log.steps import Effect, Part, Steps, Then
 from malamute_py.broker.services.ends import Ends, Released
-from malamute_py.broker.services.queue import InFlight, Lease, Pause, RequestBatch, Service
 from malamute_py.broker.services.registry import RETRY_MS, Registry
 from malamute_py.broker.services.rows import BatchRows, merged, named
+from malamute_py.broker.services.service import InFlight, Lease, Pause, RequestBatch, Service
 from malamute_py.changelog.records import Change, WorkReturned
 from malamute_py.changelog.tables import RELEASED, WITHDRAWN
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from malamute_py.broker.services.queue import RequestBatch
+from malamute_py.broker.services.service import RequestBatch
 from malamute_py.changelog.tables import rows_of
 
 BatchRows: TypeAlias = tuple[RequestBatch, int]

@@ -19,9 +19,9 @@ from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.answers import Answers
 from malamute_py.broker.log.steps import Steps, Then
-from malamute_py.broker.services.queue import STANDING, Offer, Service
 from malamute_py.broker.services.registry import Registry
 from malamute_py.broker.services.returns import Returns
+from malamute_py.broker.services.service import STANDING, Offer, Service
 from malamute_py.changelog.tables import WITHDRAWN
 
 

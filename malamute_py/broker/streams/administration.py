@@ -67,7 +67,10 @@ class StreamAdmin:
         name = command.stream
         if not self._shard.settings.permit(link.owner, action, name):
             self._answers.refuse(
-                link, command, "forbidden", f"you may not {action} stream '{name}'"
+                link,
+                command,
+                "forbidden",
+                f"you may not {action.partition('_')[0]} stream '{name}'",
             )
             return None
         stream = self._catalogue.get(name)
@@ -103,7 +106,7 @@ class StreamAdmin:
 
     def edit_stream(self, link: Link, command: EditStream) -> None:
         """Change settings; the answer follows when the change is durable."""
-        stream = self._stream(link, command, "admin")
+        stream = self._stream(link, command, "manage_streams")
         if stream is None:
             return
         answer = Answer(self._answers, link, command, partial(self._facts, stream))
@@ -114,7 +117,7 @@ class StreamAdmin:
 
     def remove_stream(self, link: Link, command: RemoveStream) -> None:
         """Remove a stream; the answer follows when the removal is durable."""
-        stream = self._stream(link, command, "admin")
+        stream = self._stream(link, command, "manage_streams")
         if stream is not None:
             self._catalogue.remove(stream, Answer(self._answers, link, command))
 
@@ -133,6 +136,7 @@ class StreamAdmin:
             "ring": stream.ring.name,
             "visible": stream.visible_next,
             "last_time_ms": stream.last_time_ms,
+            "trimmed": stream.row.trimmed,
             "settings": _settings(stream),
             "subscriptions": audience.count,
             "live": audience.live,

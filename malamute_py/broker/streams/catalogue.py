@@ -71,7 +71,7 @@ class Catalogue:
         self._waiting_count = 0
         self._next_number = tables.next_number
         self.bounded: set[Stream] = set()
-        """Streams with a bound of bytes or age of their own."""
+        """Streams with a bound of bytes, age or records of their own."""
         self._sizes: dict[int, tuple[str, int]] = {}
         """Creator of each stream, and the bytes for which its settings are counted."""
         for row in tables.streams.values():
@@ -203,7 +203,7 @@ class Catalogue:
 
     def _watch(self, stream: Stream) -> None:
         settings = stream.settings
-        if settings.max_bytes or settings.max_age_ms:
+        if settings.max_bytes or settings.max_age_ms or settings.max_records:
             self.bounded.add(stream)
             stream.ledger.bound(settings.max_bytes)
         else:

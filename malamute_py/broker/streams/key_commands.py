@@ -50,11 +50,12 @@ class KeyCommands:
         self._publishing = publishing
         self._answers = answers
 
-    def _stream(self, link: Link, command: Any, action: str) -> tuple[Stream, Keys]:
+    def _stream(self, link: Link, command: Any, *actions: str) -> tuple[Stream, Keys]:
         """Return the stream of a command, with its keys. Raises BrokerRefused."""
         name = command.stream
-        if not self._shard.settings.permit(link.owner, action, name):
-            raise BrokerRefused("forbidden", f"you may not {action} stream '{name}'")
+        for needed in actions:
+            if not self._shard.settings.permit(link.owner, needed, name):
+                raise BrokerRefused("forbidden", f"you may not {needed} stream '{name}'")
         stream = self._catalogue.get(name)
         if stream is None:
             raise BrokerRefused("unknown_stream", self._catalogue.absent(link.owner, name))
@@ -72,11 +73,17 @@ class KeyCommands:
         try:
             if command.revision < 0:
                 raise BrokerRefused("malformed", "a revision below 0")
-            stream, _ = self._stream(link, command, "write")
+            bound = None
+            if not self._shard.settings.permit(link.owner, "write", command.stream):
+                bound = self._shard.settings.subjects(link.owner, command.stream)
+            stream, _ = self._stream(link, command, *(["write"] if bound is None else []))
         except BrokerRefused as error:
             self._publishing.refuse(link, command, error.code, error.reason, error.retry_ms)
             return
-        self._publishing.publish(link, command, stream, frame)
+        if bound is None:
+            self._publishing.publish(link, command, stream, frame)
+        else:
+            self._publishing.publish_bound(link, command, stream, frame, bound)
 
     # --- one value ----------------------------------------------------------------------
 
@@ -86,7 +93,7 @@ class KeyCommands:
 
     def _get(self, link: Link, command: GetKey, tries: int) -> None:
         try:
-            stream, keys = self._stream(link, command, "read")
+            stream, keys = self._stream(link, command, "read", "replay")
             if link.room <= 0:
                 raise BrokerRefused("wait", "too much is sent and not read on this link")
         except BrokerRefused as error:
@@ -179,7 +186,7 @@ class KeyCommands:
     def list_keys(self, link: Link, command: ListKeys) -> None:
         """Answer with a page of keys."""
         try:
-            _, keys = self._stream(link, command, "read")
+            _, keys = self._stream(link, command, "read", "replay")
             compiled = compile_pattern(command.pattern)
             if not asks_subjects_only(command.pattern):
                 raise BrokerRefused("bad_pattern", "keys are found by their subjects only")

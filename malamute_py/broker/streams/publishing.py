@@ -15,7 +15,7 @@ from struct import Struct
 from typing import Any
 
 from malamute_protocol.commands import Publish, UpdateKey
-from malamute_protocol.content import BODY_KINDS
+from malamute_protocol.content import BODY_KINDS, Content
 from malamute_protocol.errors import BatchError, BrokerRefused, RevisionConflict
 from malamute_protocol.framing import NUMBERS
 from malamute_protocol.stamp import STAMP_BYTES
@@ -39,24 +39,8 @@ from malamute_py.changelog.records import ProducersForgotten, StreamEdited
 TIME_AT = 56
 """Byte position of the append time in a stamp."""
 _TIME = Struct("<q")
-
-
-class _Coming(Effect):
-    """Records of an atomic step on their way to a stream."""
-
-    publishing: Publishing
-    stream: Stream
-    count: int
-
-    def taken(self, part: Part) -> None:
-        self.stream.coming += self.count
-
-    def appended(self, part: Part, end_lsn: int) -> None:
-        self.publishing.part_appended(part, end_lsn)
-        self.stream.coming -= self.count
-
-    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
-        self.stream.coming -= self.count
+BOUND_KEYS_MAX = 8_192
+"""Keys and fields of one batch of a writer that is bound to subjects: each key is compared."""
 
 
 class Publishing:
@@ -180,6 +164,23 @@ class Publishing:
         if pending.waiter is not None:
             pending.waiter.command = NUMBERS[type(command)]
         return True
+
+    def publish_bound(
+        self, link: Link, command: Publish | UpdateKey, stream: Stream, frame: Any,
+        bound: Callable[[str], bool],
+    ) -> None:  # fmt: skip
+        """Take up a batch of a link that may publish under some keys only."""
+        try:
+            content = self._shard.content(frame)
+            content.check(self._limits)
+            foreign = _foreign_key(content, bound)
+        except (BatchError, BrokerRefused) as error:
+            self.refuse(link, command, error.code, error.reason)
+            return
+        if foreign is None:
+            self.publish(link, command, stream, frame)
+        else:
+            self.refuse(link, command, "forbidden", _not_under(stream.name, foreign))
 
     def refuse(
         self, link: Link, command: Publish | UpdateKey, code: str, reason: str, retry_ms: int = 0,
@@ -331,8 +332,11 @@ class Publishing:
     def prepare(self, link: Link, command: Publish, frame: Any, stream: Stream | None) -> Part:
         """Prepare one batch as part of an atomic step. Raises BrokerRefused: nothing was done."""
         name = command.stream
+        bound = None
         if not self._shard.settings.permit(link.owner, "write", name):
-            raise BrokerRefused("forbidden", f"you may not write to stream '{name}'")
+            bound = self._shard.settings.subjects(link.owner, name)
+            if bound is None:
+                raise BrokerRefused("forbidden", f"you may not write to stream '{name}'")
         if stream is None or stream.removed:
             raise BrokerRefused("unknown_stream", f"there is no stream '{name}'")
         try:
@@ -340,6 +344,9 @@ class Publishing:
             content.check(self._limits)
         except BatchError as error:
             raise BrokerRefused(error.code, error.reason) from error
+        foreign = None if bound is None else _foreign_key(content, bound)
+        if foreign is not None:
+            raise BrokerRefused("forbidden", _not_under(name, foreign))
         head = content.head
         if stream.ring is not self._main:
             raise BrokerRefused(
@@ -570,3 +577,41 @@ def _ring_name(pending: Pending) -> str:
 def _unsettle(stream: Stream, *_: Any) -> None:
     """Forget the body kind that a first batch settled: the log did not take it."""
     stream.settle(stream.settings)
+
+
+class _Coming(Effect):
+    """Records of an atomic step on their way to a stream."""
+
+    publishing: Publishing
+    stream: Stream
+    count: int
+
+    def taken(self, part: Part) -> None:
+        self.stream.coming += self.count
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        self.publishing.part_appended(part, end_lsn)
+        self.stream.coming -= self.count
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        self.stream.coming -= self.count
+
+
+def _foreign_key(content: Content, bound: Callable[[str], bool]) -> str | None:
+    """Return a key of a batch that the test does not pass; a record without one has the key "".
+
+    Raises BrokerRefused: there are more keys than a turn of the loop has time for.
+    """
+    if content.table.entries > BOUND_KEYS_MAX:
+        raise BrokerRefused(
+            "too_large", f"at most {BOUND_KEYS_MAX} keys and fields a batch for a bound writer"
+        )
+    for keys in content.table.keys or [("",)]:
+        for key in keys or ("",):
+            if not bound(key):
+                return key
+    return None
+
+
+def _not_under(stream: str, key: str) -> str:
+    return f"you may not write to stream '{stream}' under '{key}'"

@@ -1,4 +1,4 @@
-"""Retention: what a stream may drop to stay within its bounds of bytes and age.
+"""Retention: what a stream may drop to stay within its bounds of bytes, age and records.
 
 Owns the trims that the shell is asked for, by the ledger of each stream's bytes. The rule: the core
 asks the journal to trim, and `first` moves only when the journal has trimmed. Source:
@@ -60,6 +60,8 @@ class Retention:
                 ledger.split_asked = True
                 self._split_ledger(stream)
             keep_from = max(keep_from, ledger.first_within(settings.max_bytes) or 0)
+        # Records that a power loss may take back push none out for good.
+        keep_from = max(keep_from, stream.first_of_newest(stream.visible_next))
         if settings.max_age_ms:
             since_ms = stream.oldest_ms(self._shard.now_ms)
             # The ledger tells the age of its pieces, the hot window that of each batch.
@@ -71,9 +73,13 @@ class Retention:
                 ledger.asked_ms = self._shard.now_ms
                 self._find_age(stream, since_ms)
         keep_from = min(keep_from, stream.pinned)
-        if keep_from > stream.trim_asked:
-            stream.trim_asked = keep_from
-            self.trims.append((stream.ring.name, stream.number, keep_from))
+        self.trim(stream, keep_from)
+
+    def trim(self, stream: Stream, before: int) -> None:
+        """Ask the journal to drop records before an offset, pinned or not."""
+        if before > stream.trim_asked:
+            stream.trim_asked = before
+            self.trims.append((stream.ring.name, stream.number, before))
 
     def overwritten(self, stream: Stream, first: int) -> None:
         """Count the records that a shared ring takes although the stream's own bounds keep them.
@@ -114,9 +120,8 @@ class Retention:
         def found(value: Any) -> None:
             if isinstance(value, int):
                 value = min(value, stream.pinned)
-            if isinstance(value, int) and value > stream.trim_asked:
-                stream.trim_asked = value
-                self.trims.append((stream.ring.name, stream.number, value))
+            if isinstance(value, int):
+                self.trim(stream, value)
 
         self._shard.ask(
             stream.ring.name, stream.number, "find_time",

@@ -59,7 +59,12 @@ class Copies(msgspec.Struct, eq=False):
 class Turning:
     """Gives up the oldest segments of rings that fill, and copies the newest records in them."""
 
-    def __init__(self, shard: Shard, retention: Retention) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        retention: Retention,
+        when_visible: Callable[[RingState, int, Settlement], None],
+    ) -> None:
         """retention: has the trims that the shell is asked for."""
         self._shard = shard
         self._retention = retention
@@ -67,8 +72,7 @@ class Turning:
         """Copies that the journal is to be handed."""
         self.handed: dict[int, Copies] = {}
         """Copies that the journal was handed, by the token of their bundle."""
-        self.when_visible: Callable[[RingState, int, Settlement], None]
-        """Publishing.when_visible; set by the broker."""
+        self._when_visible = when_visible
 
     # --- looking for room ---------------------------------------------------------------
 
@@ -205,7 +209,7 @@ class Turning:
         ring.end_lsn = answer.end_lsn
         keys.copies_next = copies.base + len(copies.batches)
         self._shard.counters["records_moved"] += sum(len(rows) for _, rows in copies.batches)
-        self.when_visible(ring, answer.end_lsn, partial(self._durable, copies))
+        self._when_visible(ring, answer.end_lsn, partial(self._durable, copies))
 
     def _durable(self, copies: Copies, failure: tuple[str, str] | None) -> None:
         if failure is not None or copies.stream.removed:

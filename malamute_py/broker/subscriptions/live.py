@@ -199,6 +199,10 @@ class Delivery:
         late = audience.late[0] if audience.late else None
         if late is None or late.job is not job:
             return  # The subscriptions did not wait for it any more.
+        if late.batch.base < late.batch.stream.first_at(self._shard.now_ms):
+            # It is gone, or grew too old meanwhile: on demand the subscriptions are told so.
+            self._overtake(audience)
+            return
         self._give_one_late(audience, late, job)
         self._drop_first_late(audience)
         self._give_late(audience)

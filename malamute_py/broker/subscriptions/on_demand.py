@@ -21,6 +21,7 @@ from malamute_protocol.commands import Gap
 from malamute_protocol.content import Content
 from malamute_protocol.gather import BYTES_A_ROW, gatherable
 from malamute_protocol.stamp import STAMP_BYTES, Stamp
+from malamute_py.broker.batches.bounds import first_within_bounds
 from malamute_py.broker.batches.encoding import encoding_of
 from malamute_py.broker.batches.rows import (
     Mask,
@@ -527,7 +528,18 @@ class OnDemand:
             sub.wanted = None
 
     def _gap(self, sub: Subscription, to: int, code: str, reason: str) -> None:
-        """Send GAP for the offsets from the position on that cannot be delivered."""
+        """Send GAP for the offsets from the position on that cannot be delivered.
+
+        Retention takes only what callers have left: what they removed is told apart.
+        """
+        removed = min(to, sub.stream.row.trimmed)
+        if code == "retention" and sub.position < removed:
+            self._say_gap(sub, removed, "purged", "")
+            if removed == to:
+                return
+        self._say_gap(sub, to, code, reason)
+
+    def _say_gap(self, sub: Subscription, to: int, code: str, reason: str) -> None:
         self._delivery.cover(sub)
         self._links.say(sub.link, Gap(sub.number, sub.position, to, code, reason))
         self._shard.counters["gaps"] += 1
@@ -719,6 +731,10 @@ class OnDemand:
         end = min(answer.next, members[0].tail)
         lowest = min(sub.position for sub in members)
         gap = next((gap for gap in answer.gaps if gap[1] > lowest), None)
+        if cohort.stream.bounded:
+            kept = min(first_within_bounds(cohort.stream, answer, self._shard.now_ms), end)
+            if lowest < kept:
+                gap = lowest, kept, "retention", ""
         if gap is not None and gap[0] <= lowest:
             # Records after the gap are read again once all subscriptions have got GAP.
             _, to, code, reason = gap
@@ -760,6 +776,10 @@ class OnDemand:
     def _deliver_history(self, sub: Subscription, answer: HistoryRead) -> None:
         end = min(sub.tail, sub.stop)
         now_ms = self._shard.now_ms
+        if sub.stream.bounded:
+            kept = min(first_within_bounds(sub.stream, answer, now_ms), end)
+            if sub.position < kept:
+                self._gap(sub, kept, "retention", "")
         portion = Portion(self._delivery, sub, self._shard.settings.quantum_bytes)
         gaps = list(answer.gaps)
         # Without a window or wanted offsets only an expiry can thin a batch out.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from malamute_protocol.commands import Ended, Rewound, Subscribe, Subscribed
+from malamute_protocol.commands import Ended, Gap, Rewound, Subscribe, Subscribed
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
@@ -138,7 +138,20 @@ class Subscriptions:
             epoch = self._shard.epoch
             self._links.say(sub.link, Rewound(sub.number, begin.rewound_from, begin.next, epoch))
         self._shard.counters["subscribed"] += 1
+        tail = min(sub.tail, sub.stop)
+        if begin.next < tail and not self._shard.settings.permit(
+            sub.link.owner, "replay", stream.name
+        ):
+            self._withhold(sub, tail)
         self._on_demand.consider(sub)
+
+    def _withhold(self, sub: Subscription, tail: int) -> None:
+        """Have a subscription begin at the tail: its owner may not read history, which is a gap."""
+        reason = f"you may not replay stream '{sub.stream.name}'"
+        self._shard.counters["gaps"] += 1
+        self._links.say(sub.link, Gap(sub.number, sub.position, tail, "forbidden", reason))
+        sub.position = sub.covered = tail
+        sub.wanted, sub.wanted_to = None, 0
 
     def refuse(self, sub: Subscription, code: str, reason: str, retry_ms: int = 0) -> None:
         """Refuse a subscription that was entered, and forget it, unless it has ended since."""

@@ -47,6 +47,7 @@ from malamute_py.client.facts import (
     facts,
 )
 from malamute_py.client.position import Confirmation, StartPoint, start_on_wire
+from malamute_py.client.session.attempts import LinkState
 from malamute_py.client.session.calls import (
     Bodies,
     Body,
@@ -62,9 +63,8 @@ from malamute_py.client.session.calls import (
     make_row,
     subscribe_options,
 )
-from malamute_py.client.session.events import LinkEvent
+from malamute_py.client.session.events import LinkEvent, Unlinked
 from malamute_py.client.session.publisher import LEVEL_NAMES, confirmation, level_number
-from malamute_py.client.session.session import LinkState, Unlinked
 from malamute_py.client.session.subscription import Notice
 from malamute_py.client.settings import ClientOptions, ClientSettings, Wait, make_settings, no_link
 from malamute_py.client.words import ConfirmAt, ReadVisibility, Until
@@ -204,13 +204,13 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         if drain and self._session.state is not LinkState.CLOSED:
             if True:  # sync: with self._link.lock:
                 offerings.drain_all()
-                # sync: self._link.tell()
+                # sync: self._link.notify()
             with contextlib.suppress(MalamuteError):
                 await self.flush(drain_ms)
         if True:  # sync: with self._link.lock:
             if flush_ms:
                 offerings.close_all()
-                # sync: self._link.tell()
+                # sync: self._link.notify()
         if self._session.state is not LinkState.CLOSED and flush_ms and not self._session.idle:
             # Each publish that is affected raises by itself.
             with contextlib.suppress(MalamuteError):
@@ -503,11 +503,11 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         """Create a stream; the same again succeeds.
 
         settings, by name or as a mapping; 0 is no bound: memory=True (in memory only), ring_bytes
-        (a ring of its own), full ("overwrite" or "refuse" in that ring), max_bytes and max_age_ms
-        (older records are dropped), body_kind ("blob", "list", "arrow"; else the first batch
-        decides), schema (of Arrow bodies), level ("synced" or "stored", what confirm="default"
-        means), description, keep ("last-per-subject": see kv()). The first three, schema and keep
-        cannot be changed later.
+        (a ring of its own), full ("overwrite" or "refuse" in that ring), max_bytes, max_age_ms and
+        max_records (older records are dropped), body_kind ("blob", "list", "arrow"; else the first
+        batch decides), schema (of Arrow bodies), level ("synced" or "stored", what
+        confirm="default" means), description, keep ("last-per-subject": see kv()). The first three,
+        schema and keep cannot be changed later.
         Raises BrokerRefused: `stream_exists` with other settings, `bad_setting`, ...
         """
         named = settings_of(settings, more)
@@ -685,7 +685,7 @@ class BulkPublisher:
                 self.confirmations.append(confirmation(outcome, 0, count))
         elif self.error is None:
             self.error = outcome
-        self._link.tell(self)  # asyncio only
+        self._link.notify(self)  # asyncio only
 
     async def wait(self, timeout_ms: Wait = "default") -> None:
         """Return once everything is confirmed.

@@ -434,7 +434,7 @@ class LoopLink:
     ) -> int | None:
         """Wait until `ready()`, which is called again whenever `opened` has something new.
 
-        opened: what events are of, or what tell() is called with; the engine stands for the
+        opened: what events are of, or what notify() is called with; the engine stands for the
         changes of the link, the session for the moment when nothing is unconfirmed. what, name:
         of the words of the Timeout, see waits.py. Returns how many milliseconds of `wait` are
         left. Raises Timeout.
@@ -462,7 +462,7 @@ class LoopLink:
             arrival.clear()
         return arrival
 
-    def tell(self, opened: object) -> None:
+    def notify(self, opened: object) -> None:
         """Have the callers that wait for `opened` look at it again."""
         arrival = self._arrivals.get(opened)
         if arrival is not None:

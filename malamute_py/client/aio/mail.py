@@ -590,7 +590,7 @@ class Inbox(InboxBase[Mail]):
         self._finalizer.detach()
         if True:  # sync: with self._link.lock:
             self._close()
-            self._link.tell(self._view)
+            self._link.notify(self._view)
             self._link.wake_up()
 
     async def __aenter__(self) -> Inbox:

@@ -209,7 +209,7 @@ class Subscription(SubscriptionBase):
             # At once, not with ENDED: a task that waits, or asks later, finds the end.
             self._reading.ended = True
             self._link.wake_up()
-            self._link.tell(self._reading)
+            self._link.notify(self._reading)
 
     async def __aenter__(self) -> Subscription:
         return self

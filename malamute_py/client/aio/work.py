@@ -32,7 +32,7 @@ from malamute_py.client.aio.link import AsyncVerbs, LoopLink
 from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, timed_out
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.calls import Body, Fields, Properties, make_row
-from malamute_py.client.session.offers import (
+from malamute_py.client.session.offer import (
     COMPLETED,
     CREDIT_BYTES,
     FAILED,
@@ -41,11 +41,10 @@ from malamute_py.client.session.offers import (
     RENEWED,
     RETURNED,
     OfferOptions,
-    ReplyToken,
-    RequestBase,
     make_on_error,
     offer_options,
 )
+from malamute_py.client.session.offering import ReplyToken, RequestBase
 from malamute_py.client.settings import Wait
 from malamute_py.client.words import ConfirmAt, OnError
 
@@ -251,7 +250,7 @@ class Request(RequestBase):
 
     async def received(self, timeout_ms: Wait = "default") -> bool:
         """Tell the broker that it has arrived, which the service's facts show."""
-        return await self._say(RECEIVED, timeout_ms)
+        return await self._report(RECEIVED, timeout_ms)
 
     async def renew(self, timeout_ms: Wait = "default") -> bool:
         """Begin the lease anew now; it is done by itself every third of a lease.
@@ -259,7 +258,7 @@ class Request(RequestBase):
         False: it is not in our hands any more. While there is no link the answer is waited for:
         it is said on the next one. Raises Timeout.
         """
-        return await self._say(RENEWED, timeout_ms)
+        return await self._report(RENEWED, timeout_ms)
 
     async def _end(
         self,
@@ -282,11 +281,11 @@ class Request(RequestBase):
             return True
         return await link.limit(future, timeout_ms, ACKED, "the end of a request")
 
-    async def _say(self, state: int, timeout_ms: Wait) -> bool:
+    async def _report(self, state: int, timeout_ms: Wait) -> bool:
         link: LoopLink = self.offering.offerings.link
         future: asyncio.Future[bool] = link.loop.create_future()
         if True:  # sync: with link.lock:
-            if not self.offering.offerings.say(self, state, future):
+            if not self.offering.offerings.report(self, state, future):
                 return False
             link.wake_up()
         return await link.limit(future, timeout_ms, ACKED, "what was said of a request")
@@ -417,7 +416,7 @@ class Worker:
             if drain and not offering.ended:
                 link.session.offerings.drain(offering)
                 link.wake_up()
-                link.tell(offering)
+                link.notify(offering)
                 with suppress(Timeout):
                     await link.until(
                         lambda: not offering.in_hand or offering.ended,
@@ -429,13 +428,13 @@ class Worker:
             if not offering.ended:
                 link.session.offerings.close(offering)
                 link.wake_up()
-                link.tell(offering)
+                link.notify(offering)
                 try:
                     await link.until(lambda: offering.ended, offering, wait_ms, ACKED, "the end")
                 except Timeout:
                     link.session.unsubscribe(offering)
                     link.wake_up()
-        link.tell(offering)  # asyncio only
+        link.notify(offering)  # asyncio only
         link.forget(offering)  # asyncio only
 
     async def __aenter__(self) -> Worker:

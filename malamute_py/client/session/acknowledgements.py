@@ -13,10 +13,12 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from malamute_protocol.commands import Command, Confirm, WorkState
+from malamute_protocol.commands import Command, Confirm, Welcome, WorkState
 from malamute_protocol.errors import BrokerRefused, MalamuteError
 from malamute_protocol.limits import RANGES_MAX
+from malamute_py.client.session.events import Event, Settled
 from malamute_py.client.session.outgoing import RETRY_MS, RETRYABLE, CommandSink, Trackers
+from malamute_py.client.session.warnings import Warnings
 
 Range = tuple[int, int]
 
@@ -51,7 +53,7 @@ class AckOwner(Protocol):
         """The level was refused; True: what is acknowledged from now on asks for the default."""
 
     def ack_lost(self, ack: Ack) -> bool:
-        """The link went before an answer; True: say it (again) on the next one."""
+        """The link went before an answer; True: send it (again) on the next one."""
 
 
 class Ack:
@@ -84,16 +86,16 @@ class Acks:
     def __init__(
         self,
         trackers: Trackers,
-        tell: Callable[[Any, Any], None],
+        settle: Callable[[Any, Any], None],
         name: Callable[[], bytes] | None = None,
     ) -> None:
-        """tell: called with a token and its outcome: a Confirm, an error, or None.
+        """settle: called with a token and its outcome: a Confirm, an error, or None.
 
         name: draws keys for ends of work; None: there are none here.
         """
         self._name = name
         self._trackers = trackers
-        self._tell = tell
+        self._settle = settle
         self._gathered: Final[dict[tuple[int, AckForm], Ack]] = {}
         """By the owner's id and the form."""
         self._sent: dict[Ack, None] = {}
@@ -138,17 +140,17 @@ class Acks:
         for ack, at_ms in list(self._put_off.items()):
             if at_ms <= now_ms and ack.owner.active:
                 del self._put_off[ack]
-                self._say(ack, out)
+                self._send(ack, out)
         for place, ack in list(self._gathered.items()):
             if ack.owner.active:
                 del self._gathered[place]
-                self._say(ack, out)
+                self._send(ack, out)
 
-    def _say(self, ack: Ack, out: CommandSink) -> None:
+    def _send(self, ack: Ack, out: CommandSink) -> None:
         ack.ranges = merged(ack.ranges)
         if len(ack.ranges) > RANGES_MAX:
             for part in self._halves(ack):
-                self._say(part, out)
+                self._send(part, out)
             return
         if ack.form.silent:
             out.put(ack.owner.ack_command(ack.form, ack.ranges, 0), None)
@@ -246,7 +248,7 @@ class Acks:
 
     def _answer(self, token: Any, outcome: Any) -> None:
         if type(token) is not _Both:
-            self._tell(token, outcome)
+            self._settle(token, outcome)
         elif token.settled(outcome):
             self._answer(token.token, token.outcome)
 
@@ -315,3 +317,59 @@ def split(ranges: list[Range]) -> tuple[list[Range], list[Range]]:
         lower.append((first, end))
         left -= size
     raise AssertionError("ranges without numbers")
+
+
+class Acknowledging:
+    """What the owners of inboxes, memberships and offers share: their acknowledgements."""
+
+    def __init__(self, acks: Acks, emit: Callable[[Event], None]) -> None:
+        """emit: takes the events."""
+        self.acks = acks
+        self.emit = emit
+        self.warnings = Warnings(emit)
+        self._linked = False
+
+    def told(self, token: Any, outcome: Any) -> None:
+        """Settle an acknowledgement: True; False where it came too late; or an error."""
+        if isinstance(outcome, BrokerRefused) and outcome.code == "not_held":
+            outcome = False
+        elif not isinstance(outcome, MalamuteError):
+            outcome = outcome is not None
+        self.emit(Settled([(token, outcome)]))
+
+    @property
+    def idle(self) -> bool:
+        """Every acknowledgement is confirmed."""
+        return self.acks.idle
+
+    @property
+    def unanswered(self) -> int:
+        """Commands that wait to leave, or for their answers."""
+        return self.acks.unanswered
+
+    @property
+    def waits(self) -> bool:
+        """Something may leave with the next take()."""
+        return self.acks.waits
+
+    def link_up(self, welcome: Welcome) -> None:
+        """A link is open."""
+        self._linked = True
+
+    def link_down(self) -> None:
+        """The link is gone."""
+        self._linked = False
+        self.acks.link_down()
+
+    def fail_all(self, error: MalamuteError) -> None:
+        """The session ends."""
+        self.acks.fail_all(error)
+        self.warnings.flush()
+
+    def wake(self, now_ms: int) -> None:
+        """Write the warnings that are due; take() does the rest."""
+        self.warnings.wake(now_ms)
+
+    def next_wake(self) -> int | None:
+        """Latest time of the next wake() and take(); None: no need."""
+        return self.warnings.next_wake(self.acks.next_wake())

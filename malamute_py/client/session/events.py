@@ -6,6 +6,7 @@ data, and a shell needs nothing else to know what became of what a caller asked 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -90,12 +91,12 @@ class Warned(msgspec.Struct, frozen=True, gc=False):
     """Whether it is about the link: a program that shows changes of the link may leave it out."""
 
 
-class Inner:
+class Inner(ABC):
     """A token of the session's own: its answer goes to it instead of to the shell."""
 
+    @abstractmethod
     def answered(self, outcome: Any) -> None:
-        """RESULT's value, or a MalamuteError."""
-        raise NotImplementedError
+        """Take the value of RESULT, or a MalamuteError."""
 
 
 class Watched(Protocol):

@@ -9,6 +9,7 @@ may be divided and encoded anew. Source: SPEC.md, section 8.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, ClassVar, Final, Generic, TypeVar
@@ -29,7 +30,7 @@ QUEUED, SENT, OVER = range(3)
 NONE: Final = int(Level.NONE)
 
 
-class OutgoingBatch:
+class OutgoingBatch(ABC):
     """Rows that leave as one content, from the first of them until all is settled."""
 
     __slots__ = (
@@ -76,9 +77,9 @@ class OutgoingBatch:
         """The rows that a caller waits for."""
         return [row for row in self.rows if row.token is not None]
 
+    @abstractmethod
     def alike(self) -> OutgoingBatch:
         """Make an empty batch of the same kind for the same place."""
-        raise NotImplementedError
 
     def part(self, rows: list[Any]) -> OutgoingBatch:
         """Make a batch of some of the rows, which takes this one's turn."""
@@ -94,9 +95,9 @@ class OutgoingBatch:
         self.content = content_of(self.rows, self.lane.owner.limits)
         self.bytes = len(self.content) + STAMP_BYTES
 
-    def say(self, out: CommandSink, tracker: int) -> None:
+    @abstractmethod
+    def send(self, out: CommandSink, tracker: int) -> None:
         """Hand over the command, with its content."""
-        raise NotImplementedError
 
     def confirmed(self, confirm: Confirm) -> None:
         """Settle a batch that the broker took."""
@@ -106,12 +107,12 @@ class OutgoingBatch:
         """Settle, repeat or divide a batch that the broker refused."""
         self.lane.owner.refused(self, error, now_ms)
 
-    def replaced(self, parts: list[Any]) -> None:
+    def replaced(self, parts: list[Any]) -> None:  # noqa: B027 - most keep nothing beside rows
         """Go on with the rows in other batches: this one was not taken and is not sent again."""
 
+    @abstractmethod
     def settle(self, outcome: Confirm | MalamuteError) -> None:
         """Tell the callers that wait."""
-        raise NotImplementedError
 
 
 Kind = TypeVar("Kind", bound=OutgoingBatch)
@@ -149,7 +150,7 @@ class LastingLane(Lane[Kind]):
     __slots__ = ()
 
 
-class Lanes(Generic[Kind]):
+class Lanes(ABC, Generic[Kind]):
     """All lanes of one sender over the session's window and trackers."""
 
     lane_type: ClassVar[type[Lane[Any]]] = Lane
@@ -161,10 +162,10 @@ class Lanes(Generic[Kind]):
         settings: ClientSettings,
         trackers: Trackers,
         window: Window,
-        tell: Callable[[Event], None],
+        emit: Callable[[Event], None],
     ) -> None:
-        """tell: takes the events that settle callers."""
-        self.tell = tell
+        """emit: takes the events that settle callers."""
+        self.emit = emit
         self.window = window
         self.homes: list[dict[Any, Lane[Kind]]] = []
         """Tables in which lanes are kept, one a kind of place."""
@@ -421,7 +422,7 @@ class Lanes(Generic[Kind]):
         if level == NONE:
             self.window.passes(batch.bytes)
             if not batch.answered_otherwise:
-                batch.say(out, 0)
+                batch.send(out, 0)
                 self._end(batch, Confirm(0, level, 0, -1, 0))
                 return
         else:
@@ -432,7 +433,7 @@ class Lanes(Generic[Kind]):
         lane = batch.lane
         lane.sent[batch] = None
         lane.stopped = batch.one_by_one
-        batch.say(out, self._trackers.give(batch))
+        batch.send(out, self._trackers.give(batch))
 
     # --- answers ---------------------------------------------------------------------------
 
@@ -448,9 +449,9 @@ class Lanes(Generic[Kind]):
         if not lane.queue and not lane.lasting:
             self._rest(lane)
 
+    @abstractmethod
     def refused(self, batch: Kind, error: BrokerRefused, now_ms: int) -> None:
         """The broker did not take it: again later, in parts, or never, by the code."""
-        raise NotImplementedError
 
     def _came_back(self, batch: Kind) -> bool:
         if batch.state != SENT:

@@ -18,12 +18,10 @@ import msgspec
 from malamute_protocol.batch import Batch
 from malamute_protocol.commands import (
     AckMail,
-    Credit,
     Mail,
     OpenInbox,
     Subscribed,
     Unsubscribe,
-    Welcome,
 )
 from malamute_protocol.errors import (
     BrokerRefused,
@@ -32,13 +30,12 @@ from malamute_protocol.errors import (
     RemoteProtocolError,
 )
 from malamute_protocol.limits import Limits
-from malamute_py.client.session.acknowledgements import Ack, AckForm, Acks, Range
+from malamute_py.client.session.acknowledgements import Ack, AckForm, Acknowledging, Acks, Range
 from malamute_py.client.session.events import Event, Settled
 from malamute_py.client.session.letters import HandoutBatch, chosen, ranges_of, rows_of
 from malamute_py.client.session.outgoing import CommandSink, Trackers
 from malamute_py.client.session.receiver import Opened
 from malamute_py.client.session.unreadable import Unreadable, one_taken_in
-from malamute_py.client.session.warnings import Warnings
 
 DONE: Final = AckForm()
 _SILENTLY: Final = AckForm(silent=True)
@@ -122,7 +119,7 @@ class OpenedMailbox(Opened):
     consumes = True
 
     def __init__(self, number: int, asked: InboxOptions, mailboxes: OpenedMailboxes) -> None:
-        super().__init__(number)
+        super().__init__(number, asked.credit_records, asked.credit_bytes)
         self.asked = asked
         self.views: dict[MailboxView, None] = {}
         self.waiting = 0
@@ -144,10 +141,6 @@ class OpenedMailbox(Opened):
         self._held_records = 0
         """In the queue."""
         self._held_bytes = 0
-        self._received_records = 0
-        self._received_bytes = 0
-        self._granted_records = 0
-        self._granted_bytes = 0
 
     @property
     def accepted(self) -> bool:
@@ -319,9 +312,7 @@ class OpenedMailbox(Opened):
 
     def open(self) -> OpenInbox:
         """OPEN_INBOX for a new link."""
-        self._received_records = self._received_bytes = 0
-        self._granted_records = self._granted_bytes = 0
-        self._granted_records, self._granted_bytes = self._credit_limits()
+        self._begin_credit()
         return OpenInbox(
             self.number,
             self.asked.mailbox,
@@ -329,22 +320,6 @@ class OpenedMailbox(Opened):
             self._granted_bytes,
             self.asked.settings,
         )
-
-    @property
-    def credit_due(self) -> bool:
-        """At least half of a window was taken since the last CREDIT."""
-        records, size = self._credit_limits()
-        return (
-            records - self._granted_records >= self.asked.credit_records / 2
-            or size - self._granted_bytes >= self.asked.credit_bytes / 2
-        )
-
-    def credit(self) -> Credit:
-        """CREDIT for what was taken."""
-        records, size = self._credit_limits()
-        self._granted_records = max(records, self._granted_records)
-        self._granted_bytes = max(size, self._granted_bytes)
-        return Credit(self.number, self._granted_records, self._granted_bytes)
 
     def _credit_limits(self) -> tuple[int, int]:
         records, size = self._held_records, self._held_bytes
@@ -461,19 +436,19 @@ class OpenedMailbox(Opened):
         self._mailboxes.over(self)
 
 
-class OpenedMailboxes:
+class OpenedMailboxes(Acknowledging):
     """All mailboxes that a session reads, and their acknowledgements."""
 
     def __init__(
         self,
         trackers: Trackers,
-        tell: Callable[[Event], None],
+        emit: Callable[[Event], None],
         begin: Callable[[Callable[[int], OpenedMailbox]], OpenedMailbox],
         end: Callable[[Opened], None],
         arrived: Callable[[Any], None],
     ) -> None:
         """The session's own calls of these names; arrived: the reader looks again."""
-        self.acks = Acks(trackers, self.told)
+        super().__init__(Acks(trackers, self.told), emit)
         self.own: frozenset[str] = frozenset()
         """Names of the client's own mailbox, which is opened by none."""
         self.not_held = 0
@@ -485,8 +460,6 @@ class OpenedMailboxes:
         and nothing was done."""
         self.failed: Callable[[OpenedMailbox, MalamuteError], None] = _nobody
         """Told when an inbox ends under those whose replies come there."""
-        self.tell = tell
-        self.warnings = Warnings(tell)
         self._begin = begin
         self._end = end
         self._arrived = arrived
@@ -502,7 +475,6 @@ class OpenedMailboxes:
         self._looked_at: Final[dict[OpenedMailbox, None]] = {}
         self.queues: Final = (self.have_read, self._looked_at, *self.acks.queues)
         """While all of them are empty, take() has nothing to do."""
-        self._linked = False
         self._fatal: MalamuteError | None = None
 
     # --- what callers do -----------------------------------------------------------------------
@@ -571,45 +543,30 @@ class OpenedMailboxes:
         """Tell a caller the outcome of its acknowledgement."""
         if not isinstance(outcome, MalamuteError):
             outcome = outcome is not None
-        self.tell(Settled([(token, outcome)]))
+        self.emit(Settled([(token, outcome)]))
 
     # --- outgoing --------------------------------------------------------------------------------
 
     @property
     def idle(self) -> bool:
         """Every acknowledgement is confirmed."""
-        return self.acks.idle and not self.have_read
-
-    @property
-    def unanswered(self) -> int:
-        """Commands that wait to leave, or for their answers."""
-        return self.acks.unanswered
+        return super().idle and not self.have_read
 
     @property
     def waits(self) -> bool:
         """Something may be said with the next take()."""
-        return self.acks.waits or bool(self.have_read)
-
-    def link_up(self, welcome: Welcome) -> None:
-        """A link is open."""
-        self._linked = True
-
-    def link_down(self) -> None:
-        """The link is gone."""
-        self._linked = False
-        self.acks.link_down()
+        return super().waits or bool(self.have_read)
 
     def fail_all(self, error: MalamuteError) -> None:
         """The session ends."""
         self._fatal = error
-        self.acks.fail_all(error)
-        self.warnings.tell()
+        super().fail_all(error)
 
     def wake(self, now_ms: int) -> None:
         """A turn begins: what was received before it may lead to more to be said in the next."""
         self.holding = self.may_hold and self._routed and not self.holding
         self._routed = False
-        self.warnings.wake(now_ms)
+        super().wake(now_ms)
 
     def take(self, now_ms: int, out: CommandSink) -> bool:
         """Acknowledge; close what no caller needs."""
@@ -645,10 +602,6 @@ class OpenedMailboxes:
             out.put(Unsubscribe(inbox.number), None)
         else:
             self._end(inbox)
-
-    def next_wake(self) -> int | None:
-        """Latest time of the next take(); None: no need."""
-        return self.warnings.next_wake(self.acks.next_wake())
 
 
 def _all_left(_delivered: HandoutBatch, left: Batch, _inbox: OpenedMailbox) -> Batch | None:

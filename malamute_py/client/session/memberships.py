@@ -20,7 +20,6 @@ from malamute_protocol.batch import Batch
 from malamute_protocol.commands import (
     AckRecords,
     Cover,
-    Credit,
     Deliver,
     Gap,
     JoinGroup,
@@ -30,7 +29,6 @@ from malamute_protocol.commands import (
     Start,
     Subscribed,
     Unsubscribe,
-    Welcome,
 )
 from malamute_protocol.errors import (
     BrokerRefused,
@@ -40,14 +38,20 @@ from malamute_protocol.errors import (
 )
 from malamute_protocol.limits import Limits
 from malamute_py.client.arguments import duration, integer, name_of, one_of, truth
-from malamute_py.client.session.acknowledgements import Ack, AckForm, Acks, Range, merged
-from malamute_py.client.session.events import Event, Settled
+from malamute_py.client.session.acknowledgements import (
+    Ack,
+    AckForm,
+    Acknowledging,
+    Acks,
+    Range,
+    merged,
+)
+from malamute_py.client.session.events import Event
 from malamute_py.client.session.letters import chosen, ranges_of, rows_of
 from malamute_py.client.session.outgoing import CommandSink, Trackers
 from malamute_py.client.session.receiver import Opened
 from malamute_py.client.session.subscription import GapNotice, Notice, RewoundNotice, cut
 from malamute_py.client.session.unreadable import Unreadable, taken_in
-from malamute_py.client.session.warnings import Warnings
 from malamute_py.client.words import GroupKind, GroupVisibility
 
 DONE: Final = AckForm()
@@ -130,7 +134,7 @@ class Membership(Opened):
     """One member of one group, over all links."""
 
     def __init__(self, number: int, asked: GroupOptions, memberships: Memberships) -> None:
-        super().__init__(number)
+        super().__init__(number, asked.credit_records, asked.credit_bytes)
         self.asked = asked
         self.queue: deque[HeldBatch | Notice] = deque()
         """Batches and notices that no caller has taken yet."""
@@ -154,10 +158,6 @@ class Membership(Opened):
         self._away: dict[int, None] = {}
         """With the reader since an earlier link; the broker may have given them to others."""
         self._queued_bytes = 0
-        self._received_records = 0
-        self._received_bytes = 0
-        self._granted_records = 0
-        self._granted_bytes = 0
 
     # --- the reader's side -------------------------------------------------------------------
 
@@ -304,8 +304,7 @@ class Membership(Opened):
     def open(self) -> JoinGroup:
         """JOIN_GROUP for a new link."""
         asked = self.asked
-        self._received_records = self._received_bytes = 0
-        self._granted_records, self._granted_bytes = self._credit_limits()
+        self._begin_credit()
         return JoinGroup(
             self.number,
             asked.stream,
@@ -320,22 +319,6 @@ class Membership(Opened):
             (self._seen[1], self._seen[0], self.stream_uuid) if self._seen[1] else None,
             asked.create,
         )
-
-    @property
-    def credit_due(self) -> bool:
-        """At least half of a window was freed since the last CREDIT."""
-        records, size = self._credit_limits()
-        return (
-            records - self._granted_records >= self.asked.credit_records / 2
-            or size - self._granted_bytes >= self.asked.credit_bytes / 2
-        )
-
-    def credit(self) -> Credit:
-        """CREDIT for what was acknowledged and taken."""
-        records, size = self._credit_limits()
-        self._granted_records = max(records, self._granted_records)
-        self._granted_bytes = max(size, self._granted_bytes)
-        return Credit(self.number, self._granted_records, self._granted_bytes)
 
     def _credit_limits(self) -> tuple[int, int]:
         held = len(self.in_hand) + len(self._lent)
@@ -461,22 +444,20 @@ class Membership(Opened):
         self._memberships.over(self)
 
 
-class Memberships:
+class Memberships(Acknowledging):
     """All memberships of a session, and their acknowledgements."""
 
     def __init__(
         self,
         trackers: Trackers,
-        tell: Callable[[Event], None],
+        emit: Callable[[Event], None],
         opening: Callable[[Callable[[int], Membership]], Membership],
         ending: Callable[[Opened], None],
         consumed: Callable[[Opened], bool],
         arrived: Callable[[Opened], None],
     ) -> None:
         """opening, ending, consumed, arrived: the session's open, end, consumed, arrived."""
-        self.acks = Acks(trackers, self.told)
-        self.tell = tell
-        self.warnings = Warnings(tell)
+        super().__init__(Acks(trackers, self.told), emit)
         self.not_held = 0
         """Acknowledgements that came too late."""
         self._open = opening
@@ -486,7 +467,6 @@ class Memberships:
         self._leaving: Final[dict[Membership, None]] = {}
         self.queues: Final = (self._leaving, *self.acks.queues)
         """While all of them are empty, take() has nothing to do."""
-        self._linked = False
 
     def join(self, asked: GroupOptions) -> Membership:
         """Become a member. Raises what ended the session."""
@@ -506,14 +486,6 @@ class Memberships:
         """Records of it are in hand no longer."""
         self._consumed(membership)
 
-    def told(self, token: Any, outcome: Any) -> None:
-        """Tell a caller the outcome of its acknowledgement."""
-        if not isinstance(outcome, MalamuteError):
-            outcome = outcome is not None
-        elif isinstance(outcome, BrokerRefused) and outcome.code == "not_held":
-            outcome = False
-        self.tell(Settled([(token, outcome)]))
-
     def over(self, membership: Membership) -> None:
         """A membership ended."""
         self._leaving.pop(membership, None)
@@ -522,40 +494,11 @@ class Memberships:
 
     # --- outgoing --------------------------------------------------------------------------------
 
-    @property
-    def idle(self) -> bool:
-        """Every acknowledgement is confirmed."""
-        return self.acks.idle
-
-    @property
-    def unanswered(self) -> int:
-        """Commands that wait to leave, or for their answers."""
-        return self.acks.unanswered
-
-    @property
-    def waits(self) -> bool:
-        """Something may be said with the next take()."""
-        return self.acks.waits
-
-    def link_up(self, welcome: Welcome) -> None:
-        """A link is open."""
-        self._linked = True
-
     def link_down(self) -> None:
         """The link is gone."""
-        self._linked = False
-        self.acks.link_down()
+        super().link_down()
         for membership in list(self._leaving):
             self._end(membership)
-
-    def fail_all(self, error: MalamuteError) -> None:
-        """The session ends."""
-        self.acks.fail_all(error)
-        self.warnings.tell()
-
-    def wake(self, now_ms: int) -> None:
-        """Write the warnings that are due; take() does the rest."""
-        self.warnings.wake(now_ms)
 
     def take(self, now_ms: int, out: CommandSink) -> bool:
         """Acknowledge; leave groups that no caller reads."""
@@ -567,7 +510,3 @@ class Memberships:
                 membership.ending = True
                 out.put(Unsubscribe(membership.number), None)
         return True
-
-    def next_wake(self) -> int | None:
-        """Latest time of the next take(); None: no need."""
-        return self.warnings.next_wake(self.acks.next_wake())

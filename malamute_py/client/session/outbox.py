@@ -94,13 +94,13 @@ class KeyedBatch(OutgoingBatch):
 
     def settle(self, outcome: Confirm | MalamuteError) -> None:
         """Tell the callers that wait."""
-        tell = self.lane.owner.tell
+        emit = self.lane.owner.emit
         if self.tally is not None:
             event = self.tally.settled(self.count, outcome)
             if event is not None:
-                tell(event)
+                emit(event)
         else:
-            tell(Confirmed([row.token for row in self.rows], outcome))
+            emit(Confirmed([row.token for row in self.rows], outcome))
 
     def given_up(self) -> None:
         """Fail the callers whose time is over."""
@@ -115,9 +115,9 @@ class KeyedBatch(OutgoingBatch):
             event = self.tally.settled(self.count, error)
             self.tally = None
             if event is not None:
-                owner.tell(event)
+                owner.emit(event)
             return
-        owner.tell(Settled([(row.token, error) for row in self.rows if row.token]))
+        owner.emit(Settled([(row.token, error) for row in self.rows if row.token]))
         for row in self.rows:
             row.token = None
         self.thin = True
@@ -137,7 +137,7 @@ class OutgoingMail(KeyedBatch):
         """Make an empty batch of the same kind for the same place."""
         return OutgoingMail(self.lane, self.level, self.priority, self.deliver_at_ms)
 
-    def say(self, out: CommandSink, tracker: int) -> None:
+    def send(self, out: CommandSink, tracker: int) -> None:
         """Hand over SEND."""
         out.put(
             Send(
@@ -161,11 +161,11 @@ class Outbox(Lanes[KeyedBatch]):
         random: Callable[[int], bytes],
         trackers: Trackers,
         window: Window,
-        tell: Callable[[Event], None],
+        emit: Callable[[Event], None],
         standing: Callable[[], str],
     ) -> None:
         """standing: in words, whether there is a link."""
-        super().__init__(settings, trackers, window, tell)
+        super().__init__(settings, trackers, window, emit)
         self.standing = standing
         self.mailboxes: dict[Any, Lane[KeyedBatch]] = {}
         self.homes.append(self.mailboxes)

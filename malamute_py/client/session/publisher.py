@@ -134,7 +134,7 @@ class OutgoingRecords(OutgoingBatch):
         self.sequence = lane.next_sequence
         lane.next_sequence += self._records
 
-    def say(self, out: CommandSink, tracker: int) -> None:
+    def send(self, out: CommandSink, tracker: int) -> None:
         """Hand over PUBLISH."""
         if self.sequence < 0 and self.numbered:
             self._number()
@@ -144,7 +144,7 @@ class OutgoingRecords(OutgoingBatch):
         """Tell the callers that wait."""
         if self.rows:
             self._close()
-        self.lane.owner.tell(Published(self.tokens, self._records, self.single, outcome))
+        self.lane.owner.emit(Published(self.tokens, self._records, self.single, outcome))
 
     def _close(self) -> None:
         """Keep of the rows what their callers wait with: their bodies are in the content."""
@@ -168,7 +168,7 @@ class OutgoingUpdate(OutgoingRecords):
         """Make an empty batch of the same kind for the same place."""
         return OutgoingUpdate(self.lane, self.level, self._revision)
 
-    def say(self, out: CommandSink, tracker: int) -> None:
+    def send(self, out: CommandSink, tracker: int) -> None:
         """Hand over UPDATE_KEY."""
         out.put(UpdateKey(self.lane.place, tracker, self.level, self._revision), self.content)
 
@@ -194,14 +194,14 @@ class Publisher(Lanes[OutgoingRecords]):
         next_request: Callable[[], int],
         trackers: Trackers,
         window: Window,
-        tell: Callable[[Event], None],
+        emit: Callable[[Event], None],
         others_wait: Callable[[], bool],
     ) -> None:
         """next_request: numbers for OPEN_PRODUCER, shared with the session's other requests.
 
         others_wait: whether the session has something to say that was asked for later.
         """
-        super().__init__(settings, trackers, window, tell)
+        super().__init__(settings, trackers, window, emit)
         self.idempotent = settings.idempotent
         self.streams: dict[Any, StreamLane] = {}
         self.homes.append(self.streams)  # type: ignore[arg-type]  # a dict is invariant

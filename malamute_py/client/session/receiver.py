@@ -26,8 +26,11 @@ class Opened(ABC):
     consumes = False
     """Whether some of what arrives needs no caller, so that credit may be due at once."""
 
-    def __init__(self, number: int) -> None:
-        """number: unique among all that the session opens; the same over reconnects."""
+    def __init__(self, number: int, credit_records: int, credit_bytes: int) -> None:
+        """number: unique among all that the session opens; the same over reconnects.
+
+        credit_records, credit_bytes: the window, of which at most half is used up before CREDIT.
+        """
         self.number = number
         self.error: MalamuteError | None = None
         self.ended = False
@@ -36,6 +39,12 @@ class Opened(ABC):
         """UNSUBSCRIBE was asked for."""
         self.active = False
         """The broker accepted it on the present link."""
+        self._half_records = credit_records / 2
+        self._half_bytes = credit_bytes / 2
+        self._received_records = self._received_bytes = 0
+        """What came on the present link."""
+        self._granted_records = self._granted_bytes = 0
+        """Credit on the present link, counted from its beginning."""
 
     @abstractmethod
     def open(self) -> Command:
@@ -54,14 +63,31 @@ class Opened(ABC):
     def accepted(self) -> bool:
         """The broker has accepted it once."""
 
-    @property
     @abstractmethod
-    def credit_due(self) -> bool:
-        """CREDIT is worth being sent."""
+    def _credit_limits(self) -> tuple[int, int]:
+        """Records and bytes that may come on the present link, counted from its beginning."""
 
-    @abstractmethod
+    def _begin_credit(self) -> None:
+        """Count anew, for the command that opens it on a new link."""
+        self._received_records = self._received_bytes = 0
+        records, size = self._credit_limits()
+        self._granted_records, self._granted_bytes = max(0, records), max(0, size)
+
+    @property
+    def credit_due(self) -> bool:
+        """At least half of a window was freed since the last CREDIT."""
+        records, size = self._credit_limits()
+        return (
+            records - self._granted_records >= self._half_records
+            or size - self._granted_bytes >= self._half_bytes
+        )
+
     def credit(self) -> Credit:
         """CREDIT for what was consumed."""
+        records, size = self._credit_limits()
+        self._granted_records = max(records, self._granted_records)
+        self._granted_bytes = max(size, self._granted_bytes)
+        return Credit(self.number, self._granted_records, self._granted_bytes)
 
     @abstractmethod
     def discard(self) -> None:

@@ -131,7 +131,7 @@ class OutgoingRequests(KeyedBatch):
             self.need_workers,
         )  # fmt: skip
 
-    def say(self, out: CommandSink, tracker: int) -> None:
+    def send(self, out: CommandSink, tracker: int) -> None:
         """REQUEST."""
         out.put(
             Request(
@@ -185,7 +185,7 @@ class OutgoingRequests(KeyedBatch):
     def settle(self, outcome: Confirm | MalamuteError) -> None:
         """Await the replies of an accepted batch, or fail its callers."""
         if self.inbox is None:
-            self.lane.owner.tell(Confirmed([row.token for row in self.rows], outcome))
+            self.lane.owner.emit(Confirmed([row.token for row in self.rows], outcome))
         elif isinstance(outcome, MalamuteError):
             self.requests.failed(self, outcome)
 
@@ -206,7 +206,7 @@ class PendingRequests:
         mailboxes: OpenedMailboxes,
         ask: Callable[[Callable[[int], Any], Any], Any],
         arrived: Callable[[Any], None],
-        tell: Callable[[Event], None],
+        emit: Callable[[Event], None],
     ) -> None:
         """ask: has a command sent and its answer given to token.answered()."""
         self.asked: dict[bytes, OutgoingRequests] = {}
@@ -218,7 +218,7 @@ class PendingRequests:
         self._mailboxes = mailboxes
         self._ask = ask
         self._arrived = arrived
-        self._tell = tell
+        self._emit = emit
         self._ended: dict[bytes, None] = {}
         self.has_mailbox = False
         """The client has an identity, and so a mailbox that outlives the broker's process."""
@@ -386,7 +386,7 @@ class PendingRequests:
                 batch.left -= answered
                 self._answered(batch, answered)
         if pairs:
-            self._tell(Settled(pairs))
+            self._emit(Settled(pairs))
 
     def _push(self, replies: Replies, reply: Any, last: Any) -> None:
         if isinstance(reply, MalamuteError):
@@ -428,7 +428,7 @@ class PendingRequests:
             else:
                 pairs.append((token, error))
         if pairs:
-            self._tell(Settled(pairs))
+            self._emit(Settled(pairs))
 
     def failed(self, batch: OutgoingRequests, error: MalamuteError) -> None:
         """The broker did not accept it, or the session is over."""

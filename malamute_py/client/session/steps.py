@@ -27,6 +27,7 @@ from malamute_protocol.commands import (
     Reply,
     Request,
     Send,
+    Trim,
     Welcome,
     WorkState,
 )
@@ -48,7 +49,15 @@ from malamute_py.client.arguments import (
 )
 from malamute_py.client.position import Confirmation, Position, start_on_wire
 from malamute_py.client.session.acknowledgements import AckForm, merged
-from malamute_py.client.session.calls import Bodies, Body, Fields, Properties, Time, make_row
+from malamute_py.client.session.calls import (
+    Bodies,
+    Body,
+    Fields,
+    Properties,
+    Time,
+    content_count,
+    make_row,
+)
 from malamute_py.client.session.events import Event, Settled
 from malamute_py.client.session.lanes import (
     OVER,
@@ -60,7 +69,7 @@ from malamute_py.client.session.lanes import (
     OutgoingBatch,
 )
 from malamute_py.client.session.outgoing import RETRY_MS, RETRYABLE, CommandSink, Trackers, Window
-from malamute_py.client.session.publisher import confirmation, level_number
+from malamute_py.client.session.publisher import confirmation, level_number, stamped_as
 from malamute_py.client.session.rows import ROW_BYTES, OutgoingRow, content_of
 from malamute_py.client.settings import ClientSettings
 from malamute_py.client.words import ConfirmAt
@@ -71,8 +80,8 @@ PARTS_MAX: Final = 256
 ROWS_MAX: Final = 4096
 """Records and acknowledged numbers of a merged step: what any broker takes as one REQUEST."""
 
-_PUBLISH, _SEND, _REQUEST, _REPLY, _ACK, _MOVE = range(6)
-_OWNING: Final = (_PUBLISH, _SEND, _REQUEST, _REPLY)
+_PUBLISH, _SEND, _REQUEST, _REPLY, _ACK, _MOVE, _CONTENT, _TRIM = range(8)
+_OWNING: Final = (_PUBLISH, _SEND, _REQUEST, _REPLY, _CONTENT)
 
 Place: TypeAlias = tuple[Any, ...]
 """Facts that parts must share to be one: the kind, and all of the command but its rows."""
@@ -159,8 +168,8 @@ class Step:
         self.count = 0
         """Records and numbers."""
         self.choosy = False
-        """Whether the step moves a cursor or has a request with a name of the caller's: not every
-        step may be taken together with it."""
+        """Whether the step moves a cursor, or has a request with a name of the caller's or an
+        encoded content: not every step may be taken together with it."""
         self.lent: list[tuple[Holder, list[int]]] = []
         self.state = OPEN
         self.token: Any = None
@@ -225,6 +234,22 @@ class Step:
         ]
         for row in rows:
             self._add((_PUBLISH, stream), row)
+
+    def publish_batch(self, stream: str, content: bytes) -> None:
+        """Records for a stream, as one batch content that malamute_protocol.batch encoded.
+
+        The step is merged with no other. Raises LocalProtocolError: the content is no batch, or
+        has a producer.
+        """
+        name_of("stream", stream)
+        count = content_count(content)
+        if stamped_as(content)[0]:
+            raise LocalProtocolError("bad_batch", "a content in a step has no producer")
+        self._check_open()
+        self.parts[_CONTENT, stream, len(self.parts)] = [content]
+        self.size += len(content) + STAMP_BYTES
+        self.count += count
+        self.choosy = True
 
     def send(
         self,
@@ -391,6 +416,23 @@ class Step:
         self.parts[moved] = [move]
         self.choosy = True
 
+    # --- removal ------------------------------------------------------------------------------
+
+    def trim(self, stream: str, before: int | Position) -> None:
+        """Remove a stream's records before an offset, or before a subscription's position.
+
+        The identity needs the permission `trim`. The step is refused `bad_start` when the stream
+        ends before it.
+        """
+        self._check_open()
+        name_of("stream", stream)
+        uuid, epoch = b"", 0
+        if isinstance(before, Position):
+            _, offset, epoch, uuid = start_on_wire(before)
+        else:
+            offset = integer("before", before, 0, code="bad_start")
+        self.parts.setdefault((_TRIM, stream, epoch, uuid), []).append(offset)
+
     def _add(self, place: Place, row: OutgoingRow) -> None:
         if self.state != OPEN:
             self._check_open()
@@ -501,7 +543,7 @@ class OutgoingSteps(OutgoingBatch):
                 before = self.moves.get(place)
                 if before is not None and not _follows(step.parts[place][0], before):
                     return False
-            elif place[0] == _REQUEST and place[4]:
+            elif place[0] == _CONTENT or (place[0] == _REQUEST and place[4]):
                 # A request with a name of its own is alone in its content.
                 return False
         return True
@@ -514,6 +556,8 @@ class OutgoingSteps(OutgoingBatch):
             for place, rows in step.parts.items():
                 if place[0] == _MOVE:
                     self.moves[place] = rows[0]
+                elif place[0] == _CONTENT:
+                    self.sealed = True
         self.bytes += step.size
         self.numbers += step.count
 
@@ -523,14 +567,16 @@ class OutgoingSteps(OutgoingBatch):
         self.bytes -= step.size
         self.numbers -= step.count
 
-    def part(self, rows: list[Step]) -> OutgoingSteps:
-        """Make a batch of some of the steps, which takes this one's turn.
+    def alike(self) -> OutgoingSteps:
+        """Make an empty batch that nothing joins: others are not to suffer for what was refused."""
+        alike = OutgoingSteps(self.lane, self.level)
+        alike.sealed = True
+        return alike
 
-        Nothing joins it: others are not to suffer for what was refused.
-        """
-        part = OutgoingSteps(self.lane, self.level)
+    def part(self, rows: list[Step]) -> OutgoingSteps:
+        """Make a batch of some of the steps, which takes this one's turn."""
+        part = self.alike()
         part.serial = self.serial
-        part.sealed = True
         for step in rows:
             step.state = QUEUED
             part.take_in(step)
@@ -573,6 +619,9 @@ class OutgoingSteps(OutgoingBatch):
             kind = place[0]
             if kind == _MOVE:
                 commands.append(_move(place, rows))
+            elif kind == _TRIM:
+                _, stream, epoch, uuid = place
+                commands.append(Trim(stream, max(rows), 0, 0, uuid, epoch))
             elif kind == _ACK:
                 _, holder, form = place
                 ranges = merged([(number, number + 1) for number in rows])
@@ -580,6 +629,9 @@ class OutgoingSteps(OutgoingBatch):
                     holder.ack_command(form, ranges[at : at + RANGES_MAX], 0)
                     for at in range(0, len(ranges), RANGES_MAX)
                 ]
+            elif kind == _CONTENT:
+                contents += rows
+                commands.append(Publish(place[1], 0))
             else:
                 contents.append(content_of(rows, steps.limits))
                 commands.append(_owning(place, rows, steps.random))
@@ -588,7 +640,7 @@ class OutgoingSteps(OutgoingBatch):
         self.contents = contents
         self.bytes = sum(map(len, contents)) + STAMP_BYTES * len(contents)
 
-    def say(self, out: CommandSink, tracker: int) -> None:
+    def send(self, out: CommandSink, tracker: int) -> None:
         """Hand over ATOMIC with its parts, or the one part that needs no step."""
         for step in self.rows:
             step.state = SENT
@@ -618,7 +670,7 @@ class OutgoingSteps(OutgoingBatch):
                 step.regain(outcome)
                 if step.token is not None:
                     told.append((step.token, outcome))
-        self.lane.owner.tell(Settled(told))
+        self.lane.owner.emit(Settled(told))
 
 
 def _follows(move: Move, before: Move) -> bool:
@@ -673,10 +725,10 @@ class Steps(Lanes[OutgoingSteps]):
         random: Callable[[int], bytes],
         trackers: Trackers,
         window: Window,
-        tell: Callable[[Event], None],
+        emit: Callable[[Event], None],
     ) -> None:
         """random: n -> n random bytes, for keys."""
-        super().__init__(settings, trackers, window, tell)
+        super().__init__(settings, trackers, window, emit)
         self.random = random
         main: dict[Any, Lane[OutgoingSteps]] = {}
         self._main: Lane[OutgoingSteps] = LastingLane(self, main, "")

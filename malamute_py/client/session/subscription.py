@@ -17,7 +17,6 @@ import numpy as np
 from malamute_protocol.batch import Batch
 from malamute_protocol.commands import (
     Cover,
-    Credit,
     Deliver,
     Gap,
     Mode,
@@ -123,7 +122,7 @@ class SubscriptionState(Opened):
 
     def __init__(self, number: int, request: SubscribeOptions) -> None:
         """number: of the subscription, unique in the session."""
-        super().__init__(number)
+        super().__init__(number, request.credit_records, request.credit_bytes)
         self.request = request
         self.inbox: deque[Item] = deque()
         """In the stream's order; take from it with take(), so that credit is given back."""
@@ -144,10 +143,6 @@ class SubscriptionState(Opened):
         self._before = (b"", 0)
         """(stream uuid, epoch) as they were before the last SUBSCRIBED."""
         self._taken: Arrival | None = None
-        self._received_records = 0
-        self._received_bytes = 0
-        self._granted_records = 0
-        self._granted_bytes = 0
 
     # --- the consumer's side -------------------------------------------------------------
 
@@ -211,9 +206,7 @@ class SubscriptionState(Opened):
         """SUBSCRIBE for a new link: as asked for, or from after the last record received."""
         asked = self.request
         self.active = False
-        self._received_records = self._received_bytes = 0
-        self._granted_records = max(0, asked.credit_records - self.held_records)
-        self._granted_bytes = max(0, asked.credit_bytes - self.held_bytes)
+        self._begin_credit()
         resumed = self.next >= 0
         return Subscribe(
             self.number,
@@ -231,22 +224,6 @@ class SubscriptionState(Opened):
             asked.whole,
             gathered=True,
         )
-
-    @property
-    def credit_due(self) -> bool:
-        """At least half of a window was consumed since the last CREDIT."""
-        records, size = self._credit_limits()
-        return (
-            records - self._granted_records >= self.request.credit_records / 2
-            or size - self._granted_bytes >= self.request.credit_bytes / 2
-        )
-
-    def credit(self) -> Credit:
-        """CREDIT for what was consumed."""
-        records, size = self._credit_limits()
-        self._granted_records = max(records, self._granted_records)
-        self._granted_bytes = max(size, self._granted_bytes)
-        return Credit(self.number, self._granted_records, self._granted_bytes)
 
     def _credit_limits(self) -> tuple[int, int]:
         asked = self.request

@@ -21,8 +21,8 @@ _QUIET_MS: Final = 10_000
 class Warnings:
     """The warnings of one part of a session."""
 
-    def __init__(self, tell: Callable[[Event], None]) -> None:
-        self._tell = tell
+    def __init__(self, emit: Callable[[Event], None]) -> None:
+        self._emit = emit
         self._gathered: dict[str, tuple[int, str]] = {}
         """By kind: how many, and the first of them."""
         self._due_ms: int | None = None
@@ -41,12 +41,12 @@ class Warnings:
             self._due_ms = max(now_ms + GATHER_MS, self._quiet_until_ms)
         if now_ms >= self._due_ms:
             self._quiet_until_ms = now_ms + _QUIET_MS
-            self.tell()
+            self.flush()
 
-    def tell(self) -> None:
+    def flush(self) -> None:
         """Write all at once."""
         for kind, (count, first) in self._gathered.items():
-            self._tell(Warned(f"{kind}: {first}" + (f" (and {count - 1} more)" * (count > 1))))
+            self._emit(Warned(f"{kind}: {first}" + (f" (and {count - 1} more)" * (count > 1))))
         self._gathered.clear()
         self._due_ms = None
 

@@ -38,6 +38,7 @@ from malamute_py.client.facts import (
     facts,
 )
 from malamute_py.client.position import Confirmation, StartPoint, start_on_wire
+from malamute_py.client.session.attempts import LinkState
 from malamute_py.client.session.calls import (
     Bodies,
     Body,
@@ -53,9 +54,8 @@ from malamute_py.client.session.calls import (
     make_row,
     subscribe_options,
 )
-from malamute_py.client.session.events import LinkEvent
+from malamute_py.client.session.events import LinkEvent, Unlinked
 from malamute_py.client.session.publisher import LEVEL_NAMES, confirmation, level_number
-from malamute_py.client.session.session import LinkState, Unlinked
 from malamute_py.client.session.subscription import Notice
 from malamute_py.client.settings import ClientOptions, ClientSettings, Wait, make_settings, no_link
 from malamute_py.client.sync.keys import SyncKeyView
@@ -169,13 +169,13 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         if drain and self._session.state is not LinkState.CLOSED:
             with self._link.lock:
                 offerings.drain_all()
-                self._link.tell()
+                self._link.notify()
             with contextlib.suppress(MalamuteError):
                 self.flush(drain_ms)
         with self._link.lock:
             if flush_ms:
                 offerings.close_all()
-                self._link.tell()
+                self._link.notify()
         if self._session.state is not LinkState.CLOSED and flush_ms and not self._session.idle:
             # Each publish that is affected raises by itself.
             with contextlib.suppress(MalamuteError):
@@ -463,11 +463,11 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         """Create a stream; the same again succeeds.
 
         settings, by name or as a mapping; 0 is no bound: memory=True (in memory only), ring_bytes
-        (a ring of its own), full ("overwrite" or "refuse" in that ring), max_bytes and max_age_ms
-        (older records are dropped), body_kind ("blob", "list", "arrow"; else the first batch
-        decides), schema (of Arrow bodies), level ("synced" or "stored", what confirm="default"
-        means), description, keep ("last-per-subject": see kv()). The first three, schema and keep
-        cannot be changed later.
+        (a ring of its own), full ("overwrite" or "refuse" in that ring), max_bytes, max_age_ms and
+        max_records (older records are dropped), body_kind ("blob", "list", "arrow"; else the first
+        batch decides), schema (of Arrow bodies), level ("synced" or "stored", what
+        confirm="default" means), description, keep ("last-per-subject": see kv()). The first three,
+        schema and keep cannot be changed later.
         Raises BrokerRefused: `stream_exists` with other settings, `bad_setting`, ...
         """
         named = settings_of(settings, more)

@@ -16,9 +16,10 @@ from typing import Any, Final
 from malamute_protocol.errors import MalamuteError
 from malamute_py.client.engine.log import LOG
 from malamute_py.client.engine.waits import NOTHING
+from malamute_py.client.session.attempts import LinkState
 from malamute_py.client.session.calls import make_row
-from malamute_py.client.session.offers import COMPLETED, FAILED, RETURNED, ReplyToken, RequestBase
-from malamute_py.client.session.session import LinkState
+from malamute_py.client.session.offer import COMPLETED, FAILED, RETURNED
+from malamute_py.client.session.offering import ReplyToken, RequestBase
 from malamute_py.client.sync.link import ThreadLink
 from malamute_py.client.words import OnError
 
@@ -73,7 +74,7 @@ class HandlerRun:
         finally:
             with link.lock:
                 self._running -= 1
-                link.tell()
+                link.notify()
 
     def _handle(self, request: Any) -> None:
         request.running = True
@@ -84,7 +85,7 @@ class HandlerRun:
             if request.lost:
                 with self._link.lock:
                     request.offering.ran(request)
-                    self._link.tell()
+                    self._link.notify()
 
     def _run(self, request: Any) -> None:
         try:
@@ -150,7 +151,7 @@ def drain_on_signals(link: ThreadLink) -> Iterator[None]:
         with link.lock:
             link.session.offerings.drain_all()
             link.wake_up()
-            link.tell()
+            link.notify()
 
     told: list[int] = []
 

@@ -25,6 +25,7 @@ from malamute_protocol.errors import BrokerRefused, MalamuteError, Timeout
 from malamute_py.client.engine.engine import Engine, clock_ms
 from malamute_py.client.engine.log import LINK_LOG, LOG, guarded
 from malamute_py.client.engine.waits import ANSWER, ASKED, ROOM, timed_out
+from malamute_py.client.session.attempts import LinkState
 from malamute_py.client.session.events import (
     Answered,
     Arrived,
@@ -37,7 +38,7 @@ from malamute_py.client.session.events import (
     Watched,
 )
 from malamute_py.client.session.publisher import confirmations
-from malamute_py.client.session.session import LinkState, Session
+from malamute_py.client.session.session import Session
 from malamute_py.client.settings import ClientSettings, Wait
 
 Value = TypeVar("Value")
@@ -183,7 +184,7 @@ class ThreadLink:
             raise BrokerRefused("window", "too much is unconfirmed: wait for some of it") from None
         return None if left_ms is None else max(1, left_ms)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Have all waiting callers look again."""
         self._happened.notify_all()
 
@@ -236,7 +237,7 @@ class ThreadLink:
                 self.session.abandon(RuntimeError(repr(error)))
                 for event in self.session.take_events():
                     self._handle(event)
-                self.tell()
+                self.notify()
         finally:
             with self.lock:
                 self._awake = True  # for good: nothing is written to what is closed

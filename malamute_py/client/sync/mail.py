@@ -576,7 +576,7 @@ class SyncInbox(InboxBase[SyncMail]):
         self._finalizer.detach()
         with self._link.lock:
             self._close()
-            self._link.tell()
+            self._link.notify()
             self._link.wake_up()
 
     def __enter__(self) -> SyncInbox:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import index
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, SupportsIndex, TypeVar
 
 from malamute_protocol import commands as c
 from malamute_protocol.batch import Record
@@ -340,7 +341,7 @@ class SyncMember(MemberBase):
             # At once, not with ENDED: a thread that waits, or asks later, finds the end.
             self._closed = True
             self._members.leave(self._membership)
-            self._link.tell()
+            self._link.notify()
             self._link.wake_up()
 
     def __enter__(self) -> SyncMember:
@@ -373,6 +374,26 @@ class SyncQueueVerbs(SyncVerbs):
         Raises LocalProtocolError: a key, and the client has no identity.
         """
         return SyncAtomicStep(self._link, confirm, key)
+
+    # --- removal -----------------------------------------------------------------------------
+
+    def trim(self, stream: str, before: StartPoint) -> int:
+        """Remove a stream's records before an offset, a time or another start point, for good.
+
+        Returns the offset of the first record that stays; the confirm says that no crash brings the
+        others back. Needs the permission `trim`; a start point other than an offset or a Position
+        is looked up, which needs the permission `read`. Raises BrokerRefused.
+        """
+        if not isinstance(before, Position | SupportsIndex):
+            wire = start_on_wire(before)
+            value = self._link.ask(lambda number: c.FindOffset(number, stream, wire))
+            if value["rewound"]:
+                raise LocalProtocolError("bad_start", f"{stream!r} ends before {before!r}")
+            before = Position(value["stream"], value["epoch"], value["offset"])
+        step = SyncAtomicStep(self._link)
+        step.trim(stream, before)
+        step.commit()
+        return before.next if isinstance(before, Position) else index(before)
 
     # --- cursors -----------------------------------------------------------------------------
 

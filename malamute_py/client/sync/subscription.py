@@ -198,7 +198,7 @@ class SyncSubscription(SubscriptionBase):
             # At once, not with ENDED: a thread that waits, or asks later, finds the end.
             self._reading.ended = True
             self._link.wake_up()
-            self._link.tell()
+            self._link.notify()
 
     def __enter__(self) -> SyncSubscription:
         return self

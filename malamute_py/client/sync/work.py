@@ -25,7 +25,7 @@ from malamute_protocol.pattern import Pattern
 from malamute_py.client.engine.waits import ACKED, OPENED
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.calls import Body, Fields, Properties, make_row
-from malamute_py.client.session.offers import (
+from malamute_py.client.session.offer import (
     COMPLETED,
     CREDIT_BYTES,
     FAILED,
@@ -34,11 +34,10 @@ from malamute_py.client.session.offers import (
     RENEWED,
     RETURNED,
     OfferOptions,
-    ReplyToken,
-    RequestBase,
     make_on_error,
     offer_options,
 )
+from malamute_py.client.session.offering import ReplyToken, RequestBase
 from malamute_py.client.settings import Wait
 from malamute_py.client.sync.handlers import (
     HandlerRun,
@@ -239,7 +238,7 @@ class SyncRequest(RequestBase):
 
     def received(self, timeout_ms: Wait = "default") -> bool:
         """Tell the broker that it has arrived, which the service's facts show."""
-        return self._say(RECEIVED, timeout_ms)
+        return self._report(RECEIVED, timeout_ms)
 
     def renew(self, timeout_ms: Wait = "default") -> bool:
         """Begin the lease anew now; it is done by itself every third of a lease.
@@ -247,7 +246,7 @@ class SyncRequest(RequestBase):
         False: it is not in our hands any more. While there is no link the answer is waited for:
         it is said on the next one. Raises Timeout.
         """
-        return self._say(RENEWED, timeout_ms)
+        return self._report(RENEWED, timeout_ms)
 
     def _end(
         self,
@@ -270,11 +269,11 @@ class SyncRequest(RequestBase):
             return True
         return pending.result(timeout_ms, ACKED, "the end of a request")
 
-    def _say(self, state: int, timeout_ms: Wait) -> bool:
+    def _report(self, state: int, timeout_ms: Wait) -> bool:
         link: ThreadLink = self.offering.offerings.link
         pending: Pending[bool] = Pending(link)
         with link.lock:
-            if not self.offering.offerings.say(self, state, pending):
+            if not self.offering.offerings.report(self, state, pending):
                 return False
             link.wake_up()
         return pending.result(timeout_ms, ACKED, "what was said of a request")
@@ -372,7 +371,7 @@ class SyncWorker:
             if drain and not offering.ended:
                 link.session.offerings.drain(offering)
                 link.wake_up()
-                link.tell()
+                link.notify()
                 with suppress(Timeout):
                     link.until(
                         lambda: not offering.in_hand or offering.ended,
@@ -383,7 +382,7 @@ class SyncWorker:
             if not offering.ended:
                 link.session.offerings.close(offering)
                 link.wake_up()
-                link.tell()
+                link.notify()
                 try:
                     link.until(lambda: offering.ended, wait_ms, ACKED, "the end")
                 except Timeout:

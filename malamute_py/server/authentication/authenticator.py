@@ -22,11 +22,10 @@ import zmq
 import zmq.utils.z85
 
 from malamute_py.config import Authentication
-from malamute_py.sections import ConfigError
 from malamute_py.server.authentication.attempts import Origin, Pauses, Turns
 from malamute_py.server.authentication.credentials import (
     PlainTable,
-    checked_key,
+    client_keys,
     plain_users,
     read_server_key,
 )
@@ -90,14 +89,7 @@ class Authenticator:
             self._plain = PlainTable(plain_users(settings))
         else:
             self._secret = read_server_key(settings.server_key_file)
-            for name, text in settings.clients.items():
-                public = checked_key(f"authentication.clients.{name}", text)
-                if public in self._clients:
-                    raise ConfigError(
-                        f"authentication.clients.{name}",
-                        f"is also the key of {self._clients[public]}: one key, one identity",
-                    )
-                self._clients[public] = name
+            self._clients = client_keys(settings)
         seed_libzmq()
         # Answers go in another order than questions come, which a REP socket cannot do.
         self._socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)

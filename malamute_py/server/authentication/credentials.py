@@ -25,6 +25,8 @@ from malamute_py.server.authentication.carriers import Carriers
 
 _LOG2_N, _R, _P = 14, 8, 1
 _SCRYPT_MEMORY = 64 << 20
+_SERVER_KEY = "authentication.server_key_file"
+USERS_FILE = "authentication.users_file"
 _REMEMBERED_MS = 3_600_000
 """Time for which a password that was right needs no hash."""
 
@@ -74,6 +76,11 @@ class _Hash:
         return hmac.compare_digest(found, self._digest)
 
 
+def check_hash(key: str, text: str) -> None:
+    """Raise ConfigError unless the text is what hash_password() returns."""
+    _Hash(key, text)
+
+
 class PlainTable:
     """Users and their hashed passwords; fits() may be called from any thread."""
 
@@ -111,7 +118,7 @@ class PlainTable:
         return hmac.digest(self._key, len(user).to_bytes(4, "little") + user + password, "sha256")
 
 
-def _read_guarded(path: str, key: str, refused: int, advice: str) -> bytes:
+def read_guarded(path: str, key: str, refused: int, advice: str) -> bytes:
     """Read a file with secrets; raises ConfigError when others could read or write it.
 
     refused: bits of the mode that must not be set. The file is opened first and its mode asked of
@@ -139,9 +146,9 @@ def _read_guarded(path: str, key: str, refused: int, advice: str) -> bytes:
 
 def read_users_file(path: str) -> dict[str, str]:
     """Read lines of `name hash`; empty lines and lines that begin with # are skipped."""
-    key = "authentication.users_file"
+    key = USERS_FILE
     try:
-        lines = _read_guarded(path, key, 0o027, "chmod 640").decode("utf-8").splitlines()
+        lines = read_guarded(path, key, 0o027, "chmod 640").decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(key, f"{path} cannot be read: {error}") from None
     users: dict[str, str] = {}
@@ -171,20 +178,60 @@ def carriers_of(settings: Authentication) -> Carriers:
 
 def read_server_key(path: str) -> bytes:
     """Read the broker's secret CURVE key in Z85; made, for its owner only, if there is none."""
-    key = "authentication.server_key_file"
+    try:
+        if path:
+            with contextlib.suppress(FileExistsError):
+                write_secret_key(path)
+        return secret_key_of(path)
+    except OSError as error:
+        raise ConfigError(_SERVER_KEY, f"{path} cannot be read or made: {error.strerror}") from None
+
+
+def write_secret_key(path: str) -> None:
+    """Make a CURVE key pair; its secret key goes to a new file, for its owner only."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(zmq.curve_keypair()[1] + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def secret_key_of(path: str, key: str = _SERVER_KEY) -> bytes:
+    """Return the secret CURVE key in a file. Raises ConfigError, OSError."""
     if not path:
         raise ConfigError(key, 'mechanism = "curve" needs the name of a file for the broker\'s key')
-    try:
-        with contextlib.suppress(FileExistsError):
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with os.fdopen(fd, "wb") as file:
-                file.write(zmq.curve_keypair()[1] + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-        secret = _read_guarded(path, key, 0o077, "chmod 600").strip()
-    except OSError as error:
-        raise ConfigError(key, f"{path} cannot be read or made: {error.strerror}") from None
+    secret = read_guarded(path, key, 0o077, "chmod 600").strip()
     return checked_key(key, secret.decode("ascii", "replace"))
+
+
+def client_keys(settings: Authentication) -> dict[bytes, str]:
+    """Return public key -> name of all clients of CURVE. Raises ConfigError."""
+    found: dict[bytes, str] = {}
+    for name, text in settings.clients.items():
+        public = checked_key(f"authentication.clients.{name}", text)
+        if public in found:
+            raise ConfigError(
+                f"authentication.clients.{name}",
+                f"is also the key of {found[public]}: one key, one identity",
+            )
+        found[public] = name
+    return found
+
+
+def check_credentials(settings: Authentication) -> None:
+    """Check users and keys as a start does, and make no key. Raises ConfigError."""
+    if settings.mechanism == "plain":
+        PlainTable(plain_users(settings))
+    elif settings.mechanism == "curve":
+        client_keys(settings)
+        try:
+            secret_key_of(settings.server_key_file)
+        except FileNotFoundError:
+            pass  # The first start makes it.
+        except OSError as error:
+            raise ConfigError(
+                _SERVER_KEY, f"{settings.server_key_file} cannot be read: {error.strerror}"
+            ) from None
 
 
 def checked_key(key: str, text: str) -> bytes:

@@ -3,34 +3,91 @@
 Owns the two questions that the core asks about an owner: a credential or, without one, an identity
 or a template. The rules: without any list everything is allowed; with one, a name that is not
 listed is refused, and so is a text that cannot be a name at all, which is neither compared with a
-list nor remembered. A client gets no identity but that of its credential, and those that templates
-of the credential give; their permissions are the credential's. Source: SPEC.md, section 15.
+list nor remembered; a denial goes before what is allowed. A client gets no identity but that of its
+credential, and those that templates of the credential give; their permissions are the credential's.
+Source: SPEC.md, section 15.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from malamute_protocol.address import NAME_BYTES_MAX
 from malamute_py.broker.limits import Quota
-from malamute_py.config import QUOTAS, Grant, QuotasSection
+from malamute_py.config import QUOTAS, Denied, Grant, NamedVerbs, QuotasSection
 from malamute_py.server.authentication.carriers import Carriers
 
-LISTED: Final = ("read", "write", "send", "receive", "request", "work")
-"""Actions on named streams, mailboxes and services: a grant has a list for each."""
+GIVEN_BY: Final[dict[str, tuple[str, ...]]] = {
+    "read": ("read",),
+    "replay": ("read",),
+    "write": ("write",),
+    "create": ("create", "write", "manage_streams"),
+    "trim": ("trim", "manage_streams"),
+    "send": ("send",),
+    "receive": ("receive",),
+    "create_mailbox": ("create", "send", "receive", "manage_queues"),
+    "purge": ("purge", "manage_queues"),
+    "request": ("request",),
+    "work": ("work",),
+    "create_service": ("create", "request", "work", "manage_queues"),
+    "manage_streams": ("manage_streams",),
+    "manage_queues": ("manage_queues",),
+}
+"""Action of the core on a name -> verbs of a grant that allow it, each where no denial of that verb
+fits the name."""
+DENIED_BY: Final = {"create_mailbox": "create", "create_service": "create"}
+"""Action -> verb whose denial forbids it, where that has another name."""
+OF_ADMINISTRATORS: Final = frozenset(
+    {"trim", "purge", "manage_streams", "manage_queues", "manage_clients", "manage_users", "admin"}
+)
+"""Actions that `admin = true` allows."""
+FLAGS: Final = ("manage_clients", "manage_users")
+"""Verbs without names."""
 MEMO_MAX: Final = 16_384
 """Answers that are remembered. No name in them is longer than NAME_BYTES_MAX characters, so that
 all of them take 20 MiB at most, 5 MiB with usual names."""
+
+
+class _Rule:
+    """The grant of one identity, compiled."""
+
+    __slots__ = ("admin", "allowed", "denied", "flags", "subjects")
+
+    def __init__(self, grant: Grant) -> None:
+        self.allowed = _compiled_lists(grant, NamedVerbs)
+        self.denied = _compiled_lists(grant.deny, Denied)
+        self.flags = frozenset(flag for flag in FLAGS if getattr(grant, flag))
+        self.admin = grant.admin
+        self.subjects = [
+            (_compiled([stream]), _compiled(subjects))
+            for stream, subjects in grant.write_subjects.items()
+        ]
+
+    def allows(self, action: str, name: str) -> bool:
+        """Whether the action is allowed on the name: a denial goes before everything."""
+        if self.denies(DENIED_BY.get(action, action), name):
+            return False
+        if action in self.flags or (self.admin and action in OF_ADMINISTRATORS):
+            return True
+        return any(
+            self.allowed[verb].fullmatch(name) and not self.denies(verb, name)
+            for verb in GIVEN_BY.get(action, ())
+        )
+
+    def denies(self, verb: str, name: str) -> bool:
+        """Whether a denial of the verb fits the name."""
+        pattern = self.denied.get(verb)
+        return pattern is not None and pattern.fullmatch(name) is not None
 
 
 class Permissions:
     """Answers (identity, action, name), the `permit` of the broker core.
 
     Actions: `identity` (may the credential `identity` be called `name`), `template` (may it have
-    identities that the template `name` gives), those of LISTED on the names that a grant lists,
-    `create` (first use of a stream: as write), `admin`.
+    identities that the template `name` gives), those of GIVEN_BY on a name, those of FLAGS, and
+    `admin`.
     """
 
     def __init__(self, grants: Mapping[str, Grant], carriers: Carriers | None = None) -> None:
@@ -39,13 +96,7 @@ class Permissions:
         carriers: knows the templates of the credentials; None: there is no authentication.
         """
         self._carriers = carriers or Carriers((), {})
-        self._rules = {
-            identity: (
-                {action: _compiled(getattr(grant, action)) for action in LISTED},
-                grant.admin,
-            )
-            for identity, grant in grants.items()
-        }
+        self._rules = {identity: _Rule(grant) for identity, grant in grants.items()}
         self._memo: dict[tuple[str, str, str], bool] = {}
 
     def __call__(self, identity: str, action: str, name: str) -> bool:
@@ -66,15 +117,27 @@ class Permissions:
             answer = self._memo[key] = self._decide(*key)
         return answer
 
+    def subjects(self, identity: str, stream: str) -> Callable[[str], bool] | None:
+        """Return the test of subjects under which an identity may publish to a stream; None: no.
+
+        Asked only where the identity may not `write` the stream.
+        """
+        rule = self._rule(identity)
+        if rule is None or len(stream) > NAME_BYTES_MAX or rule.denies("write", stream):
+            return None
+        found = [subjects for streams, subjects in rule.subjects if streams.fullmatch(stream)]
+        return (lambda subject: any(each.fullmatch(subject) for each in found)) if found else None
+
+    def _rule(self, identity: str) -> _Rule | None:
+        return self._rules.get(identity) or self._rules.get("*")
+
     def _decide(self, identity: str, action: str, name: str) -> bool:
-        rule = self._rules.get(identity) or self._rules.get("*")
-        if rule is None:
-            return False
-        listed, admin = rule
-        names = listed.get("write" if action == "create" else action)
-        if names is not None:
-            return names.fullmatch(name) is not None
-        return admin and action == "admin"
+        rule = self._rule(identity)
+        return rule is not None and rule.allows(action, name)
+
+
+def _compiled_lists(lists: NamedVerbs, kind: type[NamedVerbs]) -> dict[str, re.Pattern[str]]:
+    return {verb: _compiled(getattr(lists, verb)) for verb in kind.__struct_fields__}
 
 
 class QuotaTable:
@@ -98,6 +161,11 @@ class QuotaTable:
             )
             found = next(fitting, self._common)
         return found
+
+
+def fits(pattern: str, name: str) -> bool:
+    """Whether a pattern of a grant fits a name."""
+    return _compiled([pattern]).fullmatch(name) is not None
 
 
 def _compiled(patterns: list[str]) -> re.Pattern[str]:

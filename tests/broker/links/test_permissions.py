@@ -30,30 +30,44 @@ class Gate:
 @pytest.mark.parametrize(
     ("command", "needs"),
     [
+        (wire.Publish("s", 9), {("write", "s")}),
+        (wire.Subscribe(9, "s", ALL, [0]), {("read", "s")}),
+        (wire.CreateStream(9, "new"), {("create", "new")}),
+        (wire.EditStream(9, "s", {}), {("manage_streams", "s")}),
+        (wire.RemoveStream(9, "s"), {("manage_streams", "s")}),
+        (wire.StreamInfo(9, "s"), {("read", "s")}),
+        (wire.FindOffset(9, "s", [0]), {("read", "s")}),
+        (wire.PlanRead(9, "s", ALL, [0]), {("read", "s")}),
+        (wire.ListLinks(9), {("manage_clients", "links")}),
+        (wire.Kick(9, 2), {("manage_clients", "links")}),
         (wire.Send("box", 9), {("send", "box")}),
         (wire.OpenInbox(9, "box"), {("receive", "box")}),
         (wire.PeekMail(9, "box"), {("receive", "box")}),
-        (wire.PurgeMail(9, "box", "box"), {("admin", "box")}),
+        (wire.PurgeMail(9, "box", "box"), {("purge", "box")}),
         (wire.MailboxInfo(9, "box"), {("receive", "box")}),
-        (wire.EditMailbox(9, "box", {}), {("admin", "box")}),
-        (wire.RemoveMailbox(9, "box", "box"), {("admin", "box")}),
+        (wire.EditMailbox(9, "box", {}), {("manage_queues", "box")}),
+        (wire.RemoveMailbox(9, "box", "box"), {("manage_queues", "box")}),
         (wire.Request("svc", 9), {("request", "svc")}),
         (wire.Offer(9, "svc", ALL), {("work", "svc")}),
         (wire.CancelRequest(9, "svc", b"k"), {("request", "svc")}),
-        (wire.ServiceInfo(9, "svc"), {("request", "svc"), ("work", "svc"), ("admin", "svc")}),
-        (wire.EditService(9, "svc", {}), {("admin", "svc")}),
-        (wire.Requeue(9, "svc"), {("admin", "svc")}),
-        (wire.RemoveService(9, "svc", "svc"), {("admin", "svc")}),
+        (
+            wire.ServiceInfo(9, "svc"),
+            {("request", "svc"), ("work", "svc"), ("manage_queues", "svc")},
+        ),
+        (wire.EditService(9, "svc", {}), {("manage_queues", "svc")}),
+        (wire.Requeue(9, "svc"), {("manage_queues", "svc")}),
+        (wire.RemoveService(9, "svc", "svc"), {("manage_queues", "svc")}),
         (wire.MoveCursor("s", "c", 1, 9), {("read", "s")}),
+        (wire.Trim("s", 1, 9), {("trim", "s")}),
         (wire.CursorInfo(9, "s", "c"), {("read", "s")}),
         (wire.EditCursor(9, "s", "c", {}), {("read", "s")}),
-        (wire.RemoveCursor(9, "s", "c"), {("admin", "s")}),
+        (wire.RemoveCursor(9, "s", "c"), {("manage_streams", "s")}),
         (wire.JoinGroup(9, "s", "g", ALL), {("read", "s")}),
         (wire.GroupInfo(9, "s", "g"), {("read", "s")}),
-        (wire.RemoveGroup(9, "s", "g"), {("admin", "s")}),
+        (wire.RemoveGroup(9, "s", "g"), {("manage_streams", "s")}),
         (wire.UpdateKey("s", 9), {("write", "s")}),
-        (wire.GetKey(9, "s", "k"), {("read", "s")}),
-        (wire.ListKeys(9, "s", ALL), {("read", "s")}),
+        (wire.GetKey(9, "s", "k"), {("read", "s"), ("replay", "s")}),
+        (wire.ListKeys(9, "s", ALL), {("read", "s"), ("replay", "s")}),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -96,3 +110,87 @@ def test_a_step_needs_what_its_parts_need_and_a_page_leaves_out_what_is_not_allo
     assert post.answer(3, post._trackers).code == "forbidden", "sending is not reading"
     assert isinstance(post.inbox(3).last(wire.Subscribed), wire.Subscribed), "its own it may read"
     assert post.ask(3, wire.PeekMail, "carla")["messages"] == []
+
+
+class Verbs:
+    """Permissions of all verbs but some."""
+
+    def __init__(self, *without: str) -> None:
+        self.without = without
+
+    def __call__(self, identity: str, action: str, name: str) -> bool:
+        return action not in self.without
+
+
+def gaps(post: Post, link: int) -> list[tuple[int, str]]:
+    """The gaps that a link was told of, as (first offset, next offset and code)."""
+    return [
+        (each.from_, f"{each.to}:{each.code}")
+        for each in post.peers[link].commands
+        if isinstance(each, wire.Gap)
+    ]
+
+
+@pytest.mark.parametrize("start", [[0], [2, 1], [6]], ids=["earliest", "offset", "last"])
+def test_history_is_a_gap_for_a_reader_that_may_not_replay(start: list[Any]) -> None:
+    post = Post(permit=Verbs("replay"))
+    post.publish(2, "s", [b"a", b"b"])
+    post.send(3, wire.Subscribe(9, "s", ALL, start, credit_records=9, credit_bytes=999_999))
+    begun = post.peers[3].last(wire.Subscribed)
+    assert gaps(post, 3) == [(begun.next, "2:forbidden")]
+    post.publish(2, "s", [b"c"])
+    delivered = post.peers[3].of(wire.Deliver)
+    assert [(each.from_, each.next) for each in delivered] == [(2, 3)]
+
+
+def test_a_reader_that_may_not_replay_begins_at_the_tail_without_a_gap_and_joins_no_group() -> None:
+    post = Post(permit=Verbs("replay"))
+    post.publish(2, "s", [b"a", b"b"])
+    post.send(3, wire.Subscribe(9, "s", ALL, [1], credit_records=9, credit_bytes=999_999))
+    assert gaps(post, 3) == []
+    post.send(3, wire.JoinGroup(10, "s", "g", ALL))
+    assert post.answer(3, 10).code == "forbidden"
+
+
+def test_first_use_creates_no_mailbox_or_service_where_that_is_denied() -> None:
+    post = Post(permit=Verbs("create_mailbox", "create_service"))
+    frame = encode([b"a"], subject="s")
+    for command in (
+        wire.Send("box", 9), wire.OpenInbox(9, "box"), wire.Request("svc", 9),
+        wire.Offer(9, "svc", ALL), wire.EditService(9, "svc", {}),
+    ):  # fmt: skip
+        post.send(3, command, frames=[frame] * command.content_frames)
+        assert post.answer(3, 9).code == "forbidden"
+    assert isinstance(post.inbox(3).last(wire.Subscribed), wire.Subscribed), "its own is its own"
+
+
+class Bound(Verbs):
+    """Permissions to write under subjects that begin with `eu.` only."""
+
+    def __init__(self) -> None:
+        super().__init__("write")
+
+    def subjects(self, owner: str, stream: str) -> Any:
+        return (lambda key: key.startswith("eu.")) if stream == "s" else None
+
+
+def test_a_writer_that_is_bound_to_subjects_publishes_under_no_other() -> None:
+    bound = Bound()
+    post = Post(permit=bound, subjects=bound.subjects)
+    good, bad = (encode([b"a", b"b"], subject=["eu.x", name]) for name in ("eu.y", "us.y"))
+    for frame, says in ((good, None), (bad, "us.y"), (encode([b"a"]), "''"), (good, None)):
+        for command in (
+            [wire.Publish("s", 8)],
+            [wire.Atomic(8, 1), wire.Publish("s", 0)],
+        ):
+            post.send(3, *command, frames=[frame])
+            answer = post.answer(3, 8)
+            if says is None:
+                assert isinstance(answer, wire.Confirm)
+            else:
+                assert (answer.code, says in answer.reason) == ("forbidden", True)
+    post.send(3, wire.Publish("other", 8), frames=[good])
+    assert post.answer(3, 8).code == "forbidden"
+    many = encode([b""] * 9_000, subject=[f"eu.{n}" for n in range(9_000)])
+    post.send(3, wire.Publish("s", 8), frames=[many])
+    assert post.answer(3, 8).code == "too_large"

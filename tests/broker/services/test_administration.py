@@ -267,7 +267,7 @@ def test_administration_needs_its_permission(command: wire.Command) -> None:
     allowed = {"s": True}
 
     def permit(identity: str, action: str, name: str) -> bool:
-        return action not in ("admin", "request", "work") or allowed["s"]
+        return action not in ("manage_queues", "request", "work") or allowed["s"]
 
     world = pair(permit=permit)
     world.request(1, b"a", key=b"k")

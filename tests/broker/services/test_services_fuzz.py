@@ -16,7 +16,7 @@ import pytest
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
 from malamute_protocol.errors import LocalProtocolError
-from malamute_py.broker.services.queue import RequestBatch, Service
+from malamute_py.broker.services.service import RequestBatch, Service
 from tests.broker.service_world import MANY, World
 
 pytestmark = pytest.mark.slow

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from malamute_protocol import commands as wire
+from malamute_protocol.gather import gather_rows, rows_of
+from malamute_py.broker import HistoryRead, HistoryRun
 from tests.broker.shell import Shell, bodies
 
 AGE_MS = 1_500
@@ -156,3 +159,67 @@ def test_retention_drops_each_batch_past_its_age_where_it_is_in_memory() -> None
     shell = slow_stream(retention_ms=100)
     shell.wait(100)
     assert shell.trims[-1][-1] == 8
+
+
+def waiting(shell: Shell) -> None:
+    """The journal answers reads when it is told to."""
+    shell.evict()
+    shell.auto_read = False
+
+
+def answered_later(shell: Shell) -> None:
+    """The journal answers what it was asked, when one more record has grown too old."""
+    assert shell.reads
+    shell.now_ms += 500
+    shell.broker.tick(shell.now_ms)
+    shell.auto_read = True
+    shell.run()
+
+
+def test_a_record_that_grew_too_old_while_the_journal_read_it_is_not_delivered() -> None:
+    shell = slow_stream()
+    waiting(shell)
+    peer = shell.subscribe(1, 1, "s", start=[2, 0])
+    answered_later(shell)
+    assert bodies(peer, 1) == [b"8", b"9"]
+    assert [(gap.to, gap.code) for gap in peer.of(wire.Gap)][-1] == (8, "retention")
+
+
+def test_many_readers_together_get_no_record_that_grew_too_old_while_it_was_read() -> None:
+    shell = slow_stream(many=2)
+    waiting(shell)
+    for number in (1, 2, 3):
+        shell.send(1, wire.Subscribe(number, "s", ["all"], [2, 0], 1 << 40, 1 << 40, gathered=True))
+    answered_later(shell)
+    for number in (1, 2, 3):
+        assert bodies(shell.peers[1], number) == [b"8", b"9"]
+
+
+def test_a_group_gets_no_record_that_grew_too_old_while_it_was_read() -> None:
+    shell = slow_stream()
+    waiting(shell)
+    peer = shell.send(
+        1, wire.JoinGroup(1, "s", "g", ["all"], "shared", [2, 0], 1 << 40, 1 << 40, visibility=0)
+    )
+    answered_later(shell)
+    assert bodies(peer, 1) == [b"8", b"9"]
+
+
+def test_rows_of_several_append_times_in_one_batch_are_judged_one_by_one() -> None:
+    shell = slow_stream()
+    waiting(shell)
+    peer = shell.subscribe(1, 1, "s", ["not", ["topic", "x"]], start=[2, 0], gathered=True)
+    (read,) = shell.reads
+    assert read.matches is not None, "the journal may gather rows for this reader"
+    held = [one for one in shell.rings["main"] if one.stamp.stream == 1][7:]
+    rows = [row for one in held for row in rows_of(one.stamp, one.content, np.arange(1))]
+    stamp, content = gather_rows(rows, 1, held[0].stamp.epoch, held[0].stamp.lsn)
+    data = stamp + content
+    run = HistoryRun(data, ((0, len(data), 7, 3),), 10)
+    shell.reads.clear()
+    shell.now_ms += 500
+    shell.broker.tick(shell.now_ms)
+    shell.broker.history(HistoryRead(read.token, (run,), 10, ((0, 7, "retention", ""),)))
+    shell.auto_read = True
+    shell.run()
+    assert bodies(peer, 1) == [b"8", b"9"]

@@ -13,7 +13,7 @@ from malamute_protocol.errors import Timeout
 from malamute_protocol.framing import encode_message
 from malamute_py.client.aio.client import connect
 from malamute_py.client.engine.engine import clock_ms
-from malamute_py.client.session.session import Unlinked
+from malamute_py.client.session.events import Unlinked
 from tests.client.fakes import FakeBroker
 from tests.client.script import stamped
 from tests.client.test_shells_against_a_fake import FAST, broker

@@ -11,9 +11,9 @@ from malamute_protocol.batch import bitmap_of_rows, encode
 from malamute_protocol.commands import Command
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError
 from malamute_py.client.readers.group import numbers_of
+from malamute_py.client.session.attempts import LinkState
 from malamute_py.client.session.events import Settled
 from malamute_py.client.session.memberships import GroupOptions, HeldBatch, Membership
-from malamute_py.client.session.session import LinkState
 from malamute_py.client.session.steps import Step
 from malamute_py.client.session.subscription import GapNotice, RewoundNotice
 from tests.client.script import STREAM_UUID, Script, stamped

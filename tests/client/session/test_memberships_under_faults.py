@@ -16,9 +16,10 @@ import pytest
 from malamute_protocol import commands as c
 from malamute_protocol.batch import bitmap_of_rows, encode
 from malamute_protocol.framing import decode_message, encode_message
+from malamute_py.client.session.attempts import LinkState
 from malamute_py.client.session.events import Settled
 from malamute_py.client.session.memberships import GroupOptions, HeldBatch
-from malamute_py.client.session.session import LinkState, Session
+from malamute_py.client.session.session import Session
 from malamute_py.client.settings import ClientSettings
 from tests.client.script import STREAM_UUID, stamped, welcome
 from tests.seeds import seeds

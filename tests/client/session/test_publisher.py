@@ -527,5 +527,7 @@ def test_a_content_larger_than_the_window_that_nobody_confirms_leaves_alone() ->
         sent = script.step()
         # What follows is held back: a PING comes after the little that left, too.
         assert [type(command) for command in sent[:2]] == [c.Publish, c.Ping][: len(sent)]
-        script.session.receive(encode_message([c.Pong(script.session._probe)]), script.now_ms)
+        script.session.receive(
+            encode_message([c.Pong(script.session._suspects._probe)]), script.now_ms
+        )
     assert not script.session.window.queued_bytes

@@ -1,17 +1,17 @@
-"""The session's link: opening, heartbeat, retries, endings, requests."""
+"""The session's link: opening, heartbeat, endings."""
 
 from __future__ import annotations
 
 from malamute_protocol import commands as c
-from malamute_protocol.errors import BrokerRefused, ConnectionLost
+from malamute_protocol.errors import BrokerRefused
 from malamute_protocol.framing import encode_message
-from malamute_py.client.session.session import (
+from malamute_py.client.session.attempts import LinkState
+from malamute_py.client.session.events import (
     Answered,
     Closed,
     Connect,
     Disconnect,
     Linked,
-    LinkState,
     Unlinked,
 )
 from tests.client.script import Script, welcome
@@ -61,29 +61,6 @@ def test_a_silent_broker_is_given_up_and_tried_again() -> None:
     assert isinstance(script.transport[-1], Disconnect)
     script.wait(lost.retry_at_ms - script.now_ms)
     assert isinstance(script.transport[-1], Connect)
-
-
-def test_pauses_between_attempts_double_up_to_their_bound_and_are_jittered() -> None:
-    script = Script(retry_min_ms=100, retry_max_ms=1000)
-    pauses = []
-    for _ in range(8):
-        script.lose()
-        lost = script.happened[-1]
-        assert isinstance(lost, Unlinked)
-        pauses.append(lost.retry_at_ms - script.now_ms)
-        script.wait(pauses[-1])
-    bounds = [100, 200, 400, 800, 1000, 1000, 1000, 1000]
-    assert all(bound / 2 <= pause <= bound for pause, bound in zip(pauses, bounds, strict=True))
-    assert len(set(pauses[4:])) > 1, "without jitter all clients come back together"
-
-
-def test_endpoints_are_tried_in_turn() -> None:
-    script = Script(endpoints=("tcp://one:1", "tcp://two:2"))
-    for _ in range(2):
-        script.lose()
-        script.wait(10_000)
-    tried = [wanted.endpoint for wanted in script.transport if isinstance(wanted, Connect)]
-    assert tried == ["tcp://one:1", "tcp://two:2", "tcp://one:1"]
 
 
 def test_an_attempt_without_an_answer_ends_after_its_time() -> None:
@@ -155,36 +132,6 @@ def test_a_command_out_of_state_costs_the_broker_the_link() -> None:
     script.open()
     script.say(welcome())
     assert script.state() is LinkState.WAITING
-
-
-def test_requests_are_answered_refused_or_sent_again() -> None:
-    script = Script()
-    script.session.request(lambda number: c.StreamInfo(number, "s"), "info")
-    assert script.step() == []
-    [asked] = script.open()
-    assert isinstance(asked, c.StreamInfo)
-    [again] = script.reconnect()
-    assert again == asked
-    script.say(c.Result(again.request, {"tail": 5}))
-    assert script.happened[-1] == Answered("info", {"tail": 5})
-    script.session.request(lambda number: c.Kick(number, 9), "kick")
-    [kick] = script.step()
-    assert isinstance(kick, c.Kick)
-    script.say(c.Refused(39, kick.request, "unknown_link", "no 9"))
-    answer = script.happened[-1]
-    assert isinstance(answer, Answered)
-    assert isinstance(answer.outcome, BrokerRefused)
-    assert answer.outcome.code == "unknown_link"
-
-
-def test_a_removal_whose_answer_was_lost_is_not_repeated() -> None:
-    script = Script()
-    script.open()
-    script.session.request(lambda number: c.RemoveStream(number, "s"), "remove")
-    script.step()
-    assert script.reconnect() == []
-    [answer] = [event for event in script.happened if isinstance(event, Answered)]
-    assert isinstance(answer.outcome, ConnectionLost)
 
 
 def test_close_says_bye_and_fails_what_is_left() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from malamute_protocol import commands as c
-from malamute_protocol.batch import Content
+from malamute_protocol.batch import Content, encode
 from malamute_protocol.commands import Command
 from malamute_protocol.errors import (
     BrokerRefused,
@@ -470,6 +470,36 @@ def test_a_step_beyond_the_brokers_limits_is_refused_before_anything_is_sent() -
             script.add(step)
     assert inbox.held == {1}
     assert script.step() == []
+
+
+def test_an_encoded_content_is_a_part_as_it_is_and_its_step_is_merged_with_no_other() -> None:
+    script = Stepping()
+    content = encode([b"a", b"b"], subject="s")
+    for name in ("1", "2", "3"):
+        step = published(b"x")
+        if name == "2":
+            step.publish_batch("out", content)
+            step.publish_batch("log", content)
+        script.add(step, name)
+    script.step()
+    assert [len(sent) - 1 for sent in script.sent()] == [1, 3, 1]
+    for sent in script.sent():
+        script.taken(sent[0][0])
+    parts = script.sent()[1][1:]
+    assert [part.stream for part, _ in parts if isinstance(part, c.Publish)] == [
+        "out", "out", "log",
+    ]  # fmt: skip
+    assert [bytes(frame) for frame in parts[1][1]] == [content]
+    assert set(script.settled()) == {"1", "2", "3"}
+
+
+def test_a_content_with_a_producer_is_refused_as_a_part() -> None:
+    step = Step()
+    with pytest.raises(LocalProtocolError, match="no producer"):
+        step.publish_batch("out", encode([b"a"], producer_id=7))
+    with pytest.raises(LocalProtocolError, match="not an encoded batch content"):
+        step.publish_batch("out", b"x")
+    assert not step.parts
 
 
 def test_the_end_of_the_session_fails_every_step() -> None:

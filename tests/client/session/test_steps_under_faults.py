@@ -18,8 +18,9 @@ from malamute_protocol.batch import Content
 from malamute_protocol.errors import BrokerRefused, MalamuteError
 from malamute_protocol.framing import decode_message, encode_message
 from malamute_py.client.position import Confirmation
+from malamute_py.client.session.attempts import LinkState
 from malamute_py.client.session.events import Settled
-from malamute_py.client.session.session import LinkState, Session
+from malamute_py.client.session.session import Session
 from malamute_py.client.session.steps import Step
 from malamute_py.client.settings import ClientSettings
 from tests.client.script import bodies_of, welcome

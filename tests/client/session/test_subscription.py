@@ -6,7 +6,7 @@ from malamute_protocol import commands as c
 from malamute_protocol.batch import bitmap_of_rows
 from malamute_protocol.errors import BatchError, BrokerRefused, RemoteProtocolError
 from malamute_py.client.position import Position
-from malamute_py.client.session.session import LinkState
+from malamute_py.client.session.attempts import LinkState
 from malamute_py.client.session.subscription import (
     Arrival,
     BegunNotice,
@@ -326,7 +326,7 @@ def test_what_crosses_an_unsubscribe_is_left_alone() -> None:
     script.say(c.Ended(reading.number, 0, "cancelled"))
     script.deliver(reading, [b"later"], 1)
     assert script.state() is LinkState.LINKED
-    assert reading.number not in script.session.opened
+    assert reading.number not in script.session.receivers.by_number
 
 
 def test_a_reader_from_earliest_is_told_what_retention_took_and_told_once() -> None:

@@ -16,10 +16,12 @@ from malamute_protocol.errors import BatchError
 from malamute_protocol.stamp import DERIVED, Stamp
 from malamute_py.client.session.letters import RequestFailed
 from malamute_py.client.session.mailboxes import InboxOptions
-from malamute_py.client.session.offers import OfferOptions, RequestBase
+from malamute_py.client.session.offer import OfferOptions
+from malamute_py.client.session.offering import RequestBase
 from malamute_py.client.session.subscription import Arrival, GapNotice
 from tests.client.script import Script, stamped
-from tests.client.session.test_mail import accept, ask, opened, outcomes, warnings
+from tests.client.session.conversation import accept, opened, outcomes, warnings
+from tests.client.session.test_mail import ask
 from tests.client.session.test_memberships import Grouped
 from tests.protocol.hostile import craft, ints, packed
 

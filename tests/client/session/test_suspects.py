@@ -10,18 +10,13 @@ from malamute_protocol import commands as c
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError
 from malamute_protocol.framing import decode_message, encode_message
 from malamute_protocol.limits import DEFAULT_LIMITS
-from malamute_py.client.session.offers import OfferOptions
+from malamute_py.client.session.attempts import LinkState
+from malamute_py.client.session.events import Answered, Closed
+from malamute_py.client.session.offer import OfferOptions
+from malamute_py.client.session.pending import PendingCommand
 from malamute_py.client.session.rows import OutgoingRow
-from malamute_py.client.session.session import (
-    Answered,
-    Closed,
-    Connect,
-    LinkState,
-    Warned,
-    _PendingCommand,
-)
 from tests.client.script import Script, welcome
-from tests.client.session.test_mail import opened
+from tests.client.session.conversation import ask_about, opened
 
 
 def answers(script: Script) -> dict[Any, Any]:
@@ -30,24 +25,12 @@ def answers(script: Script) -> dict[Any, Any]:
     return found
 
 
-def told(script: Script) -> list[str]:
-    """Lines for the log since the last call."""
-    found = [event.message for event in script.happened if isinstance(event, Warned)]
-    script.happened = [event for event in script.happened if not isinstance(event, Warned)]
-    return found
-
-
-def ask(script: Script, token: str, command: type[Any] = c.StreamInfo, **more: Any) -> None:
-    script.session.request(lambda number: command(number, token, **more), token)
-
-
 def sneak_in(script: Script, token: str, command: Any) -> None:
     """A command that got past all checks."""
-    script.session._request += 1
-    made = command(script.session._request)
-    asked = _PendingCommand(made, token, False)
-    script.session._requests[script.session._request] = asked
-    script.session._unsent[script.session._request] = asked
+    pending = script.session.pending
+    number = pending.next_number()
+    asked = PendingCommand(command(number), token, False)
+    pending.by_number[number] = pending._unsent[number] = asked
 
 
 def kinds(commands: list[c.Command]) -> list[str]:
@@ -56,10 +39,10 @@ def kinds(commands: list[c.Command]) -> list[str]:
 
 def test_a_command_that_cannot_be_encoded_fails_alone() -> None:
     script = opened()
-    ask(script, "one")
+    ask_about(script, "one")
     sneak_in(script, "bad", lambda number: c.StreamInfo(number, object()))  # type: ignore[arg-type]
     script.session.outbox.send("m", OutgoingRow(b"x", 1, "", "mail"), 0)
-    ask(script, "two")
+    ask_about(script, "two")
     sent = script.step()
     assert sorted(kinds(sent)) == ["Send", "StreamInfo", "StreamInfo"]
     [(token, error)] = answers(script).items()
@@ -68,7 +51,7 @@ def test_a_command_that_cannot_be_encoded_fails_alone() -> None:
     assert error.code == "malformed"
     assert "stream=<object" in error.reason
     assert script.state() is LinkState.LINKED
-    ask(script, "three")
+    ask_about(script, "three")
     assert kinds(script.step()) == ["StreamInfo"]
 
 
@@ -90,7 +73,7 @@ def test_a_step_of_which_a_part_cannot_be_encoded_fails_whole() -> None:
         c.MoveCursor("s", "d", 5, 0),
     ]
     script.session._commands += bad
-    ask(script, "one")
+    ask_about(script, "one")
     assert kinds(script.step()) == ["StreamInfo"]
     [error] = tracked
     assert "MoveCursor: next=" in str(error)
@@ -100,7 +83,7 @@ def test_messages_keep_within_the_bytes_that_a_command_frame_may_have() -> None:
     script = Script()
     script.open(message_commands_max=4096)
     for n in range(64):
-        ask(script, f"s{n}", c.CreateStream, settings={"description": "d" * 50_000})
+        ask_about(script, f"s{n}", c.CreateStream, settings={"description": "d" * 50_000})
     messages = script.session.take_outgoing(script.now_ms)
     assert all(len(frames[0]) <= DEFAULT_LIMITS.command_frame_bytes_max for frames in messages)
     sent = [command for frames in messages for command, _ in decode_message(frames)]
@@ -156,7 +139,7 @@ def test_what_ended_the_link_is_found_and_never_sent_again(place: int) -> None:
     names = [f"good{n}" for n in range(4)]
     names.insert(place, "bad")
     for name in names:
-        ask(script, name)
+        ask_about(script, name)
     understood, whole = take_as_a_broker(script, "bad")
     assert (understood, whole) == ([], False)
     assert answers(script) == {}, "nobody knows yet which of them it was"
@@ -181,7 +164,7 @@ def test_an_offer_that_ends_the_link_ends_its_worker_by_name() -> None:
     script.open()
     # Another version's broker might not read what this one's commands have.
     offering = script.session.offerings.offer(OfferOptions("bad", ["all"]), object)  # type: ignore[arg-type]
-    ask(script, "good")
+    ask_about(script, "good")
     script.step()
     end_as_malformed(script)
     greet(script)
@@ -206,73 +189,11 @@ def test_a_hello_that_no_broker_reads_ends_the_client_by_name() -> None:
     assert closed.error.code == "malformed"
 
 
-def test_links_that_do_not_last_are_tried_more_and_more_seldom() -> None:
-    script = Script()
-    end_ms = script.now_ms + 60_000
-    while script.now_ms < end_ms:
-        if script.state() is LinkState.CONNECTING:
-            script.open()
-            script.say(c.Bye("internal", "as the test wants"))
-        wake = script.session.next_wake()
-        assert wake is not None
-        script.wait(max(1, wake - script.now_ms))
-    attempts = sum(isinstance(wanted, Connect) for wanted in script.transport)
-    assert attempts < 120, "two a second at most, of links that end at once"
-
-
-def test_a_link_that_lasted_is_sought_again_at_once() -> None:
-    script = Script(retry_min_ms=100)
-    for _ in range(20):
-        script.open()
-        script.wait(2_500)
-        script.say(c.Pong())
-        script.lose()
-        wake = script.session.next_wake()
-        assert wake is not None
-        assert wake - script.now_ms <= 100
-        script.wait(100)
-
-
-def test_the_log_has_a_line_when_the_link_is_lost_and_one_when_it_is_back() -> None:
-    script = Script()
-    script.open()
-    assert told(script) == []
-    ask(script, "one")
-    ask(script, "two")
-    script.step()
-    script.wait(2_500)
-    script.say(c.Pong())
-    script.lose()
-    [lost] = told(script)
-    assert "was lost (closed: the cable)" in lost
-    assert "commands without an answer: 2" in lost
-    for _ in range(3):
-        script.wait(10_000)
-        script.lose()
-    assert told(script) == [], "attempts that fail are not told one by one"
-    script.wait(10_000)
-    script.open()
-    [back] = told(script)
-    assert "is back after 40.0 s and 4 attempts; commands that go on: 2" in back
-
-
-def test_a_broker_that_was_never_there_is_told_once_and_when_it_comes() -> None:
-    script = Script()
-    for _ in range(5):
-        script.lose()
-        script.wait(10_000)
-    [missing] = told(script)
-    assert "no link to a broker yet (closed: the cable)" in missing
-    script.open()
-    [there] = told(script)
-    assert "linked to a broker after 6 attempts" in there
-
-
 def test_a_wrong_argument_of_a_question_is_raised_in_the_call() -> None:
     script = opened()
     with pytest.raises(LocalProtocolError, match="stream"):
-        ask(script, None)  # type: ignore[arg-type]
+        ask_about(script, None)  # type: ignore[arg-type]
     with pytest.raises(LocalProtocolError, match="credit_records"):
         script.session.offerings.offer(OfferOptions("v", ["all"], 2**80), object)  # type: ignore[arg-type]
     assert script.step() == []
-    assert not script.session.opened
+    assert not script.session.receivers.by_number

@@ -1,0 +1,63 @@
+"""Event sourcing into SQLite: each event is applied once, whenever the program is killed.
+
+Run it beside a broker: `python examples/event_sourcing.py accounts.db`. The table and the position
+in the stream are written in one transaction of SQLite, so that they never differ.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+
+import malamute_py as malamute
+
+ENDPOINT = "tcp://127.0.0.1:9797"
+STREAM = "accounts"
+
+
+def publish(client: malamute.SyncClient, events: list[tuple[str, int]]) -> None:
+    """Publish deposits and withdrawals, one event a row."""
+    client.publish_many(
+        STREAM,
+        [b"%d" % amount for _, amount in events],
+        subjects=[f"account.{name}" for name, _ in events],
+    )
+
+
+def project(client: malamute.SyncClient, path: str) -> dict[str, int]:
+    """Apply what is new to the database, and return all balances."""
+    database = sqlite3.connect(path)
+    with database:
+        database.execute("create table if not exists balance (account primary key, amount int)")
+        database.execute("create table if not exists progress (stream primary key, next int)")
+    row = database.execute("select next from progress where stream = ?", [STREAM]).fetchone()
+    start = int(row[0]) if row else 0
+    # strict: a gap in the history is an error, for a balance would be wrong without those events.
+    for batch in client.subscribe(STREAM, start=start, until="tail", strict=True).batches():
+        with database:  # One transaction: the events of the batch and the position after it.
+            for record in batch.records():
+                database.execute(
+                    "insert into balance values (?, ?)"
+                    " on conflict (account) do update set amount = amount + excluded.amount",
+                    [record.subject.removeprefix("account."), int(record.body)],
+                )
+                after = record.offset + 1
+            database.execute(
+                "insert into progress values (?, ?)"
+                " on conflict (stream) do update set next = excluded.next",
+                [STREAM, after],
+            )
+    balances = dict(database.execute("select account, amount from balance order by account"))
+    database.close()
+    return balances
+
+
+def main(endpoint: str, path: str) -> dict[str, int]:
+    """Publish a few events and return the balances."""
+    with malamute.connect_sync(endpoint) as client:
+        publish(client, [("ada", 100), ("bob", 50), ("ada", -30)])
+        return project(client, path)
+
+
+if __name__ == "__main__":
+    print(main(ENDPOINT, sys.argv[1] if len(sys.argv) > 1 else "accounts.db"))

@@ -1,0 +1,461 @@
+"""Dispatch: which request goes next, and to which worker.
+
+Owns the order of hand-out and the choice of the worker, for one service. The rules:
+
+- Among the requests of one subject, and among all that one pattern takes, those that came back go
+  first, then those with the lower number.
+- A request goes to the ready offer that holds the fewest, in turn between equals. One offer gets
+  its share of what waits, or what its worker does in PREFETCH_MS if that is more.
+- A request that no offer takes is not looked at again until an offer comes that takes it.
+
+An entry of a queue names rows of a batch, which are a bitmap: a batch costs about what a lone
+request does. Source: docs/design.md, Queues and the checkpoint; the Malamute whitepaper on
+services (References).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from heapq import heappop, heappush, heapreplace
+from typing import Final, Generic, TypeVar
+
+from malamute_protocol.commands import Offer as OfferCommand
+from malamute_py.broker.links.links import Link, Owner, Receiver
+from malamute_py.broker.structures.bitmaps import lowest
+from malamute_py.matcher import Index, compile_pattern
+
+FRESH: Final = 1 << 62
+"""Added to the order of requests that were never handed out: they go after all that came back."""
+SUBJECTS_KEPT: Final = 1_024
+"""Queues of subjects that are kept while they are empty, for the next request of the subject."""
+EVERYTHING: Final = -1
+"""Number of the pattern that takes every subject."""
+PREFETCH_MS: Final = 2
+"""Time whose work one worker gets at once. Shared out among eight workers, 64 quick requests cost
+three times as much in messages as they take to do, and come back later."""
+PREFETCH_MAX: Final = 64
+"""Requests that one worker gets at once at most, unless its share is larger."""
+SCANNED_AT_ONCE: Final = 256
+"""Subjects that new patterns are compared with in one turn, or stale entries that are dropped."""
+SLOW_LOOK: Final = 64
+"""Subjects that a comparison with regular expressions counts for. It may take most of a millisecond
+with one expression, and some milliseconds with 64."""
+PROGRAMS_MAX: Final = 3_000
+"""Size of all regular expressions of a service's offers at most: a REQUEST of many subjects is
+matched in one turn. See matcher/expressions.py."""
+
+
+class Taker(Receiver):
+    """An offer, as far as the choice of the worker needs it."""
+
+    __slots__ = ("bucket", "load", "pattern")
+
+    def __init__(self, owner: Owner, link: Link, command: OfferCommand) -> None:
+        super().__init__(
+            owner, link, command.subscription, command.credit_records, command.credit_bytes
+        )
+        self.pattern = command.pattern
+        self.load = 0
+        """Requests that it holds or that are on their way to it."""
+        self.bucket = -1
+        """The load that it is filed under among the ready offers; -1: it is not ready."""
+
+    def able(self, cost: int) -> int:
+        """How many requests it may be given now. cost: bytes of the batch that they are of.
+
+        Credit is exact in records and in bytes, but an offer that holds nothing may be given one
+        request that is larger than its credit.
+        """
+        most = self.left_records
+        if most <= 0 or self.ended or self.link.room <= 0:
+            return 0
+        if self.left_bytes >= cost:
+            return most
+        return 0 if self.load else 1
+
+
+Batch = TypeVar("Batch")
+"""Requests that were sent together: an entry of a queue names rows of them."""
+Worker = TypeVar("Worker", bound=Taker)
+
+
+class WorkersByPattern(Generic[Batch, Worker]):
+    """The offers of one service that have the same pattern.
+
+    Offers that are ready are filed under their load, queues under the order of their heads.
+    """
+
+    __slots__ = ("buckets", "filed", "heap", "number", "offers", "ready")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        """Number of the pattern in the service's index, or EVERYTHING."""
+        self.offers = 0
+        self.buckets: dict[int, dict[Worker, None]] = {}
+        """Load -> the ready offers of that load, in turn."""
+        self.ready = 0
+        """Number of ready offers."""
+        self.heap: list[tuple[int, str, SubjectQueue[Batch, Worker]]] = []
+        """Queues that the pattern takes, by the order of their heads. Entries may be stale."""
+        self.filed: dict[SubjectQueue[Batch, Worker], int] = {}
+        """Queue -> the order under which it stands in the heap."""
+
+    def file(self, offer: Worker) -> None:
+        """File an offer that is ready."""
+        bucket = self.buckets.get(offer.load)
+        if bucket is None:
+            bucket = self.buckets[offer.load] = {}
+        bucket[offer] = None
+        offer.bucket = offer.load
+        self.ready += 1
+
+    def unfile(self, offer: Worker) -> None:
+        """Remove an offer from those that are ready, if it is one of them."""
+        if offer.bucket < 0:
+            return
+        bucket = self.buckets[offer.bucket]
+        del bucket[offer]
+        if not bucket:
+            del self.buckets[offer.bucket]
+        offer.bucket = -1
+        self.ready -= 1
+
+    def least(self) -> Worker:
+        """The ready offer with the smallest load, whose turn it is; there must be one."""
+        buckets = self.buckets
+        fewest = min(buckets) if len(buckets) > 1 else next(iter(buckets))
+        return next(iter(buckets[fewest]))
+
+    def push(self, queue: SubjectQueue[Batch, Worker]) -> None:
+        """File a queue under the order of its head, if that is earlier than before."""
+        order = queue.order
+        known = self.filed.get(queue)
+        if known is None or order < known:
+            self.filed[queue] = order
+            heappush(self.heap, (order, queue.subject, queue))
+
+    def first(self) -> SubjectQueue[Batch, Worker] | None:
+        """The queue whose requests go first; None: there is none, or only stale entries were seen.
+
+        One call looks at a bounded number of entries.
+        """
+        heap, filed = self.heap, self.filed
+        for _ in range(SCANNED_AT_ONCE):
+            if not heap:
+                return None
+            order, _, queue = heap[0]
+            if filed.get(queue) != order:
+                heappop(heap)
+            elif not queue.rows:
+                heappop(heap)
+                del filed[queue]
+            elif queue.order != order:
+                filed[queue] = queue.order
+                heapreplace(heap, (queue.order, queue.subject, queue))
+            else:
+                return queue
+        return None
+
+
+class SubjectQueue(Generic[Batch, Worker]):
+    """Requests of one subject that wait in a service."""
+
+    __slots__ = ("again", "fresh", "rows", "subject", "takers", "version")
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        self.fresh: deque[tuple[int, int, Batch]] = deque()
+        """(base, rows, batch), ascending. Entries may name rows that do not wait any more."""
+        self.again: list[tuple[int, int, Batch]] = []
+        """(base, rows, batch) of requests that came back, as a heap."""
+        self.rows = 0
+        """Number of rows that the entries name."""
+        self.takers: list[WorkersByPattern[Batch, Worker]] = []
+        """Offers whose pattern takes the subject, as of `version`."""
+        self.version = -1
+        """The service's version when `takers` was looked up."""
+
+    def __lt__(self, other: SubjectQueue[Batch, Worker]) -> bool:
+        return self.subject < other.subject
+
+    def __hash__(self) -> int:
+        # A compiled class that defines an order has no hash by default.
+        return id(self)
+
+    @property
+    def order(self) -> int:
+        """Order of the head."""
+        return self.again[0][0] if self.again else self.fresh[0][0] + FRESH
+
+    def head(self) -> tuple[int, int, Batch]:
+        """Return the entry that is handed out next; there must be one."""
+        return self.again[0] if self.again else self.fresh[0]
+
+    def replace(self, rows: int) -> None:
+        """Keep only these rows of the entry that `head` returns."""
+        if self.again:
+            base, before, batch = self.again[0]
+            if rows:
+                heapreplace(self.again, (base, rows, batch))
+            else:
+                heappop(self.again)
+        else:
+            base, before, batch = self.fresh[0]
+            if rows:
+                self.fresh[0] = (base, rows, batch)
+            else:
+                self.fresh.popleft()
+        self.rows += rows.bit_count() - before.bit_count()
+
+
+class Dispatch(Generic[Batch, Worker]):
+    """The queues of one service's subjects, and the offers that take from them."""
+
+    __slots__ = (
+        "by_pattern",
+        "by_subject",
+        "index",
+        "new_patterns",
+        "new_subjects",
+        "offers",
+        "prefetch",
+        "turns",
+        "version",
+    )
+
+    def __init__(self) -> None:
+        self.by_subject: dict[str, SubjectQueue[Batch, Worker]] = {}
+        self.index = Index(programs_max=PROGRAMS_MAX)
+        self.by_pattern: dict[int, WorkersByPattern[Batch, Worker]] = {}
+        """Number of a pattern -> the offers that have it."""
+        self.turns: dict[WorkersByPattern[Batch, Worker], None] = {}
+        """Offers by pattern for which something may wait, in turn."""
+        self.version = 0
+        """Number of changes of `by_pattern`."""
+        self.prefetch = 1
+        """Requests that one of its workers does in PREFETCH_MS, by those that came back last."""
+        self.offers: dict[Worker, WorkersByPattern[Batch, Worker]] = {}
+        """Offer -> the offers of the same pattern."""
+        self.new_patterns: deque[
+            tuple[WorkersByPattern[Batch, Worker], Iterator[SubjectQueue[Batch, Worker]]]
+        ] = deque()
+        """New patterns, and the queues that each is still to be compared with."""
+        self.new_subjects: dict[SubjectQueue[Batch, Worker], None] = {}
+        """Queues in which requests wait and whose takers are still to be found."""
+
+    # --- offers -----------------------------------------------------------------------------
+
+    def join(self, offer: Worker) -> None:
+        """Add an offer. Raises PatternError: nothing was changed."""
+        pattern = offer.pattern
+        if pattern in (["all"], ["topic", "#"]) or compile_pattern(pattern).canonical == ("all",):
+            number = EVERYTHING
+        else:
+            number = self.index.add(pattern)
+        workers = self.by_pattern.get(number)
+        if workers is None:
+            workers = self.by_pattern[number] = WorkersByPattern(number)
+            self.version += 1
+            if self.by_subject:
+                self.new_patterns.append((workers, iter(list(self.by_subject.values()))))
+        workers.offers += 1
+        self.offers[offer] = workers
+
+    def leave(self, offer: Worker) -> None:
+        """Remove an offer."""
+        workers = self.offers.pop(offer, None)
+        if workers is None:
+            return
+        workers.unfile(offer)
+        workers.offers -= 1
+        if workers.number != EVERYTHING:
+            self.index.discard(workers.number)
+        if not workers.offers:
+            del self.by_pattern[workers.number]
+            self.turns.pop(workers, None)
+            self.version += 1
+            workers.heap.clear()
+            workers.filed.clear()
+
+    def clear(self) -> None:
+        """Forget all queues: the batches in stale entries would keep the service in memory."""
+        self.by_subject.clear()
+        self.new_subjects.clear()
+
+    def refile(self, offer: Worker) -> bool:
+        """File an offer whose credit or load has changed; True: it is ready."""
+        workers = self.offers.get(offer)
+        if workers is None:
+            return False
+        workers.unfile(offer)
+        if offer.able(1) <= 0:
+            return False
+        workers.file(offer)
+        self.turns[workers] = None
+        return True
+
+    def is_slow(self, queue: SubjectQueue[Batch, Worker]) -> bool:
+        """Whether finding a queue's takers takes a comparison with regular expressions."""
+        return queue.version != self.version and self.index.slow
+
+    def takers_of(
+        self, queue: SubjectQueue[Batch, Worker]
+    ) -> list[WorkersByPattern[Batch, Worker]]:
+        """Offers, by pattern, that take a queue's subject."""
+        if queue.version != self.version:
+            by_pattern = self.by_pattern
+            found = [by_pattern[EVERYTHING]] if EVERYTHING in by_pattern else []
+            if len(by_pattern) > len(found):
+                numbers = self.index.match((queue.subject,), ())
+                found += [by_pattern[number] for number in numbers]
+            queue.takers = found
+            queue.version = self.version
+        return queue.takers
+
+    # --- queues of subjects -----------------------------------------------------------------
+
+    def queue_of(self, subject: str, *, waits: bool = True) -> SubjectQueue[Batch, Worker]:
+        """The queue of a subject, made if there is none. waits: a request is about to wait in it.
+
+        A queue in which nothing is about to wait is not kept beyond SUBJECTS_KEPT.
+        """
+        queue = self.by_subject.get(subject)
+        if queue is None:
+            queue = SubjectQueue(subject)
+            if waits or len(self.by_subject) < SUBJECTS_KEPT:
+                self.by_subject[subject] = queue
+        return queue
+
+    def push(
+        self, workers: WorkersByPattern[Batch, Worker], queue: SubjectQueue[Batch, Worker]
+    ) -> None:
+        """Note that requests wait in a queue that a pattern takes."""
+        workers.push(queue)
+        if workers.ready:
+            self.turns[workers] = None
+
+    def emptied(self, queue: SubjectQueue[Batch, Worker]) -> None:
+        """Forget a queue that has become empty, if there are many."""
+        if len(self.by_subject) > SUBJECTS_KEPT:
+            # By `takers`, not takers_of(): it is filed where it was looked up last.
+            for workers in queue.takers:
+                workers.filed.pop(queue, None)
+            self.by_subject.pop(queue.subject, None)
+
+    def scan(self, more: Callable[[], bool]) -> None:
+        """Compare new subjects and new patterns with each other, as far as one turn may.
+
+        more: whether the turn has time left. It is asked after each comparison with expressions.
+        """
+        budget = SCANNED_AT_ONCE
+        while self.new_subjects and budget > 0:
+            queue = next(iter(self.new_subjects))
+            del self.new_subjects[queue]
+            slow = self.is_slow(queue)
+            budget -= SLOW_LOOK if slow else 1
+            if queue.rows:
+                for workers in self.takers_of(queue):
+                    self.push(workers, queue)
+            if slow and not more():
+                return
+        while self.new_patterns and budget > 0:
+            workers, queues = self.new_patterns[0]
+            other = next(queues, None)
+            if other is None or self.by_pattern.get(workers.number) is not workers:
+                self.new_patterns.popleft()
+                continue
+            slow = self.is_slow(other)
+            budget -= SLOW_LOOK if slow else 1
+            if other.rows and workers in self.takers_of(other):
+                self.push(workers, other)
+            if slow and not more():
+                return
+
+    def next_queue(self) -> SubjectQueue[Batch, Worker] | None:
+        """The queue whose turn it is among those that a ready offer takes; None: there is none."""
+        turns = self.turns
+        while turns:
+            workers = next(iter(turns))
+            if workers.ready:
+                queue = workers.first()
+                if queue is not None:
+                    return queue
+                if workers.heap:
+                    # More entries are stale: the next turn goes on.
+                    return None
+            del turns[workers]
+        return None
+
+    # --- the choice of the worker -----------------------------------------------------------
+
+    def allot(
+        self, queue: SubjectQueue[Batch, Worker], mask: int, cost: int, waiting: int
+    ) -> list[tuple[Worker, int]]:
+        """Share rows of a batch out among the ready offers, and take credit for them.
+
+        cost: bytes that WORK with some of the rows takes at most. waiting: number of rows that
+        the ready offers have to share. Returns (offer, rows). Rows that are in no share are left
+        because no offer is ready any more.
+        """
+        takers = self.takers_of(queue)
+        shares: list[tuple[Worker, int]] = []
+        left = mask.bit_count()
+        while left:
+            workers, ready = _least(takers)
+            if workers is None:
+                break
+            offer = workers.least()
+            most = offer.able(cost)
+            workers.unfile(offer)
+            if most <= 0:
+                # The offer has no credit for so large a batch. More credit files it again.
+                continue
+            count = min(most, left, max(-(-waiting // ready), self.prefetch))
+            rows = mask if count == left else lowest(mask, count)
+            mask ^= rows
+            left -= count
+            waiting -= count
+            offer.left_records -= count
+            offer.left_bytes -= cost
+            offer.load += count
+            shares.append((offer, rows))
+            if offer.able(1) > 0:
+                workers.file(offer)
+        return shares
+
+    def measure(self, count: int, took_ms: int) -> None:
+        """Set `prefetch` by requests that were completed: their number, and the time they took.
+
+        It rises at once, to twice itself at most, and falls by a quarter of the difference: a
+        measured time is often too long, by what else the machine did, and never too short.
+        """
+        # A time of 0 ms is one of less than 1 ms.
+        done = count * PREFETCH_MS // max(took_ms, 1)
+        if done > self.prefetch:
+            self.prefetch = min(done, 2 * self.prefetch, PREFETCH_MAX)
+        else:
+            self.prefetch -= (self.prefetch - max(done, 1) + 3) // 4
+
+    @property
+    def runnable(self) -> bool:
+        """Whether a request may be handed out at once, or a comparison is still to be made."""
+        return bool(self.new_patterns or self.new_subjects or self.turns)
+
+
+def _least(
+    takers: list[WorkersByPattern[Batch, Worker]],
+) -> tuple[WorkersByPattern[Batch, Worker] | None, int]:
+    """The pattern whose ready offer has the smallest load, and the number of ready offers."""
+    if len(takers) == 1:
+        workers = takers[0]
+        return (workers, workers.ready) if workers.ready else (None, 0)
+    best: WorkersByPattern[Batch, Worker] | None = None
+    fewest = ready = 0
+    for workers in takers:
+        if workers.ready:
+            ready += workers.ready
+            least = min(workers.buckets)
+            if best is None or least < fewest:
+                best, fewest = workers, least
+    return best, ready

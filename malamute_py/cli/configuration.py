@@ -1,0 +1,132 @@
+"""`malamute config ...`: check a broker's configuration, and show each value and its origin.
+
+Owns the words for problems and origins. The rules: all problems are told at once, each with its
+place; a secret is never printed. Source: origins.py.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from malamute_py.cli import output
+from malamute_py.cli.commands import group
+from malamute_py.cli.failures import USAGE
+from malamute_py.cli.output import Cell, Column
+from malamute_py.cli.values import count_text, duration_text, setting_pairs, size_text
+
+if TYPE_CHECKING:
+    from malamute_py.origins import Problem
+
+app = group("config")
+
+_ORIGIN_STYLES: Final = {"default": "dim"}
+
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="One setting (repeatable), as of `broker`."),
+]
+
+
+@app.command(
+    "check",
+    epilog="""\b
+Examples:
+  malamute config check malamute.toml
+  malamute config check malamute.toml --set journal.ring_bytes=8GiB --json
+
+Variables (MALAMUTE_JOURNAL_RING_BYTES) count, as for a broker that starts in this shell. Nothing is
+changed, and no address is bound.
+
+Exit codes: 0 good, 2 there are problems.""",
+)
+def check(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The configuration, a TOML file.")],
+    settings: Set = None,
+    as_json: output.Json = False,
+) -> int:
+    """Check a configuration, and tell all its problems at once."""
+    from malamute_py.origins import examine
+    from malamute_py.server.start_faults import start_faults
+
+    examined = examine(file, environment=os.environ, overrides=setting_pairs(settings))
+    problems = examined.all_problems(start_faults(examined.config))
+    if as_json:
+        output.print_json(
+            {"good": not problems, "problems": [problem._asdict() for problem in problems]}
+        )
+    elif problems:
+        tell_problems(problems)
+    else:
+        print(f"{file} is good")
+    return USAGE if problems else 0
+
+
+def tell_problems(problems: Iterable[Problem], *, err: bool = False) -> None:
+    """Print each problem as a line with its place, for a person or an editor."""
+    for place, key, why in problems:
+        text = ": ".join(part for part in (place, key, why) if part)
+        print(text, file=sys.stderr if err else sys.stdout)
+
+
+@app.command(
+    "show",
+    epilog="""\b
+Examples:
+  malamute config show malamute.toml
+  malamute config show malamute.toml --changed
+  malamute config show --json
+
+The origin of a value is a line of the file, a variable, the command line, or the default. In a pipe
+a line has, with tabs between: key, value, origin.""",
+)
+def show(
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="The configuration; without it, the defaults."),
+    ] = None,
+    settings: Set = None,
+    changed: Annotated[
+        bool, typer.Option("--changed", help="Only values that are not the default.")
+    ] = False,
+    as_json: output.Json = False,
+) -> int:
+    """Show each value in force, and where it comes from."""
+    from malamute_py.origins import DEFAULT, examine
+
+    examined = examine(file, environment=os.environ, overrides=setting_pairs(settings))
+    if examined.problems:
+        tell_problems(examined.problems, err=True)
+        return USAGE
+    output.listing(
+        [
+            Column("key", "Key", style="cyan"),
+            Column("value", "Value"),
+            Column("origin", "Origin"),
+        ],
+        [
+            (key, _cell(key, value), Cell(origin, origin, _ORIGIN_STYLES.get(origin, "")))
+            for key, value, origin in examined.settings
+            if not changed or origin != DEFAULT
+        ],
+        as_json=as_json,
+        empty="no value differs from its default",
+    )
+    return 0
+
+
+def _cell(key: str, value: Any) -> Cell:
+    if isinstance(value, str):
+        return Cell(value, value or '""')
+    if type(value) is int and "bytes" in key:
+        return Cell(value, size_text(value))
+    if type(value) is int and key.endswith("_ms"):
+        return Cell(value, duration_text(value))
+    if type(value) is int:
+        return Cell(value, count_text(value))
+    return Cell(value, str(value).lower() if isinstance(value, bool) else str(value))

@@ -1,0 +1,215 @@
+"""`malamute grant`, `revoke` and `who-can`: permissions in a broker's users file.
+
+Owns the words for permissions. The rule: what is asked is answered by the broker's own decision,
+over the configuration and the users file together.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import typer
+
+from malamute_py.cli import output
+from malamute_py.cli.failures import USAGE, CommandFailed
+from malamute_py.cli.output import Column
+from malamute_py.cli.users_file import (
+    TAKEN_UP,
+    ConfigOption,
+    Edit,
+    UsersOption,
+    editing,
+    read_config,
+)
+
+EPILOG: Final = """\b
+Examples:
+  malamute grant ann read orders 'trades.*'
+  malamute grant ann write orders --subject 'eu.*'
+  malamute grant ann read salaries --deny
+  malamute grant ops manage_queues '*'
+  malamute grant root admin
+  malamute revoke ann read orders
+  malamute revoke ann write                   everything that ann may write
+  malamute who-can read orders                in a pipe: user, tab, condition"""
+
+NAMED: Final = (
+    "read", "write", "create", "trim", "send", "receive", "purge", "request", "work",
+    "manage_streams", "manage_queues",
+)  # fmt: skip
+"""Verbs on named streams, mailboxes or services."""
+DENIED_ONLY: Final = ("replay",)
+WITHOUT_NAMES: Final = ("manage_clients", "manage_users", "admin")
+_VERBS: Final = ", ".join((*NAMED, *WITHOUT_NAMES))
+_ALL: Final = "*"
+
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="The user; '*': all without a section of their own.")
+]
+Verb = Annotated[str, typer.Argument(metavar="VERB", help=f"One of {_VERBS}; denied: replay, too.")]
+Deny = Annotated[
+    bool, typer.Option("--deny", help="About a denial, which goes before what is allowed.")
+]
+
+
+def _check(verb: str, names: list[str], deny: bool) -> None:
+    if verb in WITHOUT_NAMES:
+        if names or deny:
+            raise CommandFailed(f"{verb} is granted or not: it has no names and no denial", USAGE)
+        return
+    if verb in DENIED_ONLY and not deny:
+        raise CommandFailed(f"{verb} comes with read; it can be denied: --deny", USAGE)
+    if verb not in (*NAMED, *DENIED_ONLY):
+        import difflib
+
+        near = difflib.get_close_matches(verb, (*NAMED, *WITHOUT_NAMES), n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {_VERBS}"
+        raise CommandFailed(f"there is no verb {verb!r}; {hint}", USAGE)
+
+
+def grant(
+    name: Name,
+    verb: Verb,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PATTERN", help="Names; `*` stands for any characters."),
+    ] = None,
+    subject: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN", help="With write: publish under these subjects only (repeatable)."
+        ),
+    ] = None,
+    deny: Deny = False,
+    users: UsersOption = None,
+    config: ConfigOption = None,
+    as_json: output.Json = False,
+) -> None:
+    """Allow a user something, or deny it."""
+    names = list(names or ())
+    _check(verb, names, deny)
+    if verb not in WITHOUT_NAMES and not names:
+        raise CommandFailed(f"{verb} what? name one, or '*' for all", USAGE)
+    if subject and (verb != "write" or deny):
+        raise CommandFailed("--subject goes with write", USAGE)
+    with editing(users, config) as edit:
+        _known(edit, name)
+        table = edit.table("permissions", name)
+        if verb in WITHOUT_NAMES:
+            table[verb] = True
+        elif subject:
+            bound = edit.table("permissions", name, "write_subjects")
+            for each in names:
+                bound[each] = _with(bound.get(each), subject)
+        else:
+            table = edit.table("permissions", name, "deny") if deny else table
+            table[verb] = _with(table.get(verb), names)
+    does = "may not" if deny else "may"
+    under = f" under {', '.join(subject)}" if subject else ""
+    output.done(
+        f"{name} {does} {verb} {', '.join(names)}".rstrip() + f"{under}; {TAKEN_UP}",
+        {"user": name, "verb": verb, "names": names, "deny": deny, "subjects": subject or []},
+        as_json=as_json,
+    )
+
+
+def revoke(
+    name: Name,
+    verb: Verb,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PATTERN", help="As they were granted; without any, all of them."),
+    ] = None,
+    deny: Deny = False,
+    users: UsersOption = None,
+    config: ConfigOption = None,
+    as_json: output.Json = False,
+) -> None:
+    """Take back what was granted or denied."""
+    names = list(names or ())
+    _check(verb, names, deny)
+    with editing(users, config) as edit:
+        place = ("permissions", name, "deny") if deny else ("permissions", name)
+        held = (edit.find(*place) or {}).get(verb)
+        bound = edit.find(*place, "write_subjects") if verb == "write" and not deny else None
+        gone = _take_back(edit, place, verb, held, names)
+        for each in names or list(bound or ()):
+            gone |= edit.remove(*place, "write_subjects", each)
+        if not gone:
+            what = f"{verb} {', '.join(names)}".rstrip()
+            denied = "denied" if deny else "granted"
+            raise CommandFailed(f"{what} is not {denied} to {name} in {edit.path}")
+    output.done(
+        f"took back from {name}: {'deny ' if deny else ''}{verb} {', '.join(names)}".rstrip()
+        + f"; {TAKEN_UP}",
+        {"user": name, "verb": verb, "names": names, "deny": deny},
+        as_json=as_json,
+    )
+
+
+def _take_back(edit: Edit, place: tuple[str, ...], verb: str, held: Any, names: list[str]) -> bool:
+    """Remove names of a verb, or the verb; False: nothing of it was there."""
+    if held is None:
+        return False
+    left = [each for each in held if each not in names] if names else []
+    if names and len(left) == len(held):
+        return False
+    if left:
+        edit.table(*place)[verb] = left
+        return True
+    return edit.remove(*place, verb)
+
+
+def _with(held: Any, names: list[str]) -> list[str]:
+    return list(dict.fromkeys([*(held or ()), *names]))
+
+
+def _known(edit: Edit, name: str) -> None:
+    if name != _ALL:
+        edit.user(name)
+
+
+def who_can(
+    verb: Verb,
+    name: Annotated[
+        str,
+        typer.Argument(metavar="[NAME]", help="The stream, mailbox or service; of some verbs."),
+    ] = "",
+    users: UsersOption = None,
+    config: ConfigOption = None,
+    as_json: output.Json = False,
+) -> None:
+    """Tell which users may do something."""
+    from malamute_py.server.authentication.credentials import carriers_of
+    from malamute_py.server.authentication.permissions import Permissions
+    from malamute_py.server.authentication.users_file import with_users
+
+    if verb not in DENIED_ONLY:
+        _check(verb, [], False)
+    if not name and verb not in WITHOUT_NAMES:
+        raise CommandFailed(f"{verb} what? name a stream, mailbox or service", USAGE)
+    merged = with_users(read_config(users, config))
+    permissions = Permissions(merged.permissions, carriers_of(merged.authentication))
+    authentication = merged.authentication
+    known = {*authentication.users, *authentication.clients, *merged.permissions}
+    rows = []
+    for user in sorted(known):
+        if permissions(user, verb, name):
+            rows.append((user, ""))
+        elif verb == "write" and permissions.subjects(user, name) is not None:
+            bound = merged.permissions.get(user) or merged.permissions[_ALL]
+            rows.append((user, f"under subjects: {_subjects(bound.write_subjects, name)}"))
+    output.listing(
+        [Column("user", "User", style="cyan"), Column("condition", "Condition")],
+        rows,
+        as_json=as_json,
+        empty=f"nobody may {verb} {name}".rstrip(),
+    )
+
+
+def _subjects(bound: dict[str, list[str]], stream: str) -> str:
+    from malamute_py.server.authentication.permissions import fits
+
+    found = [each for pattern, subjects in bound.items() if fits(pattern, stream)
+             for each in subjects]  # fmt: skip
+    return ", ".join(found)

@@ -1,0 +1,221 @@
+"""`malamute user ...`: users of a broker and their credentials, in its users file.
+
+Owns the words for users. The rule: a password is asked for, read from the input or generated, never
+an argument; only its hash is written.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from malamute_py.cli import output
+from malamute_py.cli.commands import group
+from malamute_py.cli.failures import USAGE, CommandFailed
+from malamute_py.cli.keys import make_pair, public_key
+from malamute_py.cli.output import Column
+from malamute_py.cli.users_file import TAKEN_UP, ConfigOption, UsersOption, editing, read_config
+
+app = group("user")
+
+_GENERATED_BYTES = 18
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The user.")]
+Generate = Annotated[
+    bool, typer.Option("--generate", help="Generate a password, and print it once.")
+]
+NewKey = Annotated[
+    Path | None,
+    typer.Option(
+        "--new-key", metavar="FILE", help="Make a key pair (CURVE): the secret key goes to FILE."
+    ),
+]
+PublicKey = Annotated[
+    str | None,
+    typer.Option(
+        "--public-key", metavar="KEY", help="Public key of the user (CURVE), or a file with it."
+    ),
+]
+
+
+@app.command(
+    "add",
+    epilog="""\b
+Examples:
+  malamute user add ann                          asks for a password
+  malamute user add robot --generate
+  malamute user add ann --new-key ann.key        with mechanism = "curve"
+  malamute user add ann --public-key ann.key.pub
+
+A new user may do nothing: `malamute grant ann read orders`. Without a terminal the password is the
+first line of the input.""",
+)
+def add(
+    name: Name,
+    generate: Generate = False,
+    new_key: NewKey = None,
+    given_key: PublicKey = None,
+    identity: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEMPLATE", help="Identities beside NAME-{n}, as web-{n}."),
+    ] = None,
+    users: UsersOption = None,
+    config: ConfigOption = None,
+    as_json: output.Json = False,
+) -> None:
+    """Add a user with a password or a key."""
+    with editing(users, config) as edit:
+        if edit.find("users", name) is not None:
+            raise CommandFailed(
+                f"user {name} exists; `malamute user passwd {name}` or `user key {name}` gives"
+                " another credential"
+            )
+        by_key = new_key is not None or given_key is not None
+        if not by_key and read_config(users, config).authentication.mechanism == "curve":
+            raise CommandFailed(
+                'mechanism = "curve": give the user a key, --new-key FILE or --public-key KEY',
+                USAGE,
+            )
+        table = edit.table("users", name)
+        told = _give_key(table, new_key, given_key) if by_key else _give_password(table, generate)
+        if identity:
+            table["identities"] = identity
+        output_told = {"user": name, "file": str(edit.path), **told}
+    _say(f"added user {name} to {edit.path}", output_told, as_json)
+
+
+@app.command("rm")
+def rm(
+    name: Name,
+    users: UsersOption = None,
+    config: ConfigOption = None,
+    as_json: output.Json = False,
+) -> None:
+    """Remove a user, with permissions and quotas."""
+    with editing(users, config) as edit:
+        edit.user(name)
+        for section in ("users", "permissions", "quotas"):
+            edit.remove(section, name)
+    _say(f"removed user {name} from {edit.path}", {"removed": name}, as_json)
+
+
+@app.command("ls")
+def ls(
+    users: UsersOption = None, config: ConfigOption = None, as_json: output.Json = False
+) -> None:
+    """List the users and their credentials; in a pipe: name, credential, identities, permitted."""
+    from malamute_py.server.authentication.users_file import read_users
+
+    file = read_users(read_config(users, config).authentication.users_file)
+    output.listing(
+        [
+            Column("name", "User", style="cyan"),
+            Column("credential", "Credential"),
+            Column("identities", "Identities"),
+            Column("verbs", "Permitted"),
+        ],
+        [
+            (
+                name,
+                " and ".join(
+                    word
+                    for word, has in (("password", user.password), ("key", user.public_key))
+                    if has
+                ),
+                ", ".join(user.identities),
+                _verbs(file.permissions.get(name)),
+            )
+            for name, user in sorted(file.users.items())
+        ],
+        as_json=as_json,
+        empty="no users; `malamute user add NAME` adds one",
+    )
+
+
+def _verbs(grant: Any) -> str:
+    fields = () if grant is None else type(grant).__struct_fields__
+    return ", ".join(verb for verb in fields if verb != "deny" and getattr(grant, verb))
+
+
+@app.command("passwd")
+def passwd(
+    name: Name,
+    generate: Generate = False,
+    users: UsersOption = None,
+    config: ConfigOption = None,
+    as_json: output.Json = False,
+) -> None:
+    """Give a user another password."""
+    with editing(users, config) as edit:
+        told = _give_password(edit.user(name), generate)
+    _say(f"user {name} has another password", {"user": name, **told}, as_json)
+
+
+@app.command("key")
+def key(
+    name: Name,
+    new_key: NewKey = None,
+    given_key: PublicKey = None,
+    users: UsersOption = None,
+    config: ConfigOption = None,
+    as_json: output.Json = False,
+) -> None:
+    """Give a user another key."""
+    with editing(users, config) as edit:
+        told = _give_key(edit.user(name), new_key, given_key)
+    _say(f"user {name} has another key", {"user": name, **told}, as_json)
+
+
+@app.command("hash")
+def hash_() -> None:
+    """Hash a password for [authentication.users] of a configuration.
+
+    The password is asked for, or read as the first line of the input.
+    """
+    from malamute_py.server.authentication.credentials import hash_password
+
+    print(hash_password(_password()))
+
+
+def _password() -> str:
+    if sys.stdin.isatty():
+        password = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+    else:
+        password = sys.stdin.readline().rstrip("\n")
+    if not password:
+        raise CommandFailed("the password is empty", USAGE)
+    return str(password)
+
+
+def _give_password(table: Any, generate: bool) -> dict[str, str]:
+    from malamute_py.server.authentication.credentials import hash_password
+
+    password = secrets.token_urlsafe(_GENERATED_BYTES) if generate else _password()
+    table["password"] = hash_password(password)
+    return {"password": password} if generate else {}
+
+
+def _give_key(table: Any, new_key: Path | None, given_key: str | None) -> dict[str, str]:
+    if (new_key is None) == (given_key is None):
+        raise CommandFailed("give one of --new-key FILE and --public-key KEY", USAGE)
+    if new_key is not None:
+        path = new_key.expanduser()
+        table["public_key"] = make_pair(path)
+        return {"public_key": table["public_key"], "secret_key_file": str(path.absolute())}
+    table["public_key"] = public_key(given_key or "", "--public-key")
+    return {"public_key": table["public_key"]}
+
+
+def _say(text: str, told: dict[str, str], as_json: bool) -> None:
+    if "password" in told and not as_json:
+        # The password alone is the output, so that a program can keep it.
+        print(f"{text}; the password is told this once", file=sys.stderr)
+        print(told["password"])
+        return
+    if "secret_key_file" in told:
+        text += f"; the secret key is in {told['secret_key_file']}"
+    output.done(f"{text}; {TAKEN_UP}", told, as_json=as_json)

@@ -1,0 +1,172 @@
+"""The users file as commands edit it: found, read, changed, and replaced whole.
+
+Owns the edit. The rules: comments and order stay; what a broker would refuse is never written; the
+file is replaced by a rename, for its owner only, and two commands edit it one after the other.
+Source: server/authentication/users_file.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from malamute_py.cli.failures import USAGE, CommandFailed
+
+if TYPE_CHECKING:
+    from malamute_py.config import Config
+
+UsersOption = Annotated[
+    Path | None,
+    typer.Option("--users", metavar="FILE", help="The users file; without it, --config's."),
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="The broker's configuration, which names the users file; default malamute.toml.",
+    ),
+]
+HERE: Final = Path("malamute.toml")
+TAKEN_UP: Final = "a broker takes it up when it starts"
+_BEGINNING: Final = """\
+# Users of a malamute broker: edited by `malamute user`, `malamute grant` and `malamute revoke`.
+"""
+
+
+def read_config(users: Path | None, config: Path | None) -> Config:
+    """Return the configuration whose users file is meant, without that file's content.
+
+    Raises ConfigError, CommandFailed: no users file is named.
+    """
+    import msgspec
+
+    from malamute_py.config import Config, load
+
+    if config is None and (HERE.exists() or users is None):
+        config = HERE if HERE.exists() else None
+    loaded = Config() if users and config is None else load(config, environment=os.environ)
+    if users is not None:
+        replaced = msgspec.structs.replace(loaded.authentication, users_file=str(users))
+        loaded = msgspec.structs.replace(loaded, authentication=replaced)
+    path = loaded.authentication.users_file
+    if not path:
+        raise CommandFailed(
+            "which users file? name it with --users FILE, or as authentication.users_file in the"
+            " configuration (--config FILE, or malamute.toml here)", USAGE,
+        )  # fmt: skip
+    if not path.endswith(".toml"):
+        raise CommandFailed(f"{path}: the name of a users file ends in .toml", USAGE)
+    return loaded
+
+
+class Edit:
+    """A users file that is being changed."""
+
+    def __init__(self, path: Path) -> None:
+        import tomlkit
+
+        self.path = path
+        text = path.read_text("utf-8") if path.exists() else _BEGINNING
+        self._check(text)
+        self._document: Any = tomlkit.parse(text)
+
+    def _check(self, text: str) -> None:
+        from malamute_py.server.authentication.users_file import parse_users
+
+        parse_users(text, str(self.path))
+
+    def table(self, *names: str) -> Any:
+        """Return a table, made when there is none."""
+        import tomlkit
+
+        found = self._document
+        for place, name in enumerate(names):
+            if name not in found:
+                found[name] = tomlkit.table(is_super_table=place < len(names) - 1)
+            found = found[name]
+        return found
+
+    def find(self, *names: str) -> Any:
+        """Return a table; None: there is none."""
+        found = self._document
+        for name in names:
+            found = found.get(name)
+            if found is None:
+                return None
+        return found
+
+    def remove(self, *names: str) -> bool:
+        """Remove a table or a value, and a table in a user's that is empty then.
+
+        Returns False when there was none.
+        """
+        *above, last = names
+        found = self.find(*above)
+        if found is None or last not in found:
+            return False
+        del found[last]
+        if not found and len(above) > 2:
+            del self.find(*above[:-1])[above[-1]]
+        return True
+
+    def user(self, name: str) -> Any:
+        """Return the table of a user. Raises CommandFailed, with the nearest name."""
+        found = self.find("users", name)
+        if found is None:
+            import difflib
+
+            near = difflib.get_close_matches(name, self.find("users") or (), n=1)
+            hint = f"did you mean {near[0]}?" if near else "`malamute user ls` lists them"
+            raise CommandFailed(f"there is no user {name!r} in {self.path}; {hint}")
+        return found
+
+    def save(self) -> None:
+        """Replace the file.
+
+        Raises ConfigError: a broker would refuse it, and nothing was written.
+        """
+        text = self._document.as_string()
+        self._check(text)
+        beside = self.path.with_name(f"{self.path.name}.{os.getpid()}")
+        mode, owner = 0o600, None
+        if self.path.exists():
+            facts = self.path.stat()
+            mode, owner = facts.st_mode & 0o640, (facts.st_uid, facts.st_gid)
+        try:
+            with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+                if owner is not None and owner != (os.geteuid(), os.getegid()):
+                    os.fchown(out.fileno(), *owner)
+                os.fchmod(out.fileno(), mode)
+                out.write(text)
+                out.flush()
+                os.fsync(out.fileno())
+            beside.replace(self.path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+
+
+@contextlib.contextmanager
+def editing(users: Path | None, config: Path | None) -> Iterator[Edit]:
+    """Change a users file, which is replaced at the end of the block.
+
+    Raises CommandFailed, ConfigError: nothing was written.
+    """
+    path = Path(read_config(users, config).authentication.users_file).absolute()
+    # The lock is the directory's: the file itself is another one after each edit.
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        edit = Edit(path)
+        yield edit
+        edit.save()
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,170 @@
+"""Everything that a session has opened under a number.
+
+Owns their numbers, when each is opened anew, and which are due credit. The rule: what is opened is
+opened on this link and every later one, until it ends. Source: SPEC.md, sections 4 and 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+from malamute_protocol.commands import Command, Ended, Subscribed
+from malamute_protocol.errors import BrokerRefused, MalamuteError, RemoteProtocolError
+from malamute_protocol.limits import DEFAULT_LIMITS
+from malamute_py.client.arguments import checked
+from malamute_py.client.session.events import Watched
+from malamute_py.client.session.outgoing import CommandSink
+from malamute_py.client.session.receiver import Opened
+
+_CLEARED_MS: Final = 60_000
+"""Time for which the broker's error with something that is open counts against it."""
+
+Kind = TypeVar("Kind", bound=Opened)
+
+
+class Receivers:
+    """Subscriptions, inboxes, offers and memberships of a session, by number."""
+
+    def __init__(self, arrived: dict[Watched, None], retry_min_ms: int) -> None:
+        """arrived: what has something for its consumer. retry_min_ms: shortest pause of a retry."""
+        self.by_number: dict[int, Opened] = {}
+        self.limits = DEFAULT_LIMITS
+        """The broker's, which deliveries are checked against."""
+        self.again: dict[Opened, int] = {}
+        """Receivers whose opening the broker put off, and the time to try again."""
+        self._arrived = arrived
+        self._retry_min_ms = retry_min_ms
+        self._number = 0
+        self._credit_due: dict[Opened, None] = {}
+        self._struck: dict[Opened, int] = {}
+        """Time at which the broker last met an error of its own with one of these."""
+
+    def open(self, make: Callable[[int], Kind]) -> tuple[Kind, Command]:
+        """Add what `make(number)` gives; returns it and the command that opens it.
+
+        Raises LocalProtocolError: an argument is wrong.
+        """
+        opened = make(self._number + 1)
+        command = checked(opened.open())
+        self._number += 1
+        self.by_number[self._number] = opened
+        return opened, command
+
+    def end(self, opened: Opened) -> None:
+        """Forget what has ended: no command goes out for it any more."""
+        opened.ended = True
+        self.by_number.pop(opened.number, None)
+        self._credit_due.pop(opened, None)
+        self.again.pop(opened, None)
+        self._struck.pop(opened, None)
+        self._arrived[opened] = None
+        opened.over()
+
+    def fail(self, opened: Opened, error: MalamuteError) -> None:
+        """End something with an error that its consumer gets."""
+        opened.fail(error)
+        self.end(opened)
+
+    def end_all(self, error: MalamuteError | None) -> None:
+        """End everything: in order, or with an error."""
+        for opened in list(self.by_number.values()):
+            if error is not None:
+                opened.fail(error)
+            self.end(opened)
+
+    def link_down(self) -> None:
+        """The link is gone: what was ending has ended."""
+        self._credit_due.clear()
+        self.again.clear()
+        for opened in list(self.by_number.values()):
+            opened.link_down()
+            if opened.ending:
+                self.end(opened)
+
+    def due(self, now_ms: int) -> list[Command]:
+        """Return the commands that open what the broker had put off until now."""
+        commands: list[Command] = []
+        for opened, at_ms in list(self.again.items()):
+            if now_ms >= at_ms:
+                del self.again[opened]
+                commands.append(opened.open())
+        return commands
+
+    # --- credit ------------------------------------------------------------------------------
+
+    def credit_later(self, opened: Opened) -> None:
+        """Something of it was finished: CREDIT goes out with what is sent next, if it is due."""
+        self._credit_due[opened] = None
+
+    def consumed(self, opened: Opened) -> bool:
+        """Something was taken from it; True: CREDIT is to go out, so send soon."""
+        if not opened.active or not opened.credit_due:
+            return False
+        self._credit_due[opened] = None
+        return True
+
+    def take(self, out: CommandSink) -> None:
+        """Send CREDIT for what was consumed."""
+        for opened in self._credit_due:
+            if opened.active and opened.credit_due:
+                out.put(opened.credit(), None)
+        self._credit_due.clear()
+
+    # --- commands from the broker ------------------------------------------------------------
+
+    def receive(self, command: Any, frames: Sequence[Any]) -> None:
+        """Take any command that names what was opened.
+
+        Raises RemoteProtocolError: the broker is at fault, and the link is ended.
+        """
+        opened = self.by_number.get(command.subscription)
+        if opened is None:
+            return  # it crossed our UNSUBSCRIBE
+        kind = type(command)
+        if kind is Ended:
+            opened.end_with(command)
+            self.end(opened)
+            return
+        if opened.ending:
+            return
+        if kind is not Subscribed and not opened.active:
+            raise RemoteProtocolError(
+                "unexpected", f"{kind.__name__} for a subscription that was not accepted"
+            )
+        try:
+            opened.receive(command, frames, self.limits)
+        except RemoteProtocolError as error:
+            # The reader is told, and the link goes: what else is wrong on it is unknown.
+            self.fail(opened, error)
+            raise
+        self._arrived[opened] = None
+        if opened.consumes:
+            self.consumed(opened)
+
+    def erred(self, number: int, error: BrokerRefused, now_ms: int) -> None:
+        """The broker met an error of its own with what was opened under a number.
+
+        It is opened once more, for the error may have been of that moment; the second time within
+        a while it ends.
+        """
+        opened = self.by_number.get(number)
+        if opened is None:
+            return
+        before_ms = self._struck.pop(opened, now_ms - _CLEARED_MS)
+        if opened.ending or now_ms - before_ms < _CLEARED_MS:
+            self.fail(opened, error)
+        else:
+            self._struck[opened] = now_ms
+            # Unless the link ends, which opens everything again.
+            self.again[opened] = now_ms + self._retry_min_ms
+
+    def refused(self, number: int, error: BrokerRefused, now_ms: int) -> None:
+        """The broker refused to open something: it is opened later, or ends."""
+        opened = self.by_number.get(number)
+        if opened is None:
+            return
+        if not opened.ending and opened.refused(error):
+            self.again[opened] = now_ms + max(error.retry_ms, self._retry_min_ms)
+            return
+        self.fail(opened, error)

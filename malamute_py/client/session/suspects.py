@@ -1,0 +1,73 @@
+"""Commands that the broker may have ended a link for.
+
+Owns the search for the one that did. The rule: on a link where commands shared messages it is
+unknown; on the next link each leaves by itself with a PING after it, and the first one whose PING
+has no answer is the one. Source: SPEC.md, section 8.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from malamute_protocol.commands import Command, Ping
+
+BLAMED: Final = frozenset({"malformed", "too_large", "internal"})
+"""Codes by which a broker ends a link for what one of the client's commands was."""
+_CLEARED_MS: Final = 60_000
+"""Time that a link must last on which each command leaves by itself, before commands share messages
+again."""
+
+
+class Suspects:
+    """Commands that left one by one, and the PINGs after them."""
+
+    def __init__(self) -> None:
+        self.suspicious = False
+        """The broker ended a link for a command that it did not name: each leaves by itself."""
+        self.named = False
+        """The broker said which command it met an error with: no other is suspected."""
+        self._left: deque[tuple[int, list[Command]]] = deque()
+        """Commands that left by themselves, each with the token of the PING after it."""
+        self._probe = 0
+
+    def probe(self) -> int:
+        """Return a token for a PING, higher than all before."""
+        self._probe += 1
+        return self._probe
+
+    def suspect(self, commands: list[Command]) -> Command:
+        """Send commands by themselves; returns the PING whose answer will clear them."""
+        probe = self.probe()
+        self._left.append((probe, commands))
+        return Ping(probe)
+
+    def cleared(self, token: int) -> None:
+        """A PONG came: what was sent before its PING was understood."""
+        while self._left and self._left[0][0] <= token:
+            self._left.popleft()
+
+    def wake(self, linked_for_ms: int) -> None:
+        """Let commands share messages again once the link has lasted."""
+        if self.suspicious and linked_for_ms >= _CLEARED_MS:
+            # What the broker took for malformed was given up, or has not come again.
+            self.suspicious = bool(self._left)
+
+    def link_down(self) -> None:
+        """The link is gone, and what left on it with it."""
+        self.named = False
+        self._left.clear()
+
+    def find(self) -> list[Command] | None:
+        """The broker ended the link for one command: return that, with the parts of its step.
+
+        None: it is unknown, and on the next link each leaves by itself.
+        """
+        if self.named:
+            return None
+        if not self._left:
+            self.suspicious = True
+            return None
+        _, commands = self._left.popleft()
+        self.suspicious = False
+        return commands

@@ -1,0 +1,127 @@
+"""Changes that a person makes: each asks the broker over the person's own link.
+
+Owns one function for each change, which returns the sentence that tells of it. The rules: the
+broker decides what is allowed; a change names what it changes in full; nothing is removed without a
+second press of a button.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple
+
+from malamute_py.http.console.copying import Copy, check_range
+from malamute_py.http.console.forms import Form, of
+from malamute_py.http.console.rendering import url
+from malamute_py.http.console.sessions import Session
+from malamute_py.http.console.words import NotUnderstood, many, start_point, whole_number
+
+_NUMBER_MAX: Final = 1 << 62
+
+
+class Action(NamedTuple):
+    """One change: what it does, and the page to show afterwards."""
+
+    run: Callable[[Session, Form], Awaitable[str]]
+    back: Callable[[Form], str]
+
+
+async def _now_ms(session: Session) -> int:
+    return int((await session.source.facts()).broker.get("now_ms", 0))
+
+
+# --- streams ----------------------------------------------------------------------------------
+
+
+async def copy(session: Session, form: Form) -> str:
+    """Begin to copy a range of a stream into another one."""
+    stream, to = of(form, "name"), of(form, "to").strip()
+    check_range(stream, to)
+    if session.copy is not None and session.copy.running:
+        raise NotUnderstood("another copy of this session is under way: wait, or cancel it")
+    facts = await session.client.stream_info(stream)
+    begin, end = of(form, "from").strip() or "earliest", of(form, "until").strip() or "latest"
+    now_ms = await _now_ms(session)
+    stop = facts.tail
+    if end != "latest":
+        stop = min(stop, await session.client.find_offset(stream, start_point(end, now_ms)))
+    made = Copy(stream, of(form, "pattern"), to)
+    made.start(session.client, start_point(begin, now_ms), stop)
+    session.copy = made
+    session.closings.add(made.cancel)
+    made.then(lambda: session.closings.discard(made.cancel))
+    return f"Copying {stream} into {to}; this page tells how far it is."
+
+
+async def cancel_copy(session: Session, form: Form) -> str:
+    """End the copy that is under way."""
+    if session.copy is None or not session.copy.running:
+        raise NotUnderstood("no copy is under way")
+    session.copy.cancel()
+    return f"The copy into {session.copy.to} ends; what was copied stays."
+
+
+# --- mailboxes, services ----------------------------------------------------------------------
+
+
+async def purge_mailbox(session: Session, form: Form) -> str:
+    """Take all messages out of a mailbox that no reader has in hand."""
+    name = of(form, "name")
+    purged = await session.client.purge_mailbox(name)
+    left = f"; {many(purged.held, 'message')} in a reader's hand stayed" if purged.held else ""
+    return f"{many(purged.count, 'message')} of {name} purged{left}."
+
+
+async def requeue(session: Session, form: Form) -> str:
+    """Put dead letters back into their service's queue."""
+    name = of(form, "name")
+    if of(form, "which") == "all":
+        numbers = []
+    else:
+        numbers = [
+            whole_number(each, 0, _NUMBER_MAX, "A number") for each in form.get("number", ())
+        ]
+        if not numbers:
+            raise NotUnderstood("mark the requests to put back")
+    done = await session.client.requeue(name, numbers)
+    return f"{many(done, 'request')} back in the queue of {name}."
+
+
+# --- cursors, groups, clients -----------------------------------------------------------------
+
+
+async def reset_cursor(session: Session, form: Form) -> str:
+    """Move a cursor to another place."""
+    stream, name = of(form, "stream"), of(form, "name")
+    start = start_point(of(form, "point"), await _now_ms(session))
+    before = (await session.client.cursor_info(stream, name)).next
+    offset = await session.client.cursor(stream, name).reset(start)
+    return f"Cursor {name} of {stream} stands at {offset}; it stood at {before}."
+
+
+async def remove_group(session: Session, form: Form) -> str:
+    """Forget a group without members."""
+    stream, name = of(form, "stream"), of(form, "name")
+    await session.client.remove_group(stream, name)
+    return f"Group {name} of {stream} is forgotten; the records stay."
+
+
+async def kick(session: Session, form: Form) -> str:
+    """End a client's link."""
+    link = whole_number(of(form, "link"), 0, _NUMBER_MAX, "A link")
+    await session.client.kick(link, of(form, "reason").strip())
+    return f"Link {link} was ended; its client does not come back by itself."
+
+
+ACTIONS: Final = {
+    "copy": Action(copy, lambda form: url("stream", name=of(form, "name"))),
+    "cancel-copy": Action(cancel_copy, lambda form: url("stream", name=of(form, "name"))),
+    "purge-mailbox": Action(purge_mailbox, lambda form: url("mailbox", name=of(form, "name"))),
+    "requeue": Action(requeue, lambda form: url("service", name=of(form, "name"))),
+    "reset-cursor": Action(
+        reset_cursor, lambda form: url("cursor", stream=of(form, "stream"), name=of(form, "name"))
+    ),
+    "remove-group": Action(remove_group, lambda form: url("groups")),
+    "kick": Action(kick, lambda form: url("clients")),
+}
+"""Changes by their address below /console/do/."""

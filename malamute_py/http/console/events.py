@@ -1,0 +1,243 @@
+"""Event streams for pages: live rates, and the tail of a stream.
+
+Owns what a browser is sent without asking again, and how much. The rules: one event at a time is
+made and sent, and the next one is not made before the browser took it, so that a slow browser costs
+a socket's buffer; a tail shows at most ROWS_MAX records each TICK_S and begins at the tail anew
+where it fell behind, with the count of what it passed over, so that no browser makes the broker
+read or keep anything; each event stream ends after lasting_s, and browsers come again. Source:
+HTML, Server-sent events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from http import HTTPStatus
+from typing import Final
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from malamute_protocol.batch import Record
+from malamute_protocol.errors import MalamuteError, Timeout
+from malamute_py.http.console.records import notice_text, row
+from malamute_py.http.console.rendering import HEADERS
+from malamute_py.http.console.sessions import Session
+from malamute_py.http.source import Source
+
+STREAMS_MAX: Final = 24
+"""Event streams of all sessions."""
+SESSION_STREAMS_MAX: Final = 6
+LASTING_S: Final = 600.0
+ROWS_MAX: Final = 100
+TICK_S: Final = 0.25
+BODY_BYTES_MAX: Final = 500
+"""Bytes of a body that a tail shows."""
+_BEAT_MS: Final = 5_000
+"""Silence of a tail after which the browser is sent a comment, so that its loss is noticed."""
+_CREDIT_RECORDS: Final = 512
+_CREDIT_BYTES: Final = 1 << 20
+_COMMENT: Final = b":\n\n"
+_LAST_S: Final = 1.0
+_RATES: Final = {
+    "published": ("records_in",),
+    "delivered": ("records_out", "group_records_out"),
+    "bytes_in": ("bytes_in",),
+    "bytes_out": ("bytes_out",),
+    "mail": ("mail_in",),
+    "requests": ("requests_in",),
+}
+"""Rates by name, and the counters of the broker that they are the growth of."""
+
+Events = AsyncGenerator[bytes, None]
+
+
+def event(kind: str, value: object) -> bytes:
+    """Return one event: JSON has no line breaks of its own."""
+    data = msgspec.json.encode(value, enc_hook=str)
+    return b"event: %s\ndata: %s\n\n" % (kind.encode(), data)
+
+
+class EventStreams:
+    """The event streams that are open, and their bounds."""
+
+    def __init__(
+        self,
+        lengthen: Callable[[Scope, float], None],
+        *,
+        most: int = STREAMS_MAX,
+        lasting_s: float = LASTING_S,
+    ) -> None:
+        """lengthen: has a connection last so many seconds from now on."""
+        self.open = 0
+        self._lengthen = lengthen
+        self._most = most
+        self._lasting_s = lasting_s
+
+    def answer(self, session: Session, events: Events) -> EventAnswer | None:
+        """Return the answer that sends the events; None: too many are open."""
+        if self.open >= self._most or session.streams >= SESSION_STREAMS_MAX:
+            return None
+        return EventAnswer(self, session, events)
+
+    async def send(self, session: Session, events: Events, scope: Scope, wires: Wires) -> None:
+        """Send events until the browser goes, the session ends or the time is over."""
+        receive, send = wires
+        self._lengthen(scope, self._lasting_s + 1.0)
+        sending = asyncio.ensure_future(_send(events, send))
+        leaving = asyncio.ensure_future(_left(receive))
+
+        def end() -> None:
+            sending.cancel()
+
+        session.closings.add(end)
+        self.open += 1
+        session.streams += 1
+        try:
+            await asyncio.wait(
+                {sending, leaving}, timeout=self._lasting_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            self.open -= 1
+            session.streams -= 1
+            session.closings.discard(end)
+            left = leaving.done()
+            sending.cancel()
+            leaving.cancel()
+            await asyncio.gather(sending, leaving, return_exceptions=True)
+        if not sending.cancelled():
+            sending.result()
+        elif not left:
+            # The session ended or its time was over: the browser is told that the answer is whole.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_S):
+                    await send({"type": "http.response.body", "body": b""})
+
+
+Wires = tuple[Receive, Send]
+
+
+class EventAnswer:
+    """The answer to a request for an event stream, as an ASGI application."""
+
+    def __init__(self, streams: EventStreams, session: Session, events: Events) -> None:
+        self._streams = streams
+        self._session = session
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the head of the answer and the events."""
+        headers = {**HEADERS, "content-type": "text/event-stream", "x-accel-buffering": "no"}
+        await send(
+            {
+                "type": "http.response.start",
+                "status": HTTPStatus.OK,
+                "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+            }
+        )
+        await self._streams.send(self._session, self._events, scope, (receive, send))
+
+
+async def _send(events: Events, send: Send) -> None:
+    async with aclosing(events):
+        async for each in events:
+            await send({"type": "http.response.body", "body": each, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+# --- rates ----------------------------------------------------------------------------------
+
+
+async def rates(source: Source, every_s: float = 1.0) -> Events:
+    """Each second what the broker counted since the second before."""
+    before: tuple[float, dict[str, int]] | None = None
+    while True:
+        facts = await source.facts()
+        broker = facts.broker
+        if not broker:
+            before = None
+            yield event("gone", facts.reason)
+        else:
+            now_s = broker.get("now_ms", 0) / 1_000
+            counters: Mapping[str, int] = broker.get("counters", {})
+            counted = {
+                name: sum(counters.get(each, 0) for each in sources)
+                for name, sources in _RATES.items()
+            }
+            if before is not None and now_s > before[0]:
+                spent_s = now_s - before[0]
+                found: dict[str, float] = {
+                    name: max(0, value - before[1][name]) / spent_s
+                    for name, value in counted.items()
+                }
+                found["t"] = now_s
+                found["links"] = broker.get("gauges", {}).get("links", 0)
+                yield event("rates", found)
+            if before is None or now_s > before[0]:
+                before = now_s, counted
+        await asyncio.sleep(every_s)
+
+
+# --- the tail of a stream -------------------------------------------------------------------
+
+
+async def tail(session: Session, stream: str, pattern: str) -> Events:
+    """Records as they come, with what was passed over where more come than a person can read."""
+    reached = -1
+    try:
+        while True:
+            async for each, place in _following(session, stream, pattern, reached):
+                reached = place
+                yield each
+    except MalamuteError as error:
+        yield event("end", str(error))
+
+
+async def _following(
+    session: Session, stream: str, pattern: str, reached: int
+) -> AsyncGenerator[tuple[bytes, int], None]:
+    """Follow the tail until more came than is taken; yields events and the offset after each."""
+    said: list[str] = []
+    reading = session.client.subscribe(
+        stream, pattern or "#", start="latest", credit_records=_CREDIT_RECORDS,
+        credit_bytes=_CREDIT_BYTES, on_notice=lambda notice: said.append(notice_text(notice)),
+    )  # fmt: skip
+    async with reading:
+        begun = (await reading.accepted()).next
+        skipped = max(0, begun - reached) if reached >= 0 else 0
+        yield event("begun", {"offset": begun, "skipped": skipped}), begun
+        place = begun
+        while True:
+            newest: deque[Record] = deque(maxlen=ROWS_MAX)
+            came = 0
+            with contextlib.suppress(Timeout):
+                batch = await reading.next_batch(_BEAT_MS)
+                while batch is not None:
+                    newest.extend(batch.records())
+                    came += len(batch)
+                    if came >= ROWS_MAX:
+                        break
+                    batch = await reading.next_batch(0)
+                else:
+                    return
+            position = reading.position
+            place = position.next if position is not None else place
+            told = [text for text in said if text]
+            said.clear()
+            if came or told:
+                rows = [row(record, BODY_BYTES_MAX) for record in newest]
+                over = came - len(rows)
+                yield event("records", {"rows": rows, "skipped": over, "said": told}), place
+            else:
+                yield _COMMENT, place
+            await asyncio.sleep(TICK_S)
+            if came >= ROWS_MAX and not reading.live:
+                return

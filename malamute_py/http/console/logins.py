@@ -1,0 +1,154 @@
+"""Logging in: a name and password of the broker become a link of the person's own.
+
+Owns the way from a form to a session. The rules: the broker alone judges the credential; an address
+that gave wrong ones waits, longer each time, before it may try again, and few attempts are under
+way at once, because each of them costs the broker a password hash; a login without a name is a link
+without a credential, which a broker with authentication refuses, and is possible where the settings
+say so only. Source: ARCHITECTURE.md, "The console".
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import zmq
+
+from malamute_protocol.errors import BrokerRefused, MalamuteError, Timeout
+from malamute_py.client.aio.client import Client, connect
+from malamute_py.client.session.events import Closed, LinkEvent
+from malamute_py.client.settings import Credential, Curve, Plain, SettingError
+from malamute_py.http.console.sessions import Session, Sessions
+
+UNDER_WAY_MAX: Final = 4
+WRONG_FREE: Final = 3
+"""Wrong attempts of an address before it has to wait."""
+PAUSE_S: Final = 1.0
+PAUSE_MAX_S: Final = 60.0
+ADDRESSES_MAX: Final = 1_024
+_CONNECT_MS: Final = 5_000
+_CALL_MS: Final = 5_000
+_RETRY_MAX_MS: Final = 1_000
+SOFTWARE: Final = "malamute console"
+
+
+class LoginRefused(MalamuteError):
+    """A login was refused: the sentence says why."""
+
+
+class Attempts:
+    """Wrong attempts by address, and how long each address waits."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._wrong: OrderedDict[str, tuple[int, float]] = OrderedDict()
+
+    def wait_s(self, address: str) -> float:
+        """Return how long the address still waits; 0: it may try."""
+        return max(0.0, self._wrong.get(address, (0, 0.0))[1] - self._clock())
+
+    def wrong(self, address: str) -> None:
+        """Count a wrong attempt."""
+        times = self._wrong.pop(address, (0, 0.0))[0] + 1
+        pause = 0.0
+        if times > WRONG_FREE:
+            pause = min(PAUSE_MAX_S, PAUSE_S * 2 ** min(times - WRONG_FREE - 1, 10))
+        self._wrong[address] = times, self._clock() + pause
+        if len(self._wrong) > ADDRESSES_MAX:
+            self._wrong.popitem(last=False)
+
+    def right(self, address: str) -> None:
+        """Forget the wrong attempts of an address."""
+        self._wrong.pop(address, None)
+
+
+class Logins:
+    """Makes sessions."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        endpoints: Sequence[str],
+        own: Credential,
+        *,
+        nameless: bool,
+        attempts: Attempts | None = None,
+    ) -> None:
+        """own: the HTTP side's credential, of which the broker's public key is taken.
+
+        nameless: whether a login without a name may be tried.
+        """
+        self._sessions = sessions
+        self._endpoints = tuple(endpoints)
+        self._server_key = own.server_key if isinstance(own, Curve) else ""
+        self.nameless = nameless and not self._server_key
+        """Whether the form takes no name, where the broker has no authentication."""
+        self.by_key = bool(self._server_key)
+        """Whether the broker asks for CURVE keys: the form takes a secret key."""
+        self._attempts = attempts or Attempts()
+        self._under_way = 0
+
+    async def log_in(self, user: str, password: str, address: str) -> Session:
+        """Return a new session. Raises LoginRefused."""
+        wait_s = self._attempts.wait_s(address)
+        if wait_s:
+            raise LoginRefused(f"Too many wrong attempts: wait {wait_s:.0f} seconds.")
+        if self._under_way >= UNDER_WAY_MAX:
+            raise LoginRefused("Too many others are logging in: try again in a moment.")
+        credential = self._credential(user, password)
+        self._under_way += 1
+        try:
+            session = await self._linked(user, credential)
+        except (BrokerRefused, SettingError):
+            self._attempts.wrong(address)
+            raise LoginRefused("The broker does not know this name and password.") from None
+        finally:
+            self._under_way -= 1
+        self._attempts.right(address)
+        return session
+
+    def _credential(self, user: str, password: str) -> Credential:
+        if self._server_key:
+            try:
+                public = zmq.curve_public(password.encode("ascii")).decode()
+            except (ValueError, zmq.ZMQError):
+                raise LoginRefused("That is no secret key: it has 40 characters.") from None
+            return Curve(self._server_key, public, password)
+        if user:
+            return Plain(user, password)
+        if password or not self.nameless:
+            raise LoginRefused("A name is needed.")
+        return None
+
+    async def _linked(self, user: str, credential: Credential) -> Session:
+        begun: list[Session] = []
+
+        def on_link(event: LinkEvent) -> None:
+            for session in begun:
+                if isinstance(event, Closed):
+                    self._sessions.end(session)
+
+        try:
+            client = await connect(
+                self._endpoints, timeout_ms=_CONNECT_MS, credential=credential, on_link=on_link,
+                software=SOFTWARE, retry_max_ms=_RETRY_MAX_MS, call_timeout_ms=_CALL_MS,
+            )  # fmt: skip
+        except (BrokerRefused, SettingError):
+            raise
+        except Timeout:
+            raise LoginRefused(
+                "The broker did not take the link: it is not there, or it asks for another kind "
+                "of credential."
+            ) from None
+        except MalamuteError as error:
+            raise LoginRefused(f"There is no link to the broker: {error}.") from None
+        session = self._sessions.begin(user or _identity(client), client)
+        begun.append(session)
+        return session
+
+
+def _identity(client: Client) -> str:
+    """Return the name by which the broker knows a client; empty: none."""
+    return client.identity if client.linked else ""

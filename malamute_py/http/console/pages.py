@@ -1,0 +1,275 @@
+"""Values of the pages: each asks the broker over the person's own link.
+
+Owns one function for each page. The rules: a page is a bounded part of a list; what is slow or
+stuck comes first; a page changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Final, TypeVar
+
+from malamute_protocol.errors import BrokerRefused, MalamuteError
+from malamute_py.client.aio.client import Client
+from malamute_py.client.facts import LinkFacts, PeekedMail
+from malamute_py.http import health
+from malamute_py.http.console import troubles
+from malamute_py.http.console.records import NEWEST, RECORDS_MAX, SUBJECTS, Look, look
+from malamute_py.http.console.sessions import Session
+from malamute_py.http.console.troubles import Trouble
+from malamute_py.http.console.words import TEXT_BYTES_MAX, whole_number
+from malamute_py.http.source import LISTED_MAX
+
+ROWS_MAX: Final = 50
+"""Rows of one page of a list."""
+_LOOK_RECORDS: Final = 20
+
+Query = Mapping[str, str]
+Values = dict[str, Any]
+Page = Callable[[Session, Query], Awaitable[Values]]
+T = TypeVar("T")
+
+
+async def overview(session: Session, query: Query) -> Values:
+    """Things that are slow or stuck, the rates, the rings, and how much of each bound is used."""
+    everything = await session.source.everything()
+    broker = everything.facts.broker
+    found = troubles.of_all(everything, await _links(session.client))
+    return {
+        "facts": broker,
+        "reason": everything.facts.reason,
+        "ready": health.ready(everything.facts),
+        "troubles": found[: troubles.SHOWN_MAX],
+        "more_troubles": max(0, len(found) - troubles.SHOWN_MAX),
+        "rings": rings(broker),
+        "bounds": _bounds(broker),
+    }
+
+
+async def streams(session: Session, query: Query) -> Values:
+    """The list of streams."""
+    found = await session.client.list_streams(query.get("prefix", ""), limit=LISTED_MAX + 1)
+    return _listed(query, ((each, []) for each in found), len(found))
+
+
+async def stream(session: Session, query: Query) -> Values:
+    """One stream: facts, settings, its ring, and a look at its records."""
+    name = query.get("name", "")
+    facts = await session.client.stream_info(name)
+    broker = (await session.source.facts()).broker
+    now_ms = int(broker.get("now_ms", 0))
+    shown = Look()
+    fault = ""
+    place = query.get("place", "")
+    limit = whole_number(query.get("count", "") or str(_LOOK_RECORDS), 1, RECORDS_MAX, "How many")
+    if place and not query.get("poll"):
+        where = query.get("at", "") if place == "at" else place
+        try:
+            shown = await look(session.client, name, query.get("pattern", ""), where, limit, now_ms)
+        except MalamuteError as error:
+            fault = str(error)
+    return {
+        "facts": facts,
+        "ring": next(
+            (each for each in rings(broker) if each["name"] == facts.more.get("ring")), None
+        ),
+        "look": shown,
+        "fault": fault,
+        "looked": bool(place),
+        "copy": session.copy if session.copy is not None and session.copy.stream == name else None,
+        "places": {NEWEST: "the newest", SUBJECTS: "the latest of each subject", "at": "from"},
+        "limit": limit,
+    }
+
+
+async def mailboxes(session: Session, query: Query) -> Values:
+    """The list of mailboxes."""
+    found = await session.client.list_mailboxes(query.get("prefix", ""), limit=LISTED_MAX + 1)
+    now_ms = await _now_ms(session)
+    rows = ((each, list(troubles.of_mailbox(each, now_ms))) for each in found)
+    return _listed(query, rows, len(found))
+
+
+async def mailbox(session: Session, query: Query) -> Values:
+    """One mailbox, and a look at its messages."""
+    name = query.get("name", "")
+    facts = await session.client.mailbox_info(name)
+    after = _after(query)
+    messages, fault = await _messages(session.client, name, after)
+    return {
+        "facts": facts,
+        "troubles": list(troubles.of_mailbox(facts, await _now_ms(session))),
+        "messages": messages,
+        "fault": fault,
+        "following": messages[-1].number if len(messages) == ROWS_MAX else None,
+        "after": after,
+    }
+
+
+async def services(session: Session, query: Query) -> Values:
+    """The list of service queues."""
+    found = await session.client.list_services(query.get("prefix", ""), limit=LISTED_MAX + 1)
+    now_ms = await _now_ms(session)
+    rows = ((each, list(troubles.of_service(each, now_ms))) for each in found)
+    return _listed(query, rows, len(found))
+
+
+async def service(session: Session, query: Query) -> Values:
+    """One service queue: its workers with what they hold, and its dead letters."""
+    facts = await session.client.service_info(query.get("name", ""))
+    after = _after(query)
+    letters: list[PeekedMail] = []
+    fault = ""
+    if facts.dead:
+        letters, fault = await _messages(session.client, facts.dead_letters, after)
+    return {
+        "facts": facts,
+        "troubles": list(troubles.of_service(facts, await _now_ms(session))),
+        "workers": sorted(facts.workers, key=lambda each: each.since_ms)[:LISTED_MAX],
+        "messages": letters,
+        "fault": fault,
+        "following": letters[-1].number if len(letters) == ROWS_MAX else None,
+        "after": after,
+    }
+
+
+async def groups(session: Session, query: Query) -> Values:
+    """The list of groups. The beginning that is asked for is a stream's name."""
+    stream = query.get("prefix", "")
+    found = await session.client.list_groups(stream, limit=LISTED_MAX + 1)
+    now_ms = await _now_ms(session)
+    rows = ((each, list(troubles.of_group(each, now_ms))) for each in found)
+    return _listed(query, rows, len(found))
+
+
+async def group(session: Session, query: Query) -> Values:
+    """One group: how far it is, and what each member holds."""
+    facts = await session.client.group_info(query.get("stream", ""), query.get("name", ""))
+    members = sorted(facts.members, key=lambda each: (each.oldest_ms or 1 << 62, each.identity))
+    return {
+        "facts": facts,
+        "troubles": list(troubles.of_group(facts, await _now_ms(session))),
+        "members": members[:LISTED_MAX],
+    }
+
+
+async def cursors(session: Session, query: Query) -> Values:
+    """The list of cursors. The beginning that is asked for is a stream's name."""
+    stream = query.get("prefix", "")
+    found = await session.client.list_cursors(stream, limit=LISTED_MAX + 1)
+    now_ms = await _now_ms(session)
+    rows = ((each, list(troubles.of_cursor(each, now_ms))) for each in found)
+    return _listed(query, rows, len(found))
+
+
+async def cursor(session: Session, query: Query) -> Values:
+    """One cursor."""
+    facts = await session.client.cursor_info(query.get("stream", ""), query.get("name", ""))
+    found = list(troubles.of_cursor(facts, await _now_ms(session)))
+    return {"facts": facts, "troubles": found}
+
+
+async def clients(session: Session, query: Query) -> Values:
+    """The list of links, those first that read slowly."""
+    found = await session.client.list_links(LISTED_MAX + 1)
+    begin = query.get("prefix", "")
+    fitting = [each for each in found if each.identity.startswith(begin)]
+    rows = ((each, list(troubles.of_link(each))) for each in fitting)
+    return _listed(query, rows, len(found))
+
+
+async def settings(session: Session, query: Query) -> Values:
+    """Settings in force, as far as the broker tells them to a client."""
+    facts = await session.source.facts()
+    broker = facts.broker
+    return {
+        "facts": broker,
+        "reason": facts.reason,
+        "welcome": session.client.welcome,
+        "bounds": _bounds(broker),
+        "rings": rings(broker),
+        "refused": sorted(
+            (
+                (name.removeprefix("refused_"), value)
+                for name, value in broker.get("counters", {}).items()
+                if name.startswith("refused_")
+            ),
+            key=lambda each: -each[1],
+        ),
+    }
+
+
+# --- parts of pages ---------------------------------------------------------------------------
+
+
+async def _now_ms(session: Session) -> int:
+    """The broker's clock."""
+    return int((await session.source.facts()).broker.get("now_ms", 0))
+
+
+def _after(query: Query) -> int:
+    """Return the number of the message after which a look begins; -1: at the oldest."""
+    text = query.get("after", "")
+    return whole_number(text, 0, (1 << 63) - 1, "A message") if text else -1
+
+
+async def _messages(client: Client, mailbox: str, after: int) -> tuple[list[PeekedMail], str]:
+    """Some messages of a mailbox, and why there are none where the broker refuses the look."""
+    try:
+        found = await client.peek(mailbox, after=after, limit=ROWS_MAX, body_bytes=TEXT_BYTES_MAX)
+    except BrokerRefused as error:
+        return [], str(error)
+    return found, ""
+
+
+async def _links(client: Client) -> list[LinkFacts]:
+    """The links of clients; none where the person may not see them."""
+    try:
+        return await client.list_links(LISTED_MAX)
+    except BrokerRefused:
+        return []
+
+
+def rings(broker: Mapping[str, Any]) -> list[Values]:
+    """Each ring with what is used of it, the fullest that refuses first."""
+    refusing, core = broker.get("refusing", {}), broker.get("rings", {})
+    found = []
+    for name, facts in broker.get("disk", {}).items():
+        used = facts["end_lsn"] - facts["start_lsn"]
+        capacity = facts.get("ring_bytes", 0)
+        found.append(
+            {
+                "name": name, "used": used, "capacity": capacity, "full": facts.get("full", ""),
+                "share": min(1.0, used / capacity) if capacity else 0.0,
+                "written": facts["end_lsn"], "unsynced": facts["end_lsn"] - facts["synced_lsn"],
+                "refusing": name in refusing, "failed": core.get(name, {}).get("failed", ""),
+            }
+        )  # fmt: skip
+    return sorted(found, key=lambda each: (not each["failed"], not each["refusing"], each["name"]))
+
+
+def _bounds(broker: Mapping[str, Any]) -> list[tuple[str, int, int]]:
+    """Name, use and bound of what has a bound, the nearest to its bound first."""
+    gauges, bounds = broker.get("gauges", {}), broker.get("bounds", {})
+    used = {**gauges, "rings": len(broker.get("disk", {}))}
+    used |= {name: broker[name] for name in ("connections", "unread_bytes") if name in broker}
+    found = [(name, used[name], most) for name, most in bounds.items() if name in used and most]
+    return sorted(found, key=lambda each: (-each[1] / each[2], each[0]))
+
+
+def _listed(
+    query: Query, entries: Iterable[tuple[T, list[Trouble]]], there: int, **more: Any
+) -> Values:
+    """One page of a list: what is in trouble comes first."""
+    rows = list(entries)[:LISTED_MAX]
+    rows.sort(key=lambda each: -max((trouble.weight for trouble in each[1]), default=0.0))
+    pages = max(1, -(-len(rows) // ROWS_MAX))
+    number = min(pages, whole_number(query.get("page", "") or "1", 1, LISTED_MAX, "The page"))
+    return {
+        "rows": rows[(number - 1) * ROWS_MAX : number * ROWS_MAX],
+        "listed": len(rows),
+        "unlisted": there > LISTED_MAX,
+        "page": number,
+        "pages": pages,
+        **more,
+    }

@@ -1,0 +1,136 @@
+"""Records of a stream for a page: a look at some of them.
+
+Owns what is read for one look. The rules: a look reads so many records and for so long at most,
+however rare what is looked for is; nothing is consumed; a gap is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from malamute_protocol.batch import Record
+from malamute_protocol.errors import CODES
+from malamute_py.client.aio.client import Client
+from malamute_py.client.position import LastPerSubject
+from malamute_py.client.readers.copies import blobs
+from malamute_py.client.session.subscription import GapNotice, Notice, RewoundNotice
+from malamute_py.http.console.words import (
+    TEXT_BYTES_MAX,
+    body_text,
+    start_point,
+    time_text,
+    visible,
+)
+
+LOOK_S: Final = 4.0
+RECORDS_MAX: Final = 200
+_CREDIT_BYTES: Final = 4 << 20
+_STEP: Final = 16
+_SAID_MAX: Final = 5
+_ROW: Final = "a row of an Arrow table"
+NEWEST: Final = "newest"
+SUBJECTS: Final = "subjects"
+
+
+@dataclass
+class Look:
+    """The records that one look at a stream found."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    """Sentences about the look: gaps, and that it ended early."""
+
+
+def row(record: Record, body_bytes: int = TEXT_BYTES_MAX) -> dict[str, Any]:
+    """Return one record as a page shows it: every value is text that can be seen, or a number."""
+    return {
+        "offset": record.offset,
+        "time": time_text(record.append_time_ms),
+        "subject": visible(record.subject),
+        "keys": [visible(key) for key in record.keys[1:]],
+        "fields": {visible(name): visible(value) for name, value in record.fields.items()},
+        "body": body_text(_ROW if (body := blobs(record)) is None else body, body_bytes),
+    }
+
+
+async def look(
+    client: Client, stream: str, pattern: str, place: str, limit: int, now_ms: int
+) -> Look:
+    """Return some records of a stream.
+
+    place: `newest`, `subjects` (the latest of each), or a start point in words.
+    Raises NotUnderstood, PatternError, BrokerRefused.
+    """
+    found = Look()
+    rows: deque[dict[str, Any]] = deque(maxlen=limit)
+    try:
+        async with asyncio.timeout(LOOK_S):
+            if place == NEWEST:
+                await _newest(client, stream, pattern, limit, rows, found)
+            else:
+                start = LastPerSubject() if place == SUBJECTS else start_point(place, now_ms)
+                await _read(client, stream, pattern, rows, found, limit, start=start, until="tail")
+    except TimeoutError:
+        found.said.append(f"the look ended after {LOOK_S:.0f} s: there may be more")
+    found.rows = list(rows)
+    return found
+
+
+async def _newest(
+    client: Client, stream: str, pattern: str, limit: int, rows: deque[dict[str, Any]], found: Look
+) -> None:
+    """Read back in ever larger steps until there are enough."""
+    facts = await client.stream_info(stream)
+    span = limit
+    while True:
+        begin = max(facts.first, facts.tail - span)
+        rows.clear()
+        if begin < facts.tail:
+            await _read(client, stream, pattern, rows, found, 0, start=begin, end=facts.tail)
+        if len(rows) == limit or begin <= facts.first:
+            return
+        span *= _STEP
+
+
+async def _read(
+    client: Client,
+    stream: str,
+    pattern: str,
+    rows: deque[dict[str, Any]],
+    found: Look,
+    limit: int,
+    **between: Any,
+) -> None:
+    """Read what is between two places; limit: records after which it ends; 0: none."""
+    credit = limit or 4 * RECORDS_MAX
+    async with client.subscribe(
+        stream, pattern or "#", credit_records=credit, credit_bytes=_CREDIT_BYTES,
+        on_notice=_teller(found), **between,
+    ) as reading:  # fmt: skip
+        async for record in reading:
+            rows.append(row(record))
+            if limit and len(rows) >= limit:
+                return
+
+
+def _teller(found: Look) -> Callable[[Notice], None]:
+    def tell(notice: Notice) -> None:
+        text = notice_text(notice)
+        if text and len(found.said) < _SAID_MAX and text not in found.said:
+            found.said.append(text)
+
+    return tell
+
+
+def notice_text(notice: Notice) -> str:
+    """Return a notice to a reader as a sentence; empty: it is nothing for a person."""
+    if isinstance(notice, GapNotice):
+        why = notice.reason or CODES.get(notice.code, notice.code)
+        return f"offsets {notice.from_offset} to {notice.to_offset - 1} are gone: {why}"
+    if isinstance(notice, RewoundNotice):
+        return f"the log was rewound from {notice.from_offset} to {notice.to_offset}"
+    return ""

@@ -1,0 +1,308 @@
+"""The console as a part of the HTTP side: its addresses, and who may come through.
+
+Owns the routes and what holds for each of them. The rules: without a session there is the login
+page only; a change is a POST with the session's token, comes from this site, and is answered with a
+redirection to the page that shows what became of it; what the broker refuses is told in its words.
+Source: OWASP, Cross-Site Request Forgery Prevention.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
+
+from malamute_protocol.errors import BrokerRefused, MalamuteError
+from malamute_py.http.console import events, pages
+from malamute_py.http.console.actions import ACTIONS, Action
+from malamute_py.http.console.events import EventStreams
+from malamute_py.http.console.forms import Form, form_of, of
+from malamute_py.http.console.logins import LoginRefused, Logins
+from malamute_py.http.console.rendering import ROOT, Static, Templates, url
+from malamute_py.http.console.sessions import Session, Sessions
+from malamute_py.http.console.words import NotUnderstood
+
+_COOKIE: Final = "malamute_console"
+_LOGIN_COOKIE: Final = "malamute_login"
+_SWEEP_S: Final = 15.0
+
+_MENU: Final = (
+    ("", "Overview"),
+    ("streams", "Streams"),
+    ("mailboxes", "Mailboxes"),
+    ("services", "Services"),
+    ("groups", "Groups"),
+    ("cursors", "Cursors"),
+    ("clients", "Clients"),
+    ("settings", "Settings"),
+)
+_BELOW: Final = {
+    "stream": "streams",
+    "mailbox": "mailboxes",
+    "service": "services",
+    "group": "groups",
+    "cursor": "cursors",
+}
+"""Page of one thing -> the page of the menu that it is below."""
+_PAGES: Final[dict[str, tuple[str, pages.Page]]] = {
+    "": ("overview", pages.overview),
+    "streams": ("streams", pages.streams),
+    "stream": ("stream", pages.stream),
+    "mailboxes": ("mailboxes", pages.mailboxes),
+    "mailbox": ("mailbox", pages.mailbox),
+    "services": ("services", pages.services),
+    "service": ("service", pages.service),
+    "groups": ("groups", pages.groups),
+    "group": ("group", pages.group),
+    "cursors": ("cursors", pages.cursors),
+    "cursor": ("cursor", pages.cursor),
+    "clients": ("clients", pages.clients),
+    "settings": ("settings", pages.settings),
+}
+"""Address below ROOT -> its template and its page."""
+
+
+class Console:
+    """The pages for people."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        logins: Logins,
+        streams: EventStreams,
+        *,
+        hosts_of_this_machine: bool = True,
+    ) -> None:
+        """hosts_of_this_machine: whether a request has to name this machine as its host."""
+        self.sessions = sessions
+        self.hosts_of_this_machine = hosts_of_this_machine
+        self._logins = logins
+        self._streams = streams
+        self._static = Static()
+        self._templates = Templates(self._static)
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the addresses of the console."""
+        found = [
+            Route("/", self._from_the_root),
+            Route(f"{ROOT}/static/{{name}}", self._static.show),
+            Route(f"{ROOT}/login", self._show_login),
+            Route(f"{ROOT}/login", self._log_in, methods=["POST"]),
+            Route(f"{ROOT}/logout", self._log_out, methods=["POST"]),
+            Route(f"{ROOT}/rates", self._streaming(_rates)),
+            Route(f"{ROOT}/tail", self._streaming(_tail)),
+        ]
+        for name, (template, page) in _PAGES.items():
+            path = f"{ROOT}/{name}" if name else ROOT
+            found.append(Route(path, self._showing(template, page)))
+        for name, action in ACTIONS.items():
+            found.append(Route(f"{ROOT}/do/{name}", self._doing(action), methods=["POST"]))
+        return list(found)
+
+    async def keep(self) -> None:
+        """End the sessions whose time has come; until it is cancelled, when all end."""
+        try:
+            while True:
+                await asyncio.sleep(_SWEEP_S)
+                self.sessions.sweep()
+        finally:
+            self.sessions.close()
+
+    # --- logging in --------------------------------------------------------------------------
+
+    async def _from_the_root(self, request: Request) -> Response:
+        return _see(ROOT)
+
+    async def _show_login(self, request: Request) -> Response:
+        return self._login_page(request, "")
+
+    def _login_page(
+        self, request: Request, fault: str, status: HTTPStatus = HTTPStatus.OK
+    ) -> Response:
+        nonce = secrets.token_urlsafe(24)
+        values = {
+            "fault": fault, "by_key": self._logins.by_key, "nameless": self._logins.nameless,
+            "token": self.sessions.sign("login", nonce), "to": _inside(_last(request, "to")),
+            "session": None, "menu": (), "here": "login", "notes": [],
+        }  # fmt: skip
+        answer = self._templates.page("login", values, status)
+        answer.set_cookie(
+            _LOGIN_COOKIE, nonce, path=ROOT, httponly=True, samesite="strict", max_age=3_600
+        )
+        return answer
+
+    async def _log_in(self, request: Request) -> Response:
+        form = await form_of(request)
+        nonce = request.cookies.get(_LOGIN_COOKIE, "")
+        if (
+            form is None
+            or not _from_here(request)
+            or not self.sessions.signed("login", nonce, of(form, "token"))
+        ):
+            return self._login_page(
+                request, "The page was too old: try again.", HTTPStatus.FORBIDDEN
+            )
+        address = request.client.host if request.client is not None else ""
+        try:
+            session = await self._logins.log_in(
+                of(form, "user").strip(), of(form, "password"), address
+            )
+        except LoginRefused as error:
+            return self._login_page(request, str(error), HTTPStatus.UNAUTHORIZED)
+        answer = _see(_inside(of(form, "to")))
+        answer.set_cookie(
+            _COOKIE, self.sessions.cookie(session), path=ROOT, httponly=True, samesite="strict"
+        )
+        answer.delete_cookie(_LOGIN_COOKIE, path=ROOT)
+        return answer
+
+    # --- who may come through ----------------------------------------------------------------
+
+    def _session(self, request: Request) -> Session | None:
+        return self.sessions.find(request.cookies.get(_COOKIE, ""))
+
+    def _showing(self, template: str, page: pages.Page) -> Callable[[Request], Awaitable[Response]]:
+        async def show(request: Request) -> Response:
+            session = self._session(request)
+            refreshing = "poll" in request.query_params
+            if session is None:
+                return _to_login(request, refreshing)
+            if not refreshing:
+                self.sessions.touch(session)
+            query = dict(request.query_params)
+            status = HTTPStatus.OK
+            try:
+                values = await page(session, query)
+            except MalamuteError as error:
+                if session.over:
+                    return _to_login(request, refreshing)
+                template_, status, values = "fault", _status(error), {"fault": str(error)}
+            else:
+                template_ = template
+            # A page that refreshes by itself must not take what the person is to be told.
+            notes = [] if refreshing else session.take_notes()
+            broker = (await session.source.facts()).broker
+            here = request.url.path.removeprefix(ROOT).strip("/")
+            common: dict[str, Any] = {
+                "session": session, "menu": _MENU, "query": query, "notes": notes,
+                "here": _BELOW.get(here, here),
+                "now_ms": broker.get("now_ms", 0),
+                "unlinked": "" if session.client.linked else "There is no link to the broker.",
+                "again": _refreshed(request),
+            }  # fmt: skip
+            return self._templates.page(template_, {**common, **values}, status)
+
+        return show
+
+    def _streaming(
+        self, make: Callable[[Session, Request], events.Events]
+    ) -> Callable[[Request], Awaitable[ASGIApp]]:
+        async def stream(request: Request) -> ASGIApp:
+            session = self._session(request)
+            if session is None:
+                return Response(status_code=HTTPStatus.NO_CONTENT)  # a browser asks no more
+            answer = self._streams.answer(session, make(session, request))
+            if answer is None:
+                return Response("too many event streams\n", HTTPStatus.SERVICE_UNAVAILABLE)
+            return answer
+
+        return stream
+
+    async def _log_out(self, request: Request) -> Response:
+        checked = await self._checked(request)
+        if isinstance(checked, Response):
+            return checked
+        session, _ = checked
+        self.sessions.end(session)
+        answer = _see(url("login"))
+        answer.delete_cookie(_COOKIE, path=ROOT)
+        return answer
+
+    def _doing(self, action: Action) -> Callable[[Request], Awaitable[Response]]:
+        async def do(request: Request) -> Response:
+            checked = await self._checked(request)
+            if isinstance(checked, Response):
+                return checked
+            session, form = checked
+            try:
+                session.note("done", await action.run(session, form))
+            except MalamuteError as error:
+                session.note("failed", str(error))
+            return _see(action.back(form))
+
+        return do
+
+    async def _checked(self, request: Request) -> tuple[Session, Form] | Response:
+        """Return the session and the form of a change, or the refusal of one without a session."""
+        session = self._session(request)
+        if session is None:
+            return _see(url("login"))
+        form = await form_of(request)
+        if form is None or not _from_here(request) or not session.fits(of(form, "csrf")):
+            return Response("the form is not of this session\n", HTTPStatus.FORBIDDEN)
+        self.sessions.touch(session)
+        return session, form
+
+
+def _rates(session: Session, request: Request) -> events.Events:
+    return events.rates(session.source)
+
+
+def _tail(session: Session, request: Request) -> events.Events:
+    return events.tail(session, _last(request, "name"), _last(request, "pattern"))
+
+
+# --- requests ---------------------------------------------------------------------------------
+
+
+def _last(request: Request, name: str) -> str:
+    return str(request.query_params.get(name, ""))
+
+
+def _from_here(request: Request) -> bool:
+    """Whether a form was sent by a page of this site, as far as the browser tells."""
+    return request.headers.get("sec-fetch-site", "same-origin") == "same-origin"
+
+
+def _inside(path: str) -> str:
+    """Return an address of the console: what was given if it is one."""
+    inside = path == ROOT or path.startswith((f"{ROOT}/", f"{ROOT}?"))
+    return path if inside and path.isascii() and path.isprintable() else ROOT
+
+
+def _refreshed(request: Request) -> str:
+    """Return the address at which a page refreshes itself."""
+    query = "&".join(
+        each for each in request.url.query.split("&") if each and not each.startswith("poll=")
+    )
+    return f"{request.url.path}?{query}&poll=1" if query else f"{request.url.path}?poll=1"
+
+
+def _to_login(request: Request, refreshing: bool) -> Response:
+    if refreshing:
+        return Response(status_code=HTTPStatus.NO_CONTENT, headers={"hx-redirect": url("login")})
+    to = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    return _see(url("login", to=to if to != ROOT else ""))
+
+
+def _see(where: str) -> Response:
+    return RedirectResponse(where, HTTPStatus.SEE_OTHER)
+
+
+def _status(error: MalamuteError) -> HTTPStatus:
+    if isinstance(error, NotUnderstood):
+        return HTTPStatus.BAD_REQUEST
+    if isinstance(error, BrokerRefused):
+        if error.code in ("forbidden", "unauthenticated"):
+            return HTTPStatus.FORBIDDEN
+        if error.code.startswith("unknown_"):
+            return HTTPStatus.NOT_FOUND
+        return HTTPStatus.CONFLICT
+    return HTTPStatus.SERVICE_UNAVAILABLE

@@ -1,0 +1,151 @@
+"""Slow and stuck things: sentences about things of the broker that a person should look at.
+
+Owns when a thing counts as one. The rules: only what the broker told is judged; each trouble names
+the thing, what is wrong with it and since when, and is weighed, so that the worst comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from malamute_py.client.facts import (
+    CursorFacts,
+    GroupFacts,
+    LinkFacts,
+    MailboxFacts,
+    ServiceFacts,
+)
+from malamute_py.http import health
+from malamute_py.http.console.words import many, size, span
+from malamute_py.http.source import Everything
+
+STUCK: Final = "stuck"
+SLOW: Final = "slow"
+WAITING_S: Final = 60.0
+"""Age from which a request that waits, or a message that no reader takes, is slow."""
+HELD_S: Final = 300.0
+"""Time from which a request or record in hand is slow."""
+UNMOVED_S: Final = 300.0
+"""Time from which a cursor or group that lags and does not move is slow."""
+UNREAD_BYTES: Final = 6 << 20
+"""Bytes that a client has not read yet from which on it is slow; clients that keep up give half of
+their credit of 8 MiB back at once."""
+SHOWN_MAX: Final = 50
+
+
+class Trouble(NamedTuple):
+    """One thing to look at."""
+
+    weight: float
+    """The larger weight comes first."""
+    kind: str
+    """STUCK or SLOW."""
+    what: str
+    """Kind of the thing, as its page is called."""
+    name: tuple[str, ...]
+    """Name of the thing; with the stream before it for cursors and groups."""
+    words: str
+
+
+def of_all(everything: Everything, links: Iterable[LinkFacts] = ()) -> list[Trouble]:
+    """Return what is slow or stuck, the worst first."""
+    now_ms = float(everything.facts.broker.get("now_ms", 0))
+    found = [
+        *_of_the_broker(everything),
+        *(each for facts in everything.services for each in of_service(facts, now_ms)),
+        *(each for facts in everything.mailboxes for each in of_mailbox(facts, now_ms)),
+        *(each for facts in everything.groups for each in of_group(facts, now_ms)),
+        *(each for facts in everything.cursors for each in of_cursor(facts, now_ms)),
+        *(each for facts in links for each in of_link(facts)),
+    ]
+    return sorted(found, key=lambda each: (-each.weight, each.what, each.name))
+
+
+def _of_the_broker(everything: Everything) -> Iterator[Trouble]:
+    verdict = health.ready(everything.facts)
+    for check, reason in verdict.reasons:
+        yield Trouble(1e12, STUCK, "broker", (check,), reason)
+    for check, reason in verdict.warnings:
+        yield Trouble(1e11, SLOW, "broker", (check,), reason)
+
+
+def of_service(facts: ServiceFacts, now_ms: float) -> Iterator[Trouble]:
+    """Troubles of a service queue."""
+    name, age_s = (facts.name,), _age_s(facts.oldest_ms, now_ms)
+    if facts.waiting and not facts.offers:
+        words = (
+            f"{many(facts.waiting, 'request')} waiting for {span(age_s)}, and no worker is there"
+        )
+        yield Trouble(1e9 + age_s, STUCK, "service", name, words)
+    elif facts.waiting and not facts.credit and age_s > WAITING_S:
+        words = f"{many(facts.waiting, 'request')} waiting for {span(age_s)}: all workers are busy"
+        yield Trouble(1e6 + age_s, SLOW, "service", name, words)
+    for worker in facts.workers:
+        held_s = _age_s(worker.since_ms, now_ms)
+        if worker.held and held_s > HELD_S:
+            words = (
+                f"{worker.holder} has had {many(worker.held, 'request')} in hand for {span(held_s)}"
+            )
+            yield Trouble(1e6 + held_s, SLOW, "service", name, words)
+    if facts.dead:
+        yield Trouble(1e7 + facts.dead, SLOW, "service", name, many(facts.dead, "dead letter"))
+
+
+def of_mailbox(facts: MailboxFacts, now_ms: float) -> Iterator[Trouble]:
+    """Troubles of a mailbox."""
+    age_s = _age_s(facts.oldest_ms, now_ms)
+    waiting = facts.messages - facts.delayed
+    if waiting > 0 and age_s > WAITING_S:
+        reader = "no reader" if not facts.readers else "the readers do not keep up"
+        kind = SLOW if facts.readers else STUCK
+        words = f"{many(waiting, 'message')}, the oldest for {span(age_s)}: {reader}"
+        yield Trouble(
+            (1e6 if facts.readers else 1e8) + age_s, kind, "mailbox", (facts.name,), words
+        )
+
+
+def of_group(facts: GroupFacts, now_ms: float) -> Iterator[Trouble]:
+    """Troubles of a group."""
+    name = (facts.stream, facts.group)
+    unmoved_s = _age_s(facts.moved_ms, now_ms)
+    if facts.lag and not facts.members:
+        words = f"{many(facts.lag, 'record')} behind, and it has no members"
+        yield Trouble(1e8 + facts.lag, STUCK, "group", name, words)
+    elif facts.lag and unmoved_s > UNMOVED_S:
+        words = f"{many(facts.lag, 'record')} behind, and has not moved for {span(unmoved_s)}"
+        yield Trouble(1e7 + unmoved_s, SLOW, "group", name, words)
+    for member in facts.members:
+        held_s = _age_s(member.oldest_ms, now_ms)
+        if member.held and held_s > HELD_S:
+            who = member.identity or f"link {member.link}"
+            words = f"{who} has had {many(member.held, 'record')} in hand for {span(held_s)}"
+            yield Trouble(1e6 + held_s, SLOW, "group", name, words)
+
+
+def of_cursor(facts: CursorFacts, now_ms: float) -> Iterator[Trouble]:
+    """Troubles of a cursor."""
+    unmoved_s = _age_s(facts.moved_ms, now_ms)
+    if facts.lag and unmoved_s > UNMOVED_S:
+        words = f"{many(facts.lag, 'record')} behind, and has not moved for {span(unmoved_s)}"
+        if facts.pinned_bytes:
+            words += f"; it holds back {size(facts.pinned_bytes)}"
+        weight = 1e6 if facts.pinned_bytes else 1e5
+        yield Trouble(weight + unmoved_s, SLOW, "cursor", (facts.stream, facts.cursor), words)
+
+
+def of_link(facts: LinkFacts) -> Iterator[Trouble]:
+    """Troubles of a client's link."""
+    unread = int(facts.more.get("unread_bytes", 0))
+    name = (str(facts.link),)
+    who = facts.identity or "anonymous"
+    if facts.more.get("blocked"):
+        words = f"{who} does not read: {size(unread)} delivered and not consumed"
+        yield Trouble(1e8 + unread, STUCK, "client", name, words)
+    elif unread > UNREAD_BYTES:
+        words = f"{who} reads slowly: {size(unread)} delivered and not consumed"
+        yield Trouble(1e4 + unread / 1e9, SLOW, "client", name, words)
+
+
+def _age_s(at_ms: float, now_ms: float) -> float:
+    return max(0.0, now_ms - at_ms) / 1_000 if at_ms else 0.0

@@ -1,0 +1,156 @@
+"""Values as a person reads and types them on the pages: sizes, times, positions, text of strangers.
+
+Owns the text forms. The rules: times are UTC, since the browser's zone is not known here; text that
+clients sent is shown with control characters and marks of direction as escapes, so that it cannot
+pose as something else; what cannot be read is refused with an example.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from malamute_protocol.errors import MalamuteError
+from malamute_py.client.position import AtTime, StartPoint
+
+TEXT_BYTES_MAX: Final = 2_000
+"""Bytes of one body that a page shows."""
+_UNSEEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+_SPANS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+_AGO: Final = re.compile(r"now(?:\s*-\s*(\d{1,9})\s*(s|m|min|h|d))?", re.IGNORECASE)
+_AGO_MS: Final = {"s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_PARTS_MAX: Final = 16
+_OFFSET_MAX: Final = 1 << 62
+
+
+class NotUnderstood(MalamuteError):
+    """A value of a form cannot be read: the sentence says what to write."""
+
+
+class Shown(str):
+    """Text whose characters can all be seen; it may have lines and tabs."""
+
+    __slots__ = ()
+
+
+def visible(text: str, kept: str = "") -> str:
+    """Return a text with every character that a page would not show as an escape.
+
+    kept: characters that stay as they are.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        f"\\u{{{ord(each):x}}}"
+        if unicodedata.category(each) in _UNSEEN and each not in kept
+        else each
+        for each in text
+    )
+
+
+def body_text(body: Any, most: int = TEXT_BYTES_MAX, whole: int = 0) -> Shown:
+    """Return a body as text: UTF-8 where it is, else hexadecimal; cut after `most` bytes.
+
+    whole: bytes of the body of which this is the beginning; 0: it is all of it.
+    """
+    if isinstance(body, list):
+        return Shown(" | ".join(body_text(each, most // 4) for each in body[:_PARTS_MAX]))
+    if not isinstance(body, bytes):
+        return Shown(visible(str(body)))
+    head = body[:most]
+    hidden = max(len(body), whole) - len(head)
+    try:
+        text = visible(head.decode(), kept="\n\t")
+    except UnicodeDecodeError as error:
+        # The cut may lie within a character, of four bytes at most.
+        if hidden and error.start >= len(head) - 4:
+            text = visible(head[: error.start].decode(), kept="\n\t")
+        else:
+            text = head[: most // 4].hex(" ")
+            hidden = max(len(body), whole) - len(head[: most // 4])
+    return Shown(f"{text} … {hidden:,} more bytes" if hidden else text)
+
+
+def size(count: float | None) -> str:
+    """Return bytes with a unit."""
+    if count is None:
+        return "–"
+    amount = float(count)
+    for unit in _UNITS[:-1]:
+        if abs(amount) < 1_024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1_024
+    return f"{amount:.1f} {_UNITS[-1]}"
+
+
+def count(number: float | None) -> str:
+    """Return a number with its thousands apart."""
+    return "–" if number is None else f"{number:,.0f}"
+
+
+def many(number: float, noun: str) -> str:
+    """Return a number of things: 1 record, 2 records."""
+    return f"{count(number)} {noun if number == 1 else noun + 's'}"
+
+
+def span(seconds: float) -> str:
+    """Return a duration by its two largest units: 3 d 4 h."""
+    left = max(0, int(seconds))
+    parts: list[str] = []
+    for worth, unit in _SPANS:
+        amount, left = divmod(left, worth)
+        if amount or (unit == "s" and not parts):
+            parts.append(f"{amount} {unit}")
+    return " ".join(parts[:2])
+
+
+def age(at_ms: float, now_ms: float) -> str:
+    """Return how long ago a time was; a dash for 0, which stands for never."""
+    return span((now_ms - at_ms) / 1_000) if at_ms else "–"
+
+
+def time_text(at_ms: float | None) -> str:
+    """Return a time in UTC to the millisecond; a dash for none."""
+    if not at_ms:
+        return "–"
+    try:
+        at = datetime.fromtimestamp(at_ms / 1_000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return str(at_ms)
+    return f"{at:%Y-%m-%d %H:%M:%S}.{int(at_ms) % 1_000:03}"
+
+
+def start_point(text: str, now_ms: int) -> StartPoint:
+    """Return the place that a text names: earliest, latest, an offset or a time.
+
+    Raises NotUnderstood.
+    """
+    wanted = text.strip()
+    if wanted in ("earliest", "latest"):
+        return wanted  # type: ignore[return-value]  # mypy knows no literals of a tuple
+    if wanted.isascii() and wanted.isdigit() and int(wanted[:30]) < _OFFSET_MAX:
+        return int(wanted)
+    ago = _AGO.fullmatch(wanted)
+    if ago is not None:
+        back_ms = int(ago[1]) * _AGO_MS[ago[2].lower()] if ago[1] else 0
+        return AtTime(max(0, now_ms - back_ms))
+    try:
+        at = datetime.fromisoformat(wanted)
+        at = at if at.tzinfo else at.replace(tzinfo=UTC)
+        return AtTime(max(0, round(at.timestamp() * 1_000)))
+    except (ValueError, OverflowError):
+        raise NotUnderstood(
+            f"“{visible(wanted[:60])}” is no place in a stream: write an offset such as 4711, a "
+            "time such as 2026-01-31T10:00 (UTC) or now-10m, earliest or latest"
+        ) from None
+
+
+def whole_number(text: str, least: int, most: int, what: str) -> int:
+    """Return a number of a form. Raises NotUnderstood."""
+    wanted = text.strip()
+    if wanted.isascii() and wanted.isdigit() and len(wanted) < 20 and least <= int(wanted) <= most:
+        return int(wanted)
+    raise NotUnderstood(f"{what} is a number from {least} to {most}, not “{visible(wanted[:40])}”")

@@ -1,0 +1,239 @@
+"""Every problem of a configuration at once, and where each value in force comes from.
+
+Owns the places: a line of the file, a variable, the command line, the default. The rules: a wrong
+value is reported and left out, so that one problem hides no other; a value that is a secret is
+never shown. Source: config.py, which has the checks themselves.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from malamute_py.config import (
+    KEYS,
+    Config,
+    faults_together,
+    key_of_variable,
+    parse_value,
+    path_of_override,
+    put,
+    read_file,
+    read_override,
+    typed,
+)
+from malamute_py.sections import ConfigError
+
+DEFAULT: Final = "default"
+COMMAND_LINE: Final = "command line"
+MASK: Final = "********"
+"""Text in place of a secret."""
+_SECRETS: Final = ("authentication.users",)
+"""Settings whose values are secrets: hashes of passwords."""
+_KEY_LINE: Final = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*'|[ .])+?)\s*=""")
+_BY_ITEM: Final = {key for key, kind in KEYS.items() if kind is dict}
+"""Settings with keys of their own, which are looked at one by one."""
+
+Keys = tuple[str, ...]
+"""The names that lead to a value, from its section on."""
+
+
+class Problem(NamedTuple):
+    """A value that is wrong, and what to write instead."""
+
+    place: str
+    """FILE:LINE, the name of a variable, or the command line."""
+    key: str
+    why: str
+
+
+class Setting(NamedTuple):
+    """A value in force."""
+
+    key: str
+    value: Any
+    origin: str
+    """As Problem.place; `default`: the value is not written anywhere."""
+
+
+class Examined(NamedTuple):
+    """The content of a configuration, as far as it is right."""
+
+    config: Config
+    settings: list[Setting]
+    problems: list[Problem]
+    place_of: Callable[[str], str]
+    """Returns the place of the setting that a dotted name begins with."""
+
+    def all_problems(self, faults: Iterable[ConfigError]) -> list[Problem]:
+        """Add the faults that a further check found with the values that are left."""
+        wrong = [problem.key for problem in self.problems]
+        # A value that was left out is not compared with others.
+        return self.problems + [
+            Problem(self.place_of(error.key), error.key, error.why)
+            for error in faults
+            if not any(key and (key == error.key or key in error.why) for key in wrong)
+        ]
+
+
+def examine(
+    path: str | Path | None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Examined:
+    """Read a configuration as load() does, and go on after each problem."""
+    return _Examination(path).run(environment or {}, overrides or {})
+
+
+class _Examination:
+    def __init__(self, path: str | Path | None) -> None:
+        self._path = path
+        self._table: dict[str, Any] = {}
+        self._origins: dict[Keys, str] = {}
+        self._problems: list[Problem] = []
+        self._lines: dict[Keys, int] = {}
+
+    def run(self, environment: Mapping[str, str], overrides: Mapping[str, Any]) -> Examined:
+        if self._path is not None:
+            self._read(Path(self._path))
+        for name, text in sorted(environment.items()):
+            try:
+                key = key_of_variable(name)
+                if key is not None:
+                    self._take(tuple(key.split(".")), parse_value(key, text), name)
+            except ConfigError as error:
+                self._problems.append(Problem(name, error.key, error.why))
+        for key, value in overrides.items():
+            try:
+                keys = tuple(path_of_override(key))
+                self._take(keys, read_override(key, value), COMMAND_LINE)
+            except ConfigError as error:
+                self._problems.append(Problem(COMMAND_LINE, error.key, error.why))
+        config = typed(self._table)
+        examined = Examined(config, list(self._settings(config)), self._problems, self.place_of)
+        return examined._replace(problems=examined.all_problems(faults_together(config)))
+
+    def _read(self, path: Path) -> None:
+        try:
+            table = read_file(path)
+        except ConfigError as error:
+            line = re.search(r"\(at line (\d+)", error.why)
+            place = f"{path}:{line[1]}" if line else str(path)
+            self._problems.append(Problem(place, "", error.why))
+            return
+        self._lines = lines_of(path.read_text("utf-8"))
+        for keys, value in _items(table):
+            self._take(keys, value, self._file_place(keys))
+
+    def _take(self, keys: Keys, value: Any, origin: str) -> None:
+        alone: dict[str, Any] = {}
+        put(alone, keys, value)
+        try:
+            typed(alone)
+        except ConfigError as error:
+            key = error.key
+            for length in range(len(keys) - 1, 0, -1):
+                # A table's own keys are not in the error's.
+                known = ".".join(keys[:length])
+                if known in _BY_ITEM and key.startswith(known) and ".".join(keys) not in key:
+                    key = ".".join(keys) + key.removeprefix(known)
+            self._problems.append(Problem(origin, key, error.why))
+            return
+        put(self._table, keys, value)
+        self._origins[keys] = origin
+
+    def _file_place(self, keys: Keys) -> str:
+        for length in range(len(keys), 0, -1):
+            line = self._lines.get(keys[:length])
+            if line is not None:
+                return f"{self._path}:{line}"
+        return str(self._path)
+
+    def place_of(self, key: str) -> str:
+        """Return the place of the setting that a dotted name begins with."""
+        for keys, origin in self._origins.items():
+            if key == ".".join(keys) or key.startswith(".".join(keys) + "."):
+                return origin
+        section = key.partition(".")[0]
+        if (section,) in self._lines:
+            return self._file_place((section,))
+        return str(self._path) if self._path is not None else DEFAULT
+
+    def _settings(self, config: Config) -> Iterator[Setting]:
+        for keys, value in _items(msgspec.to_builtins(config)):
+            key = ".".join(keys)
+            secret = any(key.startswith(f"{each}.") for each in _SECRETS)
+            yield Setting(key, MASK if secret else value, self._origin(keys))
+
+    def _origin(self, keys: Keys) -> str:
+        for length in range(len(keys), 0, -1):
+            origin = self._origins.get(keys[:length])
+            if origin is not None:
+                return origin
+        return DEFAULT
+
+
+def _items(table: Mapping[str, Any], prefix: Keys = ()) -> Iterator[tuple[Keys, Any]]:
+    """Return the values of a table: of a section one by one, of a table in it item by item."""
+    for name, value in table.items():
+        keys = (*prefix, name)
+        inside = not prefix and any(key.startswith(f"{name}.") for key in KEYS)
+        if isinstance(value, Mapping) and (inside or ".".join(keys) in _BY_ITEM):
+            if value or inside:
+                yield from _items(value, keys)
+        else:
+            yield keys, value
+
+
+def lines_of(text: str) -> dict[Keys, int]:
+    """Return the line, from 1, of each table and key of a TOML text."""
+    found: dict[Keys, int] = {}
+    section: Keys = ()
+    lines = text.splitlines()
+    at = 0
+    while at < len(lines):
+        line = lines[at]
+        at += 1
+        if line.lstrip().startswith("["):
+            section = _path(line)
+            found.setdefault(section, at)
+            continue
+        key = _KEY_LINE.match(line)
+        if key is None or line.lstrip().startswith("#"):
+            continue
+        found.setdefault((*section, *_path(f"{key[1]} = 0")), at)
+        # A value may go over several lines, and what looks like a key in it is none.
+        value = line[key.end() :]
+        while at < len(lines) and not _is_whole(value):
+            value += "\n" + lines[at]
+            at += 1
+    return found
+
+
+def _path(line: str) -> Keys:
+    keys: list[str] = []
+    try:
+        inner: Any = tomllib.loads(line)
+    except tomllib.TOMLDecodeError:
+        return ()
+    while isinstance(inner, Sequence | Mapping) and inner:
+        if isinstance(inner, Sequence):
+            inner = inner[0]
+            continue
+        name, inner = next(iter(inner.items()))
+        keys.append(name)
+    return tuple(keys)
+
+
+def _is_whole(value: str) -> bool:
+    try:
+        tomllib.loads(f"value = {value}")
+    except tomllib.TOMLDecodeError:
+        return False
+    return True

@@ -1,0 +1,52 @@
+"""Problems of a configuration that only its files and its endpoints tell.
+
+Owns the list of checks that a start makes beyond those of config.py. The rule: looking changes
+nothing: no file is made, no address is bound. Source: Server._open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from malamute_py.config import Config
+from malamute_py.sections import ConfigError
+from malamute_py.server.authentication.credentials import check_credentials
+from malamute_py.server.authentication.users_file import with_users
+from malamute_py.server.defaults import check_defaults
+from malamute_py.server.sockets import check_public, parse_endpoint
+
+
+def start_faults(config: Config) -> Iterator[ConfigError]:
+    """Find what a start with this configuration would refuse."""
+    checks: list[Callable[[], object]] = [
+        partial(parse_endpoint, endpoint) for endpoint in config.listen
+    ]
+    checks += [
+        partial(_public, config),
+        partial(check_defaults, config),
+        lambda: check_credentials(with_users(config).authentication),
+        partial(_token, config),
+    ]
+    for check in checks:
+        try:
+            check()
+        except ConfigError as error:
+            yield error
+
+
+def _public(config: Config) -> None:
+    endpoints = []
+    for text in config.listen:
+        try:
+            endpoints.append(parse_endpoint(text))
+        except ConfigError:
+            continue  # It is reported by itself.
+    check_public(endpoints, config)
+
+
+def _token(config: Config) -> None:
+    path = config.http.token_file
+    if config.http.bind and path and not Path(path).expanduser().is_file():
+        raise ConfigError("http.token_file", f"{path} is no file; write a token into one")

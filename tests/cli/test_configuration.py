@@ -1,0 +1,141 @@
+"""`malamute config`: problems with their places, and the origin of each value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from malamute_py.origins import MASK, lines_of
+from malamute_py.server.authentication.credentials import hash_password
+from tests.cli.running import run_cli
+
+EXAMPLE = Path(__file__).parents[2] / "deploy" / "malamute.toml"
+
+WRONG = """\
+# A file with a problem on nearly every line.
+listn = ["x"]
+[journal]
+ring_bytes = "4 GiB"
+segment_bytes = "64 Mb/s"
+full = "maybe"
+[permissions.ann]
+reed = ["a"]
+[permissions."b.c"]
+read = [
+  "x", 3,
+]
+[quotas.identities.web]
+strems = 3
+[authentication]
+mechanism = "curve"
+"""
+
+
+@pytest.fixture
+def wrong(tmp_path: Path) -> Path:
+    file = tmp_path / "wrong.toml"
+    file.write_text(WRONG)
+    return file
+
+
+def test_all_problems_are_told_at_once_each_with_its_line(wrong: Path) -> None:
+    outcome = run_cli("config", "check", str(wrong), "--set", "log.level=loud",
+                      env={"MALAMUTE_LOOP_TURN_US": "5MiB"})  # fmt: skip
+    assert outcome.code == 2
+    told = [line.removeprefix(f"{wrong}:").split(": ")[:2] for line in outcome.lines]
+    assert told == [
+        ["2", "listn"],
+        ["5", "journal.segment_bytes"],
+        ["6", "journal.full"],
+        ["7", "permissions.ann"],
+        ["9", "permissions.b.c.read[1]"],
+        ["MALAMUTE_LOOP_TURN_US", "loop.turn_us"],
+        ["command line", "log.level"],
+        ["13", "quotas.identities.web.strems"],
+        ["15", "authentication.clients"],
+        ["15", "authentication.server_key_file"],
+    ]
+
+
+def test_problems_are_json_for_a_program(wrong: Path) -> None:
+    outcome = run_cli("config", "check", str(wrong), "--json")
+    assert outcome.code == 2
+    assert outcome.json["good"] is False
+    assert outcome.json["problems"][0] == {
+        "place": f"{wrong}:2",
+        "key": "listn",
+        "why": "there is no such key; did you mean listen?",
+    }
+
+
+def test_a_good_configuration_is_said_to_be_good() -> None:
+    assert run_cli("config", "check", str(EXAMPLE)).ok().lines == [f"{EXAMPLE} is good"]
+    assert run_cli("config", "check", str(EXAMPLE), "--json").ok().json["good"] is True
+
+
+def test_a_text_that_is_no_toml_is_named_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "broken.toml"
+    file.write_text("listen = []\n[log\n")
+    outcome = run_cli("config", "check", str(file))
+    assert outcome.code == 2
+    assert outcome.lines[0].startswith(f"{file}:2: not valid TOML")
+
+
+def test_what_a_start_would_refuse_is_told_and_nothing_is_made(tmp_path: Path) -> None:
+    file = tmp_path / "malamute.toml"
+    key = tmp_path / "broker.key"
+    file.write_text(
+        f'listen = ["tcp://0.0.0.0:1", "udp://x"]\ndata_directory = "{tmp_path / "data"}"\n'
+        '[streams.default]\nmax_byte = 1\n[authentication]\nmechanism = "none"\n'
+    )
+    outcome = run_cli("config", "check", str(file))
+    assert outcome.code == 2
+    assert [line.split(": ")[1] for line in outcome.lines] == [
+        "listen", "listen", "streams.default",
+    ]  # fmt: skip
+    assert "'udp://x' is not an endpoint" in outcome.lines[0]
+    file.write_text(
+        f'[authentication]\nmechanism = "curve"\nserver_key_file = "{key}"\n'
+        '[authentication.clients]\nann = "short"\n'
+    )
+    outcome = run_cli("config", "check", str(file))
+    assert outcome.lines == [
+        f"{file}:5: authentication.clients.ann: is not a CURVE key: 40 characters of Z85"
+    ]
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_each_value_is_shown_with_its_origin(tmp_path: Path) -> None:
+    file = tmp_path / "malamute.toml"
+    file.write_text('listen = ["inproc://x"]\n\n[journal]\nring_bytes = "8GiB"\n')
+    outcome = run_cli(
+        "config", "show", str(file), "--changed", "--set", "links.heartbeat_ms=2s",
+        env={"MALAMUTE_LOG_LEVEL": "debug"},
+    ).ok()  # fmt: skip
+    assert outcome.rows == [
+        ["listen", "inproc://x", f"{file}:1"],
+        ["links.heartbeat_ms", "2000", "command line"],
+        ["journal.ring_bytes", str(8 << 30), f"{file}:4"],
+        ["log.level", "debug", "MALAMUTE_LOG_LEVEL"],
+    ]
+    every = {each["key"]: each for each in run_cli("config", "show", "--json").ok().json}
+    assert every["journal.full"] == {
+        "key": "journal.full", "value": "overwrite", "origin": "default",
+    }  # fmt: skip
+
+
+def test_hashes_of_passwords_are_not_shown(tmp_path: Path) -> None:
+    file = tmp_path / "malamute.toml"
+    secret = hash_password("secret")
+    file.write_text(
+        f'[authentication]\nmechanism = "plain"\n[authentication.users]\n"a.b" = "{secret}"\n'
+    )
+    outcome = run_cli("config", "show", str(file)).ok()
+    assert ["authentication.users.a.b", MASK, f"{file}:4"] in outcome.rows
+    assert secret not in outcome.out
+
+
+def test_a_line_within_a_value_is_no_key() -> None:
+    text = 'a = """\nb = 1\n[c]\n"""\n# d = 1\ne."f.g" = [\n  1,\n]\n[[h]]\ni = 2\n'
+    assert lines_of(text) == {("a",): 1, ("e", "f.g"): 6, ("h",): 9, ("h", "i"): 10}

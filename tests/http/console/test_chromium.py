@@ -1,0 +1,121 @@
+"""The console in a real browser: what its scripts draw and refresh, and that nothing else runs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from malamute_py import EmbeddedBroker, SyncClient
+from tests.http.console.chromium import Chromium, missing
+from tests.http.console.conftest import PASSWORDS
+from tests.http.running import RunningHttp, at
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.system,
+    pytest.mark.skipif(bool(missing()), reason=missing() or "there is a browser"),
+]
+
+HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=2</script>'
+TAB, ENTER = "\ue004", "\ue007"
+
+
+@pytest.fixture(scope="module")
+def window(http: RunningHttp, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    with Chromium(tmp_path_factory.mktemp("profile")) as opened:
+        log_in(opened, http)
+        yield opened
+
+
+def log_in(window: Chromium, http: RunningHttp) -> None:
+    window.go(f"{http.serving.url}/")
+    window.type("#user", "root")
+    window.type("#password", PASSWORDS["root"])
+    window.press(ENTER)
+    window.until("return document.querySelector('h1').textContent === 'Overview'")
+
+
+def test_the_plots_draw_and_the_page_refreshes_itself(
+    window: Chromium, http: RunningHttp, client: SyncClient
+) -> None:
+    window.go(f"{http.serving.url}/console")
+    window.run("window.marked = true")
+    assert window.run("return document.querySelectorAll('.plot canvas').length") == 3
+    for number in itertools.count():
+        client.publish("drawn", b"%d" % number)
+        rate = window.run("return document.querySelector('[data-rate=published]').textContent")
+        if rate not in ("–", "0"):
+            break
+    client.send("new.box", b"x")
+    script = "return document.querySelector('#live').textContent.includes(arguments[0])"
+    client.edit_service("waiting.service")
+    client.submit("waiting.service", b"x")
+    window.until(script, "service waiting.service")
+    assert window.run("return window.marked") is True  # the page was not loaded anew
+    assert window.said() == []
+
+
+def test_a_tail_shows_hostile_text_as_text(
+    window: Chromium, http: RunningHttp, client: SyncClient
+) -> None:
+    client.publish("tailed", HOSTILE.encode(), subject=HOSTILE)
+    window.go(f"{http.serving.url}/console/stream?name=tailed&place=newest")
+    window.click("#tail-button")
+    window.until("return document.querySelector('#tail-state').textContent.startsWith('Following')")
+    client.publish("tailed", HOSTILE.encode(), subject=HOSTILE, fields={HOSTILE: HOSTILE})
+    window.until("return document.querySelectorAll('#tail-rows tr').length === 1")
+    assert HOSTILE in window.text("#tail-rows")
+    assert window.run("return document.querySelectorAll('main img, main script').length") == 0
+    assert window.run("return document.title") == "tailed · malamute"
+    window.click("#tail-button")
+    assert window.text("#tail-state") == "Stopped."
+    assert window.said() == []
+
+
+def test_a_change_is_made_by_keyboard_alone(
+    window: Chromium, http: RunningHttp, client: SyncClient
+) -> None:
+    client.send("typed.box", b"x")
+    window.go(f"{http.serving.url}/console/mailbox?name=typed.box")
+    window.press(TAB)
+    assert window.run("return document.activeElement.className") == "skip"
+    window.run("document.querySelector('details summary').focus()")
+    window.press(ENTER)
+    window.press(TAB)
+    assert window.run("return document.activeElement.textContent") == "Purge typed.box"
+    window.press(ENTER)
+    window.until("return document.querySelector('.note.done') !== null")
+    assert "1 message of typed.box purged" in window.text()
+
+
+def test_a_phone_shows_every_page_without_scrolling_sideways(
+    http: RunningHttp, client: SyncClient, tmp_path: Path
+) -> None:
+    client.publish("narrow", 2_000 * b"a", subject=200 * "b")
+    with Chromium(tmp_path / "phone", width=380, height=800) as phone:
+        log_in(phone, http)
+        for page in (
+            "", "/streams", "/stream?name=narrow&place=newest", "/mailboxes", "/services",
+            "/groups", "/cursors", "/clients", "/settings",
+        ):  # fmt: skip
+            phone.go(f"{http.serving.url}/console{page}")
+            assert phone.run("return document.documentElement.scrollWidth") <= 380, page
+
+
+def test_a_page_whose_session_is_over_leads_to_the_login(tmp_path: Path) -> None:
+    with (
+        EmbeddedBroker(tcp=True) as broker,
+        at(broker) as http,
+        broker.connect_sync() as client,
+        Chromium(tmp_path / "profile") as window,
+    ):
+        window.go(f"{http.serving.url}/")
+        window.click("button.first")
+        window.until("return document.querySelector('#live') !== null")
+        for each in client.list_links():
+            if each.software == "malamute console":
+                client.kick(each.link)
+        window.until("return location.pathname === '/console/login'")

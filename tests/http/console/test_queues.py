@@ -1,0 +1,279 @@
+"""Pages of mailboxes, services, groups, cursors, clients and settings, and their changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from malamute_py import EmbeddedBroker, Plain, SyncClient, connect_sync
+from tests.http.console.browsing import Browser
+from tests.http.console.conftest import PASSWORDS
+from tests.http.running import until
+
+HOSTILE = "<script>alert(1)</script>\u202e"
+DEAD = 3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def filled(client: SyncClient, broker: EmbeddedBroker) -> None:
+    for number in range(60):
+        client.send("box", b"message %d" % number, subject="s")
+    client.send("box", HOSTILE.encode(), subject=HOSTILE, fields={"<k>": HOSTILE})
+    client.edit_service("up", attempts_max=1)
+    for number in range(DEAD):
+        client.submit("up", b"dead %d" % number, subject="job")
+    with (
+        connect_sync(
+            broker.tcp_endpoint, credential=Plain("root", PASSWORDS["root"]), identity="root"
+        ) as worker,
+        worker.worker("up") as offer,
+    ):
+        for _ in range(DEAD):
+            request = offer.next()
+            assert request is not None
+            request.fail("it cannot be done")
+    until(lambda: client.service_info("up").dead == DEAD)
+    client.submit("up", b"waits")
+    client.publish("closed", b"x")
+    client.cursor("closed", "reader").move(1)
+    client.publish_many("open.trades", [b"x"] * 100, subject="a.b")
+    client.cursor("open.trades", "reader").move(40)
+    with client.group("open.trades", "crew") as member:
+        member.accepted()
+
+
+@pytest.fixture
+def held(broker: EmbeddedBroker) -> Iterator[SyncClient]:
+    """A client that has the request of service `up` and records of group `crew` in hand."""
+    with (
+        connect_sync(
+            broker.tcp_endpoint, credential=Plain("root", PASSWORDS["root"]), software="holder"
+        ) as holding,
+        holding.group("open.trades", "crew", ack="manual") as member,
+    ):
+        assert member.next_batch(10_000) is not None
+        yield holding
+
+
+def test_the_overview_names_what_is_stuck_first(root: Browser) -> None:
+    words = root.get().words
+    assert "service up : 1 request waiting for" in words
+    assert "service up : 3 dead letters" in words
+    assert words.index("and no worker is there") < words.index("dead letters")
+    assert "group open.trades / crew : 100 records behind, and it has no members" in words
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "words"),
+    [
+        ("mailboxes", {}, ["box", "up.dead"]),
+        ("mailboxes", {"prefix": "up"}, ["up.dead", "1 listed"]),
+        ("mailbox", {"name": "box"}, ["Messages 61", "message 0", "next →"]),
+        ("services", {}, ["up", "■ stuck", "no worker is there"]),
+        ("service", {"name": "up"}, ["Waiting 1", "Dead letters 3", "it cannot be done", "dead 2"]),
+        ("groups", {}, ["crew", "open.trades", "shared"]),
+        ("group", {"stream": "open.trades", "name": "crew"}, ["Behind 100", "no members now"]),
+        ("cursors", {}, ["reader", "60"]),
+        ("cursor", {"stream": "open.trades", "name": "reader"}, ["Next offset 40", "Behind 60"]),
+        ("clients", {}, ["malamute console", "root"]),
+        ("clients", {"prefix": "nothing"}, ["No clients"]),
+        ("settings", {}, ["links", "Limits of a link", "malamute-py"]),
+    ],
+)
+def test_each_page_shows_its_things(
+    root: Browser, path: str, query: dict[str, object], words: list[str]
+) -> None:
+    page = root.get(path, **query)
+    assert page.status == 200
+    for each in words:
+        assert each in page.words, each
+    # A page refreshes a part of itself, which the same address gives.
+    assert 'id="live"' in page.text
+    assert root.get(path, poll=1, **query).status == 200
+
+
+def test_messages_are_paged_and_text_of_strangers_is_text(root: Browser) -> None:
+    page = root.get("mailbox", name="box")
+    assert "message 49" in page.words
+    assert "message 50" not in page.words
+    start = page.text.index("&amp;after=") + len("&amp;after=")
+    number = page.text[start : page.text.index('"', start)]
+    page = root.get("mailbox", name="box", after=number)
+    assert "message 50" in page.words
+    assert "<script>alert" not in page.text
+    assert "<k>" not in page.text
+    assert "&lt;script&gt;alert(1)" in page.text
+    assert "\u202e" not in page.text
+
+
+def test_a_group_shows_what_each_member_holds(root: Browser, held: SyncClient) -> None:
+    words = root.get("group", stream="open.trades", name="crew").words
+    assert "Members 1" in words
+    assert "In hand" in words
+    page = root.post("do/remove-group", {"stream": "open.trades", "name": "crew"})
+    assert "Not done: in_use" in page.words
+
+
+def test_a_purge_empties_a_mailbox_and_says_how_much_went(
+    root: Browser, client: SyncClient
+) -> None:
+    for number in range(5):
+        client.send("full", b"%d" % number)
+    root.get()
+    page = root.post("do/purge-mailbox", {"name": "full"})
+    assert "Done: 5 messages of full purged." in page.words
+    assert client.mailbox_info("full").messages == 0
+    # The note was for one page.
+    assert "Done:" not in root.get("mailbox", name="full").words
+
+
+def test_dead_letters_go_back_into_the_queue(root: Browser, client: SyncClient) -> None:
+    page = root.get("service", name="up")
+    start = page.text.index('name="number" value="') + len('name="number" value="')
+    number = page.text[start : page.text.index('"', start)]
+    page = root.post("do/requeue", {"name": "up", "which": "marked"})
+    assert "Not done: mark the requests to put back" in page.words
+    page = root.post("do/requeue", {"name": "up", "which": "marked", "number": ["x"]})
+    assert "Not done: A number is a number from" in page.words
+    page = root.post("do/requeue", {"name": "up", "which": "marked", "number": [number]})
+    assert "Done: 1 request back in the queue of up." in page.words
+    page = root.post("do/requeue", {"name": "up", "which": "all"})
+    assert "Done: 2 requests back" in page.words
+    assert client.service_info("up").dead == 0
+
+
+@pytest.mark.parametrize(("point", "offset"), [("7", 7), ("earliest", 0), ("latest", 100)])
+def test_a_cursor_moves_where_it_is_told(
+    root: Browser, client: SyncClient, point: str, offset: int
+) -> None:
+    page = root.post("do/reset-cursor", {"stream": "open.trades", "name": "reader", "point": point})
+    assert f"stands at {offset};" in page.words
+    assert client.cursor_info("open.trades", "reader").next == offset
+
+
+def test_a_cursor_stays_where_the_place_cannot_be_read(root: Browser) -> None:
+    page = root.post("do/reset-cursor", {"stream": "open.trades", "name": "reader", "point": "?"})
+    assert "Not done: “?” is no place in a stream" in page.words
+
+
+def test_a_group_without_members_is_forgotten(root: Browser, client: SyncClient) -> None:
+    with client.group("open.trades", "gone") as member:
+        member.accepted()
+    until(lambda: not client.group_info("open.trades", "gone").members)
+    page = root.post("do/remove-group", {"stream": "open.trades", "name": "gone"})
+    assert "Done: Group gone of open.trades is forgotten" in page.words
+
+
+def test_a_client_is_disconnected(
+    root: Browser, broker: EmbeddedBroker, client: SyncClient
+) -> None:
+    with connect_sync(
+        broker.tcp_endpoint, credential=Plain("root", PASSWORDS["root"]), software="victim"
+    ) as victim:
+        assert "victim" in root.get("clients").words
+        (link,) = (each.link for each in client.list_links() if each.software == "victim")
+        page = root.post("do/kick", {"link": link, "reason": "maintenance"})
+        assert f"Done: Link {link} was ended" in page.words
+        until(lambda: not victim.linked)
+    page = root.post("do/kick", {"link": link})
+    assert "Not done: unknown_link" in page.words
+
+
+def test_a_range_is_copied_into_another_stream(root: Browser, client: SyncClient) -> None:
+    client.publish("source", b"one", subject="a.x", fields={"k": "v"})
+    client.publish_many("source", [b"%d" % number for number in range(500)], subject="b")
+    root.get()
+    fields = {"name": "source", "to": "target", "from": "0", "until": "101", "pattern": ""}
+    page = root.post("do/copy", fields)
+    assert "Done: Copying source into target" in page.words
+    until(lambda: "101 records copied into target" in root.get("stream", name="source").words)
+    assert client.stream_info("target").records == 101
+    copied = next(iter(client.subscribe("target", start="earliest", until="tail")))
+    assert (copied.subject, copied.fields, copied.body) == ("a.x", {"k": "v"}, b"one")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"to": ""}, "name the stream to copy into"),
+        ({"to": "source"}, "is the stream itself"),
+        ({"to": "x", "from": "soon"}, "is no place in a stream"),
+        ({"to": "x", "name": "nothing"}, "unknown_stream"),
+    ],
+)
+def test_a_copy_that_has_no_sense_is_refused(
+    root: Browser, client: SyncClient, fields: dict[str, object], words: str
+) -> None:
+    client.publish("source", b"x")
+    root.get()
+    assert words in root.post("do/copy", {"name": "source", **fields}).words
+
+
+# --- permissions ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "query"),
+    [
+        ("mailbox", {"name": "box"}),
+        ("service", {"name": "up"}),
+        ("group", {"stream": "closed", "name": "crew"}),
+        ("cursor", {"stream": "closed", "name": "reader"}),
+        ("clients", {}),
+    ],
+)
+def test_what_a_person_may_not_see_is_not_shown(
+    reader: Browser, client: SyncClient, path: str, query: dict[str, object]
+) -> None:
+    page = reader.get(path, **query)
+    assert page.status in (403, 404)
+    assert "Not shown" in page.words
+
+
+@pytest.mark.parametrize(
+    ("action", "fields"),
+    [
+        ("purge-mailbox", {"name": "box"}),
+        ("requeue", {"name": "up", "which": "all"}),
+        ("reset-cursor", {"stream": "closed", "name": "reader", "point": "0"}),
+        ("remove-group", {"stream": "closed", "name": "crew"}),
+        ("kick", {"link": 1}),
+        ("copy", {"name": "closed", "to": "open.copy"}),
+    ],
+)
+def test_what_a_person_may_not_do_is_not_done(
+    reader: Browser, client: SyncClient, action: str, fields: dict[str, object]
+) -> None:
+    reader.get()
+    page = reader.post(f"do/{action}", fields)
+    assert page.status in (200, 403, 404)
+    # A page that may not be shown does not tell what became of the change; the next one does.
+    words = page.words if "Not done" in page.words else reader.get().words
+    assert "Not done" in words
+    assert "forbidden" in words or "unknown_" in words
+    assert client.mailbox_info("box").messages == 61
+
+
+def test_a_copy_into_what_a_person_may_not_write_ends_early(
+    reader: Browser, client: SyncClient
+) -> None:
+    client.publish("open.trades", b"x")
+    reader.get()
+    reader.post("do/copy", {"name": "open.trades", "to": "open.copy"})
+    until(lambda: "Ended early" in reader.get("stream", name="open.trades").words)
+    assert "forbidden" in reader.get("stream", name="open.trades").words
+    assert "open.copy" not in [each.name for each in client.list_streams()]
+
+
+def test_every_change_needs_the_token(
+    root: Browser, enter: Callable[[str], Browser], client: SyncClient
+) -> None:
+    other = enter("root")
+    other.get()
+    root.get()
+    for token in ("", other.csrf):
+        page = root.post("do/purge-mailbox", {"name": "box", "csrf": token})
+        assert page.status == 403
+    assert root.ask("/console/do/purge-mailbox?name=box").status == 405
+    assert client.mailbox_info("box").messages == 61

@@ -1,0 +1,106 @@
+"""Every verb of a grant against every action of the core, denials and subjects included."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import msgspec
+import pytest
+
+from malamute_py.config import Denied, Grant, NamedVerbs
+from malamute_py.server.authentication.permissions import GIVEN_BY, Permissions
+
+ALLOWS: dict[str, set[str]] = {
+    "read": {"read", "replay"},
+    "write": {"write", "create"},
+    "create": {"create", "create_mailbox", "create_service"},
+    "trim": {"trim"},
+    "send": {"send", "create_mailbox"},
+    "receive": {"receive", "create_mailbox"},
+    "purge": {"purge"},
+    "request": {"request", "create_service"},
+    "work": {"work", "create_service"},
+    "manage_streams": {"manage_streams", "create", "trim"},
+    "manage_queues": {"manage_queues", "create_mailbox", "create_service", "purge"},
+    "manage_clients": {"manage_clients"},
+    "manage_users": {"manage_users"},
+    "admin": {
+        "admin", "manage_streams", "manage_queues", "manage_clients", "manage_users", "trim",
+        "purge",
+    },
+}  # fmt: skip
+"""Verb -> actions that it allows alone."""
+ACTIONS = sorted(set().union(*ALLOWS.values()))
+LISTS = NamedVerbs.__struct_fields__
+FLAGS = ("manage_clients", "manage_users", "admin")
+
+
+def granted(verb: str, **more: Any) -> Grant:
+    value: Any = True if verb in FLAGS else ["orders", "eu.*"]
+    return msgspec.convert({verb: value, **more}, Grant)
+
+
+def test_the_table_has_every_verb_and_every_action() -> None:
+    assert set(ALLOWS) == set(Grant.__struct_fields__) - {"deny", "write_subjects"}
+    assert set(ACTIONS) == {*GIVEN_BY, *FLAGS}
+
+
+@pytest.mark.parametrize(("verb", "action"), [*itertools.product(ALLOWS, ACTIONS)])
+def test_a_verb_allows_its_actions_on_its_names_and_nothing_else(verb: str, action: str) -> None:
+    permit = Permissions({"ann": granted(verb)})
+    expected = action in ALLOWS[verb]
+    assert permit("ann", action, "orders") is expected
+    assert permit("ann", action, "eu.orders") is expected
+    named = verb in LISTS
+    assert permit("ann", action, "orders2") is (expected and not named)
+    assert not permit("bob", action, "orders")
+
+
+@pytest.mark.parametrize(
+    ("verb", "action"), [*itertools.product(Denied.__struct_fields__, ACTIONS)]
+)
+def test_a_denial_goes_before_everything_that_is_allowed(verb: str, action: str) -> None:
+    everything: dict[str, Any] = {name: ["*"] for name in LISTS}
+    everything |= dict.fromkeys(FLAGS, True)
+    open_ = Permissions({"ann": msgspec.convert(everything, Grant)})
+    shut = Permissions({"ann": msgspec.convert({**everything, "deny": {verb: ["eu.*"]}}, Grant)})
+    forbidden = {verb}
+    if verb == "read":
+        forbidden.add("replay")
+    if verb == "create":
+        forbidden |= {"create_mailbox", "create_service"}
+    assert open_("ann", action, "eu.orders")
+    assert shut("ann", action, "eu.orders") is (action not in forbidden)
+    assert shut("ann", action, "orders")
+
+
+def test_what_a_denied_verb_would_give_besides_is_not_given() -> None:
+    permit = Permissions({"ann": Grant(write=["*"], deny=Denied(write=["eu.*"]))})
+    assert permit("ann", "create", "orders")
+    assert not permit("ann", "create", "eu.orders")
+
+
+def test_an_identity_without_a_section_has_that_of_all_others() -> None:
+    permit = Permissions({"ann": Grant(), "*": Grant(read=["public"])})
+    assert permit("bob", "read", "public")
+    assert not permit("ann", "read", "public")
+
+
+def test_writing_may_be_bound_to_subjects() -> None:
+    permit = Permissions(
+        {
+            "ann": Grant(write_subjects={"orders": ["eu.*", "ch"], "o*": ["all"]}),
+            "bob": Grant(write_subjects={"*": ["*"]}, deny=Denied(write=["orders"])),
+        }
+    )
+    assert not permit("ann", "write", "orders")
+    bound = permit.subjects("ann", "orders")
+    assert bound is not None
+    assert [bound(key) for key in ("eu.x", "ch", "all", "us", "")] == [
+        True, True, True, False, False,
+    ]  # fmt: skip
+    assert permit.subjects("ann", "trades") is None
+    assert permit.subjects("bob", "orders") is None
+    assert permit.subjects("bob", "trades") is not None
+    assert permit.subjects("carl", "orders") is None
