@@ -1,24 +1,28 @@
 """Measure what watching costs: throughput and round trips with metrics scraped, against without.
 
-    python -m perf.watching [--rounds 12] [--seconds 3] [--things 0]
+    python -m perf.watching [--rounds 12] [--seconds 3] [--things 0] [--console]
 
 Owns this comparison. The rule: the two take turns within one run, so that both see the same
 machine, and the ratio of their medians is the figure; the broker's processor time a record says the
 same where others load the machine. While the broker is watched, one client reads /metrics each
 second; the HTTP side runs in both cases, as a broker starts it. `things`: streams, mailboxes and
-services that there are besides.
+services that there are besides. `console`: a person looks on besides, with the overview open and
+the tail of the stream that is published to.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import statistics
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from urllib.parse import urlencode
+from urllib.request import HTTPCookieProcessor, build_opener
 
 from malamute_py import connect_sync
 from malamute_py.client.sync.client import SyncClient
@@ -27,6 +31,8 @@ from perf.curves.brokers import broker
 
 BODIES = [bytes(1_024)] * 500
 EACH_S = 1.0
+REFRESH_S = 10.0
+FOLLOWED = ("/rates", "/tail?name=bulk")
 
 
 @contextmanager
@@ -51,6 +57,53 @@ def scraped(url: str) -> Iterator[list[float]]:
     finally:
         stop.set()
         thread.join()
+
+
+class Person:
+    """A person at the console: an overview, which refreshes itself, and a tail."""
+
+    def __init__(self, url: str) -> None:
+        """Log in at a broker without authentication."""
+        self._url = url
+        cookies = HTTPCookieProcessor()
+        self._browser = build_opener(cookies)
+        form = self._read("/login")
+        token = re.search(r'name="token" value="([^"]+)"', form)
+        assert token is not None
+        self._read("/login", urlencode({"token": token[1]}).encode())
+        self.events = 0
+        """Events that came."""
+
+    def _read(self, page: str, form: bytes | None = None) -> str:
+        with self._browser.open(f"{self._url}/console{page}", form) as answer:
+            return str(answer.read().decode())
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Look on until the block ends."""
+        stop = threading.Event()
+
+        def follow(page: str) -> None:
+            with self._browser.open(f"{self._url}/console{page}") as answer:
+                for line in answer:
+                    self.events += line.startswith(b"event:")
+                    if stop.is_set():
+                        return
+
+        def refresh() -> None:
+            while not stop.wait(REFRESH_S):
+                assert "To look at" in self._read("?poll=1")
+
+        threads = [threading.Thread(target=follow, args=(page,)) for page in FOLLOWED]
+        threads.append(threading.Thread(target=refresh))
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
 
 
 def _await_up(url: str) -> None:
@@ -98,11 +151,15 @@ class Side:
         self.trips: list[float] = []
         self.costs: list[float] = []
         """Processor time of the broker for a million records, by round."""
+        self.shares: list[float] = []
+        """Processor time of the broker in a second, by round."""
 
     def round(self, daemon: Daemon, client: SyncClient, seconds: float) -> None:
-        began = daemon.cpu_s()
+        began, began_at = daemon.cpu_s(), time.perf_counter()
         rate = published(client, seconds)
-        self.costs.append((daemon.cpu_s() - began) / (rate * seconds) * 1e6)
+        spent = daemon.cpu_s() - began
+        self.costs.append(spent / (rate * seconds) * 1e6)
+        self.shares.append(spent / (time.perf_counter() - began_at))
         self.rates.append(rate)
         self.trips += round_trips(client, seconds)
 
@@ -117,6 +174,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=3)
     parser.add_argument("--things", type=int, default=0)
+    parser.add_argument("--console", action="store_true")
     options = parser.parse_args()
     settings = ["http.bind=127.0.0.1:9798"]
     with broker(settings) as daemon, connect_sync(daemon.endpoint) as client:
@@ -128,6 +186,7 @@ def main() -> None:
         scrapes: list[float] = []
         published(client, options.seconds)
         _await_up(url)
+        person = Person(url) if options.console else None
         without, watched = Side(), Side()
         for number in range(options.rounds):
             # Whichever comes second has the fuller disk: they change places.
@@ -135,16 +194,22 @@ def main() -> None:
                 if side is without:
                     side.round(daemon, client, options.seconds)
                     continue
-                with scraped(url) as took:
+                with ExitStack() as stack:
+                    took = stack.enter_context(scraped(url))
+                    if person is not None:
+                        stack.enter_context(person.looking())
                     side.round(daemon, client, options.seconds)
                 scrapes += took
     median = statistics.median
     show("records a second", median(without.rates), median(watched.rates), 0)
     show("broker's processor seconds a million records", median(without.costs),
          median(watched.costs), 3)  # fmt: skip
+    show("broker's processor seconds a second", median(without.shares), median(watched.shares), 3)
     for part in (0.5, 0.99):
         show(f"confirm p{100 * part:.0f}, ms", percentile(without.trips, part),
              percentile(watched.trips, part), 2)  # fmt: skip
+    if person is not None:
+        print(f"events at the console: {person.events}")
     print(f"a scrape: {percentile(scrapes, 0.5):.0f} ms median, {len(scrapes)} of them")
 
 

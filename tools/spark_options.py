@@ -1,7 +1,7 @@
-"""The generator of the table of options in the Spark connector's README.
+"""The generator of the tables of options in the Spark connector's README.
 
-Owns how a row of OPTIONS becomes a row of the table. The rule: what it makes is committed, and
-tests/spark compares it. `make spark-options` writes it.
+Owns how a row of OPTIONS or SINK_OPTIONS becomes a row of its table. The rule: what it makes is
+committed, and tests/spark compares it. `make spark-options` writes it.
 """
 
 from __future__ import annotations
@@ -12,34 +12,38 @@ from typing import Final
 
 from pyspark_malamute.option_values import Option
 from pyspark_malamute.options import OPTIONS
+from pyspark_malamute.sink_options import SINK_OPTIONS
 
 README: Final = Path(__file__).resolve().parents[1] / "spark_connector" / "README.md"
 HEAD: Final = "| Option | Default | Meaning |\n|---|---|---|\n"
 _TABLE: Final = re.compile(re.escape(HEAD) + r"(\|.*\n)*")
 
 
-def option_table() -> str:
-    """The table, as Markdown."""
-    return HEAD + "".join(map(_row, OPTIONS))
+def option_tables() -> tuple[str, str]:
+    """The tables of the source and of the sink, as Markdown."""
+    source, sink = ("".join(map(_row, options)) for options in (OPTIONS, SINK_OPTIONS))
+    return HEAD + source, HEAD + sink
 
 
 def _row(option: Option) -> str:
     default = f"`{option.default}`" if option.default else ""
-    only = f" (`spark.{option.only}` only)" if option.only else ""
+    owner = "df" if option.only == "write" else "spark"
+    only = f" (`{owner}.{option.only}` only)" if option.only else ""
     names = ", ".join(f"`{name}`" for name in (option.name, *option.aliases))
     return f"| {names} | {default} | {option.meaning}{only} |\n"
 
 
-def with_table(text: str) -> str:
-    """The README's text with the table in its place."""
-    made, count = _TABLE.subn(lambda _: option_table(), text)
-    assert count == 1, "the README has one table of options"
+def with_tables(text: str) -> str:
+    """The README's text with the tables in their places."""
+    tables = iter(option_tables())
+    made, count = _TABLE.subn(lambda _: next(tables), text)
+    assert count == len(option_tables()), "the README has a table for the source and for the sink"
     return made
 
 
 def main() -> None:
-    """Write the table into the README."""
-    README.write_text(with_table(README.read_text()))
+    """Write the tables into the README."""
+    README.write_text(with_tables(README.read_text()))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from malamute_protocol.commands import BrokerInfo, Kick, ListLinks
+from malamute_protocol.commands import BrokerInfo, Kick, ListLinks, ReloadConfig
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.answers import Answers
@@ -74,6 +74,22 @@ class Administration:
             return
         self._answers.result(link, command, {})
         self._links.close(other, "kicked", "kicked", command.reason[:200])
+
+    def reload_config(self, link: Link, command: ReloadConfig) -> None:
+        """Have the shell read the configuration anew; its answer comes later."""
+        settings = self._shard.settings
+        if not settings.permit(link.owner, "manage_users", "broker"):
+            self._answers.refuse(link, command, "forbidden", "you may not have it read anew")
+            return
+        refusal = settings.reload(link.number, command.request)
+        if refusal:
+            self._answers.refuse(link, command, "wait", refusal)
+
+    def reloaded(self, link: int, request: int, value: dict[str, Any]) -> None:
+        """Answer a RELOAD_CONFIG, unless its link has ended."""
+        asker = self._links.get(link)
+        if asker is not None:
+            self._answers.result(asker, ReloadConfig(request), value)
 
 
 def _link_facts(link: Link) -> dict[str, Any]:

@@ -214,6 +214,7 @@ class Broker:
             wire.BrokerInfo: administration.broker_info,
             wire.ListLinks: administration.list_links,
             wire.Kick: administration.kick,
+            wire.ReloadConfig: administration.reload_config,
             **self._mail.handlers(),
             **self._services.handlers(),
             **self._cursors.handlers(),
@@ -334,6 +335,25 @@ class Broker:
             self._links.fail(
                 link, type(command).__name__.upper(), error, number, reference_of(command)
             )
+
+    def reconfigure(
+        self, settings: BrokerSettings, ending: Callable[[str, str], tuple[str, str] | None]
+    ) -> None:
+        """Go on with other settings, which differ in what is read whenever it is needed.
+
+        ending: (credential, owner) -> code and reason with which such links end; None: they stay.
+        """
+        self._shard.settings = settings
+        self._shard.quotas.renew()
+        for link in list(self._links):
+            end = ending(link.credential, link.owner)
+            if end is not None:
+                self._links.close(link, "revoked", *end)
+        self._clean_up()
+
+    def reloaded(self, link: int, request: int, value: dict[str, Any]) -> None:
+        """Answer a RELOAD_CONFIG of a link."""
+        self._administration.reloaded(link, request, value)
 
     def failed(self, link: int, doing: str, error: Exception, now_ms: int) -> None:
         """End the link of a peer whose message the shell could not handle or send."""

@@ -84,6 +84,16 @@ def no_quota(identity: str) -> Quota:
     return Quota()
 
 
+def every_credential(credential: str) -> bool:
+    """Return that a credential which the transport let in counts."""
+    return True
+
+
+def no_reload(link: int, request: int) -> str:
+    """Return that this broker has no configuration to read anew."""
+    return "this broker has no configuration that could be read anew"
+
+
 def no_facts() -> dict[str, Any]:
     """Return no facts to add."""
     return {}
@@ -103,6 +113,11 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     carrier: Callable[[str], str] = no_carrier
     """Returns the credential to which an identity belongs: its own, or one that has a template for
     it; empty: it belongs to none."""
+    known: Callable[[str], bool] = every_credential
+    """Whether a credential still counts: its user may have been removed since it connected."""
+    reload: Callable[[int, int], str] = no_reload
+    """Has the shell read the configuration anew for (link, request), which Broker.reloaded()
+    answers later; returns the reason why it does not, or ""."""
     facts: Callable[[], dict[str, Any]] = no_facts
     """Returns the shell's part of BROKER_INFO: rings, disk, endpoints."""
     meter: Callable[[], int] | None = None

@@ -78,6 +78,18 @@ class Usage:
         self.metered = bool(self._bytes or self._messages)
         """Whether the owner has a rate."""
 
+    def renew(self, quota: Quota, now_ms: int) -> None:
+        """Have other bounds from now on; another rate begins with a second's worth."""
+        before, self.quota = self.quota, quota
+        if quota.publish_bytes_s != before.publish_bytes_s:
+            rate = quota.publish_bytes_s
+            self._bytes = Bucket(rate, now_ms) if rate else None
+        if quota.messages_s != before.messages_s:
+            rate = quota.messages_s
+            self._messages = Bucket(rate, now_ms) if rate else None
+        self.metered = bool(self._bytes or self._messages)
+        self.told.clear()
+
     def wait_ms(self, now_ms: int) -> int:
         """Milliseconds until something may be spent; 0: now."""
         wait_ms = 0
@@ -138,6 +150,11 @@ class Quotas:
                 self._prune_at = max(IDLE_OWNERS_MAX, 2 * len(self._owners))
             usage = self._owners[owner] = Usage(owner, self._context.settings.quota(owner), now_ms)
         return usage
+
+    def renew(self) -> None:
+        """Give all owners the bounds of the settings that are in force now."""
+        for owner, usage in self._owners.items():
+            usage.renew(self._context.settings.quota(owner), self._context.now_ms)
 
     def check(self, owner: str, resource: str, amount: int = 1) -> None:
         """Check that an owner may have so much more. Raises BrokerRefused."""

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -83,13 +84,15 @@ def broker(
     if check:
         return _check(config, overrides, as_json)
     loaded = load(config, environment=os.environ, overrides=overrides)
+    from malamute_py.origins import examine
     from malamute_py.server import Server
     from malamute_py.telemetry import open_log
 
     log = open_log(loaded.log.level, loaded.log.form)
     if sys.stderr.isatty() and loaded.log.form != "json":
         log = _Greeting(log)
-    server = Server(loaded, log=log)
+    reread = partial(examine, config, environment=os.environ, overrides=overrides)
+    server = Server(loaded, log=log, reread=reread)
     _stop_on_signals(server)
     code = server.run()
     if code:

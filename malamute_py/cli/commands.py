@@ -28,8 +28,9 @@ class Entry(NamedTuple):
     home: str
     """The command's module in this package, and the name of a function or group in it."""
     help: str
-    at_a_broker: bool = True
-    """True: the command talks to a broker, and so takes the options that say to which."""
+    at_a_broker: bool | str = True
+    """True: the command talks to a broker, and so takes the options that say to which. A name: only
+    the command of this name in the group does."""
     hidden: bool = False
 
 
@@ -63,7 +64,7 @@ COMMANDS: Final[dict[str, Entry]] = {
         "promises:verify_promises", "Check what a broker confirms while it is disturbed."
     ),
     "config": Entry(
-        "configuration:app", "A broker's configuration: check, show.", at_a_broker=False
+        "configuration:app", "A broker's configuration: check, show, reload.", at_a_broker="reload"
     ),
     "context": Entry(
         "naming:app", "Contexts: brokers by name, with their credentials.", at_a_broker=False
@@ -111,7 +112,8 @@ class Commands(TyperGroup):
             if entry.at_a_broker:
                 shared = [param for param in self.params if param.name in _SHARED]
                 for leaf in _leaves(command):
-                    leaf.params.extend(shared)
+                    if entry.at_a_broker in (True, leaf.name):
+                        leaf.params.extend(shared)
         return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

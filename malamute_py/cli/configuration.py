@@ -1,4 +1,4 @@
-"""`malamute config ...`: check a broker's configuration, and show each value and its origin.
+"""`malamute config ...`: check, show and reload a broker's configuration.
 
 Owns the words for problems and origins. The rules: all problems are told at once, each with its
 place; a secret is never printed. Source: origins.py.
@@ -16,7 +16,7 @@ import typer
 
 from malamute_py.cli import output
 from malamute_py.cli.commands import group
-from malamute_py.cli.failures import USAGE
+from malamute_py.cli.failures import FAILED, USAGE
 from malamute_py.cli.output import Cell, Column
 from malamute_py.cli.values import count_text, duration_text, setting_pairs, size_text
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 app = group("config")
 
 _ORIGIN_STYLES: Final = {"default": "dim"}
+_OUTCOME_STYLES: Final = {"applied": "green", "refused": "red", "restart": "yellow"}
 
 Set = Annotated[
     list[str] | None,
@@ -118,6 +119,37 @@ def show(
         empty="no value differs from its default",
     )
     return 0
+
+
+@app.command(
+    "reload",
+    epilog="""\b
+A running broker takes up users, permissions, quotas and the bounds of [links], [streams],
+[mailboxes], [services] and [groups]; other settings need a restart. It reads its own files. SIGHUP
+does the same. In a pipe a line has, with tabs between: key, outcome, reason.
+
+Exit codes: 0 done, 1 something was refused: its old value stays in force.""",
+)
+def reload(ctx: typer.Context, as_json: output.Json = False) -> int:
+    """Have a running broker read its configuration and users anew."""
+    from malamute_py.cli.linking import linked
+
+    with linked(ctx) as client:
+        changes = client.reload_config()
+    output.listing(
+        [
+            Column("key", "Key", style="cyan"),
+            Column("outcome", "Outcome"),
+            Column("why", "Reason"),
+        ],
+        [
+            (key, Cell(outcome, outcome, _OUTCOME_STYLES.get(outcome, "")), why)
+            for key, outcome, why in changes
+        ],
+        as_json=as_json,
+        empty="nothing differs from what is in force",
+    )
+    return FAILED if any(change.outcome == "refused" for change in changes) else 0
 
 
 def _cell(key: str, value: Any) -> Cell:

@@ -34,7 +34,7 @@ ConfigOption = Annotated[
     ),
 ]
 HERE: Final = Path("malamute.toml")
-TAKEN_UP: Final = "a broker takes it up when it starts"
+TAKEN_UP: Final = "`malamute config reload` has a running broker take it up"
 _BEGINNING: Final = """\
 # Users of a malamute broker: edited by `malamute user`, `malamute grant` and `malamute revoke`.
 """

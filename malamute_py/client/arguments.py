@@ -318,13 +318,15 @@ def _in_words(command: Command, error: LocalProtocolError) -> LocalProtocolError
     name, inner = found["field"] or found["name"], found["inner"] or ""
     field = name if name in command.__struct_fields__ else f"{name}_"
     value = getattr(command, field)
+    # A compiled module sets no cause.
+    cause = error.__cause__ or error.__context__
     expected = _EXPECTED.match(found["message"] or "")
     if expected is not None:
         allowed = _WORDS.get(expected["type"], expected["type"]) + (expected["bound"] or "")
         if expected["got"]:
             got = _WORDS.get(expected["got"], expected["got"])
             allowed += f", not {got}" if inner else f", not a {type(value).__name__}"
-    elif isinstance(error.__cause__, UnicodeEncodeError):
+    elif isinstance(cause, UnicodeEncodeError):
         allowed = "text that UTF-8 can express"
     else:
         hint = get_type_hints(type(command))[field]
@@ -334,6 +336,6 @@ def _in_words(command: Command, error: LocalProtocolError) -> LocalProtocolError
             allowed += " of at most 64 bits"
         else:
             allowed += f", not a {type(value).__name__}"
-            allowed += f" ({error.__cause__})" if sort not in _SORTS else ""
+            allowed += f" ({cause})" if sort not in _SORTS else ""
     code = "bad_setting" if error.code == "malformed" else error.code
     return wrong(name + inner, value, allowed, code)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -66,6 +66,15 @@ class LinkFacts(Facts, frozen=True, kw_only=True):
     software: str = ""
     state: str = ""
     subscriptions: int = 0
+
+
+class ReloadedSetting(NamedTuple):
+    """A setting that differed, or was wrong, when a broker read its configuration anew."""
+
+    key: str
+    outcome: str
+    """`applied`, `refused` (the old value stays in force), or `restart`: it needs one."""
+    why: str
 
 
 class Split(msgspec.Struct, frozen=True, array_like=True):

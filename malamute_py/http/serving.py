@@ -19,7 +19,7 @@ from malamute_py.client.settings import Credential
 from malamute_py.http.application import application
 from malamute_py.http.broker_link import keep_linked
 from malamute_py.http.connections import INCOMPLETE_BYTES_MAX, Bounds
-from malamute_py.http.console.events import EventStreams
+from malamute_py.http.console.events import STREAMS_MAX, EventStreams
 from malamute_py.http.console.logins import Logins
 from malamute_py.http.console.sessions import Sessions
 from malamute_py.http.console.site import Console
@@ -61,12 +61,13 @@ class Serving:
         sessions = Sessions(
             idle_s=self._http.session_idle_ms / 1_000, lasting_s=self._http.session_ms / 1_000
         )
-        # "login" asks for a name also where only this machine comes, as behind a proxy.
-        logins = Logins(
-            sessions, self._endpoints, self._credential, nameless=self._http.console != "login"
-        )
+        # A socket file has permissions of its own, which a page at a port would get around.
+        reachable = all(endpoint.startswith("tcp://") for endpoint in self._endpoints)
+        nameless = self._http.console == "open" or (self._http.console == "local" and reachable)
+        logins = Logins(sessions, self._endpoints, self._credential, nameless=nameless)
         streams = EventStreams(
-            lambda scope, seconds: self.bounds.lengthen(tuple(scope["client"]), seconds)
+            lambda scope, seconds: self.bounds.lengthen(tuple(scope["client"]), seconds),
+            most=min(STREAMS_MAX, max(1, self._http.connections_max // 2)),
         )
         return Console(
             sessions, logins, streams, hosts_of_this_machine=self._http.console == "local"

@@ -42,12 +42,17 @@ class HttpCredential(NamedTuple):
     """Credential of the HTTP process; all empty where the broker asks for none."""
 
     password: str = ""
+    password_hash: str = ""
     public_key: str = ""
     secret_key: str = ""
 
 
-def admit(config: Config) -> tuple[Config, HttpCredential]:
+def admit(
+    config: Config, credential: HttpCredential | None = None
+) -> tuple[Config, HttpCredential]:
     """Return the configuration with the HTTP side as a user of its own, and its credential.
+
+    credential: the one that it has; None: a new one is made.
 
     Raises ConfigError: the name is taken, a package is missing, or no endpoint can be reached.
     """
@@ -63,15 +68,12 @@ def admit(config: Config) -> tuple[Config, HttpCredential]:
     authentication = config.authentication
     if USER in authentication.users or USER in authentication.clients:
         raise ConfigError("authentication", f"the name {USER} is the broker's own HTTP side's")
-    credential = HttpCredential()
+    credential = credential or _new_credential(authentication.mechanism)
     if authentication.mechanism == "plain":
-        credential = HttpCredential(password=secrets.token_urlsafe(32))
-        users = {**authentication.users, USER: hash_password(credential.password)}
+        users = {**authentication.users, USER: credential.password_hash}
         authentication = msgspec.structs.replace(authentication, users=users)
     elif authentication.mechanism == "curve":
-        public_key, secret_key = (key.decode() for key in zmq.curve_keypair())
-        credential = HttpCredential(public_key=public_key, secret_key=secret_key)
-        clients = {**authentication.clients, USER: public_key}
+        clients = {**authentication.clients, USER: credential.public_key}
         authentication = msgspec.structs.replace(authentication, clients=clients)
     permissions = config.permissions
     if permissions and USER not in permissions:
@@ -80,6 +82,16 @@ def admit(config: Config) -> tuple[Config, HttpCredential]:
         config, authentication=authentication, permissions=permissions
     )
     return changed, credential
+
+
+def _new_credential(mechanism: str) -> HttpCredential:
+    if mechanism == "plain":
+        password = secrets.token_urlsafe(32)
+        return HttpCredential(password, hash_password(password))
+    if mechanism == "curve":
+        public_key, secret_key = (key.decode() for key in zmq.curve_keypair())
+        return HttpCredential(public_key=public_key, secret_key=secret_key)
+    return HttpCredential()
 
 
 def first_line(

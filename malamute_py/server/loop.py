@@ -13,7 +13,7 @@ import contextlib
 import sys
 import traceback
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import zmq
@@ -50,6 +50,7 @@ from malamute_py.server.connections.watchdog import Watchdog
 from malamute_py.server.errors import ServerFailed
 from malamute_py.server.journaling.journal_threads import RingEvent, Synced, SyncFailed, Trimmed
 from malamute_py.server.peers import Arrived, Peer, Peers, Unreachable
+from malamute_py.server.reloading import Reread
 from malamute_py.server.result_queue import Died, ResultQueue
 from malamute_py.server.sockets import Listener
 from malamute_py.telemetry import Limiter, Log, Refusals
@@ -163,16 +164,19 @@ class Loop:
         meter: Callable[[], int],
         worked: Callable[[], int],
         watchdog: Watchdog,
+        reloaded: Callable[[Any, int], None],
         checkpoints: Checkpoints | None = None,
         collector: Collector | None = None,
     ) -> None:
         """clock: milliseconds since 1970. Only the loop uses the objects given, but for results.
 
         meter: nanoseconds from any beginning. worked: nanoseconds of a processor that this thread
-        has used. checkpoints: None: nothing that is kept here outlives the process. collector:
-        None: the process decides itself when garbage is collected.
+        has used. reloaded: called with a Reread and the time. checkpoints: None: nothing that is
+        kept here outlives the process. collector: None: the process decides itself when garbage is
+        collected.
         """
         self._collector = collector
+        self._reloaded = reloaded
         self._checkpoints = checkpoints
         self._core = core
         self._rings = rings
@@ -558,6 +562,9 @@ class Loop:
         self, listener: Listener, head: zmq.Frame, frames: list[Any], old: Peer | None, now_ms: int
     ) -> Peer | None:
         """Open a link for a peer that was not known by this routing id; None: it was refused."""
+        connection = self._peers.connection(head)
+        if connection is not None and connection.revoked:
+            return None
         monitor = listener.monitor
         if monitor is not None:
             # Its EVENT_ACCEPTED was written before its first message, maybe after many others.
@@ -638,6 +645,8 @@ class Loop:
                 self._counters[f"{result.name}_total"] += 1
                 level = "info" if result.name == "segment_retired" else "warning"
                 self._event(result.name, level, {"ring": result.ring, **result.facts}, now_ms)
+            elif kind is Reread:
+                self._reloaded(result, now_ms)
             elif kind is SyncFailed:
                 self._log.critical(
                     "ring_failed", ring=result.ring, code=result.code, reason=result.reason
@@ -720,6 +729,18 @@ class Loop:
     def report(self, name: str, facts: dict[str, Any]) -> None:
         """Log a warning of another part of this thread; too many of one name are only counted."""
         self._event(name, "warning", facts, self._clock())
+
+    def revoke(self, users: Container[str], now_ms: int) -> None:
+        """End the connections of users whose credential counts no more, and silent ones.
+
+        A connection that has sent nothing yet may have shown such a credential; an honest client of
+        another user connects again.
+        """
+        for connection in self._guard.connections.all():
+            if connection.user in users:
+                connection.revoked = True
+                self._graces.append((now_ms + _GRACE_MS, connection))
+        self._guard.cut_silent("users were removed, and it may be one of them")
 
     def _event(self, name: str, level: str, facts: dict[str, Any], now_ms: int) -> None:
         if self._limiter.allows(name, now_ms):

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import traceback
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -43,6 +43,7 @@ from malamute_py.journal import (
     Storage,
 )
 from malamute_py.journal.directory import Journal
+from malamute_py.origins import Examined
 from malamute_py.server.authentication.authenticator import Authenticator
 from malamute_py.server.authentication.credentials import carriers_of
 from malamute_py.server.authentication.permissions import Permissions, QuotaTable
@@ -65,6 +66,17 @@ from malamute_py.server.errors import ServerFailed, StartError
 from malamute_py.server.http_process import HttpCredential, HttpProcess, admit, first_line
 from malamute_py.server.journaling.rings import Rings
 from malamute_py.server.loop import Loop
+from malamute_py.server.reloading import (
+    APPLIED,
+    REFUSED,
+    RESTART,
+    Change,
+    Reading,
+    Reread,
+    lost_credentials,
+    narrowed,
+    take_up,
+)
 from malamute_py.server.result_queue import ResultQueue
 from malamute_py.server.sockets import Endpoint, Listener, check_public, parse_endpoint
 from malamute_py.server.supervisor import Supervisor
@@ -78,6 +90,8 @@ EXIT_BUG = 70
 again."""
 _KEPT_BYTES = 4 << 20
 _DAMAGE_SHOWN = 100
+_CHANGES_SHOWN = 1_000
+"""Changes of a configuration that are logged and told, of one reading."""
 _FILES_KEPT, _FILES_MIN = 256, 16
 """Descriptors that connections leave to the journal, at least; and that connections get at
 least."""
@@ -97,17 +111,24 @@ class Server:
         log: Log | None = None,
         storage: Storage | None = None,
         clock: Callable[[], int] | None = None,
+        reread: Callable[[], Examined] | None = None,
     ) -> None:
         """context: shared with clients in this process; None: one of its own.
 
         storage: instead of the data directory of the configuration. clock: milliseconds since 1970;
-        None: the system's, see clock.py.
+        None: the system's, see clock.py. reread: reads the configuration anew; None: it stays as
+        it is, and only the users file is read anew.
         """
         self.config = config or Config()
         self.failure: BaseException | None = None
         """The error that stopped the broker, when that was not stop()."""
         self.log: Log = log or open_log(self.config.log.level, self.config.log.form)
         self._context = context
+        self._reread = reread
+        self._rereading = threading.Lock()
+        """Held while a thread reads the configuration anew, until the loop has taken it up."""
+        self._reading = Reading(self.config, self.config, [])
+        self._http_credential: HttpCredential | None = None
         self._storage = storage
         self._clock = Clock() if clock is None else clock
         self._counters: defaultdict[str, int] = defaultdict(int)
@@ -163,9 +184,14 @@ class Server:
         self._open()
         sys.setswitchinterval(_SWITCH_S)
         self.log.info("open_files", limit=hard, before=soft)
-        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-        for number in before:
-            signal.signal(number, self._on_signal)
+        handlers = {
+            signal.SIGTERM: self._on_signal,
+            signal.SIGINT: self._on_signal,
+            signal.SIGHUP: self._on_reload_signal,
+        }
+        before = {number: signal.getsignal(number) for number in handlers}
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         # glibc gives a freed block back to the system from a size on that grows with the largest
         # mapped block ever freed: pages of each batch were faulted in and cleared anew.
         bytes(_KEPT_BYTES)
@@ -176,8 +202,8 @@ class Server:
         try:
             self._serve()
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            for number, former in before.items():
+                signal.signal(number, former)
         return EXIT_OK if self.failure is None else EXIT_BUG
 
     def request_stop(self) -> None:
@@ -191,6 +217,83 @@ class Server:
             # Asked twice: do not wait for any client. Everything confirmed is on disk.
             os._exit(128 + number)
         self.request_stop()
+
+    def _on_reload_signal(self, number: int, frame: FrameType | None) -> None:
+        self.request_reload()
+
+    # --- the configuration, read anew -----------------------------------------------------
+
+    def request_reload(self, link: int = 0, request: int = 0) -> str:
+        """Have the configuration read anew by a thread; returns why it is not, or "".
+
+        link, request: of the RELOAD_CONFIG that asked; 0: a signal or the embedding program did.
+        """
+        if self._stopping:
+            return "the broker is about to stop"
+        if not self._rereading.acquire(blocking=False):
+            return "the configuration is being read anew already"
+        threading.Thread(
+            target=self._read_anew, args=(link, request), name="malamute-reload", daemon=True
+        ).start()
+        return ""
+
+    def _read_anew(self, link: int, request: int) -> None:
+        """Read the configuration and its users; the loop takes it up."""
+        before = self._reading
+        try:
+            examined = (
+                Examined(before.config, [], [], str) if self._reread is None else self._reread()
+            )
+            reading = take_up(before, examined, self._complete)
+        except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+            trace = traceback.format_exc()
+            self.log.error("internal_error", doing="reload", error=repr(error), trace=trace)
+            reading = before._replace(changes=[Change("", REFUSED, f"internal: {error!r}")])
+        self._results.put(Reread(reading, link, request))
+
+    def _complete(self, config: Config) -> Config:
+        return admit(with_users(config), self._http_credential)[0]
+
+    def _reloaded(self, reread: Reread, now_ms: int) -> None:
+        """Take up a configuration that was read anew (the loop's thread), and tell who asked."""
+        before, reading = self._reading, reread.reading
+        after = reading.complete
+        gone = lost_credentials(before.complete, after)
+        if after != before.complete:
+            self._reading, self.config = reading._replace(changes=[]), reading.config
+            if self._authenticator is not None:
+                self._authenticator.renew(after.authentication)
+            verdicts: dict[tuple[str, str], tuple[str, str] | None] = {}
+
+            def ending(credential: str, owner: str) -> tuple[str, str] | None:
+                who = credential, owner
+                if who not in verdicts:
+                    verdicts[who] = None
+                    if credential in gone:
+                        verdicts[who] = "unauthenticated", "your credential counts no more"
+                    elif narrowed(before.complete, after, owner):
+                        verdicts[who] = "permissions_changed", "open a link with what you may do"
+                return verdicts[who]
+
+            self._core.reconfigure(self._broker_settings(after), ending)
+            if gone:
+                self._loop.revoke(gone, now_ms)
+        self._rereading.release()
+        changes = reading.changes
+        counts = Counter(change.outcome for change in changes)
+        for change in changes[:_CHANGES_SHOWN]:
+            if change.outcome == REFUSED:
+                self.log.warning("setting_reloaded", **change._asdict())
+            else:
+                self.log.info("setting_reloaded", **change._asdict())
+        self.log.info(
+            "configuration_reloaded", link=reread.link, applied=counts[APPLIED],
+            refused=counts[REFUSED], restart=counts[RESTART],
+        )  # fmt: skip
+        if reread.link:
+            told = [list(change) for change in changes[:_CHANGES_SHOWN]]
+            value = {"changes": told, "more": len(changes) > _CHANGES_SHOWN}
+            self._core.reloaded(reread.link, reread.request, value)
 
     def __enter__(self) -> Self:
         """Start the broker."""
@@ -305,6 +408,8 @@ class Server:
 
     def _open(self) -> None:
         config, credential = admit(with_users(self.config))
+        self._reading = Reading(self.config, config, [])
+        self._http_credential = credential
         endpoints = [parse_endpoint(text) for text in config.listen]
         check_public(endpoints, config)
         check_defaults(config)
@@ -378,6 +483,7 @@ class Server:
                 meter=time.perf_counter_ns,
                 worked=time.thread_time_ns,
                 watchdog=watchdog,
+                reloaded=self._reloaded,
                 checkpoints=self._checkpoints,
                 collector=self._collector,
             )
@@ -618,6 +724,8 @@ class Server:
             permit=permissions,
             subjects=permissions.subjects,
             quota=QuotaTable(config.quotas).of,
+            known=carriers.knows,
+            reload=self.request_reload,
             carrier=carriers,
             facts=self._facts,
             meter=time.perf_counter_ns,

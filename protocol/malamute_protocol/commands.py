@@ -937,6 +937,18 @@ class ListKeys(Command, tag=76, frozen=True):
     """At most so many entries; 0: as many as the broker allows."""
 
 
+# --- 90 to 92: administration of the broker ------------------------------------------
+
+
+class ReloadConfig(Command, tag=90, frozen=True):
+    """Have the broker read its configuration and its users anew; needs manage_users.
+
+    RESULT: {"changes": [[key, outcome, why], ...], "more"}; see SPEC.md, section 4.7.
+    """
+
+    request: int
+
+
 AnyCommand: TypeAlias = Union[  # noqa: UP007 - msgspec reads the union at run time
     Hello, Welcome, Ping, Pong, Bye, Refused, Result,
     Publish, Confirm, Subscribe, Subscribed, Unsubscribe, Ended, Credit, Deliver, Cover, Gap,
@@ -950,6 +962,7 @@ AnyCommand: TypeAlias = Union[  # noqa: UP007 - msgspec reads the union at run t
     MoveCursor, CursorInfo, RemoveCursor, JoinGroup, AckRecords, GroupInfo, Atomic,
     EditCursor, RemoveGroup, Trim,
     UpdateKey, GetKey, ListKeys,
+    ReloadConfig,
 ]  # fmt: skip
 
 STEP_PARTS: tuple[type[Command], ...] = (

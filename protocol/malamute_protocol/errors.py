@@ -54,6 +54,7 @@ CODES: Final[dict[str, str]] = {
     "disk_full": "the disk has no space for the ring",
     "journal_failed": "the journal cannot take anything more; see the broker's log",
     "draining": "the broker is about to stop",
+    "permissions_changed": "the identity may do less than before: open a new link",
     "queues_lost": "mail, services, cursors and groups were lost; the broker's operator must go on",
     # Ends and gaps.
     "closed": "ended in order",

@@ -47,6 +47,7 @@ CLIENT_COMMANDS: Final[tuple[type[Command], ...]] = (
     c.MoveCursor, c.CursorInfo, c.RemoveCursor, c.JoinGroup, c.AckRecords, c.GroupInfo, c.Atomic,
     c.EditCursor, c.RemoveGroup, c.Trim,
     c.UpdateKey, c.GetKey, c.ListKeys,
+    c.ReloadConfig,
 )  # fmt: skip
 """Commands that a client may send at all."""
 

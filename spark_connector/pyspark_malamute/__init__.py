@@ -1,4 +1,4 @@
-"""`spark.readStream.format("malamute")` and `spark.read.format("malamute")`.
+"""`format("malamute")` of spark.readStream, spark.read, df.writeStream and df.write.
 
 Owns the name by which Spark finds the source: PySpark imports every package called
 pyspark_* and registers its DefaultSource. The rule: importing this package imports
@@ -8,6 +8,7 @@ the session as well.
 
 from __future__ import annotations
 
+from pyspark_malamute.foreach_batch import write_batch
 from pyspark_malamute.source import DefaultSource
 
-__all__ = ["DefaultSource"]
+__all__ = ["DefaultSource", "write_batch"]

@@ -28,6 +28,14 @@ class DataLoss(MalamuteSourceError):
     """Records that the query has not read cannot be read any more."""
 
 
+class UnwritableRows(MalamuteSourceError):
+    """Rows, or a frame's columns, cannot be records of a stream."""
+
+
+class BatchChanged(MalamuteSourceError):
+    """A batch that was written in part came again with other rows."""
+
+
 class SourceUnavailable(MalamuteSourceError):
     """The broker could not be reached, refused, or did not answer in time."""
 

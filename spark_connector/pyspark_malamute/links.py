@@ -16,7 +16,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from time import monotonic, sleep
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from malamute_protocol.errors import (
     BrokerRefused,
@@ -29,7 +29,6 @@ from malamute_py.client.session.events import LinkEvent, Unlinked
 from malamute_py.client.settings import Curve, Plain
 from malamute_py.client.sync.client import SyncClient, connect_sync
 from pyspark_malamute.errors import SourceUnavailable, StreamMissing
-from pyspark_malamute.options import SourceOptions
 
 LOG = logging.getLogger("pyspark_malamute")
 
@@ -48,7 +47,36 @@ _HOPELESS: Final = frozenset({"unknown_host", "handshake"})
 Answer = TypeVar("Answer")
 
 
-def _key(options: SourceOptions) -> _Key:
+class LinkOptions(Protocol):
+    """What a link needs of the options of a source or a sink."""
+
+    @property
+    def side(self) -> str: ...  # noqa: D102
+    @property
+    def endpoints(self) -> tuple[str, ...]: ...  # noqa: D102
+    @property
+    def user(self) -> str: ...  # noqa: D102
+    @property
+    def password(self) -> str: ...  # noqa: D102
+    @property
+    def curve_keys(self) -> tuple[str, str, str]: ...  # noqa: D102
+    @property
+    def identity(self) -> str: ...  # noqa: D102
+    @property
+    def connect_timeout_ms(self) -> int: ...  # noqa: D102
+    @property
+    def request_timeout_ms(self) -> int: ...  # noqa: D102
+    @property
+    def broker_outage_ms(self) -> int: ...  # noqa: D102
+    @property
+    def stream(self) -> str: ...  # noqa: D102
+    @property
+    def permission(self) -> str: ...  # noqa: D102
+    @property
+    def pattern_text(self) -> str: ...  # noqa: D102
+
+
+def _key(options: LinkOptions) -> _Key:
     return (
         os.getpid(),
         options.endpoints,
@@ -59,7 +87,7 @@ def _key(options: SourceOptions) -> _Key:
     )
 
 
-def link(options: SourceOptions, *, proven: bool = False) -> SyncClient:
+def link(options: LinkOptions, *, proven: bool = False) -> SyncClient:
     """This process's link to the broker; proven: the query has reached it from elsewhere.
 
     Raises SourceUnavailable.
@@ -78,7 +106,7 @@ def link(options: SourceOptions, *, proven: bool = False) -> SyncClient:
     return found
 
 
-def open_link(options: SourceOptions, timeout_ms: int, *, reached: bool = False) -> SyncClient:
+def open_link(options: LinkOptions, timeout_ms: int, *, reached: bool = False) -> SyncClient:
     """A link of the caller's own. Raises MalamuteError, or SourceUnavailable.
 
     reached: wait for the broker whatever its absence looks like.
@@ -118,14 +146,14 @@ def open_link(options: SourceOptions, timeout_ms: int, *, reached: bool = False)
         pause_s = min(2 * pause_s, _PAUSES_S[1])
 
 
-def is_away(options: SourceOptions, *, proven: bool = False) -> bool:
+def is_away(options: LinkOptions, *, proven: bool = False) -> bool:
     """Whether a broker that was reached has no link to this process now."""
     key = _key(options)
     found = _LINKS.get(key)
     return (proven or key in _REACHED) and (found is None or not found.linked)
 
 
-def drop(options: SourceOptions) -> None:
+def drop(options: LinkOptions) -> None:
     """Close this process's link, if there is one; the next use makes another."""
     found = _LINKS.pop(_key(options), None)
     if found is not None:
@@ -136,7 +164,7 @@ def drop(options: SourceOptions) -> None:
 class Broker:
     """The broker as the driver asks it: a question waits while the broker is away."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: LinkOptions) -> None:
         self._options = options
         self._client: SyncClient | None = None
         self._opening = threading.Lock()
@@ -147,7 +175,7 @@ class Broker:
         self,
         doing: str,
         question: Callable[[SyncClient], Answer],
-        asker: SourceOptions | None = None,
+        asker: LinkOptions | None = None,
     ) -> Answer:
         """The answer to one question; doing: what is being tried, in words.
 
@@ -169,9 +197,9 @@ class Broker:
                     if left_ms <= 0 or self._closed:
                         raise
                     LOG.warning(
-                        "malamute source: the broker at %s is away (%s); waiting for it, "
+                        "malamute %s: the broker at %s is away (%s); waiting for it, "
                         "%d s at most (option brokerOutageMs)",
-                        _place(options), error, left_ms // 1000,
+                        options.side, _place(options), error, left_ms // 1000,
                     )  # fmt: skip
                     if isinstance(error, Timeout):
                         client.opened(timeout_ms=left_ms)
@@ -206,7 +234,7 @@ class Broker:
 
 
 @contextlib.contextmanager
-def explained(options: SourceOptions, doing: str) -> Iterator[None]:
+def explained(options: LinkOptions, doing: str) -> Iterator[None]:
     """Turn the client's errors into SourceUnavailable; doing: what was being tried."""
     try:
         yield
@@ -216,18 +244,18 @@ def explained(options: SourceOptions, doing: str) -> Iterator[None]:
         raise kind(_refusal(error, options, doing)) from error
     except (Timeout, ConnectionLost) as error:
         raise SourceUnavailable(
-            f"malamute source: could not {doing} at {_place(options)}: {error}. Is the broker "
-            "running there, and can the driver and the executors reach it? If it is somewhere "
-            "else, correct option 'endpoint'."
+            f"malamute {options.side}: could not {doing} at {_place(options)}: {error}. Is the "
+            "broker running there, and can the driver and the executors reach it? If it is "
+            "somewhere else, correct option 'endpoint'."
         ) from error
     except ProtocolError as error:
         raise SourceUnavailable(
-            f"malamute source: could not {doing} at {_place(options)}, for the protocol was "
-            f"broken: {error}. Do broker and connector have versions that fit each other?"
+            f"malamute {options.side}: could not {doing} at {_place(options)}, for the protocol "
+            f"was broken: {error}. Do broker and connector have versions that fit each other?"
         ) from error
 
 
-def _hopeless(code: str, options: SourceOptions) -> str:
+def _hopeless(code: str, options: LinkOptions) -> str:
     where = _place(options)
     if code == "unknown_host":
         what = (
@@ -246,14 +274,14 @@ def _hopeless(code: str, options: SourceOptions) -> str:
             f"{given}. Give the options curveServerKey, curvePublicKey and curveSecretKey, or "
             "user and password"
         )
-    return f"malamute source: {what}"
+    return f"malamute {options.side}: {what}"
 
 
-def _place(options: SourceOptions) -> str:
+def _place(options: LinkOptions) -> str:
     return ", ".join(options.endpoints)
 
 
-def _refusal(error: BrokerRefused, options: SourceOptions, doing: str) -> str:
+def _refusal(error: BrokerRefused, options: LinkOptions, doing: str) -> str:
     where, stream = _place(options), options.stream
     match error.code:
         case "unknown_stream" | "stream_removed":
@@ -268,14 +296,20 @@ def _refusal(error: BrokerRefused, options: SourceOptions, doing: str) -> str:
             )
         case "forbidden":
             what = (
-                f"{where} does not allow this identity to {doing} ({error.reason}). Have read "
-                f"permission on stream '{stream}' given to it, or use another credential"
+                f"{where} does not allow this identity to {doing} ({error.reason}). Have "
+                f"{options.permission} given to it, or use another credential"
             )
         case "bad_pattern" | "unknown_pattern_kind":
             what = (
                 f"{where} refused the pattern '{options.pattern_text}' ({error.reason}). "
                 "Correct option 'pattern'"
             )
+        case "cross_ring":
+            what = (
+                f"{where} could not {doing}: an atomic step reaches streams of ring main only, and "
+                "one of these is in memory or has a ring of its own. Write into a stream of main"
+            )
         case _:
-            what = f"{where} refused to {doing}, stream '{stream}': {error}"
-    return f"malamute source: {what}"
+            named = f", stream '{stream}'" if stream else ""
+            what = f"{where} refused to {doing}{named}: {error}"
+    return f"malamute {options.side}: {what}"

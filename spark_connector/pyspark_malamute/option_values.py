@@ -1,4 +1,4 @@
-"""What options of the source and of the sink have in common: rows of a table, and single values.
+"""Tables of options and single values, as the source and the sink have them.
 
 Owns how the text of one option becomes a value, and what is told where it cannot. The rule: an
 option is refused by its name before anything connects; nothing is ignored.

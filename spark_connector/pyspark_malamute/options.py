@@ -142,6 +142,16 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         return f"SourceOptions({', '.join(self.endpoints)}, {self.reads}, {self.pattern_text})"
 
     @property
+    def side(self) -> str:
+        """The side of the connector, for a message."""
+        return "source"
+
+    @property
+    def permission(self) -> str:
+        """The permission that a link needs, for a message."""
+        return f"read permission on stream '{self.stream}'"
+
+    @property
     def reads(self) -> str:
         """Name of the stream, or names of the streams, that the query reads, for a message."""
         if self.stream:

@@ -7,7 +7,8 @@ matching records, not offsets, are counted. Source: SPEC.md, PLAN_READ.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import msgspec
 from pyspark.sql.datasource import InputPartition
@@ -17,6 +18,7 @@ from malamute_py.client.position import AtTime, Position, StartPoint
 from pyspark_malamute.errors import OptionError
 from pyspark_malamute.links import Broker
 from pyspark_malamute.loss import lost, rewound
+from pyspark_malamute.offsets import StreamOffset
 from pyspark_malamute.options import Place, SourceOptions
 
 
@@ -234,6 +236,40 @@ def grouped(parts: list[Range], options: SourceOptions) -> list[InputPartition]:
     if len(groups) < options.min_partitions:
         return list(parts)
     return [group[0] if len(group) == 1 else Ranges(group) for group in groups]
+
+
+def stored(parts: list[InputPartition]) -> list[list[list[Any]]]:
+    """Tasks as they stand in a checkpoint: of each, [name of the stream, start, end] of its ranges.
+
+    A sink knows rows that come again by their task. Planned anew, a batch may be cut elsewhere:
+    its caps are not known any more, other options may hold, and the index has coarser entries.
+    """
+    return [[[each.name, each.start, each.end] for each in _ranges_of(part)] for part in parts]
+
+
+def restored(
+    tasks: list[list[list[Any]]], stop: Mapping[str, StreamOffset], *, proven: bool = False
+) -> list[InputPartition]:
+    """Tasks of a batch from a checkpoint, each at its place.
+
+    stop: position at the end of the batch in each stream that is there.
+    """
+    found: list[InputPartition] = []
+    for task in tasks:
+        ranges = [
+            Range(name, stop[name].stream, stop[name].epoch, start, end, proven=proven)
+            for name, start, end in task
+            if name in stop
+        ]
+        found.append(ranges[0] if len(ranges) == 1 else Ranges(ranges))
+    return found
+
+
+def _ranges_of(part: InputPartition) -> list[Range]:
+    if isinstance(part, Ranges):
+        return part.ranges
+    assert isinstance(part, Range)
+    return [part]
 
 
 def _cut_by_records(

@@ -6,12 +6,21 @@ whatever else the source needs is imported when a query uses it.
 
 from __future__ import annotations
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
 
 class DefaultSource(DataSource):
-    """Records of one stream of a Malamute broker; see options.py for the options."""
+    """Records of streams of a Malamute broker.
+
+    See options.py for the options of the source, sink_options.py for those of the sink.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -53,3 +62,23 @@ class DefaultSource(DataSource):
         refuse_options_of("read", self.options)
         check_schema(schema, options)
         return MalamuteStreamReader(options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """For df.write. Raises OptionError, UnwritableRows."""
+        from pyspark_malamute.sink import MalamuteWriter, check_columns, refuse_overwriting
+        from pyspark_malamute.sink_options import parse_sink_options
+
+        options = parse_sink_options(self.options, streaming=False)
+        refuse_overwriting(overwrite)
+        check_columns(schema, options)
+        return MalamuteWriter(options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """For df.writeStream. Raises OptionError, UnwritableRows."""
+        from pyspark_malamute.sink import MalamuteStreamWriter, check_columns, refuse_overwriting
+        from pyspark_malamute.sink_options import parse_sink_options
+
+        options = parse_sink_options(self.options, streaming=True)
+        refuse_overwriting(overwrite)
+        check_columns(schema, options)
+        return MalamuteStreamWriter(options)

@@ -2,8 +2,9 @@
 
 Owns what the driver's long-lived process knows of one query. The rules: offsets are those
 of a checkpoint until the broker was asked about them; the caps of a batch are shared between the
-streams that have something new; nothing here connects before Spark asks for offsets, since the same
-object is pickled to the executors.
+streams that have something new; the tasks of a batch stand in the offset at its end, so that a
+batch that is run again has the same ones; nothing here connects before Spark asks for offsets,
+since the same object is pickled to the executors.
 Source: PySpark's DataSourceStreamReader; spark_connector/README.md.
 """
 
@@ -35,7 +36,15 @@ from pyspark_malamute.loss import removed
 from pyspark_malamute.offsets import NEVER_READ, StreamOffset, read_offsets, to_json
 from pyspark_malamute.one_stream import Caps, OneStream
 from pyspark_malamute.options import Place, SourceOptions
-from pyspark_malamute.planning import Range, Spot, grouped, locate, locate_start
+from pyspark_malamute.planning import (
+    Range,
+    Spot,
+    grouped,
+    locate,
+    locate_start,
+    restored,
+    stored,
+)
 from pyspark_malamute.shares import shares
 from pyspark_malamute.streams import find_streams, gone, together
 
@@ -70,6 +79,8 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._tails: dict[str, int] = {}
         """Stream -> its end when the streams were listed last."""
         self._idle = IdleWait(options.idle_wait_ms)
+        self._made: dict[str, Any] = {}
+        """The newest end of a batch that this process planned."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {"options": self._options}
@@ -109,14 +120,19 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._targets = together(end, self._names())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Where the next batch ends; `start` itself when there is nothing for it."""
+        """Where the next batch ends, and its tasks; `start` itself when there is nothing for it."""
         begin = read_offsets(start, self._options)
         self._idle.begin(begin)
         end = self._next_end(begin, limit)
         while end is None and self._targets is None and self._idle.pause():
             end = self._next_end(begin, limit)
         self._idle.end(None if end else begin)
-        return start if end is None else to_json(end, self._options)
+        if end is None:
+            return start
+        found = self._planned(begin, end).values()
+        parts = grouped([part for parts in found for part in parts], self._options)
+        self._made = {**to_json(end, self._options), "tasks": stored(parts)}
+        return self._made
 
     def commit(self, end: dict[str, Any]) -> None:
         """Take note that the batch that ended here is in Spark's sink."""
@@ -255,9 +271,25 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The tasks of a batch; after a restart of one that the checkpoint knows of."""
         begin = read_offsets(start, self._options)
         stop = read_offsets(end, self._options)
+        if stop == begin:
+            return []
+        if end == self._made:
+            return restored(end["tasks"], stop, proven=self._proven)
+        # Asked for, even where the checkpoint has the tasks: a stream may have been recreated,
+        # removed or trimmed since.
+        found = self._planned(begin, stop)
+        if "tasks" in end:
+            there = {name: at for name, at in stop.items() if name in found}
+            return restored(end["tasks"], there, proven=self._proven)
+        return grouped([part for parts in found.values() for part in parts], self._options)
+
+    def _planned(
+        self, begin: Mapping[str, StreamOffset], stop: Mapping[str, StreamOffset]
+    ) -> dict[str, list[Range]]:
+        """What is to be read of each stream that has something new and is there."""
         changed = [name for name, at in stop.items() if at != begin.get(name)]
 
-        def tasks(name: str) -> list[Range]:
+        def tasks(name: str) -> list[Range] | None:
             fresh = StreamOffset(stop[name].stream, *NEVER_READ)
             try:
                 return self._stream(name).tasks(
@@ -267,10 +299,11 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if self._options.stream:
                     raise
                 removed(self._options.of(name))
-                return []
+                return None
 
-        found = together(tasks, changed).values()
-        return grouped([part for parts in found for part in parts], self._options)
+        return {
+            name: parts for name, parts in together(tasks, changed).items() if parts is not None
+        }
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The records of one task."""

@@ -8,7 +8,7 @@ import pytest
 
 from malamute_py.origins import MASK, lines_of
 from malamute_py.server.authentication.credentials import hash_password
-from tests.cli.running import run_cli
+from tests.cli.running import Run, run_cli
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "malamute.toml"
 
@@ -139,3 +139,8 @@ def test_hashes_of_passwords_are_not_shown(tmp_path: Path) -> None:
 def test_a_line_within_a_value_is_no_key() -> None:
     text = 'a = """\nb = 1\n[c]\n"""\n# d = 1\ne."f.g" = [\n  1,\n]\n[[h]]\ni = 2\n'
     assert lines_of(text) == {("a",): 1, ("e", "f.g"): 6, ("h",): 9, ("h", "i"): 10}
+
+
+def test_a_running_broker_reads_its_configuration_anew(m: Run) -> None:
+    assert m("config", "reload").ok().rows == []
+    assert m("config", "reload", "--json").ok().json == []

@@ -172,3 +172,7 @@ async def test_a_stream_is_trimmed_by_offset_position_time_and_cursor_and_within
         await shell.do("trim", "log", FromCursor("none", AfterMessage(message_id(1, 99))))
     assert await shell.do("trim", "log", "latest") == 10
     assert (await shell.do("stream_info", "log")).records == 0
+
+
+async def test_a_broker_reads_its_configuration_anew(shell: Any) -> None:
+    assert await shell.do("reload_config") == []

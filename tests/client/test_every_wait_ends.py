@@ -118,6 +118,7 @@ class Scene:
             "broker_info": lambda: do("broker_info"),
             "links": lambda: do("list_links"),
             "kick": lambda: do("kick", 12345),
+            "reload_config": lambda: do("reload_config"),
             "mailboxes": lambda: do("list_mailboxes"),
             "mailbox_info": lambda: do("mailbox_info", "box"),
             "peek": lambda: do("peek", "box"),

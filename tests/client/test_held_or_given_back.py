@@ -54,6 +54,7 @@ async def until(condition: Callable[[], Any]) -> None:
             await asyncio.sleep(0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["before it leaves", "under way", "twice"])
 async def test_a_handler_that_answers_in_a_step_while_the_link_is_cut_costs_no_request(
     worker_shell: Any, broker: EmbeddedBroker, moment: str

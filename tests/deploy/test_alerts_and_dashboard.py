@@ -186,6 +186,7 @@ def test_prometheus_takes_the_rules_and_the_configuration() -> None:
     promtool("check", "config", "prometheus.yml")
 
 
+@pytest.mark.slow
 @needs_prometheus
 def test_every_alert_fires_on_what_it_is_for_and_on_nothing_else(tmp_path: Path) -> None:
     tests = [

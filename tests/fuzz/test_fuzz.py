@@ -153,6 +153,7 @@ def test_a_find_is_made_short(monkeypatch: pytest.MonkeyPatch) -> None:
         replay(short)
 
 
+@pytest.mark.slow
 def test_the_messages_reach_every_command(monkeypatch: pytest.MonkeyPatch) -> None:
     made: set[type[wire.Command]] = set()
     receive = Broker.receive

@@ -29,6 +29,7 @@ def test_seeds_and_what_was_found_raise_nothing_but_their_errors(name: str) -> N
         target.read(path.read_bytes())
 
 
+@pytest.mark.slow
 def test_hostile_contents_raise_nothing_but_their_errors() -> None:
     assert contents.run(1_500, 1) is None
 

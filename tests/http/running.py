@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from prometheus_client.parser import text_string_to_metric_families
 
 from malamute_py import EmbeddedBroker
+from malamute_py.client.settings import Credential
 from malamute_py.http.serving import Serving
 from malamute_py.sections import HttpSection
 from tests.waiting import WAIT_S
@@ -29,15 +30,16 @@ class Answer(NamedTuple):
 class RunningHttp:
     """Serves at a free port until the block ends."""
 
-    def __init__(self, endpoint: str, **settings: object) -> None:
+    def __init__(self, endpoint: str, credential: Credential = None, /, **settings: object) -> None:
         self.section = HttpSection(**{"bind": "127.0.0.1:0", **settings})  # type: ignore[arg-type]
         self._endpoint = endpoint
+        self._credential = credential
         self._serves = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self.serving = Serving(self.section, [self._endpoint])
+        self.serving = Serving(self.section, [self._endpoint], self._credential)
         await self.serving.run(lambda url: self._serves.set())
 
     def __enter__(self) -> Self:

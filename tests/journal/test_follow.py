@@ -351,6 +351,7 @@ def test_a_recovered_ring_gives_the_changes_since_a_checkpoint(place: Place) -> 
     ]
 
 
+@pytest.mark.slow
 def test_a_held_ring_is_followed_by_a_thread_while_it_laps(place: Place) -> None:
     """The writer waits for the hold alone; the follower reads only what is synced."""
     ring, _ = place.open(RingSettings(segment_bytes=S, ring_bytes=4 * S))

@@ -29,6 +29,7 @@ def run_all(seeds: range, *, forks: int = 1) -> list[World]:
     return worlds
 
 
+@pytest.mark.slow
 def test_the_seeds_lose_power_amid_operations_and_amid_the_opening_after_a_loss() -> None:
     worlds = run_all(range(8), forks=3)
     losses = sum(world.losses for world in worlds)

@@ -84,7 +84,7 @@ def _has_timestamp(value: Any) -> bool:
 def commands_of_spec() -> dict[int, tuple[str, list[tuple[str, str, str]]]]:
     """Return number -> (name, [(field, type, default)]) from SPEC.md's tables."""
     found = {}
-    for block in re.split(r"^#### ", SPEC, flags=re.MULTILINE)[1:]:
+    for block in re.split(r"^#### (?=\d)", SPEC, flags=re.MULTILINE)[1:]:
         number, name = block.split("\n", 1)[0].split()
         block = re.split(r"^#", block, maxsplit=1, flags=re.MULTILINE)[0]
         table = re.findall(r"^\| (\w+) \| ([^|]+) \| *([^|]*?) *\| [^|]+ \|$", block, re.MULTILINE)

@@ -211,6 +211,7 @@ class RunningLoop:
             meter=self.meter,
             worked=lambda: 0,
             watchdog=self.watchdog,
+            reloaded=lambda *_: None,
             collector=collector,
         )
         self.failure: BaseException | None = None

@@ -34,7 +34,17 @@ def test_the_example_names_every_key_with_its_default() -> None:
     assert keys_of(tomllib.loads(EXAMPLE.read_text())) == set(KEYS)
 
 
-SHELL_OWN = {"software", "permit", "subjects", "quota", "carrier", "facts", "meter"}
+SHELL_OWN = {
+    "software",
+    "permit",
+    "subjects",
+    "known",
+    "reload",
+    "quota",
+    "carrier",
+    "facts",
+    "meter",
+}
 """Settings of the core that are the shell's own: no configuration names them."""
 
 

@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
@@ -19,6 +20,7 @@ from malamute_py.sections import ConfigError
 from malamute_py.server.authentication.credentials import hash_password
 from malamute_py.server.http_process import USER, HttpCredential, admit, first_line
 from malamute_py.server.sockets import parse_endpoint
+from tests.http.console.browsing import Browser
 from tests.http.running import parsed, until
 from tests.server.daemon import Daemon
 from tests.server.fakes import Lines
@@ -157,6 +159,27 @@ def test_a_broker_shows_its_streams_whatever_it_asks_of_clients(
             until(lambda: 'stream="trades"' in page(url, "/metrics")[1])
         assert parsed(page(url, "/metrics")[1])["malamute_up"] == 1
     assert page(url, "/livez")[0] == 0, "it goes with the broker"
+
+
+@pytest.mark.slow
+@pytest.mark.system
+def test_people_log_in_at_the_http_side_that_a_broker_started(tmp_path: Path) -> None:
+    settings = settings_of("plain", tmp_path)
+    with EmbeddedBroker(tcp=True, **{"http.bind": "127.0.0.1:0", **settings}) as broker:
+        until(lambda: broker.server.http_url != "")
+        parts = urlsplit(broker.server.http_url)
+        assert parts.hostname is not None
+        assert parts.port is not None
+        person = Browser((parts.hostname, parts.port))
+        assert person.log_in("a", "wrong").status == 401
+        assert person.log_in("", "").status == 401
+        assert person.log_in(USER, "").status == 401
+        with connect_sync(broker.tcp_endpoint, credential=Plain("a", "secret")) as client:
+            client.publish("trades", b"1")
+        assert person.log_in("a", "secret").status == 200
+        assert "trades" in person.get("streams").words
+        # A user who is no administrator is none here, either.
+        assert person.get("clients").status == 403
 
 
 @pytest.mark.slow

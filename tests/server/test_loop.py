@@ -274,6 +274,7 @@ class Noting:
             pass
 
 
+@pytest.mark.slow
 def test_a_peer_that_sends_more_than_a_share_is_served_in_turns_with_others() -> None:
     noting = Noting()
     count, each = 50, 4_000

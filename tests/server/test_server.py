@@ -243,6 +243,7 @@ def test_a_memory_stream_is_gone_after_a_restart_and_the_others_are_not(tmp_path
         assert second.value["tail"] - second.value["first"] == 1
 
 
+@pytest.mark.slow
 def test_old_segments_are_overwritten_and_a_late_reader_gets_a_gap(tmp_path: Path) -> None:
     wanted = config(tmp_path, memory__hot_bytes=1 << 20, journal__ring_bytes=12 << 20)
     with serving(wanted) as (_, at, log), RawPeer(at) as peer:

@@ -43,6 +43,45 @@ def _put(stack: contextlib.ExitStack, owner: Any, name: str, make: Callable[[Any
     stack.enter_context(patch.object(owner, name, make(getattr(owner, name))))
 
 
+# --- removal ---------------------------------------------------------------------------------
+
+
+def _trim_comes_back(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.log.stream import Stream
+
+    def make(original: Any) -> Any:
+        def init(self: Any, row: Any, *more: Any) -> None:
+            original(self, msgspec.structs.replace(row, trimmed=0), *more)
+            self.row = row
+
+        return init
+
+    _put(stack, Stream, "__init__", make)
+
+
+def _trim_takes_one_more(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.streams.removal import Removal
+
+    def make(original: Any) -> Any:
+        def trim(self: Any, stream: Any, before: int, *more: Any) -> None:
+            original(self, stream, before + 1, *more)
+
+        return trim
+
+    _put(stack, Removal, "_trim", make)
+
+
+def _aged_delivered(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.batches import bounds
+    from malamute_py.broker.subscriptions import on_demand
+
+    def first_within_bounds(stream: Any, answer: Any, now_ms: int) -> int:
+        return int(stream.first)
+
+    for module in (bounds, on_demand):
+        stack.enter_context(patch.object(module, "first_within_bounds", first_within_bounds))
+
+
 # --- the journal ---------------------------------------------------------------------------
 
 
@@ -932,6 +971,18 @@ PLANTS: dict[str, Planted] = {
     "cancelled-waits-on": Planted(
         "work", "a request that was cancelled is handed out",
         _cancelled_waits_on, _codes("ended_twice", "after_end"), 60,
+    ),
+    "trim-comes-back": Planted(
+        "removal", "a start knows only the trims that the rings have noted",
+        _trim_comes_back, _codes("removed", "start"), 60,
+    ),
+    "trim-takes-one-too-many": Planted(
+        "removal", "a trim takes the record at its offset, too",
+        _trim_takes_one_more, _codes("too_many", "hole_called_gap", "gap_called_hole"), 20,
+    ),
+    "aged-delivered": Planted(
+        "removal", "records are as young when they are handed out as when they were asked for",
+        _aged_delivered, _codes("aged"), 60,
     ),
     "stamp-left": Planted(
         "journal", "the stamp of a dropped batch stays where the next one is written",

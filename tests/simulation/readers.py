@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from malamute_protocol import commands as c
-from tests.simulation.model import Log, Model, Violation
+from tests.simulation.model import Entry, Log, Model, Violation
 from tests.simulation.records import Batch, Sent, Unreadable, decode_run
 
 
@@ -165,15 +165,28 @@ class Reader:
         else:
             # Retention may be ahead of what a durable reader is to see, and of what the core knows:
             # then a GAP follows.
-            oldest = min(self.told_first_of(log), tail)
-            wanted = {0: oldest, 1: tail}.get(kind, command.next)
+            low, high = {0: self._oldest(log, tail), 1: (tail, tail)}.get(
+                kind, (command.next, command.next)
+            )
             if kind == 3 and not log.memory:
                 self._by_time(log, command.next, first, tail)
-            if command.next != wanted and not log.memory:
-                raise self._fail("start", f"{self.start} began at {command.next}, not {wanted}")
+            if not low <= command.next <= high and not log.memory:
+                raise self._fail("start", f"{self.start} began at {command.next}, not {low}")
             self.position = command.next
         self.epoch = command.epoch
         self.end = command.end
+
+    def _oldest(self, log: Log, tail: int) -> tuple[int, int]:
+        """Return the least and the greatest offset at which a start at the oldest may begin."""
+        oldest = min(self.told_first_of(log), tail)
+        return oldest, oldest
+
+    def _check_kept(self, log: Log, offset: int, entry: Entry) -> None:
+        """Judge whether a record that is shown may still be there."""
+
+    def _is_gone(self, log: Log, offset: int) -> bool:
+        """Whether a gap over this offset tells the truth."""
+        return self.model.gone(log, offset)
 
     def _by_time(self, log: Log, begins: int, first: int, tail: int) -> None:
         """Judge a start by append time: the first record at or after (or only after) it."""
@@ -295,6 +308,7 @@ class Reader:
                 )
             if entry.append_time_ms != row.append_time_ms:
                 raise self._fail("time", f"offset {row.offset} shows another append time")
+            self._check_kept(log, row.offset, entry)
             if not selects(self.pattern, self.model.sent[row.serial]):
                 raise self._fail(
                     "not_selected", f"offset {row.offset}: {self.model.sent[row.serial]}"
@@ -318,7 +332,7 @@ class Reader:
             self.model.trimmed(log, max(log.first, self.first_of(log)))
         if not log.memory:
             for offset in range(command.from_, command.to):
-                if not self.model.gone(log, offset):
+                if not self._is_gone(log, offset):
                     raise self._fail(
                         "hole_called_gap",
                         f"{command.code} [{command.from_}, {command.to}), but offset {offset} is "

@@ -90,6 +90,10 @@ def scenario(name: str) -> Callable[..., Scenario]:
         from tests.simulation.threads_run import ThreadCutsRun
 
         return ThreadCutsRun
+    if name == "removal":
+        from tests.simulation.removal_run import RemovalRun
+
+        return RemovalRun
     if name == "work":
         from tests.simulation.work_run import WorkRun
 
@@ -98,7 +102,8 @@ def scenario(name: str) -> Callable[..., Scenario]:
 
 
 SCENARIOS = (
-    "journal", "broker", "session", "work", "clients", "cuts", "threads", "thread-cuts",
+    "journal", "broker", "removal", "session", "work", "clients", "cuts", "threads",
+    "thread-cuts",
 )  # fmt: skip
 
 

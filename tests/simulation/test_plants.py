@@ -21,6 +21,7 @@ def test_a_planted_bug_is_caught(name: str) -> None:
     pytest.fail(f"{plant.what}: not caught within {plant.seeds} seeds")
 
 
+@pytest.mark.slow
 def test_a_plant_is_gone_after_the_run() -> None:
     name = "truncates-too-much"
     plant = PLANTS[name]

@@ -40,6 +40,12 @@ def test_the_broker_keeps_its_promises_under_every_fault(first: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 120, CHUNK))
+def test_what_is_removed_or_grows_old_is_gone_under_every_fault(first: int) -> None:
+    check("removal", range(first, first + CHUNK))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 60, CHUNK))
 def test_the_client_library_keeps_its_promises_under_every_fault(first: int) -> None:
     check("session", range(first, first + CHUNK))
@@ -76,7 +82,9 @@ def test_a_link_of_a_program_with_threads_may_be_cut_at_any_message(first: int) 
 
 
 @pytest.mark.parametrize("seed", [1001, 1004, *slow([1000, 1002, 1003])])
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize(
+    "scenario", [*(name for name in SCENARIOS if name != "thread-cuts"), *slow(["thread-cuts"])]
+)
 def test_a_few_seeds_pass(scenario: str, seed: int) -> None:
     check(scenario, range(seed, seed + 1))
 

@@ -119,6 +119,7 @@ def test_each_of_many_streams_has_the_cursor(reader: Make, client: SyncClient, s
     assert lags == {**dict.fromkeys(names, 0), names[2]: 3}
 
 
+@pytest.mark.slow
 def test_who_may_not_pin_is_told_before_the_first_batch(tmp_path: Path) -> None:
     users = Authentication(
         mechanism="plain", users={name: hash_password(f"of {name}") for name in ("owner", "ann")}

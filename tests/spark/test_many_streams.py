@@ -273,6 +273,7 @@ def test_few_records_of_several_streams_count_together(
     assert len(rows) == 10
 
 
+@pytest.mark.slow
 def test_two_hundred_streams_cost_one_question_while_they_are_idle(
     reader: Callable[..., MalamuteStreamReader],
     client: SyncClient,

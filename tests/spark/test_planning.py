@@ -67,6 +67,28 @@ def tasks(
     return [(task.start, task.end) for task in found if isinstance(task, Range)]
 
 
+def test_a_batch_that_is_run_again_has_the_same_tasks_whatever_was_changed_since() -> None:
+    client = ScriptedClient([False] * 5_000 + [True] * 45_000)
+    query = reader_of(client, splitBytes="1m", maxRecordsPerTrigger="40000")
+    begin = query.initialOffset()
+    end = step(query, begin, ReadMaxRows(40_000))
+    before = tasks(query, begin, end)
+    assert len(before) == 4
+    client.append(*[True] * 1000)
+    for more in ({}, {"splitBytes": "3m"}, {"minPartitions": "9"}, {"maxRecordsPerPartition": "7"}):
+        assert tasks(reader_of(client, **more), begin, end) == before
+    # The checkpoint of a connector that did not write them down.
+    del end["tasks"]
+    assert tasks(reader_of(client, splitBytes="3m"), begin, end) != before
+
+
+def test_a_batch_that_ends_where_it_begins_has_no_tasks() -> None:
+    query = reader_of(ScriptedClient([True] * 20))
+    end = step(query, query.initialOffset())
+    assert step(query, end) == end
+    assert tasks(query, end, end) == []
+
+
 # --- where a query begins ----------------------------------------------------------------
 
 

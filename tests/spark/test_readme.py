@@ -1,10 +1,11 @@
-"""The connector's README says of the options what the table of options says."""
+"""The connector's README says of options and columns what the code says."""
 
 from __future__ import annotations
 
 from pyspark_malamute.options import parse_options
 from pyspark_malamute.schema import spark_schema
-from tools.spark_options import README, option_table
+from pyspark_malamute.sink_options import KINDS
+from tools.spark_options import README, option_tables
 
 
 def cells_of(section: str) -> list[list[str]]:
@@ -13,8 +14,14 @@ def cells_of(section: str) -> list[list[str]]:
     return [[cell.strip().strip("`") for cell in row.strip("|").split(" | ")] for row in rows]
 
 
-def test_the_table_of_options_is_the_one_that_make_spark_options_writes() -> None:
-    assert option_table() in README.read_text()
+def test_the_tables_of_options_are_those_that_make_spark_options_writes() -> None:
+    for table in option_tables():
+        assert table in README.read_text()
+
+
+def test_each_column_of_the_sink_is_there_with_its_types() -> None:
+    found = {row[0]: tuple(row[1].split(" or ")) for row in cells_of("Writing into a stream")}
+    assert {name: found.get(name) for name in KINDS} == KINDS
 
 
 def test_each_column_is_there_with_its_type() -> None:

@@ -355,8 +355,7 @@ class GroupReader:
         holdings, stream = group.holdings, group.stream
         if stream.bounded:
             kept = first_within_bounds(stream, answer, self._shard.now_ms)
-            if holdings.low < kept:
-                self._gap(group, (holdings.low, kept, "retention", ""))
+            self._drop_before(group, kept)
         gaps, began = list(answer.gaps), group.dealt
         for run in answer.runs:
             data = memoryview(run.data)

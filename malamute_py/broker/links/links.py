@@ -301,6 +301,8 @@ class Links:
             refusal = "version", f"this broker speaks versions {ours}, you {theirs}"
         elif len(hello.session) != 16:
             refusal = "malformed", f"a session has 16 bytes, not {len(hello.session)}"
+        elif link.credential and not settings.known(link.credential):
+            refusal = "unauthenticated", f"there is no user '{link.credential}' any more"
         elif hello.identity not in ("", link.credential):
             refusal = self._may_be_called(link.credential, wanted, template)
         older = self._sessions.get(hello.session)
@@ -573,6 +575,11 @@ class Links:
         if link.state is State.CLOSED:
             return
         self._shard.counters["refused_" + code] += 1
+        if code == "forbidden":
+            self._shard.event(
+                "forbidden", "warning", identity=link.owner or link.credential, link=link.number,
+                command=command, reason=reason,
+            )  # fmt: skip
         reason = reason[: self._shard.settings.reason_max]
         self.say(link, Refused(command, reference, code, reason, retry_ms, revision))
 

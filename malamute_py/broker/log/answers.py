@@ -9,14 +9,27 @@ SPEC.md, section 4.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
+from malamute_protocol import commands as wire
 from malamute_protocol.commands import Command, Result
 from malamute_protocol.framing import NUMBERS
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.ring import Settlement
 from malamute_py.broker.log.steps import Effect, Part
+
+ADMINISTRATION: Final = frozenset(
+    {
+        wire.CreateStream, wire.EditStream, wire.RemoveStream, wire.Kick,
+        wire.PurgeMail, wire.EditMailbox, wire.RemoveMailbox,
+        wire.EditService, wire.Requeue, wire.RemoveService,
+        wire.EditCursor, wire.RemoveCursor, wire.RemoveGroup, wire.ReloadConfig,
+    }
+)  # fmt: skip
+"""Commands that change what others use; an event tells each that was done."""
+_OBJECTS: Final = ("stream", "mailbox", "service", "cursor", "group")
+"""Fields that name what a command is about."""
 
 
 class Answers:
@@ -31,7 +44,15 @@ class Answers:
         self._when_visible = when_visible
 
     def result(self, link: Link, command: Any, value: dict[str, Any]) -> None:
-        """Answer a command with RESULT, unless its link has ended."""
+        """Answer a command with RESULT, unless its link has ended.
+
+        An event tells what an administrator has done.
+        """
+        if type(command) in ADMINISTRATION:
+            self._shard.event(
+                "administered", by=link.owner, link=link.number,
+                command=type(command).__name__, **_objects(command),
+            )  # fmt: skip
         if link.open:
             link.results += 1
             self._links.say(link, Result(command.request, value))
@@ -94,3 +115,11 @@ def reference_of(command: Command) -> int:
         if isinstance(number, int):
             return number
     return 0
+
+
+def _objects(command: Command) -> dict[str, Any]:
+    """Return the names of what a command is about; of KICK the link, as `ended`."""
+    found = {name: getattr(command, name) for name in _OBJECTS if hasattr(command, name)}
+    if isinstance(command, wire.Kick):
+        found["ended"] = command.link
+    return found

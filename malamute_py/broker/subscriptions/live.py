@@ -97,6 +97,11 @@ class Delivery:
         if audience.late:
             self._put_off(audience, LateBatch(batch, durable))
             return
+        stream = batch.stream
+        if durable and stream.bounded and batch.base < stream.first_at(self._shard.now_ms):
+            # It grew too old before it was durable: on demand the subscriptions are told so.
+            self._fall_back(audience, batch, durable)
+            return
         try:
             groups = audience.known_groups(batch.content)
             if groups is None:
@@ -114,13 +119,24 @@ class Delivery:
         So only those subscriptions miss the batch, by name, for which it cannot be handled.
         """
         self._shard.erred("fan-out", error, stream=batch.stream.name, offset=batch.base)
-        for sub in audience.subscriptions:
-            if sub.live and sub.durable == durable and sub.covered < batch.next:
-                self.fall_behind(sub, batch.base)
-                sub.careful = CAREFUL_BATCHES
-                self.fallen.append(sub)
+        for sub in self._fall_back(audience, batch, durable):
+            sub.careful = CAREFUL_BATCHES
+
+    def _fall_back(
+        self, audience: Audience, batch: StampedBatch, durable: bool
+    ) -> list[Subscription]:
+        """Send the subscriptions that were not given a batch on demand; returns them."""
+        fallen = [
+            sub
+            for sub in audience.subscriptions
+            if sub.live and sub.durable == durable and sub.covered < batch.next
+        ]
+        for sub in fallen:
+            self.fall_behind(sub, batch.base)
+            self.fallen.append(sub)
         if batch.next >= audience.least_stop:
             self._end_bounded(audience)
+        return fallen
 
     def _match(self, audience: Audience, batch: StampedBatch, durable: bool) -> None:
         """Find the selection groups of a batch, now or in slices, and give them the batch."""

@@ -731,7 +731,7 @@ class OnDemand:
         end = min(answer.next, members[0].tail)
         lowest = min(sub.position for sub in members)
         gap = next((gap for gap in answer.gaps if gap[1] > lowest), None)
-        if cohort.stream.bounded:
+        if cohort.stream.bounded or lowest < cohort.stream.first:
             kept = min(first_within_bounds(cohort.stream, answer, self._shard.now_ms), end)
             if lowest < kept:
                 gap = lowest, kept, "retention", ""
@@ -776,7 +776,7 @@ class OnDemand:
     def _deliver_history(self, sub: Subscription, answer: HistoryRead) -> None:
         end = min(sub.tail, sub.stop)
         now_ms = self._shard.now_ms
-        if sub.stream.bounded:
+        if sub.stream.bounded or sub.position < sub.stream.first:
             kept = min(first_within_bounds(sub.stream, answer, now_ms), end)
             if sub.position < kept:
                 self._gap(sub, kept, "retention", "")

@@ -42,6 +42,7 @@ from malamute_py.client.facts import (
     BrokerFacts,
     LinkFacts,
     ReadPlan,
+    ReloadedSetting,
     StreamFacts,
     fact_list,
     facts,
@@ -600,6 +601,14 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
     async def kick(self, link: int, reason: str = "") -> None:
         """End a link by its number. Raises BrokerRefused."""
         await self._link.ask(lambda number: c.Kick(number, link, reason))
+
+    async def reload_config(self) -> list[ReloadedSetting]:
+        """Have the broker read its configuration and users anew. Raises BrokerRefused.
+
+        Returns each setting that differs or is wrong, and what became of it.
+        """
+        value = await self._link.ask(c.ReloadConfig)
+        return [ReloadedSetting(*change) for change in value["changes"]]
 
 
 class BulkPublisher:

@@ -320,7 +320,7 @@ def split(ranges: list[Range]) -> tuple[list[Range], list[Range]]:
 
 
 class Acknowledging:
-    """What the owners of inboxes, memberships and offers share: their acknowledgements."""
+    """Owner of inboxes, memberships or offers, as far as their acknowledgements go."""
 
     def __init__(self, acks: Acks, emit: Callable[[Event], None]) -> None:
         """emit: takes the events."""

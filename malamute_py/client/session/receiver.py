@@ -42,7 +42,7 @@ class Opened(ABC):
         self._half_records = credit_records / 2
         self._half_bytes = credit_bytes / 2
         self._received_records = self._received_bytes = 0
-        """What came on the present link."""
+        """Records and bytes that came on the present link."""
         self._granted_records = self._granted_bytes = 0
         """Credit on the present link, counted from its beginning."""
 

@@ -33,6 +33,7 @@ from malamute_py.client.facts import (
     BrokerFacts,
     LinkFacts,
     ReadPlan,
+    ReloadedSetting,
     StreamFacts,
     fact_list,
     facts,
@@ -560,6 +561,14 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
     def kick(self, link: int, reason: str = "") -> None:
         """End a link by its number. Raises BrokerRefused."""
         self._link.ask(lambda number: c.Kick(number, link, reason))
+
+    def reload_config(self) -> list[ReloadedSetting]:
+        """Have the broker read its configuration and users anew. Raises BrokerRefused.
+
+        Returns each setting that differs or is wrong, and what became of it.
+        """
+        value = self._link.ask(c.ReloadConfig)
+        return [ReloadedSetting(*change) for change in value["changes"]]
 
 
 class SyncBulkPublisher:

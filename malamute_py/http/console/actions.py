@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
+from malamute_py.client.position import Position
 from malamute_py.http.console.copying import Copy, check_range
 from malamute_py.http.console.forms import Form, of
 from malamute_py.http.console.rendering import url
@@ -59,6 +60,21 @@ async def cancel_copy(session: Session, form: Form) -> str:
         raise NotUnderstood("no copy is under way")
     session.copy.cancel()
     return f"The copy into {session.copy.to} ends; what was copied stays."
+
+
+async def trim(session: Session, form: Form) -> str:
+    """Remove the records of a stream before a place."""
+    name = of(form, "name")
+    start = start_point(of(form, "before"), await _now_ms(session))
+    facts = await session.client.stream_info(name)
+    offset = start
+    if not isinstance(offset, int):
+        offset = await session.client.find_offset(name, start)
+    if offset > facts.tail:
+        raise NotUnderstood(f"{name} ends at {facts.tail}: nothing was removed")
+    await session.client.trim(name, Position(facts.uuid, facts.epoch, offset))
+    gone = max(0, offset - facts.first)
+    return f"{many(gone, 'record')} of {name} before offset {offset} removed for good."
 
 
 # --- mailboxes, services ----------------------------------------------------------------------
@@ -116,6 +132,7 @@ async def kick(session: Session, form: Form) -> str:
 ACTIONS: Final = {
     "copy": Action(copy, lambda form: url("stream", name=of(form, "name"))),
     "cancel-copy": Action(cancel_copy, lambda form: url("stream", name=of(form, "name"))),
+    "trim": Action(trim, lambda form: url("stream", name=of(form, "name"))),
     "purge-mailbox": Action(purge_mailbox, lambda form: url("mailbox", name=of(form, "name"))),
     "requeue": Action(requeue, lambda form: url("service", name=of(form, "name"))),
     "reset-cursor": Action(

@@ -83,17 +83,18 @@ class EventStreams:
             return None
         return EventAnswer(self, session, events)
 
-    async def send(self, session: Session, events: Events, scope: Scope, wires: Wires) -> None:
-        """Send events until the browser goes, the session ends or the time is over."""
-        receive, send = wires
-        self._lengthen(scope, self._lasting_s + 1.0)
-        sending = asyncio.ensure_future(_send(events, send))
+    async def send(self, answer: EventAnswer, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send an answer until the browser goes, the session ends or the time is over."""
+        session = answer.session
+        self._lengthen(scope, self._lasting_s + _LAST_S)
+        sending = asyncio.ensure_future(answer.send(send))
         leaving = asyncio.ensure_future(_left(receive))
 
         def end() -> None:
             sending.cancel()
 
         session.closings.add(end)
+        # Without a pause since the bounds were looked at: no other answer came between.
         self.open += 1
         session.streams += 1
         try:
@@ -117,35 +118,27 @@ class EventStreams:
                     await send({"type": "http.response.body", "body": b""})
 
 
-Wires = tuple[Receive, Send]
-
-
 class EventAnswer:
     """The answer to a request for an event stream, as an ASGI application."""
 
     def __init__(self, streams: EventStreams, session: Session, events: Events) -> None:
+        self.session = session
         self._streams = streams
-        self._session = session
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the head of the answer and the events."""
+        """Send the answer, within the bounds of all event streams."""
+        await self._streams.send(self, scope, receive, send)
+
+    async def send(self, send: Send) -> None:
+        """Send the head and the events, to their end."""
         headers = {**HEADERS, "content-type": "text/event-stream", "x-accel-buffering": "no"}
-        await send(
-            {
-                "type": "http.response.start",
-                "status": HTTPStatus.OK,
-                "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
-            }
-        )
-        await self._streams.send(self._session, self._events, scope, (receive, send))
-
-
-async def _send(events: Events, send: Send) -> None:
-    async with aclosing(events):
-        async for each in events:
-            await send({"type": "http.response.body", "body": each, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})
+        named = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": named})
+        async with aclosing(self._events) as events:
+            async for each in events:
+                await send({"type": "http.response.body", "body": each, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
 
 
 async def _left(receive: Receive) -> None:

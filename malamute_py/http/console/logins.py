@@ -1,16 +1,17 @@
 """Logging in: a name and password of the broker become a link of the person's own.
 
 Owns the way from a form to a session. The rules: the broker alone judges the credential; an address
-that gave wrong ones waits, longer each time, before it may try again, and few attempts are under
-way at once, because each of them costs the broker a password hash; a login without a name is a link
-without a credential, which a broker with authentication refuses, and is possible where the settings
-say so only. Source: ARCHITECTURE.md, "The console".
+that gave a wrong one for a name waits, longer each time, before it may try the name again, and few
+attempts are under way at once, because each of them costs the broker a password hash; a login
+without a name is a link without a credential, which a broker with authentication refuses, and is
+possible where the settings say so only. Source: ARCHITECTURE.md, "The console".
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -22,12 +23,15 @@ from malamute_py.client.session.events import Closed, LinkEvent
 from malamute_py.client.settings import Credential, Curve, Plain, SettingError
 from malamute_py.http.console.sessions import Session, Sessions
 
-UNDER_WAY_MAX: Final = 4
+UNDER_WAY_MAX: Final = 8
+ADDRESS_UNDER_WAY_MAX: Final = 2
+NAME_BYTES_MAX: Final = 255
+"""Bytes of a name or a password that ZeroMQ carries."""
 WRONG_FREE: Final = 3
-"""Wrong attempts of an address before it has to wait."""
+"""Wrong attempts for a name before the address has to wait."""
 PAUSE_S: Final = 1.0
 PAUSE_MAX_S: Final = 60.0
-ADDRESSES_MAX: Final = 1_024
+REMEMBERED_MAX: Final = 1_024
 _CONNECT_MS: Final = 5_000
 _CALL_MS: Final = 5_000
 _RETRY_MAX_MS: Final = 1_000
@@ -39,29 +43,29 @@ class LoginRefused(MalamuteError):
 
 
 class Attempts:
-    """Wrong attempts by address, and how long each address waits."""
+    """Wrong attempts by address and name, and how long each of them waits."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._wrong: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
-    def wait_s(self, address: str) -> float:
-        """Return how long the address still waits; 0: it may try."""
-        return max(0.0, self._wrong.get(address, (0, 0.0))[1] - self._clock())
+    def wait_s(self, who: str) -> float:
+        """Return how long an address still waits for a name; 0: it may try."""
+        return max(0.0, self._wrong.get(who, (0, 0.0))[1] - self._clock())
 
-    def wrong(self, address: str) -> None:
+    def wrong(self, who: str) -> None:
         """Count a wrong attempt."""
-        times = self._wrong.pop(address, (0, 0.0))[0] + 1
+        times = self._wrong.pop(who, (0, 0.0))[0] + 1
         pause = 0.0
         if times > WRONG_FREE:
             pause = min(PAUSE_MAX_S, PAUSE_S * 2 ** min(times - WRONG_FREE - 1, 10))
-        self._wrong[address] = times, self._clock() + pause
-        if len(self._wrong) > ADDRESSES_MAX:
+        self._wrong[who] = times, self._clock() + pause
+        if len(self._wrong) > REMEMBERED_MAX:
             self._wrong.popitem(last=False)
 
-    def right(self, address: str) -> None:
-        """Forget the wrong attempts of an address."""
-        self._wrong.pop(address, None)
+    def right(self, who: str) -> None:
+        """Forget the wrong attempts."""
+        self._wrong.pop(who, None)
 
 
 class Logins:
@@ -88,25 +92,34 @@ class Logins:
         self.by_key = bool(self._server_key)
         """Whether the broker asks for CURVE keys: the form takes a secret key."""
         self._attempts = attempts or Attempts()
-        self._under_way = 0
+        self._under_way: Counter[str] = Counter()
 
     async def log_in(self, user: str, password: str, address: str) -> Session:
         """Return a new session. Raises LoginRefused."""
-        wait_s = self._attempts.wait_s(address)
+        if max(len(user.encode()), len(password.encode())) > NAME_BYTES_MAX:
+            raise LoginRefused(f"A name and a password have at most {NAME_BYTES_MAX} bytes.")
+        who = f"{address} {user}"
+        wait_s = self._attempts.wait_s(who)
         if wait_s:
-            raise LoginRefused(f"Too many wrong attempts: wait {wait_s:.0f} seconds.")
-        if self._under_way >= UNDER_WAY_MAX:
+            raise LoginRefused(f"Too many wrong attempts: wait {math.ceil(wait_s)} seconds.")
+        if (
+            self._under_way.total() >= UNDER_WAY_MAX
+            or self._under_way[address] >= ADDRESS_UNDER_WAY_MAX
+        ):
             raise LoginRefused("Too many others are logging in: try again in a moment.")
         credential = self._credential(user, password)
-        self._under_way += 1
+        if self.by_key:
+            user = ""  # the key alone says who it is
+        self._under_way[address] += 1
         try:
             session = await self._linked(user, credential)
         except (BrokerRefused, SettingError):
-            self._attempts.wrong(address)
+            self._attempts.wrong(who)
             raise LoginRefused("The broker does not know this name and password.") from None
         finally:
-            self._under_way -= 1
-        self._attempts.right(address)
+            self._under_way[address] -= 1
+            self._under_way += Counter()  # drops addresses that count none
+        self._attempts.right(who)
         return session
 
     def _credential(self, user: str, password: str) -> Credential:
@@ -136,7 +149,7 @@ class Logins:
                 software=SOFTWARE, retry_max_ms=_RETRY_MAX_MS, call_timeout_ms=_CALL_MS,
             )  # fmt: skip
         except (BrokerRefused, SettingError):
-            raise
+            raise  # the caller counts it
         except Timeout:
             raise LoginRefused(
                 "The broker did not take the link: it is not there, or it asks for another kind "

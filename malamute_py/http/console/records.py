@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final
 
 from malamute_protocol.batch import Record
@@ -31,6 +32,9 @@ RECORDS_MAX: Final = 200
 _CREDIT_BYTES: Final = 4 << 20
 _STEP: Final = 16
 _SAID_MAX: Final = 5
+_FIELDS_MAX: Final = 32
+_CHARACTERS_MAX: Final = 300
+"""Characters of a subject, or of a field's name or value, that a page shows."""
 _ROW: Final = "a row of an Arrow table"
 NEWEST: Final = "newest"
 SUBJECTS: Final = "subjects"
@@ -50,11 +54,19 @@ def row(record: Record, body_bytes: int = TEXT_BYTES_MAX) -> dict[str, Any]:
     return {
         "offset": record.offset,
         "time": time_text(record.append_time_ms),
-        "subject": visible(record.subject),
-        "keys": [visible(key) for key in record.keys[1:]],
-        "fields": {visible(name): visible(value) for name, value in record.fields.items()},
+        "subject": _short(record.subject),
+        "keys": [_short(key) for key in record.keys[1 : _FIELDS_MAX + 1]],
+        "fields": {
+            _short(name): _short(value)
+            for name, value in islice(record.fields.items(), _FIELDS_MAX)
+        },
         "body": body_text(_ROW if (body := blobs(record)) is None else body, body_bytes),
     }
+
+
+def _short(text: str) -> str:
+    cut = text[:_CHARACTERS_MAX]
+    return visible(cut) + ("…" if len(text) > len(cut) else "")
 
 
 async def look(

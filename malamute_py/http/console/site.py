@@ -19,7 +19,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from malamute_protocol.errors import BrokerRefused, MalamuteError
+from malamute_protocol.errors import BrokerRefused, LocalProtocolError, MalamuteError
 from malamute_py.http.console import events, pages
 from malamute_py.http.console.actions import ACTIONS, Action
 from malamute_py.http.console.events import EventStreams
@@ -91,7 +91,8 @@ class Console:
     def routes(self) -> list[BaseRoute]:
         """Return the addresses of the console."""
         found = [
-            Route("/", self._from_the_root),
+            Route("/", self._to_the_overview),
+            Route(f"{ROOT}/", self._to_the_overview),
             Route(f"{ROOT}/static/{{name}}", self._static.show),
             Route(f"{ROOT}/login", self._show_login),
             Route(f"{ROOT}/login", self._log_in, methods=["POST"]),
@@ -117,7 +118,7 @@ class Console:
 
     # --- logging in --------------------------------------------------------------------------
 
-    async def _from_the_root(self, request: Request) -> Response:
+    async def _to_the_overview(self, request: Request) -> Response:
         return _see(ROOT)
 
     async def _show_login(self, request: Request) -> Response:
@@ -156,10 +157,15 @@ class Console:
             )
         except LoginRefused as error:
             return self._login_page(request, str(error), HTTPStatus.UNAUTHORIZED)
+        former = self._session(request)
+        if former is not None:
+            self.sessions.end(former)
         answer = _see(_inside(of(form, "to")))
         answer.set_cookie(
-            _COOKIE, self.sessions.cookie(session), path=ROOT, httponly=True, samesite="strict"
-        )
+            _COOKIE, self.sessions.cookie(session), path=ROOT, httponly=True, samesite="strict",
+            # A proxy with TLS says so; a browser that lies harms its own cookie only.
+            secure=request.headers.get("x-forwarded-proto") == "https",
+        )  # fmt: skip
         answer.delete_cookie(_LOGIN_COOKIE, path=ROOT)
         return answer
 
@@ -297,7 +303,7 @@ def _see(where: str) -> Response:
 
 
 def _status(error: MalamuteError) -> HTTPStatus:
-    if isinstance(error, NotUnderstood):
+    if isinstance(error, NotUnderstood | LocalProtocolError):
         return HTTPStatus.BAD_REQUEST
     if isinstance(error, BrokerRefused):
         if error.code in ("forbidden", "unauthenticated"):

@@ -53,6 +53,8 @@ class _Attempt(NamedTuple):
     unhashed: bool
     """True: of a name that no user has, and too many of these wait. The answer comes after the time
     of a hash, without one."""
+    table: PlainTable
+    """The users when the attempt began: they may be others when its hash is done."""
     reply: tuple[bytes, ...]
     """The frames that lead the answer back: number of the session, delimiter, number of the
     request."""
@@ -132,6 +134,13 @@ class Authenticator:
         """The public key that clients need for CURVE; empty otherwise."""
         return zmq.curve_public(self._secret) if self._secret else b""
 
+    def renew(self, settings: Authentication) -> None:
+        """Let other users in from now on; the mechanism stays. Raises ConfigError: none changed."""
+        if self._settings.mechanism == "plain":
+            self._plain = PlainTable(plain_users(settings), before=self._plain)
+        else:
+            self._clients = client_keys(settings)
+
     def protect(self, socket: zmq.Socket[bytes]) -> None:
         """Make the socket demand the mechanism; called before the socket is bound."""
         if self._settings.mechanism == "plain":
@@ -196,7 +205,7 @@ class Authenticator:
             elif not self._stopping:
                 began_s = time.monotonic()
                 try:
-                    fits = self._plain.fits(attempt.turn.name, attempt.password)
+                    fits = attempt.table.fits(attempt.turn.name, attempt.password)
                 except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
                     self._erred(error)
                 self._took_s = time.monotonic() - began_s
@@ -217,7 +226,7 @@ class Authenticator:
             if mechanism == b"PLAIN" and len(given) == 2:
                 turn = Origin(where, self._plain.name(given[0]))
                 place = Origin(where, hashlib.blake2b(given[0], digest_size=16).hexdigest())
-                self._try(_Attempt(turn, place, given[1], False, reply))
+                self._try(_Attempt(turn, place, given[1], False, self._plain, reply))
                 return
             if mechanism == b"CURVE" and len(given) == 1 and len(given[0]) == 32:
                 identity = self._clients.get(zmq.utils.z85.encode(given[0]), "")
@@ -249,6 +258,9 @@ class Authenticator:
     def _hashed(self, attempt: _Attempt, fits: bool) -> None:
         self._hashing -= 1
         turn, now_ms = attempt.turn, self._clock()
+        if attempt.table is not self._plain:
+            self._answer(attempt.reply, _LATER, "the users were read anew, try again")
+            return
         if fits:
             self._plain.remember(turn.name, attempt.password, now_ms)
             self._pauses.succeeded(attempt.place)

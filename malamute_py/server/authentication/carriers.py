@@ -33,6 +33,10 @@ class Carriers:
         own = user in self._users and replica_number(f"{user}-{REPLICA}", identity) >= 0
         return user if own else ""
 
+    def knows(self, credential: str) -> bool:
+        """Whether a user has this name; without authentication no credential comes at all."""
+        return credential in self._users
+
     def may_use(self, user: str, template: str) -> bool:
         """Whether a user may derive identities from a template."""
         return template == f"{user}-{REPLICA}" or template in self._templates.get(user, ())

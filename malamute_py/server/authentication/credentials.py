@@ -84,14 +84,32 @@ def check_hash(key: str, text: str) -> None:
 class PlainTable:
     """Users and their hashed passwords; fits() may be called from any thread."""
 
-    def __init__(self, users: Mapping[str, str], *, where: str = "authentication.users") -> None:
-        """users: name -> what hash_password() returned. Raises ConfigError."""
+    def __init__(
+        self,
+        users: Mapping[str, str],
+        *,
+        where: str = "authentication.users",
+        before: PlainTable | None = None,
+    ) -> None:
+        """users: name -> what hash_password() returned. Raises ConfigError.
+
+        before: a table whose users are known again where their passwords are the same.
+        """
+        self._texts = dict(users)
         self._users = {name: _Hash(f"{where}.{name}", text) for name, text in users.items()}
         # A fleet that reconnects at once would otherwise wait for 50 ms a client. So passwords that
         # were right lately are remembered, as a digest under a key that is in this memory only.
         self._key = secrets.token_bytes(32)
         self._right: dict[str, tuple[bytes, int]] = {}
-        self._nobody = _Hash("", hash_password(secrets.token_hex(8)))
+        if before is None:
+            self._nobody = _Hash("", hash_password(secrets.token_hex(8)))
+            return
+        self._nobody, self._key = before._nobody, before._key
+        self._right = {
+            name: right
+            for name, right in before._right.copy().items()
+            if users.get(name) == before._texts.get(name)
+        }
 
     def name(self, user: bytes) -> str:
         """Return the name if a user has it; empty: no user has it."""

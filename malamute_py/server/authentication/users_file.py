@@ -21,6 +21,7 @@ from malamute_py.server.authentication.credentials import (
     USERS_FILE,
     check_hash,
     checked_key,
+    plain_users,
     read_guarded,
 )
 
@@ -114,7 +115,7 @@ def with_users(config: Config) -> Config:
     authentication = config.authentication
     path = authentication.users_file
     if not path.endswith(SUFFIX):
-        return config
+        return _with_lines(config) if path and authentication.mechanism == "plain" else config
     file = read_users(path)
     for name in file.users:
         if name in authentication.users or name in authentication.clients:
@@ -141,6 +142,13 @@ def with_users(config: Config) -> Config:
             config.quotas, identities=_disjoint(path, config.quotas.identities, file.quotas)
         ),
     )
+
+
+def _with_lines(config: Config) -> Config:
+    authentication = msgspec.structs.replace(
+        config.authentication, users=plain_users(config.authentication), users_file=""
+    )
+    return msgspec.structs.replace(config, authentication=authentication)
 
 
 def _disjoint(path: str, config: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, Any]:

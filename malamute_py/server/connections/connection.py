@@ -18,8 +18,8 @@ class Connection:
 
     __slots__ = (
         "accepted_ms", "address", "base", "delivered", "error", "fd", "frame_bytes", "frames",
-        "inode", "is_tcp", "links", "looks", "memory", "quiet", "rise", "rss", "sampled",
-        "sampled_frames", "seen", "spoke", "taken_ms", "unread", "user",
+        "inode", "is_tcp", "links", "looks", "memory", "quiet", "revoked", "rise", "rss",
+        "sampled", "sampled_frames", "seen", "spoke", "taken_ms", "unread", "user",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +63,8 @@ class Connection:
         """Looks in a row that saw nothing unread."""
         self.rss = rss
         """Resident memory when the partial message began."""
+        self.revoked = False
+        """True: its credential counts no more, and what it still sends is dropped."""
         self.links: set[int] = set()
         self.error: Exception | None = None
         """The unforeseen error of the guard for which the connection was cut."""

@@ -194,3 +194,48 @@ def test_a_writer_that_is_bound_to_subjects_publishes_under_no_other() -> None:
     many = encode([b""] * 9_000, subject=[f"eu.{n}" for n in range(9_000)])
     post.send(3, wire.Publish("s", 8), frames=[many])
     assert post.answer(3, 8).code == "too_large"
+
+
+def test_events_tell_what_was_refused_and_what_administrators_did() -> None:
+    post = Post(permit=Verbs("purge"))
+    post.mail(2, "box", [b"a"])
+    post.ask(3, wire.PurgeMail, "box", "box")
+    assert [(each["identity"], each["command"]) for each in post.told("forbidden")] == [
+        ("carla", 45)
+    ]
+    post.ask(3, wire.CreateStream, "orders")
+    post.ask(3, wire.StreamInfo, "orders")
+    post.ask(3, wire.Kick, 2)
+    assert post.told("administered") == [
+        {"by": "carla", "link": 3, "command": "CreateStream", "stream": "orders"},
+        {"by": "carla", "link": 3, "command": "Kick", "ended": 2},
+    ]
+
+
+def test_the_shell_is_asked_to_read_the_configuration_anew_and_answers_later() -> None:
+    asked: list[tuple[int, int]] = []
+    refusal = [""]
+
+    def reload(link: int, request: int) -> str:
+        asked.append((link, request))
+        return refusal[0]
+
+    post = Post(reload=reload)
+    post.send(2, wire.ReloadConfig(7))
+    assert asked == [(2, 7)]
+    post.broker.reloaded(2, 7, {"changes": []})
+    post.run()
+    assert post.peers[2].last(wire.Result).value == {"changes": []}
+    refusal[0] = "already"
+    post.send(2, wire.ReloadConfig(8))
+    assert post.peers[2].last(wire.Refused).code == "wait"
+    post = Post(permit=Verbs("manage_users"), reload=reload)
+    post.send(2, wire.ReloadConfig(9))
+    assert post.peers[2].last(wire.Refused).code == "forbidden"
+    assert asked == [(2, 7), (2, 8)]
+
+
+def test_a_credential_that_counts_no_more_opens_no_link() -> None:
+    post = Post(known=lambda credential: credential != "gone")
+    post.send(8, wire.Hello((1, 1), bytes(16)), identity="gone")
+    assert post.peers[8].last(wire.Refused).code == "unauthenticated"

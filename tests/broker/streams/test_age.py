@@ -223,3 +223,18 @@ def test_rows_of_several_append_times_in_one_batch_are_judged_one_by_one() -> No
     shell.auto_read = True
     shell.run()
     assert bodies(peer, 1) == [b"8", b"9"]
+
+
+def test_a_record_that_grew_too_old_before_it_was_durable_is_a_gap_to_a_durable_reader() -> None:
+    shell = Shell(sync=False)
+    shell.hello(1)
+    shell.send(1, wire.CreateStream(1, "s", {"max_age_ms": AGE_MS}))
+    shell.sync()
+    peer = shell.subscribe(1, 1, "s", start=[1], visibility=1)
+    shell.publish(1, "s", [b"old"], tracker=1)
+    shell.now_ms += AGE_MS + 1
+    shell.publish(1, "s", [b"young"], tracker=2)
+    shell.sync()
+    shell.run()
+    assert bodies(peer, 1) == [b"young"]
+    assert [(gap.from_, gap.to, gap.code) for gap in peer.of(wire.Gap)] == [(0, 1, "retention")]

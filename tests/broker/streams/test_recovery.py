@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,6 +39,7 @@ changes = st.one_of(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(st.lists(changes, max_size=30))
 def test_a_log_applied_from_its_records_gives_the_same_tables(log: list[Change]) -> None:
     one, two = Tables(), Tables()

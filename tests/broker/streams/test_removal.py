@@ -100,6 +100,23 @@ def test_nobody_sees_a_trim_before_it_is_durable() -> None:
     assert read(shell, 3, EARLIEST)[1] == list(range(13, 20))
 
 
+@pytest.mark.parametrize("many", [16, 2])
+def test_records_that_the_journal_was_reading_when_they_were_removed_are_not_shown(
+    many: int,
+) -> None:
+    shell = filled(read=False, shared_window_min=many, shared_read_min=many)
+    shell.evict()
+    for number in (1, 2):
+        shell.subscribe(1, number, "s")
+    assert shell.reads
+    trim(shell, 13)
+    shell.auto_read = True
+    shell.run()
+    for number in (1, 2):
+        assert [offset for offset, _ in shell.peers[1].received[number]] == list(range(13, 20))
+        assert {gap.code for gap in shell.peers[1].of(wire.Gap)} == {"purged"}
+
+
 def test_a_lower_trim_brings_nothing_back() -> None:
     shell = filled()
     trim(shell, 13)

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from tests.http.running import RunningHttp
 from tests.waiting import WAIT_S
 
 FORM = "application/x-www-form-urlencoded"
@@ -37,15 +36,16 @@ class Event(NamedTuple):
 class Browser:
     """One person's browser."""
 
-    def __init__(self, http: RunningHttp) -> None:
-        self.http = http
+    def __init__(self, address: tuple[str, int]) -> None:
+        """address: host and port of an HTTP side."""
+        self.address = address
         self.cookies: dict[str, str] = {}
         self.csrf = ""
 
     def _open(
         self, path: str, method: str, body: str | None, headers: dict[str, str]
     ) -> http.client.HTTPResponse:
-        connection = http.client.HTTPConnection(*self.http.address, timeout=WAIT_S)
+        connection = http.client.HTTPConnection(*self.address, timeout=WAIT_S)
         if self.cookies:
             jar = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
             headers = {"Cookie": jar, **headers}

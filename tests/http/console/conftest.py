@@ -52,7 +52,7 @@ def client(broker: EmbeddedBroker) -> Iterator[SyncClient]:
 @pytest.fixture(scope="module")
 def enter(http: RunningHttp) -> Callable[[str], Browser]:
     def entered(user: str) -> Browser:
-        browser = Browser(http)
+        browser = Browser(http.address)
         assert browser.log_in(user, PASSWORDS[user]).status == 200
         return browser
 

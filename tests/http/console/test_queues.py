@@ -193,6 +193,30 @@ def test_a_range_is_copied_into_another_stream(root: Browser, client: SyncClient
     assert (copied.subject, copied.fields, copied.body) == ("a.x", {"k": "v"}, b"one")
 
 
+@pytest.mark.parametrize(("before", "first"), [("3", 3), ("earliest", 3), ("latest", 10)])
+def test_a_trim_removes_the_records_before_a_place(
+    root: Browser, client: SyncClient, before: str, first: int
+) -> None:
+    if "trimmed" not in [each.name for each in client.list_streams()]:
+        client.publish_many("trimmed", [b"x"] * 10)
+    was = client.stream_info("trimmed").first
+    root.get()
+    page = root.post("do/trim", {"name": "trimmed", "before": before})
+    assert f"of trimmed before offset {max(first, was)} removed for good" in page.words
+    assert client.stream_info("trimmed").first == first
+
+
+@pytest.mark.parametrize("before", ["11000", "?", ""])
+def test_a_trim_of_what_is_not_there_removes_nothing(
+    root: Browser, client: SyncClient, before: str
+) -> None:
+    client.publish("source", b"x")
+    first = client.stream_info("source").first
+    root.get()
+    assert "Not done" in root.post("do/trim", {"name": "source", "before": before}).words
+    assert client.stream_info("source").first == first
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -234,6 +258,7 @@ def test_what_a_person_may_not_see_is_not_shown(
 @pytest.mark.parametrize(
     ("action", "fields"),
     [
+        ("trim", {"name": "open.trades", "before": "latest"}),
         ("purge-mailbox", {"name": "box"}),
         ("requeue", {"name": "up", "which": "all"}),
         ("reset-cursor", {"stream": "closed", "name": "reader", "point": "0"}),

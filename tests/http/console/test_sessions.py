@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import zmq
 
-from malamute_py import EmbeddedBroker, SyncClient
+from malamute_py import Curve, EmbeddedBroker, SyncClient
 from malamute_py.client.aio.client import Client
 from malamute_py.http.console.logins import WRONG_FREE, Attempts
 from malamute_py.http.console.sessions import Sessions
@@ -30,7 +32,7 @@ def open_http(open_broker: EmbeddedBroker) -> Iterator[RunningHttp]:
 
 @pytest.mark.parametrize("path", ["", "streams", "stream", "nothing/else"])
 def test_without_a_session_there_is_the_login_page_only(http: RunningHttp, path: str) -> None:
-    page = Browser(http).get(path)
+    page = Browser(http.address).get(path)
     if path == "nothing/else":
         assert page.status == 404
     else:
@@ -39,8 +41,9 @@ def test_without_a_session_there_is_the_login_page_only(http: RunningHttp, path:
 
 
 def test_the_root_leads_to_the_console(http: RunningHttp) -> None:
-    page = Browser(http).ask("/")
-    assert (page.status, page.headers["location"]) == (303, "/console")
+    for path in ("/", "/console/"):
+        page = Browser(http.address).ask(path)
+        assert (page.status, page.headers["location"]) == (303, "/console")
 
 
 def test_a_person_logs_in_as_a_user_of_the_broker(root: Browser, client: SyncClient) -> None:
@@ -51,37 +54,74 @@ def test_a_person_logs_in_as_a_user_of_the_broker(root: Browser, client: SyncCli
 
 
 def test_a_wrong_password_brings_no_session(http: RunningHttp) -> None:
-    browser = Browser(http)
+    browser = Browser(http.address)
     page = browser.log_in("root", "wrong")
     assert page.status == 401
     assert "The broker does not know this name and password." in page.words
     assert browser.get().status == 303
-    assert Browser(http).log_in("root", PASSWORDS["root"]).status == 200
+    assert Browser(http.address).log_in("root", PASSWORDS["root"]).status == 200
 
 
 def test_a_broker_with_authentication_takes_nobody_in_without_a_name(http: RunningHttp) -> None:
-    assert Browser(http).log_in("", "").status == 401
+    assert Browser(http.address).log_in("", "").status == 401
 
 
 def test_a_broker_without_authentication_takes_people_in_without_a_name(
     open_http: RunningHttp,
 ) -> None:
-    assert Browser(open_http).log_in().status == 200
+    assert Browser(open_http.address).log_in().status == 200
+
+
+def test_a_broker_with_curve_takes_people_in_by_their_secret_key(tmp_path: Path) -> None:
+    public, secret = (key.decode() for key in zmq.curve_keypair())
+    server_public, server_secret = (key.decode() for key in zmq.curve_keypair())
+    key_file = tmp_path / "server.key"
+    key_file.write_text(f"{server_secret}\n")
+    key_file.chmod(0o600)
+    curve: dict[str, Any] = {
+        "authentication.mechanism": "curve",
+        "authentication.server_key_file": str(key_file),
+        "authentication.clients": {"ann": public},
+    }
+    with EmbeddedBroker(tcp=True, **curve) as broker:
+        own = Curve(server_public, public, secret)
+        with RunningHttp(broker.tcp_endpoint, own) as http:
+            browser = Browser(http.address)
+            assert "Secret key" in browser.get("login").words
+            assert browser.log_in("", "").status == 401
+            assert browser.log_in("", "x" * 40).status == 401
+            other = zmq.curve_keypair()[1].decode()
+            assert browser.log_in("", other).status == 401
+            page = browser.log_in("", secret)
+            assert page.status == 200
+            assert "ann" in page.words
+
+
+def test_a_socket_file_with_permissions_is_not_opened_to_people_without_a_name(
+    tmp_path: Path,
+) -> None:
+    with EmbeddedBroker(listen=[f"ipc://{tmp_path}/broker.sock"]) as broker:
+        with RunningHttp(broker.endpoint) as http:
+            page = Browser(http.address).log_in()
+            assert page.status == 401
+            assert "A name is needed." in page.words
+        with RunningHttp(broker.endpoint, console="open") as http:
+            assert Browser(http.address).log_in().status == 200
 
 
 def test_where_a_name_is_asked_for_an_open_broker_takes_nobody_in(
     open_broker: EmbeddedBroker,
 ) -> None:
     with at(open_broker, console="login") as http:
-        page = Browser(http).log_in()
+        page = Browser(http.address).log_in()
         assert page.status == 401
         assert "A name is needed." in page.words
 
 
 def test_no_console_is_served_where_it_is_off(open_broker: EmbeddedBroker) -> None:
     with at(open_broker, console="off") as http:
-        assert Browser(http).ask("/").status == 404
-        assert Browser(http).get("login").status == 404
+        assert Browser(http.address).ask("/").status == 404
+        assert Browser(http.address).get("login").status == 404
 
 
 def test_other_machines_reach_the_console_only_where_the_settings_say_so(
@@ -92,13 +132,15 @@ def test_other_machines_reach_the_console_only_where_the_settings_say_so(
     token.chmod(0o600)
     for console, status in (("local", 404), ("login", 200)):
         with at(open_broker, bind="0.0.0.0:0", token_file=str(token), console=console) as http:
-            assert Browser(http).ask("/console/login", host="broker.example").status == status
+            assert (
+                Browser(http.address).ask("/console/login", host="broker.example").status == status
+            )
 
 
 def test_a_page_of_a_browser_reaches_no_open_console_by_a_name_of_its_own(
     open_http: RunningHttp,
 ) -> None:
-    assert Browser(open_http).ask("/console/login", host="evil.example").status == 421
+    assert Browser(open_http.address).ask("/console/login", host="evil.example").status == 421
 
 
 @pytest.mark.parametrize("how", ["another id", "another signature", "no signature", "huge", "none"])
@@ -111,14 +153,14 @@ def test_a_forged_session_is_no_session(root: Browser, how: str) -> None:
         "huge": f"{name}.{signature}" + "a" * 4_000,
         "none": "",
     }[how]
-    browser = Browser(root.http)
+    browser = Browser(root.address)
     browser.cookies["malamute_console"] = forged
     assert browser.get().status == 303
     assert root.get().status == 200
 
 
 def test_the_cookie_is_out_of_reach_of_scripts_and_of_other_sites(http: RunningHttp) -> None:
-    browser = Browser(http)
+    browser = Browser(http.address)
     browser.get("login")
     page = browser.ask(
         "/console/login", "POST", "", content_type="application/x-www-form-urlencoded"
@@ -157,13 +199,13 @@ def test_a_change_needs_the_token_of_the_session(root: Browser) -> None:
 
 def test_the_way_back_after_a_login_stays_in_the_console(http: RunningHttp) -> None:
     for to in ("https://evil.example/", "//evil.example", "/console@evil", "/metrics"):
-        page = Browser(http).get("login", to=to)
+        page = Browser(http.address).get("login", to=to)
         assert "evil" not in page.text
         assert 'name="to" value="/console"' in page.text
 
 
 def test_every_page_forbids_what_is_no_file_of_ours(root: Browser) -> None:
-    for page in (root.get(), Browser(root.http).get("login")):
+    for page in (root.get(), Browser(root.address).get("login")):
         policy = page.headers["content-security-policy"]
         assert "default-src 'none'" in policy
         assert "unsafe" not in policy

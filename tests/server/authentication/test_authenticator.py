@@ -249,6 +249,7 @@ def test_addresses_and_their_names_have_their_turns() -> None:
     assert len(turns) == 0
 
 
+@pytest.mark.slow
 def test_wrong_passwords_of_one_name_keep_no_other_user_of_the_address_out() -> None:
     users = {"alice": hash_password("secret"), "bob": hash_password("bobs")}
     settings = Authentication(mechanism="plain", users=users)
@@ -295,6 +296,7 @@ class Asking:
         self.context.term()
 
 
+@pytest.mark.slow
 def test_answers_to_wrong_passwords_do_not_tell_who_is_a_user() -> None:
     users = {"alice": hash_password("secret")}
     with Asking(Authentication(mechanism="plain", users=users)) as asking:
@@ -313,6 +315,7 @@ def test_answers_to_wrong_passwords_do_not_tell_who_is_a_user() -> None:
         assert "" in asking.paused
 
 
+@pytest.mark.slow
 def test_a_flood_of_names_that_no_user_has_is_not_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[bytes] = []
     scrypt = hashlib.scrypt
@@ -474,6 +477,7 @@ def test_permissions_allow_what_is_named_and_nothing_else() -> None:
     assert not permit("guest", "write", "public")
 
 
+@pytest.mark.slow
 def test_permissions_remember_a_bounded_number_of_answers_and_no_name_that_is_none() -> None:
     permit = Permissions({"*": Grant(write=["*"])})
     tracemalloc.start()

@@ -35,6 +35,7 @@ def fill(directory: Path) -> int:
         return last.offset + 1
 
 
+@pytest.mark.slow
 def test_streams_are_served_and_the_rest_is_refused_as_lost(tmp_path: Path) -> None:
     """The whole broker did not start."""
     tail = fill(tmp_path / "data")
@@ -77,6 +78,7 @@ def test_streams_are_served_and_the_rest_is_refused_as_lost(tmp_path: Path) -> N
         assert client.broker_info().more["checkpoint"]["lost"] is False
 
 
+@pytest.mark.slow
 def test_streams_go_on_when_the_ring_is_full_of_what_was_kept_for_the_queues(
     tmp_path: Path,
 ) -> None:

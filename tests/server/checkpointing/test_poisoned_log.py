@@ -76,6 +76,7 @@ def read(client: SyncClient, pattern: Any, **more: Any) -> tuple[list[bytes], li
 QUICK = {"codes", "properties that are none", "properties over the limit"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*sorted(QUICK), *slow(sorted(UNREADABLE.keys() - QUICK))])
 def test_a_poisoned_log_serves_everything_else(tmp_path: Path, name: str) -> None:
     with EmbeddedBroker(tmp_path) as broker, broker.connect_sync() as client:

@@ -1,0 +1,204 @@
+"""A configuration that is read anew: what of it a running broker takes up, and what it says of it.
+
+Owns the comparison of two configurations. The rules: each setting that differs is applied, refused
+(the old value stays in force) or needs a restart, and is named; users, permissions and quotas are
+taken up together or not at all; nothing of the broker is touched here. Source: SPEC.md, section
+4.3, RELOAD_CONFIG.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from malamute_py.config import KEYS, Config, Denied, Grant, NamedVerbs, faults_together
+from malamute_py.origins import Examined
+from malamute_py.sections import ConfigError
+from malamute_py.server.authentication.credentials import check_credentials
+from malamute_py.server.defaults import check_defaults
+
+APPLIED: Final = "applied"
+REFUSED: Final = "refused"
+RESTART: Final = "restart"
+
+SECURITY: Final = (
+    "authentication.users", "authentication.users_file", "authentication.clients",
+    "authentication.identities", "permissions", "quotas.identities",
+)  # fmt: skip
+"""Settings that are taken up together or not at all."""
+_BY_NAME: Final = tuple(key for key in SECURITY if key != "authentication.users_file")
+_NOT_LIVE: Final = frozenset({"mailboxes.default", "mailboxes.peek_bytes_max"})
+_LIVE_LINKS: Final = frozenset(
+    {
+        "links_max", "replicas_max", "replica_grace_ms", "heartbeat_ms", "heartbeat_min_ms",
+        "heartbeat_max_ms", "expiry_beats", "outbox_commands_max", "queries_max",
+    }
+)  # fmt: skip
+RELOADED: Final = frozenset(
+    {
+        *SECURITY,
+        *(f"links.{name}" for name in _LIVE_LINKS),
+        *(
+            key
+            for key in KEYS
+            if key.partition(".")[0] in ("quotas", "streams", "mailboxes", "services", "groups")
+            and key not in _NOT_LIVE
+        ),
+    }
+)
+"""Settings that the core reads whenever it needs them; a running broker takes them up."""
+
+
+class Change(NamedTuple):
+    """A setting that differs from the one in force, or is wrong."""
+
+    key: str
+    outcome: str
+    """`applied`, `refused` or `restart`."""
+    why: str = ""
+
+
+class Reread(NamedTuple):
+    """The result of a thread that has read the configuration anew."""
+
+    reading: Reading
+    link: int
+    """The link that asked; 0: a signal did."""
+    request: int
+
+
+class Reading(NamedTuple):
+    """A configuration that was read anew."""
+
+    config: Config
+    """What is in force now, without the users file."""
+    complete: Config
+    """The same with the users file and the broker's own users."""
+    changes: list[Change]
+
+
+def take_up(before: Reading, examined: Examined, complete: Callable[[Config], Config]) -> Reading:
+    """Return what is in force after a configuration was read anew.
+
+    complete: adds the users file, which it reads, and the broker's own users.
+    """
+    changes = [Change(key or place, REFUSED, why) for place, key, why in examined.problems]
+    if any(not problem.key for problem in examined.problems):
+        return before._replace(changes=changes)  # The file as a whole cannot be read.
+    held = {_setting_of(change.key) for change in changes}
+    values: dict[str, Any] = {}
+    for key in KEYS:
+        old, new = value_of(before.config, key), value_of(examined.config, key)
+        if old == new or key in held:
+            continue
+        if key in RELOADED:
+            values[key] = new
+        else:
+            changes.append(Change(key, RESTART))
+    for error in faults_together(with_values(before.config, values)):
+        # What is wrong together was right before: the settings of the fault stay as they were.
+        for key in [key for key in values if key == error.key or key in error.why]:
+            del values[key]
+        changes.append(Change(error.key, REFUSED, error.why))
+    config = with_values(before.config, values)
+    try:
+        check_defaults(config)
+        completed = complete(config)
+        check_credentials(completed.authentication)
+    except ConfigError as error:
+        changes.append(Change(error.key, REFUSED, error.why))
+        values = {key: value for key, value in values.items() if key not in SECURITY}
+        if error.key.endswith(".default"):
+            values.pop(error.key, None)
+        config = with_values(before.config, values)
+        completed = with_values(
+            before.complete,
+            {key: value for key, value in values.items() if key not in SECURITY},
+        )
+    changes += [Change(key, APPLIED) for key in values if key not in _BY_NAME]
+    changes += _by_name(before.complete, completed)
+    return Reading(config, completed, changes)
+
+
+def _setting_of(key: str) -> str:
+    """Return the setting of which a dotted name is a part."""
+    parts = key.split(".")
+    for length in range(len(parts), 0, -1):
+        if ".".join(parts[:length]) in KEYS:
+            return ".".join(parts[:length])
+    return key
+
+
+def value_of(config: Config, key: str) -> Any:
+    """Return the value of a setting."""
+    found: Any = config
+    for name in key.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def with_values(config: Config, values: Mapping[str, Any]) -> Config:
+    """Return a configuration with other values of some settings."""
+    sections: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        section, _, name = key.rpartition(".")
+        sections.setdefault(section, {})[name] = value
+    alone = sections.pop("", {})
+    for section, inner in sections.items():
+        alone[section] = msgspec.structs.replace(getattr(config, section), **inner)
+    return msgspec.structs.replace(config, **alone)
+
+
+def _by_name(before: Config, after: Config) -> Iterator[Change]:
+    """Name the users, permissions and quotas that came, went or changed."""
+    for key in _BY_NAME:
+        old, new = value_of(before, key), value_of(after, key)
+        for name in sorted({*old, *new}):
+            if old.get(name) != new.get(name):
+                why = "added" if name not in old else "changed" if name in new else "removed"
+                yield Change(f"{key}.{name}", APPLIED, why)
+
+
+def lost_credentials(before: Config, after: Config) -> frozenset[str]:
+    """Return the users that are gone, or whose credential is another one."""
+    mechanism = after.authentication.mechanism
+    if mechanism == "none":
+        return frozenset()
+    table = "users" if mechanism == "plain" else "clients"
+    old, new = getattr(before.authentication, table), getattr(after.authentication, table)
+    return frozenset(name for name in old if old[name] != new.get(name))
+
+
+def narrowed(before: Config, after: Config, owner: str) -> bool:
+    """Whether an owner may do less than before."""
+    templates = [config.authentication.identities.get(owner, []) for config in (before, after)]
+    if not set(templates[0]) <= set(templates[1]):
+        return True
+    if not after.permissions:
+        return False
+    if not before.permissions:
+        return True
+    old, new = (
+        config.permissions.get(owner) or config.permissions.get("*") or Grant()
+        for config in (before, after)
+    )
+    return not _covers(new, old)
+
+
+def _covers(new: Grant, old: Grant) -> bool:
+    """Whether a grant allows at least what another does, as far as their lists tell."""
+    flags = ("admin", "manage_clients", "manage_users")
+    return (
+        all(set(getattr(old, verb)) <= set(getattr(new, verb)) for verb in _fields(NamedVerbs))
+        and all(set(getattr(new.deny, verb)) <= set(getattr(old.deny, verb))
+                for verb in _fields(Denied))
+        and all(getattr(new, flag) or not getattr(old, flag) for flag in flags)
+        and all(set(subjects) <= set(new.write_subjects.get(stream, ()))
+                for stream, subjects in old.write_subjects.items())
+    )  # fmt: skip
+
+
+def _fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    return kind.__struct_fields__

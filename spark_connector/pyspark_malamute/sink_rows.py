@@ -1,0 +1,329 @@
+"""Rows of a partition as chunks, each of which is published in one atomic step.
+
+Owns the way from Spark's Arrow batches to batch contents. The rules: the same rows in the same
+order make the same chunks, however Spark cuts them into Arrow batches; where chunks are published
+already, the cuts are theirs; no Python object a row; a row that cannot be a record is refused by
+its number and column before a chunk with it is published.
+Source: SPEC.md, section 5.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import google_crc32c
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from malamute_protocol.address import name_fault
+from malamute_protocol.batch import Options, encode_columns
+from malamute_protocol.content import NO_TIME, PROPERTIES_DICTIONARY
+from malamute_protocol.errors import LocalProtocolError
+from malamute_protocol.limits import DEFAULT_LIMITS
+from pyspark_malamute.errors import UnwritableRows
+from pyspark_malamute.sink_options import SinkOptions
+
+ROWS_MAX: Final = 32_768
+"""Rows of a chunk, at most: half of what a batch may have."""
+_ENTRIES_MAX: Final = 200_000
+"""Subjects and fields of a chunk, at most, counted as if each row had its own."""
+_ROW_BYTES: Final = 24
+"""Bytes that a row is assumed to cost beside its values."""
+_CRC: Final = struct.Struct("<8xI")
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+# The stubs of pyarrow know too few of its overloads.
+_arrow: Final[Any] = pa
+_compute: Final[Any] = pc
+
+
+class Chunk(NamedTuple):
+    """Consecutive rows of a partition that are published together."""
+
+    number: int
+    """Number within the partition, from 0."""
+    first: int
+    """Number of the first row within the partition."""
+    rows: Any
+    """pyarrow.RecordBatch of them."""
+    size: int
+    """Bytes of the rows' values, about; the same for the same rows."""
+    last: bool
+    """Whether the partition has no further row."""
+
+
+def chunks(
+    options: SinkOptions, batches: Iterable[Any], published: Callable[[int], int | None]
+) -> Iterator[Chunk]:
+    """The rows of a partition in chunks; none of a partition without rows.
+
+    published: number of a chunk -> how many rows it has, where it is published; asked once there is
+    a row for it. Raises UnwritableRows.
+    """
+    held: list[Any] = []
+    number = first = count = size = 0
+
+    def made(last: bool) -> Chunk:
+        table = _arrow.Table.from_batches(held).combine_chunks()
+        return Chunk(number, first, table.to_batches()[0], size, last)
+
+    for batch in batches:
+        ends = np.cumsum(_sizes(options, batch, first + count))
+        begin = 0
+        while begin < batch.num_rows:
+            done = int(ends[begin - 1]) if begin else 0
+            fixed = published(number)
+            if fixed is None:
+                fitting = int(np.searchsorted(ends, done + options.chunk_bytes - size, "right"))
+                stop = min(fitting, begin + ROWS_MAX - count)
+            else:
+                stop = min(begin + fixed - count, batch.num_rows)
+            if stop <= begin and count:
+                yield made(last=False)
+                held, number, first, count, size = [], number + 1, first + count, 0, 0
+                continue
+            # A row that is larger than a chunk is a chunk.
+            stop = max(stop, begin + 1)
+            held.append(batch.slice(begin, stop - begin))
+            count += stop - begin
+            size += int(ends[stop - 1]) - done
+            begin = stop
+    if count:
+        yield made(last=True)
+
+
+def contents(options: SinkOptions, chunk: Chunk) -> list[tuple[str, bytes]]:
+    """(stream, batch content) of a chunk: one for each stream, rows in their order.
+
+    Raises UnwritableRows.
+    """
+    rows = chunk.rows
+    try:
+        if options.stream:
+            return [(options.stream, _content(options, rows))]
+        streams = rows.column("stream").dictionary_encode()
+        names = streams.dictionary.to_pylist()
+        codes = streams.indices.to_numpy()
+        for code, name in enumerate(names):
+            fault = name_fault(name)
+            if fault:
+                row = chunk.first + int(np.flatnonzero(codes == code)[0])
+                raise _unwritable("stream", f"names no stream, for {fault}", row)
+        if len(names) == 1:
+            return [(names[0], _content(options, rows))]
+        return [
+            (name, _content(options, rows.take(_arrow.array(np.flatnonzero(codes == code)))))
+            for code, name in enumerate(names)
+        ]
+    except LocalProtocolError as error:
+        end = chunk.first + rows.num_rows
+        raise UnwritableRows(
+            f"malamute sink: rows {chunk.first} to {end - 1} of the partition cannot be a batch: "
+            f"{error.reason}"
+        ) from error
+
+
+def checksum(found: Sequence[tuple[str, bytes]]) -> int:
+    """A number that tells chunks of other rows, or of rows in another order, apart."""
+    value = 0
+    for stream, content in found:
+        value = google_crc32c.extend(value, stream.encode())
+        value = google_crc32c.extend(value, _CRC.pack(*_CRC.unpack_from(content)))
+    return value
+
+
+# --- sizes and checks of rows ----------------------------------------------------------------
+
+
+def _sizes(options: SinkOptions, batch: Any, first: int) -> Array:
+    """Bytes of each row's values, about; raises UnwritableRows for the first bad row."""
+    limits = DEFAULT_LIMITS
+    total = np.full(batch.num_rows, _ROW_BYTES, np.int64)
+    entry = options.chunk_bytes // _ENTRIES_MAX + 1
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if name in ("body", "subject", "stream"):
+            if name == "stream" and options.stream:
+                continue
+            if column.null_count:
+                row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+                raise _unwritable(name, "is null", first + row)
+            sizes = _lengths(column)
+            most = limits.record_bytes_max if name == "body" else limits.subject_bytes_max
+            _check_most(name, sizes, most, first)
+            total += sizes
+            if name == "subject":
+                total += entry
+        elif name in options.field_columns:
+            sizes = _lengths(column)
+            _check_most(name, sizes, limits.field_value_bytes_max, first)
+            total += sizes + entry
+        elif name in ("fields", "properties"):
+            total += _map_sizes(name, column, first, entry)
+    return total
+
+
+def _map_sizes(name: str, column: Any, first: int, entry: int) -> Array:
+    """Bytes of each row's map, about; raises UnwritableRows."""
+    bounds = column.offsets.to_numpy().astype(np.int64)
+    begin, count = int(bounds[0]), int(bounds[-1] - bounds[0])
+    bounds = bounds - begin
+    items = column.items.slice(begin, count)
+    if items.null_count:
+        place = int(np.flatnonzero(items.is_null().to_numpy(zero_copy_only=False))[0])
+        row = int(np.searchsorted(bounds, place, "right")) - 1
+        key = column.keys[begin + place].as_py()
+        raise _unwritable(name, f"has null under '{key}'", first + row)
+    keys, values = _lengths(column.keys.slice(begin, count)), _lengths(items)
+    if name == "fields":
+        limits = DEFAULT_LIMITS
+        for lengths, most in (
+            (keys, limits.field_name_bytes_max),
+            (values, limits.field_value_bytes_max),
+        ):
+            if count and int(lengths.max()) > most:
+                place = int(lengths.argmax())
+                row = int(np.searchsorted(bounds, place, "right")) - 1
+                raise _unwritable(
+                    name,
+                    f"has a name or value of {lengths[place]} bytes, at most {most}",
+                    first + row,
+                )
+        _check_most(name, np.diff(bounds), limits.fields_max, first, "fields")
+    ends = np.zeros(count + 1, np.int64)
+    np.cumsum(keys + values + entry, out=ends[1:])
+    sizes: Array = np.diff(ends[bounds])
+    if name == "properties":
+        _check_most(name, sizes, DEFAULT_LIMITS.property_bytes_max, first)
+    return sizes
+
+
+def _check_most(name: str, sizes: Array, most: int, first: int, what: str = "bytes") -> None:
+    if len(sizes) and int(sizes.max()) > most:
+        row = int(sizes.argmax())
+        raise _unwritable(name, f"has {sizes[row]} {what}, at most {most}", first + row)
+
+
+def _unwritable(column: str, fault: str, row: int) -> UnwritableRows:
+    return UnwritableRows(f"malamute sink: column '{column}' of row {row} of the partition {fault}")
+
+
+def _lengths(column: Any) -> Array:
+    found: Array = _compute.binary_length(column).fill_null(0).to_numpy().astype(np.int64)
+    return found
+
+
+# --- columns of a content --------------------------------------------------------------------
+
+
+def _content(options: SinkOptions, rows: Any) -> bytes:
+    names = rows.schema.names
+    made: Options = {}
+    if "subject" in names:
+        coded = rows.column("subject").dictionary_encode()
+        table = coded.dictionary.to_pylist()
+        made["subject_table"] = table
+        made["subject_codes"] = coded.indices.to_numpy() if len(table) > 1 else None
+    maps: tuple[list[dict[str, str]], Array] | None = None
+    if options.field_columns:
+        maps = _maps_of_columns({name: rows.column(name) for name in options.field_columns})
+    elif "fields" in names:
+        maps = _maps(rows.column("fields"))
+    if maps is not None and maps[0]:
+        made["field_table"], made["field_codes"] = maps
+    if "client_time" in names:
+        times = _times(rows.column("client_time"))
+        if times is not None:
+            made["client_time_ms"] = times
+    if "properties" in names:
+        kept, codes = _maps(rows.column("properties"))
+        if kept and 2 * len(kept) <= len(codes):
+            packed = msgspec.msgpack.encode(kept)
+            made["property_section"] = (
+                PROPERTIES_DICTIONARY,
+                [codes.astype(np.int32), packed],
+            )
+        elif kept:
+            made["properties"] = [kept[code] if code >= 0 else None for code in codes.tolist()]
+    body = rows.column("body").cast(_arrow.binary())
+    _, bounds, blob = body.buffers()
+    offsets = np.frombuffer(bounds, np.int32)[body.offset : body.offset + len(body) + 1]
+    return encode_columns(offsets, b"" if blob is None else blob, **made)
+
+
+def _times(column: Any) -> Array | None:
+    """Milliseconds since 1970, rounded down; None where no row has a time."""
+    if column.null_count == len(column):
+        return None
+    micros = column.cast(_arrow.timestamp("us", tz="UTC")).cast(_arrow.int64())
+    times: Array = micros.fill_null(0).to_numpy() // 1000
+    if column.null_count:
+        times = np.where(column.is_null().to_numpy(zero_copy_only=False), NO_TIME, times)
+    return times
+
+
+def _maps(column: Any) -> tuple[list[dict[str, str]], Array]:
+    """(distinct maps, code of each row's map); -1: the row has none, or an empty one."""
+    bounds = column.offsets.to_numpy().astype(np.int64)
+    begin = int(bounds[0])
+    bounds -= begin
+    count = int(bounds[-1])
+    keys = column.keys.slice(begin, count).dictionary_encode()
+    items = column.items.slice(begin, count).dictionary_encode()
+    names, values = keys.dictionary.to_pylist(), items.dictionary.to_pylist()
+    radix = max(1, len(values))
+    pairs = keys.indices.to_numpy().astype(np.int64) * radix + items.indices.to_numpy()
+    lengths = np.diff(bounds)
+    if column.null_count:
+        lengths[column.is_null().to_numpy(zero_copy_only=False)] = 0
+    codes = np.full(len(column), -1, np.int32)
+    table: list[dict[str, str]] = []
+    for length in np.unique(lengths):
+        if not length:
+            continue
+        rows = np.flatnonzero(lengths == length)
+        # Sorted: the same pairs in another order are the same map.
+        matrix = np.sort(pairs[bounds[rows][:, None] + np.arange(length)], axis=1)
+        firsts, found = _distinct(list(matrix.T))
+        codes[rows] = found + len(table)
+        table += [
+            {names[pair // radix]: values[pair % radix] for pair in row}
+            for row in matrix[firsts].tolist()
+        ]
+    return table, codes
+
+
+def _maps_of_columns(columns: dict[str, Any]) -> tuple[list[dict[str, str]], Array]:
+    """The maps that string columns make, and each row's code; null: no such field."""
+    coded = {name: column.dictionary_encode() for name, column in columns.items()}
+    numbers = [
+        each.indices.fill_null(-1).to_numpy().astype(np.int64) + 1 for each in coded.values()
+    ]
+    texts = [[None, *each.dictionary.to_pylist()] for each in coded.values()]
+    firsts, codes = _distinct(numbers)
+    table: list[dict[str, str]] = []
+    places = np.full(len(firsts), -1, np.int32)
+    for place, row in enumerate(firsts.tolist()):
+        found = {
+            name: text
+            for name, number, known in zip(coded, numbers, texts, strict=True)
+            if (text := known[number[row]]) is not None
+        }
+        if found:
+            places[place] = len(table)
+            table.append(found)
+    return table, places[codes]
+
+
+def _distinct(columns: Sequence[Array]) -> tuple[Array, Array]:
+    """(a row for each distinct combination of the columns' numbers, code of each row)."""
+    codes = columns[0]
+    for column in columns[1:]:
+        _, codes = np.unique(codes, return_inverse=True)
+        codes = codes.astype(np.int64) * (int(column.max()) + 1) + column
+    _, firsts, found = np.unique(codes, return_index=True, return_inverse=True)
+    return firsts, found

@@ -1,0 +1,164 @@
+"""A task of the sink: the rows of one partition, published once.
+
+Owns the loop over a partition's chunks. The rules: a chunk, its record in the stream of commits and
+their key are one atomic step; a chunk is sent when the one before is confirmed, so that a partition
+keeps its order; a chunk that an earlier attempt published is compared, not published; what was
+published is read once the link is there, after an older attempt of the task has lost its own.
+Source: SPEC.md, section 4.8; ARCHITECTURE.md, The Spark sink.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+from pyspark.sql.datasource import WriterCommitMessage
+
+from malamute_protocol.batch import encode
+from malamute_py.client.position import Confirmation
+from malamute_py.client.sync.client import SyncClient
+from malamute_py.client.sync.link import Pending
+from pyspark_malamute import links
+from pyspark_malamute.errors import MalamuteSourceError, SourceUnavailable
+from pyspark_malamute.sink_commits import BatchName, ChunkRecord, Published, read_published
+from pyspark_malamute.sink_options import SinkOptions
+from pyspark_malamute.sink_rows import Chunk, checksum, chunks, contents
+
+_PUBLISH: Final = "publish rows"
+
+
+class Written(WriterCommitMessage):
+    """What a task tells the driver about its partition."""
+
+    def __init__(self, batch: BatchName, partition: int) -> None:
+        self.batch = batch
+        self.partition = partition
+        self.rows = 0
+        self.chunks = 0
+        self.streams: Counter[str] = Counter()
+        """Stream -> rows."""
+        self.rows_committed: int | None = None
+        """Rows of the batch, where the whole of it had been published before."""
+
+
+def write_partition(
+    options: SinkOptions, batch: BatchName, partition: int, batches: Iterable[Any]
+) -> Written:
+    """Publish the rows of a partition that are not published yet.
+
+    batches: pyarrow.RecordBatch. Raises UnwritableRows, BatchChanged, SourceUnavailable.
+    """
+    told = Written(batch, partition)
+    mine = options.named(f"spark-{batch.writer}-{partition}")
+    task = _Task(mine, batch, partition)
+    try:
+        for chunk in chunks(options, batches, task.rows_published):
+            told.rows += chunk.rows.num_rows
+            if task.published.commit is None:
+                task.publish(chunk, told)
+            else:
+                told.rows_committed = task.published.commit.rows
+        task.settle()
+    finally:
+        if not options.has_credential:
+            # An identity that was asked for by name has one link: the next attempt's, elsewhere.
+            links.drop(mine)
+    return told
+
+
+class _Task:
+    """A partition under way; it asks for nothing before there is a row."""
+
+    def __init__(self, options: SinkOptions, batch: BatchName, partition: int) -> None:
+        self._options = options
+        self._batch = batch
+        self._partition = partition
+        self._open: tuple[Pending[Confirmation], ChunkRecord] | None = None
+
+    @functools.cached_property
+    def _client(self) -> SyncClient:
+        return linked(self._options)
+
+    @functools.cached_property
+    def published(self) -> Published:
+        """What other attempts had published when this one began."""
+        return self._read()
+
+    def rows_published(self, number: int) -> int | None:
+        """Rows of a chunk that is published; None: it is not."""
+        known = self.published.chunks.get((self._partition, number))
+        return None if known is None else known.rows
+
+    def publish(self, chunk: Chunk, told: Written) -> None:
+        """Have a chunk published, once."""
+        found = contents(self._options, chunk)
+        record = ChunkRecord(
+            self._partition,
+            chunk.number,
+            chunk.rows.num_rows,
+            chunk.size,
+            checksum(found),
+            chunk.last,
+            [stream for stream, _ in found],
+        )
+        told.chunks += 1
+        told.streams.update(record.streams)
+        known = self.published.chunks.get((self._partition, chunk.number))
+        if known is not None:
+            known.check(record, self._batch)
+            return
+        # Encoded while the chunk before was under way.
+        self.settle()
+        key = f"{self._batch.writer}/{self._batch.number}/{self._partition}/{chunk.number}"
+        with links.explained(self._options, _PUBLISH):
+            step = self._client.atomic(confirm="synced", key=key.encode())
+            for stream, content in found:
+                step.publish_batch(stream, content)
+            step.publish_batch(
+                self._options.commit_stream,
+                encode([msgspec.json.encode(record)], subject=self._batch.chunks(self._partition)),
+            )
+            self._open = step.commit_nowait(self._options.broker_outage_ms), record
+
+    def settle(self) -> None:
+        """Wait until the chunk that was sent last is confirmed."""
+        if self._open is None:
+            return
+        pending, record = self._open
+        self._open = None
+        with links.explained(self._options, _PUBLISH):
+            # A link that is lost is made anew meanwhile, and the step sent again with its key.
+            confirmation = pending.result(patience_ms(self._options))
+        if confirmation.duplicate:
+            known = self._read().chunks.get((self._partition, record.chunk))
+            if known is not None and known.rows != record.rows:
+                raise SourceUnavailable(
+                    f"malamute sink: another attempt of the task published chunk {known.chunk} of "
+                    f"partition {self._partition} meanwhile, with {known.rows} instead of "
+                    f"{record.rows} rows. Have the task run again: it goes on after that chunk"
+                )
+            if known is not None:
+                known.check(record, self._batch)
+
+    def _read(self) -> Published:
+        with links.explained(self._options, "read what is published"):
+            return read_published(self._client, self._options, self._batch, self._partition)
+
+
+def linked(options: SinkOptions) -> SyncClient:
+    """This process's link. Raises MalamuteSourceError: the broker knows it by no name."""
+    client = links.link(options)
+    if not client.identity:
+        raise MalamuteSourceError(
+            "malamute sink: the credential gives this link no identity, and keys by which the "
+            "broker takes each chunk once belong to one. Use a credential that has an identity"
+        )
+    return client
+
+
+def patience_ms(options: SinkOptions) -> int:
+    """How long a step may be without an answer: the broker may be away meanwhile."""
+    return options.broker_outage_ms + options.request_timeout_ms

@@ -1,0 +1,300 @@
+"""A configuration that is read anew: what is taken up, and whose links end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import malamute_py as malamute
+from malamute_protocol.commands import Bye, Refused, ReloadConfig, Result
+from malamute_py.client.settings import Plain
+from malamute_py.config import KEYS, Config, from_table, load
+from malamute_py.origins import Examined, examine
+from malamute_py.server import Server
+from malamute_py.server.authentication.credentials import hash_password
+from malamute_py.server.authentication.users_file import with_users
+from malamute_py.server.reloading import (
+    RELOADED,
+    Reading,
+    lost_credentials,
+    narrowed,
+    take_up,
+    value_of,
+    with_values,
+)
+from tests.server.daemon import Daemon
+from tests.server.fakes import Lines
+from tests.server.peer import RawPeer
+from tests.waiting import WAIT_MS, WAIT_S
+
+ANN, BOB = (hash_password(word, salt=bytes(16)) for word in ("a", "b"))
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def reading(before: dict[str, Any], after: dict[str, Any] | Examined) -> Reading:
+    config = from_table(before)
+    found = after if isinstance(after, Examined) else Examined(from_table(after), [], [], str)
+    return take_up(Reading(config, config, []), found, with_users)
+
+
+def test_each_setting_is_applied_refused_or_needs_a_restart() -> None:
+    found = reading(
+        {"streams": {"streams_max": 5}},
+        {
+            "streams": {"streams_max": 6, "default": {"max_bytes": "1MiB"}},
+            "journal": {"ring_bytes": "8GiB"},
+            "quotas": {"links": 3, "identities": {"web-*": {"links": 1}}},
+            "permissions": {"ann": {"read": ["x"]}},
+        },
+    )
+    assert sorted(found.changes) == [
+        ("journal.ring_bytes", "restart", ""),
+        ("permissions.ann", "applied", "added"),
+        ("quotas.identities.web-*", "applied", "added"),
+        ("quotas.links", "applied", ""),
+        ("streams.default", "applied", ""),
+        ("streams.streams_max", "applied", ""),
+    ]
+    assert found.config.streams.streams_max == 6
+    assert found.config.journal == Config().journal
+    assert found.complete == found.config
+
+
+def test_what_is_wrong_is_refused_and_the_rest_is_taken_up(tmp_path: Path) -> None:
+    file = tmp_path / "malamute.toml"
+    file.write_text(
+        "[streams]\nstreams_max = 0\nrings_max = 7\n[links]\nheartbeat_ms = 1\n"
+        "[permissions.ann]\nreed = []\n"
+    )
+    found = reading({"streams": {"streams_max": 5}, "permissions": {"ann": {}}}, examine(file))
+    assert {(key, outcome) for key, outcome, _ in found.changes} == {
+        ("streams.streams_max", "refused"),
+        ("permissions.ann", "refused"),
+        ("links.heartbeat_ms", "refused"),
+        ("streams.rings_max", "applied"),
+    }
+    assert (found.config.streams.streams_max, found.config.streams.rings_max) == (5, 7)
+    assert set(found.config.permissions) == {"ann"}
+    assert found.config.links == Config().links
+
+
+def test_a_file_that_cannot_be_read_changes_nothing(tmp_path: Path) -> None:
+    found = reading({"streams": {"streams_max": 5}}, examine(tmp_path / "none.toml"))
+    assert [change.outcome for change in found.changes] == ["refused"]
+    assert found.config.streams.streams_max == 5
+
+
+def test_users_and_permissions_are_taken_up_together_or_not_at_all(tmp_path: Path) -> None:
+    file = tmp_path / "users.toml"
+    file.write_text(f'[users.ann]\npassword = "{ANN}"\n[permissions.ann]\nread = ["x"]\n')
+    file.chmod(0o600)
+    plain = {"authentication": {"mechanism": "plain", "users_file": str(file)}}
+    config = from_table(plain)
+    before = Reading(config, with_users(config), [])
+    file.write_text('[users.ann]\npassword = "nonsense"\n[permissions.ann]\nwrite = ["x"]\n')
+    found = take_up(
+        before,
+        Examined(from_table({**plain, "streams": {"streams_max": 6}}), [], [], str),
+        with_users,
+    )
+    outcomes = {outcome: key for key, outcome, _ in found.changes}
+    assert outcomes == {
+        "refused": f"{file}: users.ann.password", "applied": "streams.streams_max",
+    }  # fmt: skip
+    assert found.complete.permissions["ann"].read == ["x"]
+    assert found.complete.authentication == before.complete.authentication
+    assert found.complete.streams.streams_max == 6
+
+
+def test_settings_are_read_and_replaced_by_their_dotted_names() -> None:
+    config = Config()
+    for key in RELOADED:
+        assert key in KEYS
+        assert with_values(config, {key: value_of(config, key)}) == config
+    changed = with_values(config, {"listen": ["inproc://x"], "links.links_max": 3})
+    assert (changed.listen, changed.links.links_max) == (["inproc://x"], 3)
+
+
+def security(users: dict[str, str], permissions: dict[str, Any] | None = None) -> Config:
+    authentication: dict[str, Any] = {"mechanism": "plain", "users": users}
+    return from_table({"authentication": authentication, "permissions": permissions or {}})
+
+
+def test_a_user_that_is_gone_or_has_another_credential_has_lost_it() -> None:
+    before = security({"ann": ANN, "bob": BOB, "carl": ANN})
+    after = security({"ann": ANN, "bob": ANN, "dan": ANN})
+    assert lost_credentials(before, after) == {"bob", "carl"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "less"),
+    [
+        ({"read": ["a"]}, {"read": ["a", "b"], "admin": True}, False),
+        ({"read": ["a", "b"]}, {"read": ["a"]}, True),
+        ({"admin": True}, {}, True),
+        ({"read": ["a"]}, {"read": ["a"], "deny": {"read": ["b"]}}, True),
+        ({"read": ["a"], "deny": {"read": ["b"]}}, {"read": ["a"]}, False),
+        ({"write_subjects": {"s": ["a"]}}, {"write_subjects": {"s": ["b"]}}, True),
+    ],
+)
+def test_an_owner_is_narrowed_when_something_is_taken_back(
+    before: dict[str, Any], after: dict[str, Any], less: bool
+) -> None:
+    old, new = (security({"x": ANN}, {"ann": grant}) for grant in (before, after))
+    assert narrowed(old, new, "ann") is less
+    assert not narrowed(old, old, "ann")
+    assert narrowed(security({"x": ANN}), new, "ann"), "everything was allowed without a list"
+    assert not narrowed(old, security({"x": ANN}), "ann")
+
+
+USERS = """\
+[users.ann]
+password = "{ann}"
+[users.bob]
+password = "{bob}"
+[users.root]
+password = "{ann}"
+[permissions.ann]
+write = ["*"]
+read = ["*"]
+[permissions.bob]
+read = ["*"]
+[permissions.root]
+manage_users = true
+"""
+
+
+class World:
+    """A broker with a users file, over tcp."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "malamute.toml"
+        self.users = folder / "users.toml"
+        self.write(USERS.format(ann=ANN, bob=BOB))
+        self.file.write_text(
+            'data_directory = ""\nlisten = ["tcp://127.0.0.1:0"]\n[authentication]\n'
+            f'mechanism = "plain"\nusers_file = "{self.users}"\n'
+        )
+        self.lines = Lines()
+        self.server = Server(load(self.file), log=self.lines, reread=partial(examine, self.file))
+
+    def write(self, text: str) -> None:
+        self.users.write_text(text)
+        self.users.chmod(0o600)
+
+    def peer(self, name: str, password: str, *, hello: bool = True) -> RawPeer:
+        return RawPeer(
+            self.server.endpoints[0], hello=hello, plain_username=name.encode(),
+            plain_password=password.encode(),
+        )  # fmt: skip
+
+    def reload(self, peer: RawPeer) -> dict[str, str]:
+        peer.send(ReloadConfig(1))
+        result, _ = peer.get(Result)
+        return {key: f"{outcome} {why}".strip() for key, outcome, why in result.value["changes"]}
+
+
+@contextmanager
+def world(folder: Path) -> Iterator[World]:
+    made = World(folder)
+    with made.server:
+        yield made
+
+
+def test_a_removed_user_loses_its_link_and_its_connection_lets_nobody_in(tmp_path: Path) -> None:
+    with (
+        world(tmp_path) as made,
+        made.peer("root", "a") as root,
+        made.peer("bob", "b") as bob,
+        made.peer("ann", "a") as ann,
+    ):
+        made.write(USERS.format(ann=ANN, bob=BOB).replace("users.bob", "users.bert"))
+        assert made.reload(root) == {
+            "authentication.users.bob": "applied removed",
+            "authentication.users.bert": "applied added",
+        }
+        bye, _ = bob.get(Bye)
+        assert bye.code == "unauthenticated"
+        until(lambda: made.server.metrics()["shell"].get("cut_total", 0) >= 1)
+        ann.send(ReloadConfig(1))
+        assert ann.get(Refused)[0].code == "forbidden", "the others' links stay"
+        with made.peer("bert", "b") as bert:
+            assert bert.welcome is not None
+    told = made.lines.of("configuration_reloaded")
+    assert [(each["applied"], each["refused"]) for each in told] == [(2, 0)]
+
+
+def test_a_user_of_whom_something_is_taken_back_opens_a_new_link(tmp_path: Path) -> None:
+    with (
+        world(tmp_path) as made,
+        made.peer("root", "a") as root,
+        malamute.connect_sync(
+            made.server.endpoints[0], credential=Plain("ann", "a"), timeout_ms=WAIT_MS
+        ) as ann,
+    ):
+        ann.publish("orders", b"one")
+        made.write(USERS.format(ann=ANN, bob=BOB).replace('write = ["*"]', 'write = ["x"]'))
+        assert made.reload(root) == {"permissions.ann": "applied changed"}
+        with pytest.raises(malamute.BrokerRefused, match="forbidden"):
+            ann.publish("orders", b"two")
+        ann.publish("x", b"three")
+        assert ann.reconnects == 1
+
+
+def test_quotas_that_are_read_anew_bind_those_that_are_linked(tmp_path: Path) -> None:
+    with (
+        world(tmp_path) as made,
+        made.peer("root", "a") as root,
+        malamute.connect_sync(
+            made.server.endpoints[0], credential=Plain("ann", "a"), timeout_ms=WAIT_MS
+        ) as ann,
+    ):
+        ann.create_stream("one")
+        made.write(USERS.format(ann=ANN, bob=BOB) + "[quotas.ann]\nstreams = 1\n")
+        assert made.reload(root) == {"quotas.identities.ann": "applied added"}
+        with pytest.raises(malamute.BrokerRefused, match="limit"):
+            ann.create_stream("two")
+        assert ann.reconnects == 0
+        made.write(USERS.format(ann=ANN, bob=BOB))
+        ann.publish("one", b"x")
+        made.reload(root)
+        ann.create_stream("two")
+
+
+def test_an_embedded_broker_reads_its_users_anew(tmp_path: Path) -> None:
+    with world(tmp_path) as made:
+        made.server._reread = None
+        made.write(USERS.format(ann=ANN, bob=ANN))
+        assert made.server.request_reload() == ""
+        until(lambda: bool(made.lines.of("configuration_reloaded")))
+        with made.peer("bob", "a") as bob:
+            assert bob.welcome is not None
+
+
+@pytest.mark.system
+def test_sighup_has_a_broker_read_its_users_anew(tmp_path: Path) -> None:
+    users = tmp_path / "users.toml"
+    users.write_text("")
+    users.chmod(0o600)
+    with Daemon("", authentication__mechanism="plain", authentication__users_file=users) as daemon:
+        users.write_text(f'[users.ann]\npassword = "{ANN}"\n')
+        os.kill(daemon.process.pid, signal.SIGHUP)
+        assert daemon.wait_for("configuration_reloaded")["applied"] == 1
+        with malamute.connect_sync(
+            daemon.endpoint, credential=Plain("ann", "a"), timeout_ms=WAIT_MS
+        ) as ann:
+            assert ann.linked

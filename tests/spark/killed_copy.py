@@ -1,0 +1,152 @@
+"""A query from a stream into another that is killed amid its batches, or whose broker is.
+
+By hand: python -m tests.spark.killed_copy [--times 10] [--broker] [--seed 1]. It starts a broker
+and the query, kills the query's process group or the broker at random moments, starts it again, and
+ends with 1 unless the copy has every record once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from malamute_py.client.sync.client import SyncClient, connect_sync
+from malamute_py.demo.daemon import Daemon
+from tests.spark.conftest import start_spark
+
+PER_TRIGGER = 20_000
+WAIT_S = 240
+
+
+def copy(endpoint: str, stream: str, directory: Path) -> Any:
+    """Start the query in this process."""
+    spark = start_spark(directory / "warehouse")
+    return (
+        spark.readStream.format("malamute")
+        .options(endpoint=endpoint, stream=stream, startingOffsets="earliest")
+        .options(maxRecordsPerTrigger=str(PER_TRIGGER), splitBytes="1m", minPartitions="2")
+        .load()
+        .select("subject", "body")
+        .writeStream.format("malamute")
+        .options(endpoint=endpoint, stream=f"{stream}-copy", chunkBytes="128k")
+        .option("checkpointLocation", str(directory / "checkpoint"))
+        .start()
+    )
+
+
+@contextlib.contextmanager
+def running(endpoint: str, stream: str, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The query in a process group of its own, which is killed in the end."""
+    program = [sys.executable, "-m", "tests.spark.killed_copy", "--run", endpoint, stream]
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "query.log").open("ab") as log:
+        query = subprocess.Popen(
+            [*program, str(directory)], stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        yield query
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(query.pid, signal.SIGKILL)
+        query.wait()
+
+
+def publish(client: SyncClient, stream: str, rows: int) -> None:
+    """Fill the source: bodies are the rows' numbers, 60 bytes each."""
+    for first in range(0, rows, 10_000):
+        bodies = [b"%060d" % row for row in range(first, min(rows, first + 10_000))]
+        client.publish_many(stream, bodies, subject=f"a.{first % 7}")
+
+
+def copied(client: SyncClient, stream: str) -> int:
+    """Records of the copy."""
+    found = {facts.name: facts.tail for facts in client.list_streams(f"{stream}-copy")}
+    return found.get(f"{stream}-copy", 0)
+
+
+def until(client: SyncClient, stream: str, count: int, query: subprocess.Popen[bytes]) -> None:
+    """Wait until the copy has so many records."""
+    deadline_s = time.monotonic() + WAIT_S
+    while copied(client, stream) < count:
+        assert query.poll() is None, f"the query ended by itself: {_log(query)}"
+        assert time.monotonic() < deadline_s, f"{copied(client, stream)} of {count} records"
+        time.sleep(0.005)
+
+
+def _log(query: subprocess.Popen[bytes]) -> str:
+    directory = list(query.args)[-1] if isinstance(query.args, list) else ""
+    return (Path(str(directory)) / "query.log").read_text()[-3000:]
+
+
+def faults(client: SyncClient, stream: str, rows: int) -> str:
+    """Say what of the copy is missing or there twice; "" when nothing is."""
+    with client.subscribe(f"{stream}-copy", start="earliest", until="tail") as reading:
+        found = collections.Counter(
+            int(body) for batch in reading.batches() for body in batch.bodies()
+        )
+    twice = sum(count > 1 for count in found.values())
+    missing = rows - len(found)
+    return f"{missing} missing, {twice} more than once" if missing or twice else ""
+
+
+def main() -> int:
+    """Kill as often as is asked for, and compare."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--times", type=int, default=10)
+    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--broker", action="store_true", help="kill the broker, not the query")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--run", nargs=3, metavar=("ENDPOINT", "STREAM", "DIRECTORY"))
+    given = parser.parse_args()
+    if given.run:
+        endpoint, stream, directory = given.run
+        copy(endpoint, stream, Path(directory)).awaitTermination()
+        return 0
+    chance = random.Random(given.seed)
+    with tempfile.TemporaryDirectory() as directory:
+        fault = _killed(given, chance, Path(directory))
+    print(fault or f"{given.rows:,} of {given.rows:,} records, each once")
+    return 1 if fault else 0
+
+
+def _killed(given: argparse.Namespace, chance: random.Random, directory: Path) -> str:
+    stream, rows = "source", given.rows
+    with Daemon(directory / "broker") as broker, connect_sync(broker.endpoint) as client:
+        publish(client, stream, rows)
+        work = directory / "query"
+        with contextlib.ExitStack() as stack:
+            query: subprocess.Popen[bytes] | None = None
+            for number in range(given.times):
+                # Somewhere in the records that are left, the last kill amid the last of them.
+                begun = copied(client, stream)
+                if query is None:
+                    query = stack.enter_context(running(broker.endpoint, stream, work))
+                until(client, stream, begun + (rows - begun) // (given.times - number + 1), query)
+                time.sleep(chance.random() * 0.4)
+                if given.broker:
+                    broker.kill()
+                    broker.start()
+                    client.opened(timeout_ms=60_000)
+                else:
+                    stack.close()
+                    query = None
+                print(f"kill {number + 1}: {copied(client, stream):,} records copied", flush=True)
+        with running(broker.endpoint, stream, work) as query:
+            until(client, stream, rows, query)
+            time.sleep(2)
+        return faults(client, stream, rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
