@@ -27,6 +27,8 @@ LOOK_SEGMENTS = 7
 ahead, and empty."""
 STOP_SEGMENTS = 5
 """Segments that are left of a ring when it takes no record more: copies need some."""
+COPIES_MAX = 256
+"""Newest records that are copied in one batch at most: some 2 ms of the loop."""
 COPY_SEGMENTS = 3
 """Segments that are left of a ring when it takes no copy more."""
 _SHIFT = 24
@@ -92,7 +94,9 @@ def _sizes(content: Content, size: int) -> Callable[[Any], list[int]]:
 class Room:
     """The room of the ring that a stream with keys has to itself, in positions of the ring."""
 
-    __slots__ = ("asked", "look_lsn", "newest_max", "segment_bytes", "segments", "stop_lsn")
+    __slots__ = (
+        "asked", "copies_max", "look_lsn", "newest_max", "segment_bytes", "segments", "stop_lsn",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.segment_bytes = 0
@@ -102,6 +106,8 @@ class Room:
         """Bytes that newest records may take: with more, copying them would gain too little."""
         self.asked = False
         """Whether the journal is being asked for the oldest segments."""
+        self.copies_max = COPIES_MAX
+        """Newest records that are copied in one batch now."""
         self.look_lsn = 0
         """End of the ring from which on segments are to be given up."""
         self.stop_lsn = 1 << 63

@@ -19,7 +19,7 @@ import msgspec
 from malamute_protocol.encode import encode
 from malamute_protocol.limits import UNBOUNDED
 from malamute_py.broker.context import Shard
-from malamute_py.broker.log.newest import Keys
+from malamute_py.broker.log.newest import COPIES_MAX, Keys
 from malamute_py.broker.log.ring import RingState, Settlement
 from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.ready import (
@@ -34,10 +34,10 @@ from malamute_py.broker.streams.retention import Retention
 
 FORGOTTEN_AT_ONCE = 1_000
 """Deleted keys that one look forgets at most."""
-MOVED_AT_ONCE = 256
-"""Newest records that are copied in one batch at most: some 2 ms of the loop."""
 MOVED_BYTES = 512 << 10
 """Bytes of such a batch from which on no record is added."""
+MOVED_BYTES_MIN = 16 << 10
+"""Bytes from which on none is added in the smallest rings: a quarter of their segments."""
 CRC_AT = 8
 """Position of the checksum in a content."""
 
@@ -133,8 +133,10 @@ class Turning:
 
     def _copy(self, stream: Stream, keys: Keys, following: int, copy: int) -> None:
         """Copy newest records before an offset, and those whose copies lie before a copy."""
-        records = keys.before(following, copy, MOVED_AT_ONCE, MOVED_BYTES)
-        if not records or not keys.room.takes_copies(stream.ring.end_lsn):
+        room = keys.room
+        size = min(MOVED_BYTES, max(MOVED_BYTES_MIN, room.segment_bytes // 4))
+        records = keys.before(following, copy, room.copies_max, size)
+        if not records or not room.takes_copies(stream.ring.end_lsn):
             self._look(stream, keys, may_copy=False)
             return
         places: dict[int, list[int]] = {}
@@ -208,6 +210,7 @@ class Turning:
         ring, keys = copies.stream.ring, copies.keys
         ring.end_lsn = answer.end_lsn
         keys.copies_next = copies.base + len(copies.batches)
+        keys.room.copies_max = min(COPIES_MAX, 2 * keys.room.copies_max)
         self._shard.counters["records_moved"] += sum(len(rows) for _, rows in copies.batches)
         self._when_visible(ring, answer.end_lsn, partial(self._durable, copies))
 
@@ -222,6 +225,11 @@ class Turning:
         copies.then()
 
     def refused(self, answer: AppendRefused) -> None:
-        """Give up copies that the journal refused; the next look tries again."""
-        copies = self.handed.pop(answer.token)
-        copies.keys.room.asked = False
+        """Give up copies that the journal refused; the next look tries again, with fewer.
+
+        All copies of a batch have to fit into a segment; how large those of a codec are is not
+        known before they are made.
+        """
+        room = self.handed.pop(answer.token).keys.room
+        room.copies_max = max(1, room.copies_max // 4)
+        room.asked = False
