@@ -1,12 +1,13 @@
-"""Rate at which Spark reads a stream: rows a second of whole triggers, into `noop`.
+"""Rates at which Spark reads a stream and writes one: rows a second of whole triggers.
 
 python -m perf.spark [--rows 2000000] [--triggers 5] [--json]
 
 A broker in a process of its own, local[2], two tasks a trigger, bodies of 140 B and 1 KiB with 100
 subjects and one field. A trigger's time is all of it: the plan, the write-ahead log, the tasks, the
-commit. The first trigger of each query, which starts workers and compiles, is left out. Three ways:
-all columns; all columns of one record in ten, selected by the broker; and a filter in Spark for the
-same tenth.
+commit. The first trigger of each query, which starts workers and compiles, is left out. Reading
+into `noop`, three ways: all columns; all columns of one record in ten, selected by the broker; and
+a filter in Spark for the same tenth. Writing what Spark's rate source makes, exactly once and
+synced: subject and body, and these with a field.
 """
 
 from __future__ import annotations
@@ -92,7 +93,40 @@ def measure(
             .start()
         )
         query.awaitTermination()
-        progress = [p for p in query.recentProgress if p.numInputRows][1:]
+    return figures(query)
+
+
+def measure_sink(
+    spark: Any, endpoint: str, stream: str, per_trigger: int, size: int, triggers: int, fields: bool
+) -> dict[str, Any]:
+    """Run a query that writes records of `size` bytes; returns figures of its triggers but one."""
+    from pyspark.sql import functions as f
+
+    rows = spark.readStream.format("rate-micro-batch").option("numPartitions", "2")
+    frame = rows.option("rowsPerBatch", str(per_trigger)).load()
+    number = f.col("value")
+    columns = [
+        f.concat(f.lit("flights."), (number % 10).cast("string")).alias("subject"),
+        f.rpad(number.cast("string"), size, "x").alias("body"),
+    ]
+    if fields:
+        columns.append(f.create_map(f.lit("origin"), f.lit("JFK")).alias("fields"))
+    with tempfile.TemporaryDirectory() as checkpoint:
+        query = (
+            frame.select(*columns)
+            .writeStream.format("malamute")
+            .options(endpoint=endpoint, stream=stream, checkpointLocation=checkpoint)
+            .start()
+        )
+        while len(query.recentProgress) <= triggers and not query.awaitTermination(0.1):
+            pass
+        query.stop()
+    return figures(query)
+
+
+def figures(query: Any) -> dict[str, Any]:
+    """Medians of a query's triggers but the first."""
+    progress = [p for p in query.recentProgress if p.numInputRows][1:]
     parts = {
         name: statistics.median(p.durationMs.get(name, 0) for p in progress)
         for name in ("latestOffset", "queryPlanning", "addBatch", "walCommit", "commitOffsets")
@@ -129,11 +163,17 @@ def main() -> None:
             ):
                 found = measure(spark, watched.endpoint, stream, per_trigger, pattern, where)
                 results.append({"bytes": size, "way": way, **found})
+            for way, fields in (("written", False), ("written, a field", True)):
+                found = measure_sink(
+                    spark, watched.endpoint, f"sink-{size}-{fields}", per_trigger, size,
+                    options.triggers, fields,
+                )  # fmt: skip
+                results.append({"bytes": size, "way": way, **found})
         spark.stop()
     if options.json:
         print(json.dumps(results))
         return
-    table = Table(title="Spark, whole triggers into noop, local[2], 2 tasks (medians)")
+    table = Table(title="Spark, whole triggers, local[2], 2 tasks (medians)")
     for name in ("body", "way", "rows", "trigger ms", "tasks ms", "rows/s", "MB/s"):
         table.add_column(name, justify="left" if name == "way" else "right")
     for row in results:

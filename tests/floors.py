@@ -11,7 +11,7 @@ import re
 import tomllib
 from pathlib import Path
 
-EXTRAS = ("arrow", "cli", "codecs", "http", "server")
+EXTRAS = ("arrow", "cli", "codecs", "http", "pandas", "polars", "server")
 TOOLS = frozenset(
     {
         "hypothesis",

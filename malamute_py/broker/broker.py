@@ -63,7 +63,13 @@ from malamute_py.broker.subscriptions.live import Delivery
 from malamute_py.broker.subscriptions.matching import Matching
 from malamute_py.broker.subscriptions.on_demand import OnDemand
 from malamute_py.broker.subscriptions.subscriptions import Subscriptions
-from malamute_py.changelog.records import Change, ProducerOpened, ProducersForgotten, StreamRemoved
+from malamute_py.changelog.records import (
+    Change,
+    ProducerOpened,
+    ProducersForgotten,
+    StreamEdited,
+    StreamRemoved,
+)
 from malamute_py.changelog.snapshots import PackedSnapshot, encode_snapshot
 from malamute_py.changelog.tables import Tables
 
@@ -133,7 +139,7 @@ class Broker:
         self._cursors = Cursors(shard, self._links, self._catalogue, self._steps, starts, answers)
         self._groups = Groups(
             shard, self._links, self._catalogue, self._steps, starts, self._delivery,
-            self._matching, answers,
+            self._matching, answers, self._mail.puts,
         )  # fmt: skip
         self._subscriptions = Subscriptions(
             shard, self._links, self._delivery, self._on_demand, starts
@@ -206,6 +212,7 @@ class Broker:
             wire.EditStream: streams.edit_stream,
             wire.RemoveStream: streams.remove_stream,
             wire.StreamInfo: streams.stream_info,
+            wire.StreamSchemas: streams.stream_schemas,
             wire.ListStreams: streams.list_streams,
             wire.FindOffset: streams.find_offset,
             wire.PlanRead: streams.plan_read,
@@ -729,6 +736,12 @@ class Broker:
                 self._producers.opened(row.id, row.identity, row.epoch)
         elif isinstance(change, ProducersForgotten):
             self._producers.forgotten(change.ids)
+        elif isinstance(change, StreamEdited):
+            stream = self._catalogue.take_declared(change.number)
+            if stream is not None:
+                number, message = next(reversed(stream.schemas.items()))
+                self._subscriptions.schema_changed(stream, number, message)
+                self._groups.schema_changed(stream, number, message)
         elif isinstance(change, StreamRemoved) and removed is not None:
             self._producers.stream_removed(removed.number)
             self._subscriptions.stream_removed(removed)

@@ -15,6 +15,7 @@ import msgspec
 
 from malamute_py.changelog.settings import (
     CursorSettings,
+    GroupSettings,
     MailboxSettings,
     ServiceSettings,
     StreamSettings,
@@ -29,6 +30,25 @@ Run: TypeAlias = tuple[bytes, int, int]
 
 Range: TypeAlias = tuple[int, int]
 """Offsets from the first number up to, but without, the second."""
+
+Tries: TypeAlias = tuple[int, int, int, str]
+"""Attempts of records: (first offset, offset after the last, attempts, why the last one ended)."""
+
+
+class Origin(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The records of a group that became dead letters together."""
+
+    number: int
+    """Number of the stream."""
+    stream: str
+    group: str
+    epoch: int
+    """Epoch of the log in which the offsets were positions of the stream."""
+    attempts: int
+    offsets: list[int]
+    """Offset of the record in each row of the put."""
+    slots: list[int] = []
+    """Keyed groups only: the slot of each of these records."""
 
 
 # --- streams and producers ------------------------------------------------------------
@@ -136,7 +156,12 @@ class MailPut(msgspec.Struct, array_like=True, gc=False, tag="mail_put"):
     why: str = ""
     """Notices only: why there will be no answer to the request."""
     asked_by: str = ""
-    """Replies and notices only: the sender of the request, whose share of mail they take."""
+    """Replies and notices: the sender of the request, whose share of mail they take. Dead letters
+    of a group: its creator."""
+    origin: Origin | None = None
+    """Dead letters of a group only: the records that they were."""
+    rows: bytes = b""
+    """Bitmap of the rows that are messages; empty: all rows."""
 
 
 class MailDone(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="mail_done"):
@@ -300,6 +325,49 @@ class GroupSet(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="grou
     """Epoch of the log in which `next` was a position of the stream; 0: not known."""
     durable: bool = False
     """True: members of the group get only records that no power loss can take back."""
+    settings: GroupSettings = GroupSettings()
+    tries: list[Tries] = []
+    """Attempts of records from `next` on, ascending."""
+
+
+class GroupEdited(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="group_edited"):
+    """A group has these settings from here on."""
+
+    stream: int
+    name: str
+    settings: GroupSettings
+    at_ms: int
+
+
+class GroupReturned(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="group_returned"):
+    """Records that a member held wait in their group again; each of them has one attempt more.
+
+    why: `died` (the member's link was lost), `lease` (the member was silent for too long),
+    `returned` (it wanted them again) or `failed` (it gave them up: they become dead letters),
+    perhaps with `: ` and the member's words.
+    """
+
+    stream: int
+    name: str
+    ranges: list[Range]
+    why: str
+    epoch: int
+    """Epoch of the log in which these were offsets of the stream."""
+
+
+class GroupRevived(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="group_revived"):
+    """Dead letters have left their mailbox, and their records are to be done again in their group.
+
+    The attempts of these records count from 0.
+    """
+
+    stream: int
+    name: str
+    mailbox: int
+    rows: list[Rows]
+    ranges: list[Range]
+    epoch: int
+    """Epoch of the log in which the ranges were offsets of the stream."""
 
 
 class GroupDone(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="group_done"):
@@ -339,7 +407,9 @@ Change: TypeAlias = (
     | MailboxSet | MailboxRemoved | MailPut | MailDone | MailAgain
     | ServiceSet | ServiceRemoved | RequestPut | WorkTaken | WorkReceived | WorkReturned
     | RequestDone | RequestDead | RequestRevived
-    | CursorSet | CursorRemoved | GroupSet | GroupDone | GroupRemoved | StepTaken
+    | CursorSet | CursorRemoved
+    | GroupSet | GroupEdited | GroupReturned | GroupRevived | GroupDone | GroupRemoved
+    | StepTaken
 )  # fmt: skip
 
 _CHANGE: msgspec.msgpack.Decoder[Change] = msgspec.msgpack.Decoder(Change)

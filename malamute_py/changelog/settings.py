@@ -1,4 +1,4 @@
-"""Settings of streams, mailboxes, services and cursors.
+"""Settings of streams, mailboxes, services, cursors and groups.
 
 Owns their names, their defaults and the values that each may have. The rule: a setting that is
 unknown or out of range is refused by name, and the command that names it changes nothing. Source:
@@ -15,6 +15,7 @@ import msgspec
 from malamute_protocol.address import name_fault
 from malamute_protocol.errors import BrokerRefused
 from malamute_protocol.keys import LAST_PER_SUBJECT
+from malamute_protocol.schema import schema_id
 
 BODY_KINDS = ("blob", "list", "arrow")
 LEVELS = ("stored", "synced")
@@ -39,7 +40,9 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     body_kind: str = ""
     """`blob`, `list` or `arrow`; empty until the first batch of the stream decides it."""
     schema: bytes = b""
-    """Arrow schema message of the bodies, kept for readers; the broker compares no body with it."""
+    """Arrow schema message of the newest version; empty: the stream is not typed."""
+    former_schemas: tuple[bytes, ...] = ()
+    """Earlier versions of the schema, oldest first; no client may set them."""
     level: str = "synced"
     """Level at which a publish that asks for level 0 is confirmed: `stored` or `synced`."""
     description: str = ""
@@ -65,7 +68,7 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
         if self.body_kind and self.body_kind not in BODY_KINDS:
             raise BrokerRefused("bad_setting", f"body_kind is one of {', '.join(BODY_KINDS)}")
         check_level(self.level)
-        if self.schema and self.body_kind != "arrow":
+        if self.schema and self.body_kind not in ("", "arrow"):
             raise BrokerRefused("bad_setting", "a schema needs body_kind = arrow")
 
     def _check_keep(self) -> None:
@@ -80,21 +83,32 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
                 "bad_setting",
                 "max_bytes, max_age_ms and max_records drop records that keep has to keep",
             )
-        if self.body_kind == "arrow":
+        if self.body_kind == "arrow" or self.schema:
             raise BrokerRefused("bad_setting", "keep needs body_kind = blob or list")
 
 
-FIXED_SETTINGS = ("memory", "ring_bytes", "full", "schema", "keep")
+FIXED_SETTINGS = ("memory", "ring_bytes", "full", "keep")
 """Settings that an edit cannot change, since records stay where they were written. An empty
 body_kind may be set once."""
 
 
-def settings_of(values: dict[str, Any], bytes_max: int) -> StreamSettings:
-    """Put the settings that a client named over the defaults.
+def settings_of(
+    values: dict[str, Any], bytes_max: int, over: StreamSettings | None = None
+) -> StreamSettings:
+    """Put the settings that a client named over those that hold (None: over the defaults).
 
     Raises BrokerRefused `bad_setting`: unknown, of a wrong type, out of range, too much.
     """
-    return queue_settings(StreamSettings, values, bytes_max, None)
+    if "former_schemas" in values:
+        raise BrokerRefused("bad_setting", "former_schemas is kept by the broker: set schema")
+    return queue_settings(StreamSettings, values, bytes_max, over)
+
+
+def versions(settings: StreamSettings) -> dict[int, bytes]:
+    """Return id -> schema message of each version, oldest first; empty: the stream is not typed."""
+    if not settings.schema:
+        return {}
+    return {schema_id(message): message for message in (*settings.former_schemas, settings.schema)}
 
 
 def _fault(kind: type[msgspec.Struct], error: Exception) -> str:
@@ -184,6 +198,26 @@ class CursorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
         check_numbers(self, "pin_bytes_max")
 
 
+class GroupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Settings of one group."""
+
+    attempts_max: int = 0
+    """Attempts of a record after which it becomes a dead letter; 0: it comes again for ever, and
+    its attempts are not counted."""
+    dead_letters: str = ""
+    """Mailbox of the group's dead letters; empty: `STREAM.GROUP.dead`."""
+    lease_ms: int = 0
+    """Time without a word from a member about a record after which another member gets it; 0: it
+    has the record as long as its link lives."""
+    description: str = ""
+
+    def check(self) -> None:
+        """Raise BrokerRefused `bad_setting`, which names the setting and its allowed values."""
+        check_numbers(self, "attempts_max", "lease_ms")
+        if self.dead_letters and name_fault(self.dead_letters):
+            raise BrokerRefused("bad_setting", f"dead_letters: {name_fault(self.dead_letters)}")
+
+
 def check_numbers(settings: msgspec.Struct, *names: str) -> None:
     """Raise BrokerRefused `bad_setting` when a number is negative or absurdly large."""
     for name in names:
@@ -197,7 +231,7 @@ def check_level(level: str) -> None:
         raise BrokerRefused("bad_setting", f"level is one of {', '.join(LEVELS)}")
 
 
-_S = TypeVar("_S", StreamSettings, MailboxSettings, ServiceSettings, CursorSettings)
+_S = TypeVar("_S", StreamSettings, MailboxSettings, ServiceSettings, CursorSettings, GroupSettings)
 
 
 def queue_settings(kind: type[_S], values: dict[str, Any], bytes_max: int, over: _S | None) -> _S:

@@ -21,13 +21,17 @@ from malamute_py.changelog.records import (
     CursorRemoved,
     CursorSet,
     GroupDone,
+    GroupEdited,
     GroupRemoved,
+    GroupReturned,
+    GroupRevived,
     GroupSet,
     MailAgain,
     MailboxRemoved,
     MailboxSet,
     MailDone,
     MailPut,
+    Origin,
     ProducerOpened,
     ProducersForgotten,
     Range,
@@ -43,6 +47,7 @@ from malamute_py.changelog.records import (
     StreamEdited,
     StreamRemoved,
     StreamTrimmed,
+    Tries,
     WorkReceived,
     WorkReturned,
     WorkTaken,
@@ -50,6 +55,7 @@ from malamute_py.changelog.records import (
 )
 from malamute_py.changelog.settings import (
     CursorSettings,
+    GroupSettings,
     MailboxSettings,
     ServiceSettings,
     StreamSettings,
@@ -139,7 +145,9 @@ class Rare(msgspec.Struct, gc=False):
     tries: list[tuple[int, bytes]] = []
     """(attempts, rows as a bitmap) of rows that were given back apart from the others."""
     asked_by: str = ""
-    """Replies and notices only: the sender of the request."""
+    """Replies and notices: the sender of the request; dead letters of a group: its creator."""
+    origin: Origin | None = None
+    """Dead letters of a group only: the records that they were."""
 
 
 class MessageRow(msgspec.Struct, gc=False):
@@ -225,6 +233,9 @@ class GroupRow(msgspec.Struct):
     """Epoch of the log in which these were positions of the stream; 0: not known."""
     durable: bool = False
     """True: members of the group get only records that no power loss can take back."""
+    settings: GroupSettings = GroupSettings()
+    tries: list[Tries] = []
+    """Attempts of records that are not done: ascending, without overlap."""
 
 
 class KeyRow(msgspec.Struct, gc=False):
@@ -379,11 +390,14 @@ def _mailbox_removed(tables: Tables, queues: Queues, change: MailboxRemoved) -> 
 
 def _mail_put(tables: Tables, queues: Queues, put: MailPut) -> None:
     rare = None
+    every = (1 << put.count) - 1
     if put.expiries or put.about or put.last or put.why or put.asked_by:
-        why = [(rows_of((1 << put.count) - 1), put.why)] if put.why else []
-        rare = Rare(put.expiries, put.about, put.last, why, asked_by=put.asked_by)
+        why = [(rows_of(every), put.why)] if put.why else []
+        rare = Rare(
+            put.expiries, put.about, put.last, why, asked_by=put.asked_by, origin=put.origin
+        )
     queues.messages[put.mailbox, put.base] = MessageRow(
-        put.base, put.count, put.size, put.sender, put.at_ms, (1 << put.count) - 1,
+        put.base, put.count, put.size, put.sender, put.at_ms, mask_of(put.rows, every),
         put.priority, put.deliver_at_ms, put.expires_at_ms, 0, rare,
     )  # fmt: skip
     if put.key:
@@ -677,8 +691,111 @@ def _cursor_removed(tables: Tables, queues: Queues, change: CursorRemoved) -> No
 def _group_set(tables: Tables, queues: Queues, change: GroupSet) -> None:
     queues.groups[change.stream, change.name] = GroupRow(
         change.stream, change.name, change.kind, change.pattern, change.next, [],
-        change.at_ms, change.by, change.epoch, change.durable,
+        change.at_ms, change.by, change.epoch, change.durable, change.settings, change.tries,
     )  # fmt: skip
+
+
+def _group_edited(tables: Tables, queues: Queues, change: GroupEdited) -> None:
+    place = change.stream, change.name
+    row = queues.groups.get(place)
+    if row is not None:
+        row.settings = change.settings
+        queues.groups[place] = row
+
+
+def _group_returned(tables: Tables, queues: Queues, change: GroupReturned) -> None:
+    place = change.stream, change.name
+    row = queues.groups.get(place)
+    if row is None:
+        return
+    row.tries = with_tries(row.tries, change.ranges, change.why)
+    row.epoch = change.epoch
+    queues.groups[place] = row
+
+
+def _group_revived(tables: Tables, queues: Queues, change: GroupRevived) -> None:
+    _mail_done(tables, queues, MailDone(change.mailbox, change.rows, "revived"))
+    place = change.stream, change.name
+    row = queues.groups.get(place)
+    if row is None:
+        return
+    row.next, row.done = without_done(row.next, row.done, change.ranges)
+    row.epoch = change.epoch
+    queues.groups[place] = row
+
+
+def with_tries(tries: list[Tries], ranges: Iterable[Range], why: str) -> list[Tries]:
+    """Return the attempts of records once each record of the ranges has one more."""
+    merged = tries[:]
+    for first, end in ranges:
+        at, stop, kept = _within(merged, first, end)
+        found: list[Tries] = []
+        place = first
+        for begin, until, times, _ in kept:
+            if place < begin:
+                found.append((place, begin, 1, why))
+            found.append((begin, until, times + 1, why))
+            place = until
+        if place < end:
+            found.append((place, end, 1, why))
+        _splice(merged, at, stop, first, end, found)
+    return merged
+
+
+def without_tries(tries: list[Tries], ranges: Iterable[Range]) -> list[Tries]:
+    """Return the attempts of records that are in none of the ranges."""
+    left = tries[:]
+    for first, end in ranges:
+        at, stop, kept = _within(left, first, end)
+        if kept:
+            _splice(left, at, stop, first, end, [])
+    return left
+
+
+def _within(tries: list[Tries], first: int, end: int) -> tuple[int, int, list[Tries]]:
+    """Return the places [at, stop) of entries that overlap a range, and these cut to the range."""
+    at = bisect_left(tries, first, key=_end_of_tries)
+    if at < len(tries) and tries[at][1] == first:
+        at += 1
+    stop = bisect_left(tries, (end,), at)
+    return (
+        at,
+        stop,
+        [
+            (max(first, begin), min(end, until), times, why)
+            for begin, until, times, why in tries[at:stop]
+        ],
+    )
+
+
+def _splice(
+    tries: list[Tries], at: int, stop: int, first: int, end: int, found: list[Tries]
+) -> None:
+    """Put entries into the place of those at [at, stop), of which the ends outside of a range stay.
+
+    Neighbours that say the same become one.
+    """
+    entries = list(found)
+    if at < stop:
+        begin, _, times, why = tries[at]
+        if begin < first:
+            entries.insert(0, (begin, first, times, why))
+        _, until, times, why = tries[stop - 1]
+        if until > end:
+            entries.append((end, until, times, why))
+    joined: list[Tries] = []
+    before = max(0, at - 1)
+    for entry in (*tries[before:at], *entries, *tries[stop : stop + 1]):
+        last = joined[-1] if joined else None
+        if last is not None and last[1] == entry[0] and last[2:] == entry[2:]:
+            joined[-1] = last[0], entry[1], entry[2], entry[3]
+        else:
+            joined.append(entry)
+    tries[before : stop + 1] = joined
+
+
+def _end_of_tries(entry: Tries) -> int:
+    return entry[1]
 
 
 def _group_done(tables: Tables, queues: Queues, change: GroupDone) -> None:
@@ -687,6 +804,8 @@ def _group_done(tables: Tables, queues: Queues, change: GroupDone) -> None:
     if row is None:
         return
     row.next, row.done = with_done(row.next, row.done, change.ranges)
+    if row.tries:
+        row.tries = without_tries(row.tries, change.ranges)
     row.epoch = change.epoch
     queues.groups[place] = row
 
@@ -716,6 +835,28 @@ def with_done(next: int, done: list[Range], ranges: Iterable[Range]) -> tuple[in
         next = max(next, merged[passed][1])
         passed += 1
     return next, merged[passed:] if passed else merged
+
+
+def without_done(next: int, done: list[Range], ranges: list[Range]) -> tuple[int, list[Range]]:
+    """Return `next`, and the ranges done after it, once `ranges` are no longer done.
+
+    ranges: ascending, without overlap, at least one.
+    """
+    low = min(next, ranges[0][0])
+    left: list[Range] = []
+    for begin, until in [(low, next), *done] if low < next else done:
+        place = begin
+        for first, end in ranges:
+            if end <= place:
+                continue
+            if first >= until:
+                break
+            if place < first:
+                left.append((place, first))
+            place = end
+        if place < until:
+            left.append((place, until))
+    return with_done(low, [], left)
 
 
 def _group_removed(tables: Tables, queues: Queues, change: GroupRemoved) -> None:
@@ -754,6 +895,9 @@ _EFFECTS: Final[dict[type, Callable[[Tables, Queues, Any], None]]] = {
     CursorSet: _cursor_set,
     CursorRemoved: _cursor_removed,
     GroupSet: _group_set,
+    GroupEdited: _group_edited,
+    GroupReturned: _group_returned,
+    GroupRevived: _group_revived,
     GroupDone: _group_done,
     GroupRemoved: _group_removed,
     StepTaken: _step_taken,

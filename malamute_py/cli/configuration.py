@@ -126,7 +126,8 @@ def show(
     epilog="""\b
 A running broker takes up users, permissions, quotas and the bounds of [links], [streams],
 [mailboxes], [services] and [groups]; other settings need a restart. It reads its own files. SIGHUP
-does the same. In a pipe a line has, with tabs between: key, outcome, reason.
+does the same where the broker runs without a terminal. In a pipe a line has, with tabs between:
+key, outcome, reason.
 
 Exit codes: 0 done, 1 something was refused: its old value stays in force.""",
 )

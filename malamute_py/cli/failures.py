@@ -46,6 +46,7 @@ _NEXT: Final = {
     "limit": "see the section [limits] or [streams] of the broker's configuration",
     "queues_lost": "see the broker's log: its operator restores a snapshot, or accepts the loss",
     "too_large": "see the section [limits] of the broker's configuration",
+    "permissions_changed": "run the command again",
     "draining": "try again when the broker is back",
     "no_workers": "start one with `malamute work SERVICE -- COMMAND`, or wait for one: leave"
     " --need-workers off",

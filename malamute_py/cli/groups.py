@@ -1,4 +1,4 @@
-"""`malamute group ...`: list, show, remove.
+"""`malamute group ...`: list, show, edit, requeue, remove.
 
 Owns the words for groups and for the records that each member holds. Source: SPEC.md, section 4.8.
 """
@@ -13,11 +13,14 @@ from malamute_py.cli import complete, output
 from malamute_py.cli.absent import absent
 from malamute_py.cli.agreed import Yes, agreed
 from malamute_py.cli.commands import group as group_of
+from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.letters import sender_text
 from malamute_py.cli.linking import linked
 from malamute_py.cli.mailboxes import age, beside, since
 from malamute_py.cli.output import Cell, Column
 from malamute_py.cli.parameters import OfStream, PrefixOption
+from malamute_py.cli.progress import watched
+from malamute_py.cli.settings import Description, Settings, shown, wanted
 from malamute_py.cli.subscribe import known as known_stream
 from malamute_py.cli.values import count_text
 
@@ -52,7 +55,7 @@ def known(client: SyncClient, stream: str, group: str) -> GroupFacts:
     "ls",
     epilog="""In a pipe a line has, with tabs between: stream, group, kind, members, next offset,
 how many records it is behind, records in hand, records that are done ahead of the next offset,
-time of its last move in milliseconds. --json names them.""",
+time of its last move in milliseconds, dead letters. --json names them.""",
 )
 def ls(
     ctx: typer.Context,
@@ -76,6 +79,7 @@ def ls(
             Column("held", "In hand", right=True),
             Column("done", "Done ahead", right=True, spare=True),
             Column("moved_ms", "Moved ago", right=True, spare=True),
+            Column("dead", "Dead", right=True, spare=True),
         ],
         [
             (
@@ -88,6 +92,7 @@ def ls(
                 _held(each),
                 Cell(each.done, count_text(each.done)),
                 age(each.moved_ms),
+                Cell(each.dead, count_text(each.dead), "red" if each.dead else ""),
             )
             for each in found
         ],
@@ -115,10 +120,14 @@ def info(ctx: typer.Context, stream: Stream, group: Name, as_json: output.Json =
     """Show one group: how far it is, and what members hold."""
     with linked(ctx) as client:
         found = known(client, stream, group)
+    _show(found, as_json)
+
+
+def _show(found: GroupFacts, as_json: bool) -> None:
     members: list[dict[str, Any]] = [
         {
             "identity": each.identity, "link": each.link, "held": each.held,
-            "since_ms": each.since_ms, "oldest_ms": each.oldest_ms,
+            "since_ms": each.since_ms, "oldest_ms": each.oldest_ms, "aside": each.aside,
         }
         for each in found.members
     ]  # fmt: skip
@@ -133,6 +142,10 @@ def info(ctx: typer.Context, stream: Stream, group: Name, as_json: output.Json =
         "done": Cell(found.done, f"{count_text(found.done)} ahead of the next offset"),
         "moved_ms": since(found.moved_ms),
         "by": Cell(found.by, sender_text(found.by) if found.by else "anonymous"),
+        "attempts": _attempts(found),
+        "dead": Cell(found.dead, f"{count_text(found.dead)} in {found.dead_letters}"),
+        "dead_letters": found.dead_letters,
+        "settings": found.settings if as_json else shown(found.settings, _ZERO),
         **beside(_named(found.more), as_json),
     }
     if as_json:
@@ -154,7 +167,7 @@ def info(ctx: typer.Context, stream: Stream, group: Name, as_json: output.Json =
                 Cell(each["identity"], sender_text(each["identity"]) if each["identity"] else
                      "anonymous", "" if each["identity"] else "dim"),
                 Cell(each["link"], str(each["link"])),
-                Cell(each["held"], count_text(each["held"])),
+                Cell(each["held"], count_text(each["held"]), "red" if each["aside"] else ""),
                 age(each["since_ms"]),
                 age(each["oldest_ms"]),
             )
@@ -164,6 +177,15 @@ def info(ctx: typer.Context, stream: Stream, group: Name, as_json: output.Json =
         empty="the group has no members now",
         mark="member",
     )  # fmt: skip
+
+
+_ZERO = {"attempts_max": "not counted", "lease_ms": "none"}
+
+
+def _attempts(found: GroupFacts) -> Cell:
+    """Return how many records have had how many attempts."""
+    counts = [f"{count_text(count)} after {times}" for times, count in found.attempts]
+    return Cell({str(times): count for times, count in found.attempts}, ", ".join(counts) or "none")
 
 
 def _named(more: dict[str, Any]) -> dict[str, Any]:
@@ -187,6 +209,89 @@ def pattern_text(pattern: list[Any]) -> str:
             return f"{'any' if mode == 'any' else 'fields'}:{listed}"
         case _:
             return str(pattern)
+
+
+@app.command(
+    "edit",
+    epilog="""\b
+Examples:
+  malamute group edit orders packers --attempts 5 --lease 1m
+  malamute group edit orders packers --dead-letters ops""",
+)
+def edit(
+    ctx: typer.Context,
+    stream: Stream,
+    group: Name,
+    attempts: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=0,
+            help="Attempts after which a record is a dead letter; 0: it comes again for ever.",
+        ),
+    ] = None,
+    dead_letters: Annotated[
+        str | None,
+        typer.Option(metavar="MAILBOX", help="Of its dead letters; default: STREAM.GROUP.dead."),
+    ] = None,
+    lease: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="Silence after which others get a member's record."),
+    ] = None,
+    description: Description = None,
+    settings: Settings = None,
+    as_json: output.Json = False,
+) -> None:  # fmt: skip
+    """Change settings of a group; settings that are not named stay."""
+    asked = wanted(
+        settings, attempts_max=attempts, dead_letters=dead_letters, lease_ms=lease,
+        description=description,
+    )  # fmt: skip
+    if not asked:
+        raise CommandFailed("nothing to change; name a setting, such as --attempts 5", USAGE)
+    with linked(ctx) as client:
+        known(client, stream, group)
+        found = client.edit_group(stream, group, asked)
+    if as_json:
+        _show(found, as_json)
+    else:
+        output.done(f"edited {group} of {stream}: {', '.join(asked)}", {}, as_json=False)
+
+
+@app.command(
+    "requeue",
+    epilog="""\b
+Examples:
+  malamute group requeue orders packers         all dead letters of the group
+  malamute group requeue orders packers 17 23   these
+  malamute mailbox peek orders.packers.dead     shows their numbers, and why""",
+)
+def requeue(
+    ctx: typer.Context,
+    stream: Stream,
+    group: Name,
+    numbers: Annotated[
+        list[int] | None,
+        typer.Argument(metavar="NUMBER", help="Their numbers; default: all dead letters.",
+                       show_default=False),
+    ] = None,
+    as_json: output.Json = False,
+) -> None:  # fmt: skip
+    """Have members get the records of dead letters again, from the stream."""
+    with linked(ctx) as client:
+        found = known(client, stream, group)
+        if not numbers and not found.dead:
+            count = 0
+        else:
+            count = watched(
+                f"requeuing {group}", len(numbers or ()) or found.dead,
+                lambda: client.requeue_group(stream, group, numbers or ()),
+                lambda: client.group_info(stream, group).dead,
+            )  # fmt: skip
+    output.done(
+        f"{count_text(count, 'record')} of {stream} again for {group}" if count else
+        f"{group} has no dead letters",
+        {"stream": stream, "group": group, "requeued": count}, as_json=as_json,
+    )  # fmt: skip
 
 
 @app.command("rm")

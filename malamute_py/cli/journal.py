@@ -24,6 +24,7 @@ from malamute_py.cli.output import Cell, Column
 from malamute_py.cli.progress import Progress
 from malamute_py.cli.records import RecordWriter, as_object, body_of
 from malamute_py.cli.subscribe import PATTERN_HELP, check_kind, start_point, tell_notice
+from malamute_py.cli.typed import as_json
 from malamute_py.cli.values import (
     count_text,
     duration_ms,
@@ -495,7 +496,6 @@ def _dump_records(
     end: str | None,
     bodies_only: bool,
 ) -> int:
-    import msgspec
 
     from malamute_py.journal.inspect import dump as read
 
@@ -519,7 +519,7 @@ def _dump_records(
                     if bodies_only:
                         lines.append(body_of(record))
                     else:
-                        lines.append(msgspec.json.encode({"stream": name, **as_object(record)}))
+                        lines.append(as_json({"stream": name, **as_object(record)}))
                 if lines:
                     out.write(b"\n".join(lines) + b"\n")
     out.flush()

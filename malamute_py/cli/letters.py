@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from malamute_py.cli.records import ESCAPES, RecordWriter, as_object, body_of, printable
-from malamute_py.cli.values import iso_text, time_text
+from malamute_py.cli.values import count_text, iso_text, time_text
 
 if TYPE_CHECKING:
     from malamute_protocol.batch import Record
@@ -71,6 +71,12 @@ def notes_of(mail: Letter | Peeked) -> list[str]:
         notes.append(f"handed out {mail.attempts} times")
     if mail.why:
         notes.append(mail.why)
+    if mail.origin is not None:
+        origin = mail.origin
+        notes.append(
+            f"record {origin.offset:,} of {origin.stream}, group {origin.group},"
+            f" {count_text(origin.attempts, 'attempt')}"
+        )
     if getattr(mail, "held", False):
         notes.append("in hand")
     if not_before := getattr(mail, "not_before_ms", 0):
@@ -93,6 +99,12 @@ def mail_object(mail: Any) -> dict[str, Any]:
         found["last"] = mail.last
     if mail.why:
         found["why"] = mail.why
+    if mail.origin is not None:
+        origin = mail.origin
+        found["origin"] = {
+            "stream": origin.stream, "group": origin.group, "offset": origin.offset,
+            "attempts": origin.attempts,
+        }  # fmt: skip
     if isinstance(mail, Peeked):
         found.update(mail.beside())
     return found
@@ -115,6 +127,7 @@ class Peeked:
         self.fields = facts.fields
         self.attempts = facts.attempts
         self.why = facts.why
+        self.origin = facts.origin
         self.held = facts.held
         self.not_before_ms = facts.not_before_ms
         self.expires_at_ms = facts.expires_at_ms or None

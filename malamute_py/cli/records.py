@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from malamute_py.cli import output
+from malamute_py.cli.typed import as_json, as_text, row_of
 from malamute_py.cli.values import iso_text
 from malamute_py.client.readers.copies import blobs
 
@@ -59,6 +60,8 @@ class RecordWriter:
         self._plain = not as_json and not self._columns and (bodies_only or not with_fields)
         self._escaped = output.on_terminal() and out is None
         self._width = 8
+        self._widths: dict[str, int] = {}
+        """Width of each column of the typed rows that were shown last."""
         self._day = datetime.now().astimezone().date()
 
     def write(self, batch: Batch) -> None:
@@ -87,9 +90,7 @@ class RecordWriter:
     def line(self, record: Record) -> bytes:
         """Return one record, without the end of line."""
         if self._json:
-            import msgspec
-
-            return msgspec.json.encode(self._object(record))
+            return as_json(self._object(record))
         if self._columns:
             return self._row(record).encode("utf-8", "backslashreplace")
         body = body_of(record)
@@ -109,7 +110,22 @@ class RecordWriter:
         ]
         if self._fields:
             cells.append(self._named(record))
-        cells.append(printable(body_of(record)))
+        row = row_of(record)
+        cells.append(printable(body_of(record)) if row is None else self._typed(row))
+        return "  ".join(cells)
+
+    def _typed(self, row: dict[str, Any]) -> str:
+        """Return the columns of a typed row; a line with their names first when they change."""
+        if list(row) != list(self._widths):
+            self._widths = {name: len(name) for name in row}
+            names = "  ".join(row).translate(ESCAPES)
+            self._out.write(self._paint("1", f"-- {names}").encode() + b"\n")
+        cells = []
+        for name, value in row.items():
+            text = printable(as_text(value).encode("utf-8", "backslashreplace"))
+            width = self._widths[name] = self._wider(self._widths[name], text)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            cells.append(f"{text:>{width}}" if number else f"{text:<{width}}")
         return "  ".join(cells)
 
     def _object(self, record: Record) -> dict[str, Any]:
@@ -143,10 +159,11 @@ class RecordWriter:
 
 
 def body_of(record: Record) -> bytes:
-    """Return the body as one line; the parts of a list with tabs between them."""
+    """Return the body as one line: parts with tabs between them, a typed row as JSON."""
     body = blobs(record)
     if body is None:
-        return b"<a row of an Arrow table>"
+        row = row_of(record)
+        return b"<a row of an Arrow table>" if row is None else as_json(row)
     return body if isinstance(body, bytes) else b"\t".join(body)
 
 
@@ -177,7 +194,10 @@ def as_object(record: Record) -> dict[str, Any]:
     body = blobs(record)
     if isinstance(body, list):
         found["parts_base64"] = [base64.b64encode(part).decode() for part in body]
-    elif body is not None:
+    elif body is None:
+        if (row := row_of(record)) is not None:
+            found["row"] = row
+    else:
         try:
             found["body"] = body.decode()
         except UnicodeDecodeError:

@@ -7,10 +7,13 @@ rule: the broker decides what a setting may be; this module knows only how it is
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
+from malamute_protocol.schema import SchemaError, read_schema
+from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.output import Cell
 from malamute_py.cli.values import (
     count_text,
@@ -53,11 +56,53 @@ def _read(name: str, value: Any) -> Any:
     return typed(value)
 
 
+def _columns(schema: bytes) -> str:
+    """Return the columns of a schema for a person."""
+    try:
+        return ", ".join(map(str, read_schema(schema)))
+    except SchemaError as error:
+        return error.reason
+
+
+def schema_of(file: Path) -> bytes:
+    """Return the schema of a file: of Arrow (stream, file or feather) or Parquet.
+
+    Raises CommandFailed: it has none.
+    """
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ModuleNotFoundError:
+        raise CommandFailed(
+            "a schema needs pyarrow: pip install 'malamute-py[arrow]'", USAGE
+        ) from None
+    from malamute_py.client.session.tables import schema_message
+
+    readers = (
+        parquet.read_schema,
+        lambda path: pa.ipc.open_file(path).schema,
+        lambda path: pa.ipc.open_stream(path).schema,
+    )
+    for read in readers:
+        try:
+            schema = read(str(file))
+        except FileNotFoundError as error:
+            raise CommandFailed(f"there is no file {file}", USAGE) from error
+        except (pa.ArrowException, OSError):
+            continue
+        return schema_message(schema)
+    raise CommandFailed(f"{file} is neither Parquet nor Arrow", USAGE)
+
+
 def shown(settings: Mapping[str, Any], zero: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return settings for a person. zero: meaning of 0, where that is not "no limit"."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
-        if type(value) is not int:
+        if name == "schema" and value:
+            found[name] = _columns(value)
+        elif name == "former_schemas" and value:
+            found[name] = "; ".join(map(_columns, value))
+        elif type(value) is not int:
             found[name] = value
         elif not value:
             found[name] = Cell(value, (zero or {}).get(name, "no limit"), "dim")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,7 +21,7 @@ from malamute_py.cli.linking import linked
 from malamute_py.cli.output import Cell, Column, kept
 from malamute_py.cli.parameters import Prefix
 from malamute_py.cli.records import RecordWriter
-from malamute_py.cli.settings import Description, LevelOption, Settings, shown, wanted
+from malamute_py.cli.settings import Description, LevelOption, Settings, schema_of, shown, wanted
 from malamute_py.cli.subscribe import PATTERN_HELP, check_kind, known, start_point, tell_notice
 from malamute_py.cli.values import (
     count_text,
@@ -49,6 +50,13 @@ MaxRecords = Annotated[
 BodyKind = Annotated[
     str | None,
     typer.Option(metavar="KIND", help="blob, list or arrow; else the first batch decides."),
+]
+
+SchemaFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--schema", metavar="FILE", help="Typed: the schema of this Arrow or Parquet file."
+    ),
 ]
 
 
@@ -138,7 +146,8 @@ def _told(more: dict[str, Any]) -> dict[str, Any]:
 Examples:
   malamute stream create orders --max-age 7d --description 'all orders'
   malamute stream create ticks --ring-bytes 1GiB --full refuse
-  malamute stream create scratch --memory --set max_bytes=64MiB""",
+  malamute stream create scratch --memory --set max_bytes=64MiB
+  malamute stream create flights --schema flights.parquet""",
 )
 def create(
     ctx: typer.Context,
@@ -158,6 +167,7 @@ def create(
     ] = None,
     level: LevelOption = None,
     body_kind: BodyKind = None,
+    schema: SchemaFile = None,
     description: Description = None,
     settings: Settings = None,
     as_json: output.Json = False,
@@ -166,7 +176,7 @@ def create(
     asked = wanted(
         settings, max_age_ms=max_age, max_bytes=max_bytes, max_records=max_records,
         memory=memory or None, ring_bytes=ring_bytes, full=full, level=level, body_kind=body_kind,
-        description=description,
+        description=description, schema=None if schema is None else schema_of(schema),
     )  # fmt: skip
     with linked(ctx) as client:
         client.create_stream(stream, asked)
@@ -185,6 +195,7 @@ def edit(
     max_records: MaxRecords = None,
     level: LevelOption = None,
     body_kind: BodyKind = None,
+    schema: SchemaFile = None,
     description: Description = None,
     settings: Settings = None,
     ring_bytes: Annotated[str | None, typer.Option(hidden=True)] = None,
@@ -195,6 +206,7 @@ def edit(
     asked = wanted(
         settings, max_age_ms=max_age, max_bytes=max_bytes, max_records=max_records, level=level,
         body_kind=body_kind, description=description,
+        schema=None if schema is None else schema_of(schema),
     )  # fmt: skip
     if ring_bytes is not None or full is not None:
         raise CommandFailed(

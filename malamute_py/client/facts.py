@@ -119,6 +119,17 @@ class MailboxFacts(Facts, frozen=True, kw_only=True):
     by: str = ""
 
 
+class RecordOrigin(Facts, frozen=True, kw_only=True):
+    """The record of a group that became a dead letter."""
+
+    stream: str = ""
+    group: str = ""
+    offset: int = 0
+    epoch: int = 0
+    """Epoch of the log in which the offset was the record's."""
+    attempts: int = 0
+
+
 class PeekedMail(Facts, frozen=True, kw_only=True):
     """One message, looked at where it lies."""
 
@@ -136,6 +147,8 @@ class PeekedMail(Facts, frozen=True, kw_only=True):
     not_before_ms: int = 0
     expires_at_ms: int = 0
     why: str = ""
+    origin: RecordOrigin | None = None
+    """The record of a group that a dead letter was; None: it was none."""
     body: Any = b""
     """As much of it as was asked for; of a list of blobs, of their MessagePack array."""
 
@@ -213,6 +226,10 @@ class MemberFacts(Facts, frozen=True, kw_only=True):
     since_ms: int = 0
     oldest_ms: int = 0
     """Time at which the oldest record that the member holds was delivered; 0: none."""
+    lease_ms: int = 0
+    """Silence about a record after which another member gets it; 0: none."""
+    aside: bool = False
+    """Whether it is given nothing, since a lease of it has ended."""
 
 
 class GroupFacts(Facts, frozen=True, kw_only=True):
@@ -229,6 +246,12 @@ class GroupFacts(Facts, frozen=True, kw_only=True):
     """Offsets that are done ahead of `next`."""
     moved_ms: int = 0
     by: str = ""
+    attempts: list[tuple[int, int]] = []
+    """(attempts that have ended, how many records); where the settings bound attempts."""
+    dead: int = 0
+    """Dead letters that lie in the mailbox `dead_letters`."""
+    dead_letters: str = ""
+    settings: dict[str, Any] = {}
     members: list[MemberFacts] = []
 
 

@@ -219,7 +219,7 @@ def _groups(everything: Everything, now_ms: float) -> dict[Any, Figures]:
             "oldest": max(
                 (_age_s(member.oldest_ms, now_ms) for member in each.members), default=0.0
             ),
-            "moved": _age_s(each.moved_ms, now_ms),
+            "moved": _age_s(each.moved_ms, now_ms), "dead": each.dead,
         }
         for each in everything.groups
     }  # fmt: skip

@@ -37,6 +37,19 @@ BACKLOG: Final = 64
 _STOP_S: Final = 1
 
 
+class _Server(uvicorn.Server):
+    """uvicorn's server, which first ends what would hold up its own end."""
+
+    def __init__(self, config: uvicorn.Config, end_console: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._end_console = end_console
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the sessions of people, and with them their event streams; then the connections."""
+        self._end_console()
+        await super().shutdown(sockets)
+
+
 class Serving:
     """The HTTP side of one broker, within an event loop."""
 
@@ -93,7 +106,8 @@ class Serving:
             h11_max_incomplete_event_size=INCOMPLETE_BYTES_MAX,
             timeout_graceful_shutdown=_STOP_S,
         )  # fmt: skip
-        self._server = uvicorn.Server(config)
+        end_console = self.console.sessions.close if self.console is not None else lambda: None
+        self._server = _Server(config, end_console)
         self._server.should_exit = self._stopping
         linking = asyncio.create_task(keep_linked(source, self._endpoints, self._credential))
         # It ends by an error of our own only, and nothing can be told without it.

@@ -120,7 +120,7 @@ requests_cancelled | Requests that were cancelled.
 requests_expired | Requests whose time was over (event request_expired).
 requests_dead | Requests that failed or were tried too often (event request_dead).
 requests_lost | Requests whose body is nowhere: damage (event request_lost).
-dead_letters | Requests and messages that went to a dead-letter mailbox.
+dead_letters | Requests and records that went to a dead-letter mailbox.
 leases_expired | Requests whose worker was silent for too long (event lease_expired).
 workers_died | Workers that went away with requests in hand (event worker_died).
 replies_in -> replies_total | Replies of workers.
@@ -131,6 +131,9 @@ replies_undeliverable | Replies to requesters that are gone (event reply_undeliv
 group_records_out -> group_delivered_records_total | Records given to members of groups.
 group_records_done -> group_acknowledged_records_total | Records that members of groups acknowledged.
 group_records_returned -> group_returned_records_total | Records of groups that went to another member.
+group_records_dead -> group_dead_records_total | Records that members gave up, or that had too many attempts (event record_dead).
+group_leases_ended -> group_ended_leases_records_total | Records that went to another member since their lease was over (event group_lease_ended).
+group_records_requeued -> group_requeued_records_total | Records of dead letters that came again.
 groups_held_up | Times that a group read no further because a member does not acknowledge (event group_held_up).
 group_records_lost -> group_lost_records_total | Records that the ring had given up before their group had them (event group_gap).
 group_places_lost | Holders of exclusive groups that did not return in time.
@@ -359,6 +362,7 @@ members | Members of the group.
 held -> records_in_hand | Records that members have in hand.
 oldest -> oldest_record_in_hand_age_seconds | How long the record in hand that was delivered first has not been acknowledged; 0: there is none.
 moved -> unmoved_seconds | Time since the group's place moved; 0: it never did.
+dead -> dead_letters | Dead letters that lie in the group's dead-letter mailbox.
 """,
 )  # fmt: skip
 """Each group."""

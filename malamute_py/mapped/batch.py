@@ -9,11 +9,11 @@ bytes that change give wrong values at worst, and those are told. Source: FORMAT
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from malamute_protocol.batch import Batch, Record
-from malamute_protocol.content import Array, Content
+from malamute_protocol.content import ARROW, Array, Content
 from malamute_protocol.errors import BatchError
 from malamute_protocol.stamp import Stamp
 from malamute_py.journal.check import Found, check
@@ -63,6 +63,7 @@ class MappedBatch(Batch):
                 self.told = True
                 raise Overwritten(stamp.base_offset, stamp.next_offset)
             self._copy = Batch(stamp, Content(data[stamp.stamp_bytes :]), self.rows)
+            self._copy.schemas = self.schemas
         return self._copy
 
     def records(self) -> Iterator[Record]:
@@ -76,14 +77,17 @@ class MappedBatch(Batch):
         """
         return self.copy().bodies()
 
-    def to_arrow(self, *, decode: bool = False) -> pa.RecordBatch:
+    def to_arrow(
+        self, *, decode: bool = False, header: Sequence[str] = (), schema: int = 0
+    ) -> pa.RecordBatch:
         """The delivered records as an Arrow record batch, bodies and times without a copy.
 
-        Where rows are missing all of it is a copy. Raises Overwritten, and what to_arrow() of any
-        batch raises.
+        Where rows are missing, and of a typed stream, all of it is a copy. Raises Overwritten, and
+        what to_arrow() of any batch raises.
         """
-        if self.rows is not None or self._copy is not None:
-            return self.copy().to_arrow(decode=decode)
+        typed = self.content.head.body_kind == ARROW
+        if self.rows is not None or self._copy is not None or typed:
+            return self.copy().to_arrow(decode=decode, header=header, schema=schema)
         from malamute_protocol.arrow import to_arrow
 
         try:

@@ -17,9 +17,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from malamute_protocol.batch import Batch, Record
 from malamute_protocol.commands import Start, StartKind
+from malamute_protocol.content import ARROW
 from malamute_protocol.errors import BatchError, LocalProtocolError, Timeout
 from malamute_protocol.pattern import Pattern
+from malamute_protocol.schema import Schemas
 from malamute_protocol.stamp import parse_message_id
+from malamute_py.changelog.settings import versions
 from malamute_py.client.position import Position
 from malamute_py.client.session.subscription import GapError, GapNotice, RewoundNotice
 from malamute_py.client.words import ReadVisibility, Until
@@ -106,6 +109,8 @@ class Reading:
         """Looks at the end of the log that found nothing since the caller asked."""
         self._why: Lost | None = None
         self._last: MappedBatch | None = None
+        self._schemas: Schemas | None = None
+        """Versions of a typed stream's schema, once a batch needed one."""
         self._waiting: deque[Batch | GapNotice | RewoundNotice | JournalCorrupt] = deque()
         """Batches, notices and errors to be handed over to the caller, in order."""
         self._given: dict[int, MappedBatch] = {}
@@ -322,6 +327,8 @@ class Reading:
             wanted, mask = self._selection.rows(content, base, offsets, _now_ms)
             if wanted:
                 batch = MappedBatch(stamp, content, mask, found.segment)
+                if content.head.body_kind == ARROW:
+                    batch.schemas = self._schemas_with(content.head.schema_id)
         except (BatchError, IndexError) as error:
             if found.segment.intact():
                 self._lose(after, "damaged", str(error))
@@ -336,6 +343,16 @@ class Reading:
         if taken is not None:
             self._waiting.append(taken)
         self._next = max(self._next, after)
+
+    def _schemas_with(self, number: int) -> Schemas | None:
+        """Return the versions of the stream's schema; the newest ones when one is not known."""
+        known = self._schemas
+        if known is None or number not in known.versions:
+            self._catalogue.refresh()
+            entry = self._catalogue.entry(self._entry.number) or self._entry
+            if entry.settings.schema:
+                known = self._schemas = Schemas(versions(entry.settings).items())
+        return known
 
     def _oldest_ms(self) -> int:
         """Return the append time before which records are past the stream's age; 0: none are."""
@@ -510,8 +527,12 @@ class Reading:
         return pa.RecordBatchReader.from_batches(first.schema, all_of_them())
 
     def _pieces(self, decode: bool) -> Iterator[pa.RecordBatch]:
+        version = 0
         while (batch := self.next_batch()) is not None:
-            piece = batch.to_arrow(decode=decode)
+            if batch.schemas is not None and not version:
+                # All pieces have one schema: a version that comes later is cast to it.
+                version = batch.schemas.newest
+            piece = batch.to_arrow(decode=decode, schema=version)
             if isinstance(batch, MappedBatch) and not batch.copied:
                 self._given.setdefault(id(batch.segment), batch)
             yield piece

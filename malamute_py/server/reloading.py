@@ -73,9 +73,9 @@ class Reading(NamedTuple):
     """A configuration that was read anew."""
 
     config: Config
-    """What is in force now, without the users file."""
+    """Configuration in force now, without the users file."""
     complete: Config
-    """The same with the users file and the broker's own users."""
+    """This configuration with the users file and the broker's own users."""
     changes: list[Change]
 
 

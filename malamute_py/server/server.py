@@ -176,6 +176,8 @@ class Server:
     def run(self) -> int:
         """Serve in this thread, the main one, until SIGTERM or SIGINT; returns the exit code.
 
+        SIGHUP has the configuration read anew; in a terminal it ends the broker as SIGTERM does.
+
         Raises StartError, ConfigError.
         """
         self._supervisor = Supervisor(os.environ)
@@ -184,10 +186,12 @@ class Server:
         self._open()
         sys.setswitchinterval(_SWITCH_S)
         self.log.info("open_files", limit=hard, before=soft)
+        # A terminal that is closed sends SIGHUP: a broker in a terminal ends with it.
+        in_terminal = sys.stdin is not None and sys.stdin.isatty()
         handlers = {
             signal.SIGTERM: self._on_signal,
             signal.SIGINT: self._on_signal,
-            signal.SIGHUP: self._on_reload_signal,
+            signal.SIGHUP: self._on_signal if in_terminal else self._on_reload_signal,
         }
         before = {number: signal.getsignal(number) for number in handlers}
         for number, handler in handlers.items():

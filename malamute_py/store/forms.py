@@ -16,8 +16,13 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 import google_crc32c
 import msgspec
 
-from malamute_py.changelog.records import Range, RequestPut
-from malamute_py.changelog.settings import CursorSettings, MailboxSettings, ServiceSettings
+from malamute_py.changelog.records import Range, RequestPut, Tries
+from malamute_py.changelog.settings import (
+    CursorSettings,
+    GroupSettings,
+    MailboxSettings,
+    ServiceSettings,
+)
 from malamute_py.changelog.tables import (
     CursorRow,
     GroupRow,
@@ -90,6 +95,8 @@ class _GroupForm(msgspec.Struct, array_like=True):
     by: str
     epoch: int = 0
     durable: bool = False
+    settings: GroupSettings = GroupSettings()
+    tries: list[Tries] = []
 
 
 _MAILBOX = msgspec.msgpack.Decoder(_MailboxForm).decode
@@ -197,7 +204,7 @@ def _cursor(data: Any) -> tuple[tuple[int, str], CursorRow]:
 def _pack_group(key: tuple[int, str], row: GroupRow) -> bytes:
     return _ENCODE((
         row.stream, row.name, row.kind, row.pattern, row.next, row.done, row.moved_ms, row.by,
-        row.epoch, row.durable,
+        row.epoch, row.durable, row.settings, row.tries,
     ))  # fmt: skip
 
 
@@ -205,7 +212,7 @@ def _group(data: Any) -> tuple[tuple[int, str], GroupRow]:
     form = _GROUP(data)
     row = GroupRow(
         form.stream, form.name, form.kind, form.pattern, form.next, form.done,
-        form.moved_ms, form.by, form.epoch, form.durable,
+        form.moved_ms, form.by, form.epoch, form.durable, form.settings, form.tries,
     )  # fmt: skip
     return (form.stream, form.name), row
 

@@ -23,9 +23,10 @@ except ModuleNotFoundError as error:
     ) from error
 
 from malamute_protocol.content import ARROW, NO_TIME, Array, Content
-from malamute_protocol.errors import BatchError
+from malamute_protocol.errors import BatchError, LocalProtocolError
 from malamute_protocol.header import HeaderTable
 from malamute_protocol.limits import DEFAULT_LIMITS
+from malamute_protocol.schema import WIDER, Schemas, table_field
 from malamute_protocol.stamp import Stamp
 
 # The stubs of pyarrow know too few of its overloads: objects built here are Any, and test_arrow.py
@@ -38,6 +39,11 @@ _BLOBS: Final = _arrow.list_(_arrow.binary())
 _NO_PROPERTIES: Final = _arrow.array([], _arrow.binary())
 _ALIKE_MAX: Final = 8
 """Columns that are kept because many batches have the same: 256 KiB for 65,536 records."""
+_ALIKE: Final = (
+    (_arrow.string(), _arrow.large_string(), _arrow.string_view()),
+    (_arrow.binary(), _arrow.large_binary(), _arrow.binary_view()),
+)
+"""Types that differ in their layout alone."""
 _BROKEN: Final = (
     pa.ArrowException, OSError, EOFError, ValueError, OverflowError, MemoryError, struct.error,
 )  # fmt: skip
@@ -47,6 +53,10 @@ _BATCH_BUFFERS: Final = 2
 _BATCH_COMPRESSION: Final = 3
 """Numbers of the fields Message.header, RecordBatch.buffers and RecordBatch.compression."""
 _CLAIM_BYTES: Final = 8
+HEADER_COLUMNS: Final = (
+    "offset", "append_time", "client_time", "expires", "subject", "keys", "fields", "properties",
+)  # fmt: skip
+"""Columns beside the body, in their order."""
 COLUMN_BYTES_MAX: Final = 256 << 20
 """Bytes that a column of one batch may take where each record has its own copy of what many share:
 the largest field map for each of 65,536 records would be 5 GiB."""
@@ -61,6 +71,8 @@ class Delivered(Protocol):
     def content(self) -> Content: ...  # noqa: D102
     @property
     def indices(self) -> Array | None: ...  # noqa: D102
+    @property
+    def schemas(self) -> Schemas | None: ...  # noqa: D102
 
 
 @cache
@@ -95,30 +107,178 @@ def table_of(pieces: list[pa.RecordBatch], *, decode: bool = False) -> pa.Table:
     return pa.Table.from_batches(pieces, schema)
 
 
+def batches_to_table(
+    batches: Sequence[Delivered],
+    *,
+    decode: bool = False,
+    header: Sequence[str] = (),
+    schemas: Schemas | None = None,
+) -> pa.Table:
+    """Return the delivered records of several batches as one table, a chunk for each batch.
+
+    Batches of a typed stream are cast to the newest version that one of them came with. schemas:
+    those of the stream, for a table of no batches. Raises as to_arrow().
+    """
+    known = [batch.schemas for batch in batches if batch.schemas is not None]
+    newest = max(known, key=lambda each: len(each.versions), default=schemas)
+    target = None if newest is None else schema_of(newest, newest.newest)
+    pieces = [to_arrow(batch, decode=decode, header=header, schema=target) for batch in batches]
+    if pieces or target is None:
+        return table_of(pieces, decode=decode)
+    return pa.Table.from_batches([], _with_header(target, header, decode=decode))
+
+
 def to_arrow(
-    batch: Delivered, *, decode: bool = False, unchanged: Callable[[], None] | None = None
+    batch: Delivered,
+    *,
+    decode: bool = False,
+    header: Sequence[str] = (),
+    schema: int | pa.Schema | None = None,
+    unchanged: Callable[[], None] | None = None,
 ) -> pa.RecordBatch:
     """Return the delivered records of a batch as an Arrow record batch.
 
+    header, schema: for batches of typed streams, see typed_to_arrow().
     unchanged: for bytes that another process may write over. Offsets and codes are copied then,
     so that no later reader computes with what has changed, and this is called once they are: it
     raises when the bytes are not what they were. Bodies and times stay views.
-    Raises TypeError for Arrow bodies: read those with the stream's schema, body_to_arrow().
+    Raises TypeError: an Arrow body that came without its stream's schemas: use body_to_arrow().
     Raises BatchError: the content is not what it says, or (decode) a column would get too large.
     """
     content = aligned(batch.content)
     head = content.head
     if head.body_kind == ARROW:
-        raise TypeError("the batch's body is Arrow already: use body_to_arrow with its schema")
-    content.check_codes()
+        return typed_to_arrow(batch, content, decode=decode, header=header, schema=schema)
     keep = _as_it_is if unchanged is None else _copied
-    n = head.count
-    deltas = content.offset_deltas
-    offsets = np.arange(n, dtype=np.int64) if deltas is None else deltas.astype(np.int64)
-    offsets += batch.stamp.base_offset
     bodies = content.bodies()
     bounds = bodies.offsets if unchanged is None else bodies.offsets.copy()
     parts = keep(bodies.parts)
+    columns = _header(batch, content, decode=decode, unchanged=unchanged)
+    body = _binary(bounds if parts is None else parts, _arrow.py_buffer(bodies.blob))
+    if parts is not None:
+        body = _arrow.Array.from_buffers(
+            _BLOBS, head.count, [None, _arrow.py_buffer(bounds)], children=[body]
+        )
+    whole = arrow_schema(lists=parts is not None, decode=decode)
+    return _delivered(batch, _arrow.RecordBatch.from_arrays([*columns, body], schema=whole))
+
+
+def typed_to_arrow(
+    batch: Delivered,
+    content: Content,
+    *,
+    decode: bool,
+    header: Sequence[str],
+    schema: int | pa.Schema | None,
+) -> pa.RecordBatch:
+    """Return the delivered rows of a typed stream's batch: the columns of its schema, as views.
+
+    content: the batch's, on 8 bytes. header: which of HEADER_COLUMNS stand before them. schema: id
+    of the version, or the version, that the rows are cast to; None: the newest that the batch came
+    with. Raises TypeError: the batch came without schemas. Raises LocalProtocolError: a header
+    column that is not known, or that the stream has a column of; `bad_schema`: a value has no place
+    in the older version that was asked for. Raises BatchError: the body is no batch of its schema.
+    """
+    schemas = batch.schemas
+    if schemas is None:
+        raise TypeError("an Arrow body without its stream's schema: use body_to_arrow with one")
+    if schema is None or isinstance(schema, int):
+        schema = schema_of(schemas, schema or schemas.newest)
+    whole = _cast(_body(content, schema_of(schemas, content.head.schema_id)), schema)
+    if header:
+        columns = dict(zip(HEADER_COLUMNS, _header(batch, content, decode=decode), strict=True))
+        layout = _with_header(whole.schema, header, decode=decode)
+        whole = _arrow.RecordBatch.from_arrays(
+            [*(columns[name] for name in header), *whole.columns], schema=layout
+        )
+    return _delivered(batch, whole)
+
+
+def _with_header(schema: Any, header: Sequence[str], *, decode: bool) -> Any:
+    """Return a schema with header columns before its own. Raises LocalProtocolError."""
+    known = arrow_schema(decode=decode)
+    for name in header:
+        if name not in HEADER_COLUMNS:
+            allowed = ", ".join(HEADER_COLUMNS)
+            raise LocalProtocolError("bad_setting", f"no header column {name!r}: {allowed}")
+        if name in schema.names:
+            raise LocalProtocolError(
+                "bad_setting", f"the stream has a column {name!r} of its own: take it from there"
+            )
+    return _arrow.schema([*map(known.field, header), *schema], metadata=schema.metadata)
+
+
+def schema_of(schemas: Schemas, number: int) -> Any:
+    """Return a version of a stream's schema. Raises BatchError: there is none with this id."""
+    found = schemas.arrow.get(number)
+    if found is None:
+        message = schemas.versions.get(number)
+        if message is None:
+            raise BatchError("bad_schema", f"schema {number} is not one of the stream's")
+        found = schemas.arrow[number] = parse_schema(message)
+    return found
+
+
+def parse_schema(message: bytes) -> pa.Schema:
+    """Return the schema of an encapsulated message. Raises BatchError."""
+    try:
+        return pa.ipc.read_schema(_arrow.py_buffer(message))
+    except _BROKEN as error:
+        raise BatchError("bad_schema", f"the stream's schema: {error}") from error
+
+
+def _cast(rows: Any, target: Any) -> Any:
+    """Return rows of one version of a schema as rows of another. Raises LocalProtocolError."""
+    if rows.schema.equals(target):
+        return rows
+    columns = []
+    for place, field in enumerate(target):
+        if place >= rows.num_columns:
+            columns.append(_nulls(rows.num_rows, field.type))
+            continue
+        column = rows.column(place)
+        if column.type != field.type:
+            try:
+                if pa.types.is_floating(field.type) and not _is_wider(column.type, field.type):
+                    # Arrow would round.
+                    raise pa.ArrowInvalid(f"it is {column.type} in a newer version")
+                column = column.cast(field.type)
+            except pa.ArrowException as error:
+                raise LocalProtocolError("bad_schema", f"column {field.name!r}: {error}") from error
+        columns.append(column)
+    return _arrow.RecordBatch.from_arrays(columns, schema=target)
+
+
+def _is_wider(given: Any, wanted: Any) -> bool:
+    """Whether each value of one type is a value of another, by the rule of versions."""
+    return (str(given), str(wanted)) in WIDER
+
+
+def _delivered(batch: Delivered, whole: Any) -> pa.RecordBatch:
+    """Return the delivered rows: a view where they lie together."""
+    indices = batch.indices
+    if indices is None:
+        return whole  # type: ignore[no-any-return]
+    count = len(indices)
+    if count and int(indices[-1]) - int(indices[0]) == count - 1:
+        return whole.slice(int(indices[0]), count)  # type: ignore[no-any-return]
+    return whole.take(_arrow.array(indices))  # type: ignore[no-any-return]
+
+
+def _header(
+    batch: Delivered,
+    content: Content,
+    *,
+    decode: bool,
+    unchanged: Callable[[], None] | None = None,
+) -> list[Any]:
+    """Return the columns of HEADER_COLUMNS for all rows of a content. Raises as to_arrow()."""
+    content.check_codes()
+    keep = _as_it_is if unchanged is None else _copied
+    n = content.head.count
+    deltas = content.offset_deltas
+    offsets = np.arange(n, dtype=np.int64) if deltas is None else deltas.astype(np.int64)
+    offsets += batch.stamp.base_offset
     subject_codes, field_codes = keep(content.subject_codes), keep(content.field_codes)
     subjects, keys, fields = _header_columns(content.table)
     appended = content.append_times
@@ -128,18 +288,13 @@ def to_arrow(
     property_codes = keep(property_codes)
     if unchanged is not None:
         unchanged()
-    body = _binary(bounds if parts is None else parts, _arrow.py_buffer(bodies.blob))
-    if parts is not None:
-        body = _arrow.Array.from_buffers(
-            _BLOBS, n, [None, _arrow.py_buffer(bounds)], children=[body]
-        )
     properties = _arrow.array(maps, _arrow.binary()) if maps else _NO_PROPERTIES
     if decode:
         _check_spread(property_codes, n, list(map(len, maps)), "properties")
         if content.table.fieldmaps:
             _check_spread(field_codes, n, content.table.map_bytes(), "fields")
     by_subject = _indices(subject_codes, n, subjects)
-    columns = [
+    return [
         _arrow.Array.from_buffers(_arrow.int64(), n, [None, _arrow.py_buffer(offsets)]),
         _arrow.Array.from_buffers(_TIME, n, [None, _arrow.py_buffer(appended)]),
         _times(content.client_times, n, NO_TIME),
@@ -148,14 +303,7 @@ def to_arrow(
         _column(by_subject, keys, decode),
         _column(_indices(field_codes, n, fields), fields, decode),
         _column(_indices(property_codes, n, properties), properties, decode),
-        body,
     ]
-    schema = arrow_schema(lists=parts is not None, decode=decode)
-    result: Any = _arrow.RecordBatch.from_arrays(columns, schema=schema)
-    delivered: pa.RecordBatch = (
-        result if batch.indices is None else result.take(_arrow.array(batch.indices))
-    )
-    return delivered
 
 
 def _as_it_is(column: Array | None) -> Array | None:
@@ -175,6 +323,11 @@ def body_to_arrow(batch: Delivered, schema: pa.Schema) -> pa.RecordBatch:
     content = aligned(batch.content)
     if content.head.body_kind != ARROW:
         raise TypeError("the batch's body is not Arrow")
+    return _delivered(batch, _body(content, schema))
+
+
+def _body(content: Content, schema: Any) -> Any:
+    """Return all rows of an Arrow body, as views of it. Raises as body_to_arrow()."""
     try:
         message = _arrow.ipc.read_message(_arrow.py_buffer(content.bodies().blob))
         size = _decompressed(message)
@@ -190,10 +343,15 @@ def body_to_arrow(batch: Delivered, schema: pa.Schema) -> pa.RecordBatch:
         raise BatchError("bad_batch", f"the Arrow body: {error}") from error
     if result.num_rows != content.head.count:
         raise BatchError("bad_batch", f"{result.num_rows} Arrow rows for {len(content)} records")
-    delivered: pa.RecordBatch = (
-        result if batch.indices is None else result.take(_arrow.array(batch.indices))
-    )
-    return delivered
+    check_required(result)
+    return result
+
+
+def check_required(rows: Any) -> None:
+    """Raise BatchError when a column that is not nullable has a null: Arrow does not check it."""
+    for field, column in zip(rows.schema, rows.columns, strict=True):
+        if not field.nullable and column.null_count:
+            raise BatchError("bad_batch", f"column {field.name!r} is not nullable, and has nulls")
 
 
 def _decompressed(message: Any) -> int:
@@ -206,12 +364,12 @@ def _decompressed(message: Any) -> int:
         return 0
     data, body = bytes(message.metadata), memoryview(message.body)
     (root,) = struct.unpack_from("<I", data)
-    header = _field(data, root, _MESSAGE_HEADER)
+    header = table_field(data, root, _MESSAGE_HEADER)
     if not header:
         return 0
     batch = header + struct.unpack_from("<I", data, header)[0]
-    buffers = _field(data, batch, _BATCH_BUFFERS)
-    if not buffers or not _field(data, batch, _BATCH_COMPRESSION):
+    buffers = table_field(data, batch, _BATCH_BUFFERS)
+    if not buffers or not table_field(data, batch, _BATCH_COMPRESSION):
         return 0
     first = buffers + struct.unpack_from("<I", data, buffers)[0]
     (count,) = struct.unpack_from("<I", data, first)
@@ -223,13 +381,55 @@ def _decompressed(message: Any) -> int:
     return total
 
 
-def _field(data: bytes, table: int, number: int) -> int:
-    """Return the position of a field of a FlatBuffers table; 0: the table has none."""
-    vtable = table - struct.unpack_from("<i", data, table)[0]
-    (size,) = struct.unpack_from("<H", data, vtable)
-    at = 4 + 2 * number
-    place = struct.unpack_from("<H", data, vtable + at)[0] if at < size else 0
-    return table + place if place else 0
+def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return a table's columns of a schema, in its order and types.
+
+    A column may have a narrower type by the rule of versions, be dictionary-encoded, be of another
+    layout of strings, bytes or lists, or count time in another unit that loses nothing; a nullable
+    one may be missing. Raises LocalProtocolError `bad_schema`: it names the column that differs.
+    """
+    columns = []
+    for field in schema:
+        if field.name not in table.column_names:
+            if not field.nullable:
+                raise LocalProtocolError("bad_schema", f"the table has no column {field.name!r}")
+            columns.append(_arrow.chunked_array([_arrow.nulls(table.num_rows, field.type)]))
+            continue
+        column: Any = table.column(field.name)
+        if column.type != field.type:
+            if not _becomes(column.type, field.type):
+                raise LocalProtocolError(
+                    "bad_schema",
+                    f"column {field.name!r} is of type {column.type}, the stream's is {field.type}",
+                )
+            try:
+                column = column.cast(field.type)
+            except pa.ArrowException as error:
+                raise LocalProtocolError("bad_schema", f"column {field.name!r}: {error}") from error
+        if column.null_count and not field.nullable:
+            raise LocalProtocolError("bad_schema", f"column {field.name!r} has nulls")
+        columns.append(column)
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _becomes(given: Any, wanted: Any) -> bool:
+    """Whether a column of one type can be published as one of another."""
+    kinds = pa.types
+    if given == wanted or _is_wider(given, wanted) or kinds.is_null(given):
+        return True
+    if kinds.is_dictionary(given):
+        return _becomes(given.value_type, wanted)
+    if kinds.is_timestamp(given) and kinds.is_timestamp(wanted):
+        return bool((given.tz is None) == (wanted.tz is None))
+    if kinds.is_duration(given) and kinds.is_duration(wanted):
+        return True
+    if _is_list(given) and _is_list(wanted):
+        return _becomes(given.value_type, wanted.value_type)
+    return any(given in alike and wanted in alike for alike in _ALIKE)
+
+
+def _is_list(kind: Any) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
 def aligned(content: Content) -> Content:

@@ -41,6 +41,7 @@ from malamute_protocol.errors import BatchError
 from malamute_protocol.extract import extract, extractable
 from malamute_protocol.header import Header
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
+from malamute_protocol.schema import Schemas
 from malamute_protocol.stamp import (
     STAMP_BYTES,
     Stamp,
@@ -52,6 +53,8 @@ from malamute_protocol.stamp import (
 )
 
 if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
     import pyarrow as pa
 
 __all__ = [
@@ -90,6 +93,9 @@ much, and a batch of 16 MiB may hold nothing else."""
 class Batch:
     """Records of one stream that were appended together, without the rows not delivered."""
 
+    schemas: Schemas | None = None
+    """Versions of the stream's declared schema; None: it has none, or the batch came without."""
+
     def __init__(self, stamp: Stamp, content: Content, rows: Array | None = None) -> None:
         """rows: boolean mask of the delivered rows; None: all."""
         self.stamp = stamp
@@ -114,6 +120,13 @@ class Batch:
         self._parsed: dict[int, Mapping[str, Any]] = {}
         """Code -> properties that some row asked for."""
         self._parsed_bytes = 0
+
+    def with_rows(self, rows: Array) -> Batch:
+        """Return the batch with these rows, a boolean mask, as those that were delivered."""
+        batch = Batch(self.stamp, self.content, rows)
+        if self.schemas is not None:
+            batch.schemas = self.schemas
+        return batch
 
     def __len__(self) -> int:
         indices = self.indices
@@ -190,14 +203,38 @@ class Batch:
             return [blob[i:j] for i, j in pairwise(ends)]
         return [blob[ends[i] : ends[i + 1]] for i in self.indices.tolist()]
 
-    def to_arrow(self, *, decode: bool = False) -> pa.RecordBatch:
+    def to_arrow(
+        self, *, decode: bool = False, header: Sequence[str] = (), schema: int = 0
+    ) -> pa.RecordBatch:
         """Return the delivered records as one Arrow record batch; see arrow.py for its columns.
 
-        decode: plain columns for subject, fields and properties instead of dictionaries.
+        Of a typed stream these are the columns of its schema, as views of the batch. decode: plain
+        columns for subject, fields and properties instead of dictionaries. For typed streams only:
+        header: columns to put before those of the schema ("offset", "subject", ...); schema: id of
+        the version to cast to, 0: the newest. Raises as typed_to_arrow().
         """
         from malamute_protocol.arrow import to_arrow
 
-        return to_arrow(self, decode=decode)
+        return to_arrow(self, decode=decode, header=header, schema=schema or None)
+
+    def to_polars(self, *, header: Sequence[str] = (), schema: int = 0) -> pl.DataFrame:
+        """Return the delivered records as a polars frame. Raises as to_arrow()."""
+        import polars as pl
+
+        rows = self.to_arrow(decode=True, header=header, schema=schema)
+        frame = pl.from_arrow(rows, rechunk=False)
+        assert isinstance(frame, pl.DataFrame)
+        return frame
+
+    def to_pandas(self, *, header: Sequence[str] = (), schema: int = 0) -> pd.DataFrame:
+        """Return the delivered records as a pandas frame of Arrow columns. Raises as to_arrow().
+
+        Columns of numpy would be copies of most columns.
+        """
+        import pandas as pd
+
+        rows = self.to_arrow(decode=True, header=header, schema=schema)
+        return rows.to_pandas(types_mapper=pd.ArrowDtype)
 
     def verify(self, limits: Limits = DEFAULT_LIMITS) -> None:
         """Validate the whole content, bodies included. Raises BatchError."""

@@ -32,6 +32,10 @@ Pattern: TypeAlias = list[Any]
 """A pattern in wire form, as [kind, ...]; see SPEC.md, section 7."""
 
 
+Versions: TypeAlias = list[tuple[int, bytes]]
+"""Versions of a declared schema: id and Arrow schema message; see SPEC.md, section 5.9."""
+
+
 class Level(enum.IntEnum):
     """Promise of a confirm; see SPEC.md, section 8."""
 
@@ -243,6 +247,12 @@ class Subscribed(Command, tag=13, frozen=True):
     tail: int
     """Offset after the newest record."""
     end: int = -1
+    lease_ms: int = 0
+    """Members of groups only: silence about a record after which another member gets it; 0: none.
+    """
+    schemas: Versions = []
+    """Versions of the stream's declared schema, oldest first: id and Arrow schema message of each;
+    empty: the stream has none."""
 
 
 class Unsubscribe(Command, tag=14, frozen=True):
@@ -276,6 +286,8 @@ class Deliver(Command, tag=17, frozen=True):
     frames: int
     rows: bytes | None = None
     """Bitmap of the delivered rows of the one batch (LSB first); None: all rows of all batches."""
+    attempts: int = 1
+    """Members of groups that count attempts: those of these records, this hand-out included."""
 
     @property
     def content_frames(self) -> int:
@@ -504,7 +516,10 @@ class Mail(Command, tag=42, frozen=True):
     last: bool = False
     """True: each of these replies is the last to its request."""
     why: str = ""
-    """Dead letters only: why the request came here. Notices only: why there will be no answer."""
+    """Dead letters only: why the request or record came here. Notices only: why there will be no
+    answer."""
+    origin: tuple[str, str, int, list[int]] | None = None
+    """Dead letters of a group only: [stream, group, attempts, offset of each delivered row]."""
 
     @property
     def content_frames(self) -> int:
@@ -817,10 +832,15 @@ class JoinGroup(Command, tag=63, frozen=True):
     REWOUND tells what of it was rewound. None: it was delivered none."""
     create: bool = True
     """Create the stream when it does not exist."""
+    settings: dict[str, Any] = {}
+    """Settings for a group that does not exist yet."""
 
 
 class AckRecords(Command, tag=64, frozen=True):
-    """Group member: records in these ranges, which it holds, are done, or wanted again."""
+    """Group member: records in these ranges, which it holds, are done, or wanted again.
+
+    state: 0 as again_ms says, 2 renewed (lease), 4 failed (dead letters), 6 released.
+    """
 
     subscription: int
     ranges: Ranges
@@ -828,6 +848,10 @@ class AckRecords(Command, tag=64, frozen=True):
     level: int = 0
     again_ms: Again = -1
     """-1: done; otherwise deliver again, to any member, after this time."""
+    state: Annotated[int, msgspec.Meta(ge=0, le=6)] = 0
+    """Number of a WorkState; 0: `again_ms` says what becomes of the records."""
+    reason: Reason = ""
+    """With 4: why."""
 
     def __post_init__(self) -> None:
         """Raise ValueError: the ranges are none."""
@@ -937,6 +961,49 @@ class ListKeys(Command, tag=76, frozen=True):
     """At most so many entries; 0: as many as the broker allows."""
 
 
+# --- 80 to 89: groups, further --------------------------------------------------------------
+
+
+class EditGroup(Command, tag=80, frozen=True):
+    """Change the settings of a group."""
+
+    request: int
+    stream: str
+    group: str
+    settings: dict[str, Any]
+
+
+class RequeueGroup(Command, tag=81, frozen=True):
+    """Operator lets the records of a group's dead letters come again."""
+
+    request: int
+    stream: str
+    group: str
+    numbers: Numbers = []
+
+
+# --- 85 to 86: typed streams (feature TYPED) ------------------------------------------
+
+
+class StreamSchemas(Command, tag=85, frozen=True):
+    """Ask for the versions of a stream's declared schema; answered by RESULT.
+
+    RESULT: {"schemas": [[id, Arrow schema message], ...]}, oldest first; empty: it has none.
+    """
+
+    request: int
+    stream: str
+
+
+class Schema(Command, tag=86, frozen=True):
+    """A subscription's stream has a new version of its schema; batches of it may follow."""
+
+    subscription: int
+    id: int
+    schema: bytes
+    """Arrow schema message."""
+
+
 # --- 90 to 92: administration of the broker ------------------------------------------
 
 
@@ -960,9 +1027,8 @@ AnyCommand: TypeAlias = Union[  # noqa: UP007 - msgspec reads the union at run t
     Request, Offer, Work, AckWork, Reply, CancelRequest, ServiceInfo, EditService, Requeue,
     RemoveService,
     MoveCursor, CursorInfo, RemoveCursor, JoinGroup, AckRecords, GroupInfo, Atomic,
-    EditCursor, RemoveGroup, Trim,
-    UpdateKey, GetKey, ListKeys,
-    ReloadConfig,
+    EditCursor, RemoveGroup, Trim, EditGroup, RequeueGroup,
+    UpdateKey, GetKey, ListKeys, StreamSchemas, Schema, ReloadConfig,
 ]  # fmt: skip
 
 STEP_PARTS: tuple[type[Command], ...] = (

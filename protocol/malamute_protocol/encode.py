@@ -297,7 +297,7 @@ def encode_columns(offsets: Any, blob: Any, **options: Unpack[Options]) -> bytes
     )
 
 
-def encode_arrow(message: bytes, count: int, **options: Unpack[Options]) -> bytes:
+def encode_arrow(message: bytes | Array, count: int, **options: Unpack[Options]) -> bytes:
     """Make a content whose body is one Arrow IPC record-batch message of `count` rows.
 
     Raises LocalProtocolError: as encode(), or no schema_id is given.

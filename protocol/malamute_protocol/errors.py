@@ -23,6 +23,8 @@ CODES: Final[dict[str, str]] = {
     "unknown_pattern_kind": "the broker knows no such kind of pattern",
     "bad_start": "the start position cannot be understood",
     "bad_batch": "the batch breaks the format or the stream's body kind",
+    "bad_schema": "the schema cannot be declared or cannot follow the stream's, or the batch is "
+    "of none of the stream's",
     # Permission and identity.
     "unauthenticated": "the credential is missing or wrong",
     "forbidden": "the identity may not do this",

@@ -1,9 +1,10 @@
 """Extraction: a derived batch that holds only the selected rows of another.
 
 Owns the gathering of rows from columns, for one selection or for many that take a few rows each of
-one batch. The rule: a derived batch keeps the offsets, times and headers of its rows, compacts the
-header tables, has checksums of its own, and carries properties as the bytes that they are; batches
-with a codec or an Arrow body are never extracted from. Source: SPEC.md, section 5.7.
+one batch, and the copying of rows into a content that stands by itself. The rule: a derived batch
+keeps the offsets, times and headers of its rows, compacts the header tables, has checksums of its
+own, and carries properties as the bytes that they are; batches with a codec or an Arrow body are
+never extracted from. Source: SPEC.md, section 5.7.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from itertools import accumulate
 from struct import pack
 from typing import Any
 
+import google_crc32c
 import numpy as np
 
 from malamute_protocol.content import (
@@ -33,6 +35,12 @@ from malamute_protocol.errors import LocalProtocolError
 from malamute_protocol.limits import UNBOUNDED
 from malamute_protocol.stamp import DERIVED, STAMP_BYTES, Stamp, pack_stamps
 
+_CRC = slice(8, 12)
+"""Bytes of the head that have the checksum of all bytes after them."""
+_PRODUCER = slice(24, 36)
+"""Bytes of the head that have the producer's id and epoch."""
+_SEQUENCE = slice(40, 48)
+"""Bytes of the head that have the first sequence."""
 _GATHER_BYTES = 32
 """Mean size up to which an index for each byte is quicker than a slice for each row."""
 
@@ -76,19 +84,12 @@ def extract(stamp: Stamp, content: Content, rows: Any) -> tuple[bytes, bytes]:
     }
     deltas = content.offset_deltas
     options["offset_deltas"] = chosen.astype(np.uint32) if deltas is None else deltas[chosen]
-    appended = content.append_times
+    appended, expiries = content.append_times, content.expiries
     if appended is not None:
         options["append_times_ms"] = appended[chosen]
-    _headers(content, chosen, options)
-    times, expiries = content.client_times, content.expiries
-    if times is not None:
-        options["client_time_ms"] = times[chosen]
     if expiries is not None:
         options["expires_at_ms"] = expiries[chosen]
-    _properties(content, chosen, options)
-    body, parts_count = _bodies(content.bodies(), chosen)
-    kind = LIST if head.body_kind == LIST else 0
-    derived = _assemble(len(chosen), kind, parts_count, body, options)
+    derived = _content_of(content, chosen, options)
     crc = int.from_bytes(derived[8:12], "little")
     restamped = stamp._replace(
         flags=stamp.flags | DERIVED,
@@ -98,6 +99,40 @@ def extract(stamp: Stamp, content: Content, rows: Any) -> tuple[bytes, bytes]:
         stamp_bytes=STAMP_BYTES,
     )
     return restamped.pack(), derived
+
+
+def copy_rows(content: Content, rows: Any) -> bytes:
+    """Return a content of its own with the rows that the boolean mask `rows` selects.
+
+    It has no producer and no expiry. Raises LocalProtocolError: the content is not extractable.
+    """
+    if not extractable(content):
+        raise LocalProtocolError("unsupported", "the rows of this batch stay together")
+    options: Options = {"limits": UNBOUNDED}
+    return _content_of(content, np.flatnonzero(np.asarray(rows, dtype=np.bool_)), options)
+
+
+def copy_whole(content: Content) -> bytes:
+    """Return a content with all rows of another, and without its producer."""
+    copy = bytearray(content.view)
+    copy[_PRODUCER] = bytes(_PRODUCER.stop - _PRODUCER.start)
+    copy[_SEQUENCE] = bytes(_SEQUENCE.stop - _SEQUENCE.start)
+    # numpy arrays, unlike slices, may be handed to the CRC without a copy.
+    crc = google_crc32c.value(np.frombuffer(copy, np.uint8, offset=_CRC.stop))
+    copy[_CRC] = crc.to_bytes(4, "little")
+    return bytes(copy)
+
+
+def _content_of(content: Content, chosen: Array, options: Options) -> bytes:
+    """Return a content of some rows. options: all but headers, client times and properties."""
+    _headers(content, chosen, options)
+    times = content.client_times
+    if times is not None:
+        options["client_time_ms"] = times[chosen]
+    _properties(content, chosen, options)
+    body, parts_count = _bodies(content.bodies(), chosen)
+    kind = LIST if content.head.body_kind == LIST else 0
+    return _assemble(len(chosen), kind, parts_count, body, options)
 
 
 class Scatter:

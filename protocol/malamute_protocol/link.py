@@ -45,16 +45,15 @@ CLIENT_COMMANDS: Final[tuple[type[Command], ...]] = (
     c.Request, c.Offer, c.AckWork, c.Reply, c.CancelRequest, c.ServiceInfo, c.EditService,
     c.Requeue, c.RemoveService,
     c.MoveCursor, c.CursorInfo, c.RemoveCursor, c.JoinGroup, c.AckRecords, c.GroupInfo, c.Atomic,
-    c.EditCursor, c.RemoveGroup, c.Trim,
-    c.UpdateKey, c.GetKey, c.ListKeys,
-    c.ReloadConfig,
+    c.EditCursor, c.RemoveGroup, c.Trim, c.EditGroup, c.RequeueGroup,
+    c.UpdateKey, c.GetKey, c.ListKeys, c.StreamSchemas, c.ReloadConfig,
 )  # fmt: skip
 """Commands that a client may send at all."""
 
 BROKER_COMMANDS: Final[tuple[type[Command], ...]] = (
     c.Welcome, c.Ping, c.Pong, c.Bye, c.Refused, c.Result,
     c.Confirm, c.Subscribed, c.Ended, c.Deliver, c.Cover, c.Gap, c.Rewound, c.Mode,
-    c.Mail, c.Work,
+    c.Mail, c.Work, c.Schema,
 )  # fmt: skip
 """Commands that a broker may send at all."""
 

@@ -29,7 +29,7 @@ class Feature(enum.IntFlag):
     PLACEMENT = 64
     """Reserved: `moved` and `not_leader` are understood, with the placement map."""
     TYPED = 128
-    """Reserved: streams with a declared Arrow schema."""
+    """Streams with a declared Arrow schema."""
     REMOVAL = 256
     """TRIM."""
     KEYS = 512

@@ -294,7 +294,7 @@ class Gather:
             remedy = (
                 'add .option("bodyType", "list")'
                 if kind == LIST
-                else "read it with the client, whose batches have to_arrow()"
+                else 'add .option("bodyType", "typed")'
             )
             raise MalamuteSourceError(
                 f"malamute source: bodies of stream '{self._options.stream}' are of kind "

@@ -29,6 +29,7 @@ from pyspark_malamute.loss import lost, rewound
 from pyspark_malamute.offsets import StreamOffset, check_stream
 from pyspark_malamute.options import SourceOptions
 from pyspark_malamute.planning import Range, Ranges
+from pyspark_malamute.typed import TypedGather
 
 LOG = logging.getLogger("pyspark_malamute")
 
@@ -54,7 +55,7 @@ def fetch(options: SourceOptions, part: Range) -> Iterator[Any]:
     """
     _spare_the_collector()
     options = options.of(part.name)
-    gather = Gather(options)
+    gather = TypedGather(options) if options.body_type == "typed" else Gather(options)
     position = part.start
     failures = 0
     progress_s = time.monotonic()

@@ -48,7 +48,7 @@ Answer = TypeVar("Answer")
 
 
 class LinkOptions(Protocol):
-    """What a link needs of the options of a source or a sink."""
+    """Options of a source or a sink that a link needs."""
 
     @property
     def side(self) -> str: ...  # noqa: D102

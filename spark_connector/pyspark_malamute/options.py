@@ -136,6 +136,8 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     idle_wait_ms: int
     push_filters: bool
     bounds: Bounds = Bounds()
+    typed: bytes = b""
+    """With bodyType typed: Arrow schema message of the query's columns; typed.py sets it."""
 
     def __repr__(self) -> str:
         """Without credentials: this text may end up in a log or a plan."""
@@ -295,7 +297,8 @@ OPTIONS: Final[tuple[Option, ...]] = (
            aliases=("includeHeaders",)),
     Option("includeKeys", as_flag, None, "a column with all keys of each record"),
     Option("includeProperties", as_flag, None, "a column with each record's properties"),
-    Option("bodyType", one_of("binary", "list"), "binary", "list: for bodies of several blobs"),
+    Option("bodyType", one_of("binary", "list", "typed"), "binary",
+           "list: for bodies of several blobs; typed: the columns of the stream's declared schema"),
     Option("user", as_text, "", "user name, with password"),
     Option("password", str, "", "its password"),
     Option("curveServerKey", as_curve_key, None, "public key of the broker"),
@@ -376,7 +379,7 @@ def parse_options(raw: Mapping[str, str]) -> SourceOptions:
         min_partitions=values["minPartitions"],
         rows_per_partition=values["maxRecordsPerPartition"] or 0,
         split_bytes=_at_least_a_mib(values["splitBytes"]),
-        columns=_columns(given, values),
+        columns=(_typed_columns if values["bodyType"] == "typed" else _columns)(given, values),
         field_columns=values["fieldColumns"] or (),
         body_type=values["bodyType"],
         user=values["user"],
@@ -468,6 +471,18 @@ def _cursor(values: Mapping[str, Any]) -> str:
     if values["cursorPinBytes"] and not name:
         raise OptionError("cursor", "is missing beside cursorPinBytes")
     return name
+
+
+def _typed_columns(given: Mapping[str, str], values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the columns of a typed stream; none: all of its schema. Raises OptionError."""
+    if not values["stream"]:
+        raise OptionError("bodyType", "'typed' is of one stream, which option 'stream' names")
+    for name in ("fieldColumns", "includeFields", "includeKeys", "includeProperties",
+                 "pushFilters"):  # fmt: skip
+        if name in given:
+            raise OptionError(name, "says nothing with bodyType 'typed': leave it out")
+    columns: tuple[str, ...] = values["columns"] or ()
+    return columns
 
 
 def _columns(given: Mapping[str, str], values: Mapping[str, Any]) -> tuple[str, ...]:

@@ -46,8 +46,15 @@ def spark_schema(options: SourceOptions) -> StructType:
     )
 
 
-def check_schema(given: StructType, options: SourceOptions) -> None:
-    """Raises MalamuteSourceError: the user gave a schema, and it is another than ours."""
+def check_schema(given: StructType, options: SourceOptions) -> SourceOptions:
+    """Return the options with what a reader needs to know of the schema.
+
+    Raises MalamuteSourceError: the user gave a schema, and it is another than ours.
+    """
+    if options.body_type == "typed":
+        from pyspark_malamute.typed import with_schema
+
+        return with_schema(options, given)
     ours = spark_schema(options)
     if given.fieldNames() != ours.fieldNames() or [f.dataType for f in given] != [
         f.dataType for f in ours
@@ -56,3 +63,4 @@ def check_schema(given: StructType, options: SourceOptions) -> None:
             f"malamute source: the schema is fixed, {ours.simpleString()}; remove .schema(...), "
             "and take the body apart with from_json, from_avro or cast after loading"
         )
+    return options

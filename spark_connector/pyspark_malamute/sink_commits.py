@@ -24,7 +24,7 @@ VERSION: Final = 1
 
 
 class BatchName(NamedTuple):
-    """What a batch is known by."""
+    """Name of a batch, by which its records and keys are known."""
 
     writer: str
     """Id of the streaming query, or sinkId."""
@@ -96,7 +96,7 @@ REMEDY: Final = (
 
 
 class Published(NamedTuple):
-    """What there is of a batch."""
+    """Records of a batch that are published."""
 
     commit: CommitRecord | None
     chunks: dict[tuple[int, int], ChunkRecord]
@@ -106,7 +106,7 @@ class Published(NamedTuple):
 def read_published(
     client: SyncClient, options: SinkOptions, batch: BatchName, partition: int | None = None
 ) -> Published:
-    """What there is of a batch, of one partition or of all, and its commit.
+    """Read what is published of a batch, of one partition or of all, and its commit.
 
     Raises what a subscription raises.
     """

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
@@ -23,6 +23,7 @@ from malamute_py.client.sync.client import SyncClient
 from malamute_py.client.sync.link import Pending
 from pyspark_malamute import links
 from pyspark_malamute.errors import MalamuteSourceError, SourceUnavailable
+from pyspark_malamute.rows_end import end_check
 from pyspark_malamute.sink_commits import BatchName, ChunkRecord, Published, read_published
 from pyspark_malamute.sink_options import SinkOptions
 from pyspark_malamute.sink_rows import Chunk, checksum, chunks, contents
@@ -31,7 +32,7 @@ _PUBLISH: Final = "publish rows"
 
 
 class Written(WriterCommitMessage):
-    """What a task tells the driver about its partition."""
+    """Report of a task to the driver about its partition."""
 
     def __init__(self, batch: BatchName, partition: int) -> None:
         self.batch = batch
@@ -45,17 +46,25 @@ class Written(WriterCommitMessage):
 
 
 def write_partition(
-    options: SinkOptions, batch: BatchName, partition: int, batches: Iterable[Any]
+    options: SinkOptions, batch: BatchName, partition: int, batches: Iterator[Any]
 ) -> Written:
     """Publish the rows of a partition that are not published yet.
 
-    batches: pyarrow.RecordBatch. Raises UnwritableRows, BatchChanged, SourceUnavailable.
+    batches: pyarrow.RecordBatch, as PySpark hands them over. Raises UnwritableRows, BatchChanged,
+    SourceUnavailable.
     """
+    are_whole = end_check(batches)
     told = Written(batch, partition)
     mine = options.named(f"spark-{batch.writer}-{partition}")
     task = _Task(mine, batch, partition)
     try:
         for chunk in chunks(options, batches, task.rows_published):
+            if chunk.last and not are_whole():
+                raise SourceUnavailable(
+                    f"malamute sink: the rows of partition {partition} were cut off, for the task "
+                    "that makes them failed. The last of them are not published; Spark's log tells "
+                    "why it failed"
+                )
             told.rows += chunk.rows.num_rows
             if task.published.commit is None:
                 task.publish(chunk, told)
@@ -84,7 +93,7 @@ class _Task:
 
     @functools.cached_property
     def published(self) -> Published:
-        """What other attempts had published when this one began."""
+        """Chunks and commit that were published before the first row of this attempt."""
         return self._read()
 
     def rows_published(self, number: int) -> int | None:

@@ -34,7 +34,12 @@ class DefaultSource(DataSource):
 
         if self.options:
             refuse_a_table(self.options)
-        return spark_schema(parse_options(self.options))
+        options = parse_options(self.options)
+        if options.body_type == "typed":
+            from pyspark_malamute.typed import typed_schema
+
+            return typed_schema(options)
+        return spark_schema(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For spark.read."""
@@ -45,7 +50,7 @@ class DefaultSource(DataSource):
         refuse_a_table(self.options)
         options = parse_options(self.options)
         refuse_options_of("readStream", self.options)
-        check_schema(schema, options)
+        options = check_schema(schema, options)
         if options.push_filters:
             from pyspark_malamute.pushed import FilteredReader
 
@@ -60,7 +65,7 @@ class DefaultSource(DataSource):
 
         options = parse_options(self.options)
         refuse_options_of("read", self.options)
-        check_schema(schema, options)
+        options = check_schema(schema, options)
         return MalamuteStreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

@@ -286,7 +286,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _planned(
         self, begin: Mapping[str, StreamOffset], stop: Mapping[str, StreamOffset]
     ) -> dict[str, list[Range]]:
-        """What is to be read of each stream that has something new and is there."""
+        """Ranges to be read of each stream that has something new and is there."""
         changed = [name for name, at in stop.items() if at != begin.get(name)]
 
         def tasks(name: str) -> list[Range] | None:

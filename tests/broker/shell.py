@@ -16,7 +16,7 @@ import numpy as np
 from malamute_protocol import commands as wire
 from malamute_protocol.batch import iter_batches
 from malamute_protocol.commands import Command
-from malamute_protocol.content import Content
+from malamute_protocol.content import ARROW, Content
 from malamute_protocol.encode import encode
 from malamute_protocol.errors import BatchError, LocalProtocolError
 from malamute_protocol.framing import encode_message
@@ -160,7 +160,8 @@ class Peer:
         received = self.received[command.subscription]
         for batch in iter_batches([bytes(frame) for frame in frames]):
             offsets = batch.offsets
-            bodies = batch.bodies()
+            typed = batch.content.head.body_kind == ARROW
+            bodies = [b""] * len(batch) if typed else batch.bodies()
             if command.rows is not None:
                 mask = rows_from_bitmap(command.rows, len(batch.content))
                 offsets = offsets[mask]

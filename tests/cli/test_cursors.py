@@ -172,6 +172,30 @@ def test_members_of_a_group_share_the_stream(m: Run, broker: EmbeddedBroker, fiv
     assert m("group", "ls", five).ok().lines == []
 
 
+def test_dead_letters_of_a_group_are_shown_and_requeued(
+    m: Run, broker: EmbeddedBroker, five: str
+) -> None:
+    with broker.connect_sync() as client:
+        with client.group(five, "g", ack="manual") as member:
+            member.accepted()
+            m("group", "edit", five, "g", "--attempts", "1").ok()
+            for record in member:
+                (member.nack if record.offset == 1 else member.ack)(record)
+                if record.offset == 4:
+                    break
+        shown = m("group", "info", five, "g", "--json").ok().json
+        assert (shown["dead"], shown["dead_letters"]) == (1, f"{five}.g.dead")
+        assert shown["settings"]["attempts_max"] == 1
+        assert m("group", "ls", five).ok().rows[0][-1] == "1"
+        (letter,) = m("mailbox", "peek", f"{five}.g.dead", "--json").ok().json_lines
+        assert letter["origin"] == {"stream": five, "group": "g", "offset": 1, "attempts": 1}
+        told = m("group", "requeue", five, "g", "--json").ok().json
+        assert told["requeued"] == 1
+        assert "no dead letters" in m("group", "requeue", five, "g").ok().out
+        assert m("sub", five, "--group", "g", "-n", "1").ok().lines == ["1"]
+    assert m("group", "edit", five, "g").code == 2
+
+
 def test_the_kind_of_a_group_is_chosen_by_its_first_member(m: Run, five: str) -> None:
     m("sub", five, "--group", "g", "--kind", "keyed", "-n", "1").ok()
     assert m("group", "info", five, "g", "--json").ok().json["kind"] == "keyed"

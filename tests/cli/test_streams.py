@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from malamute_py import EmbeddedBroker
@@ -91,7 +93,7 @@ def test_peeking_consumes_nothing_and_shows_the_newest(m: Run, stream: str) -> N
         (["create", "x", "--set", "max_agee=1"], 2, "no setting 'max_agee'; known are memory"),
         (["create", "x", "--set", "max_age=7d"], 2, "no setting 'max_age'; known are memory"),
         (["create", "x", "--set", "memory=4"], 2, "memory is of type bool, not int"),
-        (["create", "x", "--set", "schema=x!"], 2, "schema: Invalid base64"),
+        (["create", "x", "--set", "schema=x!"], 2, "allowed is a pyarrow schema"),
         (["edit", "x", "--ring-bytes", "1GiB"], 2, "a ring is chosen when a stream is made"),
         (["create", "x", "--max-age", "long"], 2, "is not a duration"),
         (["create", "x", "--max-bytes", "much"], 2, "is not a size"),
@@ -140,3 +142,23 @@ def test_info_tells_about_the_broker(m: Run) -> None:
     confirms = shown["latency"]["confirm"]
     assert confirms["count"] >= 1
     assert 0 < confirms["p50_within_ms"] <= confirms["p99_within_ms"]
+
+
+def test_a_stream_takes_the_schema_of_a_file_and_shows_its_columns(
+    m: Run, stream: str, tmp_path: Path
+) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import feather, parquet
+
+    table = pa.table({"carrier": ["AA"], "delay": pa.array([1], pa.int32())})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    feather.write_feather(table.append_column("gate", pa.array(["B"])), tmp_path / "t.feather")
+    assert m("stream", "create", stream, "--schema", str(tmp_path / "t.parquet")).code == 0
+    assert "carrier: string, delay: int32" in m("stream", "info", stream).out
+    assert m("pub", stream, "x").code != 0
+    assert m("stream", "edit", stream, "--schema", str(tmp_path / "t.feather")).code == 0
+    assert "gate: string" in m("stream", "info", stream).out
+    again = m("stream", "edit", stream, "--schema", str(tmp_path / "no.parquet"))
+    assert (again.code, "there is no file" in again.err) == (2, True)
+    (tmp_path / "words").write_text("words")
+    assert "neither" in m("stream", "edit", stream, "--schema", str(tmp_path / "words")).err

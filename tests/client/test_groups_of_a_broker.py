@@ -271,3 +271,92 @@ async def test_a_member_goes_on_after_the_broker_was_restarted(
     finally:
         await shell.do("close", flush_ms=0)
         await asyncio.to_thread(broker.stop)
+
+
+# --- attempts and dead letters --------------------------------------------------------------------
+
+
+async def letters_of(shell: Any, mailbox: str = "s.readers.dead") -> list[Any]:
+    inbox = shell.client.inbox(mailbox, ack="manual")
+    found = []
+    while True:
+        try:
+            found.append(await shell.call(inbox.next, 300))
+        except Timeout:
+            break
+    await shell.call(inbox.close)
+    return found
+
+
+async def test_a_poison_record_becomes_a_dead_letter_and_comes_again_when_it_is_requeued(
+    shell: Any,
+) -> None:
+    await filled(shell, 4)
+    member = joined(shell, ack="manual", settings={"attempts_max": 2})
+    batch = await shell.call(member.next_batch, WAIT_MS)
+    records = list(batch)
+    assert batch.attempts == 1
+    await shell.call(member.ack, records[0])
+    assert await shell.call(member.nack, records[1])
+    again = await shell.call(member.next_batch, WAIT_MS)
+    assert (again.attempts, again.bodies()) == (2, [b"1"])
+    assert await shell.call(member.nack, again)
+    assert await shell.call(member.fail, records[2], "no such flight")
+    assert await shell.call(member.ack, records[3])
+    poison, failed = await letters_of(shell)
+    assert (poison.body, poison.why, poison.sender) == (b"1", "returned", "")
+    assert poison.origin == ("s", "readers", 1, 2)
+    assert (failed.body, failed.why, failed.origin.offset) == (b"2", "failed: no such flight", 2)
+    facts = await shell.do("group_info", "s", "readers")
+    assert (facts.dead, facts.dead_letters, facts.next) == (2, "s.readers.dead", 4)
+    (seen, _) = await shell.do("peek", "s.readers.dead")
+    assert (seen.origin.stream, seen.origin.group, seen.origin.offset) == ("s", "readers", 1)
+    assert await shell.do("requeue_group", "s", "readers", [poison.number]) == 1
+    assert (await shell.call(member.next_batch, WAIT_MS)).bodies() == [b"1"]
+    assert await shell.do("requeue_group", "s", "readers") == 1
+    await shell.call(member.close)
+
+
+async def test_a_released_record_and_one_of_a_member_that_leaves_have_no_attempt(
+    shell: Any,
+) -> None:
+    await filled(shell, 2)
+    member = joined(shell, ack="manual", settings={"attempts_max": 1})
+    first = next(iter(await shell.call(member.next_batch, WAIT_MS)))
+    assert await shell.call(member.release, first)
+    await shell.call(member.close)
+    other = joined(shell, ack="manual")
+    assert (await shell.call(other.next_batch, WAIT_MS)).attempts == 1
+    assert not (await shell.do("group_info", "s", "readers")).attempts
+    await shell.call(other.close)
+
+
+async def test_a_loop_that_an_exception_ends_has_tried_the_record_that_it_had(
+    broker: EmbeddedBroker,
+) -> None:
+    async with broker.connect() as client:
+        await client.publish_many("s", [b"0", b"1", b"2"])
+
+        async def divide() -> None:
+            async with client.group("s", "g", settings={"attempts_max": 3}) as member:
+                async for record in member:
+                    1 / (1 - record.offset)
+
+        with pytest.raises(ZeroDivisionError):
+            await divide()
+        async with client.group("s", "g") as member:
+            batch = await member.next_batch(WAIT_MS)
+            assert batch is not None
+            assert (batch.attempts, batch.bodies()) == (2, [b"1"])
+            assert (await client.group_info("s", "g")).attempts == [(1, 1)]
+
+
+async def test_the_settings_of_a_group_can_be_changed(shell: Any) -> None:
+    await filled(shell, 1)
+    member = joined(shell)
+    await shell.call(member.accepted)
+    facts = await shell.do("edit_group", "s", "readers", attempts_max=7, dead_letters="ops")
+    assert (facts.settings["attempts_max"], facts.dead_letters) == (7, "ops")
+    with pytest.raises(BrokerRefused, match="attempts_max"):
+        await shell.do("edit_group", "s", "readers", attempts_max=-1)
+    await shell.call(member.close)

@@ -27,6 +27,7 @@ from malamute_protocol.encode import encode
 from malamute_protocol.errors import RemoteProtocolError
 from malamute_protocol.framing import decode_message, encode_message
 from malamute_py.broker import Broker
+from malamute_py.broker.limits import no_reload
 from malamute_py.broker.ready import MAIN, RecoveredState, Send
 from malamute_py.config import load
 from malamute_py.journal import MemoryStorage
@@ -152,7 +153,9 @@ class Inside:
         asked = Server(config, log=_Log())._broker_settings(config)
         # Work is counted and not timed: a seed makes equal messages on any machine, slices
         # included.
-        bound = msgspec.structs.replace(asked, facts=dict, meter=partial(next, count(0, _ASKED_NS)))
+        bound = msgspec.structs.replace(
+            asked, facts=dict, meter=partial(next, count(0, _ASKED_NS)), reload=no_reload
+        )
         self.limits = bound.limits
         self._results = ResultQueue()
         journal = Journal.open(MemoryStorage(), entropy=chance.randbytes)

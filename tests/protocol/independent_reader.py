@@ -120,6 +120,9 @@ def _fits(kind: str, value: Any) -> bool:
             type(item) is list and len(item) == len(inner) and all(map(_fits, inner, item))
             for item in value
         )
+    if kind == "[str, str, int, [int]]":
+        parts = ("str", "str", "int", "[int]")
+        return type(value) is list and len(value) == 4 and all(map(_fits, parts, value))
     if kind == "[int]":
         return type(value) is list and all(type(x) is int for x in value)
     types = {"int": int, "str": str, "bin": bytes, "bool": bool, "map": dict, "array": list}

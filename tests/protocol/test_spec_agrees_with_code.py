@@ -41,6 +41,7 @@ from malamute_protocol.pattern import CRITERIA_MAX, DEPTH_MAX, NODES_MAX, REGEX_
 from malamute_protocol.version import Feature
 from malamute_py.changelog.settings import (
     CursorSettings,
+    GroupSettings,
     MailboxSettings,
     ServiceSettings,
     StreamSettings,
@@ -58,10 +59,12 @@ TYPES = {
     "[int]": "list[int]",
     "[int, int]": "tuple[int, int]",
     "[[int, int]]": "list[tuple[int, int]]",
+    "[[int, bin]]": "list[tuple[int, bytes]]",
     "[[bin, int, int]]": "list[tuple[bytes, int, int]]",
     "bin or nil": "bytes | None",
     "[int, int] or nil": "tuple[int, int] | None",
     "[int, int, bin] or nil": "tuple[int, int, bytes] | None",
+    "[str, str, int, [int]] or nil": "tuple[str, str, int, list[int]] | None",
 }
 DEFAULTS: dict[str, Any] = {
     '""': "",
@@ -251,11 +254,13 @@ def test_flags_kinds_codecs_and_bits_are_those_of_the_code() -> None:
         ("Mailbox setting", MailboxSettings),
         ("Service setting", ServiceSettings),
         ("Cursor setting", CursorSettings),
+        ("Group setting", GroupSettings),
     ],
 )
 def test_the_settings_are_those_of_the_broker(heading: str, settings: type[msgspec.Struct]) -> None:
     table = rows(section("13"), f"| {heading} | Type | Default | Meaning |")
-    types = {"bool": bool, "int": int, "str": str, "bin": bytes}
+    types: dict[str, Any] = {"bool": bool, "int": int, "str": str, "bin": bytes}
+    types["[bin]"] = tuple[bytes, ...]
     told = [(name, types[kind], default) for name, kind, default, _ in table]
     hints = get_type_hints(settings)
     assert told == [

@@ -31,12 +31,14 @@ except (ConfigError, StartError) as error:
 class Daemon:
     """Starts on port 0; settings are dotted keys with `__` for the dot."""
 
-    def __init__(self, data: object, **settings: object) -> None:
+    def __init__(
+        self, data: object, *, stdin: Any = subprocess.DEVNULL, **settings: object
+    ) -> None:
         wanted = {"data_directory": data, "listen": "tcp://127.0.0.1:0", **settings}
         words = [f"{key.replace('__', '.')}={value}" for key, value in wanted.items()]
         self.process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, *words],
-            stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            stdin=stdin, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         self.lines: list[dict[str, Any]] = []
         self.text = ""

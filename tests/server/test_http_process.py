@@ -59,6 +59,7 @@ def test_with_passwords_the_http_side_is_a_user_of_this_run() -> None:
     assert one.authentication.users.keys() == {"a", USER}
     assert first.password != second.password
     assert first.password not in str(one)
+    assert admit(config, first)[0] == one, "a configuration that is read anew keeps it"
 
 
 def test_with_curve_the_http_side_has_a_key_of_this_run() -> None:

@@ -298,3 +298,16 @@ def test_sighup_has_a_broker_read_its_users_anew(tmp_path: Path) -> None:
             daemon.endpoint, credential=Plain("ann", "a"), timeout_ms=WAIT_MS
         ) as ann:
             assert ann.linked
+
+
+@pytest.mark.system
+def test_a_broker_in_a_terminal_ends_with_it() -> None:
+    outer, inner = os.openpty()
+    try:
+        with Daemon("", stdin=inner) as daemon:
+            os.kill(daemon.process.pid, signal.SIGHUP)
+            daemon.wait_for("stopped")
+            assert daemon.process.wait(WAIT_S) == 0
+    finally:
+        os.close(outer)
+        os.close(inner)

@@ -93,8 +93,7 @@ class ToldModel(WorkModel):
         state = self.state
         return ToldState(
             state.slack_ms, state.attempts_max, state.messages_max, state.keys_max,
-            state.unordered,
-            history=self.history,
+            state.unordered, group_attempts=state.group_attempts, history=self.history,
         )  # fmt: skip
 
     def _step_of(self, change: r.StepTaken) -> Act | None:

@@ -568,6 +568,57 @@ def _group_done_over_a_hole(stack: contextlib.ExitStack) -> None:
         _put(stack, module, "GroupDone", make)
 
 
+def _record_attempts_dropped(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.groups.groups import Groups
+
+    def make(original: Any) -> Any:
+        def recovered(self: Any) -> None:
+            for row in self._shard.queues.groups.values():
+                row.tries = []
+            original(self)
+
+        return recovered
+
+    _put(stack, Groups, "recovered", make)
+
+
+def _record_attempts_in_memory(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.groups.holdings import ranges_of
+    from malamute_py.broker.groups.returns import Returns
+    from malamute_py.changelog.tables import with_tries
+
+    def make(original: Any) -> Any:
+        def count(self: Any, group: Any, picked: Any, why: str) -> None:
+            group.row.tries = with_tries(group.row.tries, ranges_of(picked), why)
+            self._reader.back(group, picked, 0)
+
+        return count
+
+    _put(stack, Returns, "count", make)
+
+
+def _dead_record_not_done(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.groups.dead_letters import _Burying
+
+    _put(stack, _Burying, "add_change", lambda original: lambda self, part: None)
+
+
+def _dead_record_not_put(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.groups.dead_letters import DeadLetters
+
+    def make(original: Any) -> Any:
+        def without(self: Any, group: Any, batch: Any, bits: int, back: Any) -> int:
+            for _, rows in group.dying_of(batch.base, bits):
+                bits ^= rows
+                group.close(batch.base, rows)
+                self.progress.flush_later(group)
+            return bits
+
+        return without
+
+    _put(stack, DeadLetters, "without", make)
+
+
 def _notices_forgotten(stack: contextlib.ExitStack) -> None:
     from malamute_py.broker.mail.puts import Puts
 
@@ -992,6 +1043,22 @@ PLANTS: dict[str, Planted] = {
         "work", "a group's position passes over what was not acknowledged",
         _group_done_over_a_hole, _codes("after_end", "stuck", "half_step"), 60,
     ),
+    "record-attempts-dropped": Planted(
+        "work", "a start forgets the attempts of a group's records",
+        _record_attempts_dropped, _codes("tables", "attempts", "dead"), 60, 40,
+    ),
+    "record-attempts-in-memory": Planted(
+        "work", "an attempt that a lost link has ended is counted in memory only",
+        _record_attempts_in_memory, _codes("attempts", "dead"), 60, 40,
+    ),
+    "dead-record-not-done": Planted(
+        "work", "a record is put among the dead letters, and comes to be put again",
+        _dead_record_not_done, _codes("half_step"), 60,
+    ),
+    "dead-record-not-put": Planted(
+        "work", "a record whose attempts are used up is done without a dead letter",
+        _dead_record_not_put, _codes("lost"), 60,
+    ),
     "group-ignores-the-sync": Planted(
         "work", "members of a durable group see what is only appended",
         _group_sees_all, _codes("early"), 60,
@@ -1054,7 +1121,7 @@ PLANTS: dict[str, Planted] = {
     ),
     "coming-forgotten": Planted(
         "work", "a mailbox's limit counts only what is in the log",
-        _coming_forgotten, _codes("limit"), 60, 20,
+        _coming_forgotten, _codes("limit"), 60, 140,
     ),
     "newest-key-dropped": Planted(
         "work", "a window of keys that is full drops the newest instead of the oldest",

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from malamute_protocol import commands as c
+from malamute_protocol.commands import WorkState
 from tests.simulation.clients import RETRYABLE, Client
 from tests.simulation.model import Violation
 from tests.simulation.network import Connection
@@ -33,11 +34,18 @@ GIVEN_UP = frozenset(
     }
 )  # fmt: skip
 """Refusals that may come, and after which nothing is tried again."""
-OPERATIONS = frozenset((14, 16, 44, 45, 46, 47, 48, 55, 56, 57, 58, 59, 61, 62, 65, 67, 68))
+OPERATIONS = frozenset((14, 16, 44, 45, 46, 47, 48, 55, 56, 57, 58, 59, 61, 62, 65, 67, 68, 81))
 """Numbers of commands that are no acts: their reference is no tracker."""
 OPENINGS = frozenset((41, 51, 63))
 NOTHING_THERE = frozenset(
-    {"unknown_request", "unknown_mailbox", "unknown_service", "unknown_group", "unknown_cursor"}
+    {
+        "unknown_request",
+        "unknown_mailbox",
+        "unknown_service",
+        "unknown_group",
+        "unknown_cursor",
+        "retention",
+    }
 )
 ALL: list[Any] = ["all"]
 TRIES = 50
@@ -186,6 +194,7 @@ class Peer(Client):
                 c.JoinGroup(
                     sub.number, stream, group, sub.pattern, sub.group, [0], sub.window, size,
                     self.rng.choice((0, 20, 200)), int(is_durable(sub.place)),
+                    settings={"attempts_max": self.model.state.group_attempts},
                 )
             )  # fmt: skip
 
@@ -334,6 +343,8 @@ class Peer(Client):
         )
         self.world.records[serial] = sent
         self.model.subjects[serial] = sent.subject
+        if expiry:
+            self.model.expiring.add(serial)
         return sent
 
     def _content(self, place: str, rows: int = 0) -> tuple[bytes, tuple[int, ...]]:
@@ -487,6 +498,8 @@ class Peer(Client):
         if places:
             stream, _, group = rng.choice(places).partition("/")
             operations += [c.GroupInfo(number, stream, group), c.CursorInfo(number, stream)]
+            if self.model.state.group_attempts:
+                operations.append(c.RequeueGroup(number, stream, group))
         operation = rng.choice(operations)
         self.world.note("operation", self.name, type(operation).__name__)
         self.say(operation)
@@ -654,11 +667,24 @@ class Peer(Client):
                 self.model.free(("mail", box, number))
                 self.model.free(("memory", number))
         self._let_go(sub, numbers)
+        if sub.kind == "group" and self.model.state.group_attempts:
+            self._bring_back(sub, numbers, again_ms)
+            return
         kind = c.AckRecords if sub.kind == "group" else c.AckMail
         memory = sub.kind == "group" or numbers[0] >= 1 << 40
         level = 0 if memory else self.level
         back = kind(sub.number, ranges_of(numbers), 0, level, again_ms)
         self._act([(back, None)], [Wish("again", sub.place, (), tuple(numbers))], level=level,
+                  memory=memory)  # fmt: skip
+
+    def _bring_back(self, sub: Sub, numbers: list[int], again_ms: int) -> None:
+        """Give records back, give them up, or release them, which leaves no trace."""
+        state = self.rng.choice((0, 0, 0, WorkState.FAILED, WorkState.RELEASED))
+        memory = state == WorkState.RELEASED
+        level = 0 if memory else self.level
+        again_ms = -1 if state else again_ms
+        back = c.AckRecords(sub.number, ranges_of(numbers), 0, level, again_ms, state, "so")
+        self._act([(back, None)], [Wish("back", sub.place, (), tuple(numbers))], level=level,
                   memory=memory)  # fmt: skip
 
     # --- steps -------------------------------------------------------------------------

@@ -44,7 +44,8 @@ class Wish:
     """One part of an act, in the words of the model."""
 
     kind: str
-    """send, publish, request, reply, ack, end, records, move; again, return, memory (no trace)."""
+    """send, publish, request, reply, ack, end, records, back, move; again, return, memory (no
+    trace)."""
     place: str = ""
     """Mailbox, stream, service, or stream and group or cursor."""
     serials: tuple[int, ...] = ()
@@ -131,6 +132,14 @@ class State:
     jobs: dict[int, Job] = field(default_factory=dict)
     cursors: dict[tuple[int, str], int] = field(default_factory=dict)
     groups: dict[tuple[int, str], tuple[int, frozenset[int]]] = field(default_factory=dict)
+    group_attempts: int = 0
+    """Bound of the attempts of each group's records; 0: they have none."""
+    tries: dict[tuple[int, str], dict[int, tuple[int, str]]] = field(default_factory=dict)
+    """Group -> offset -> how many attempts have ended, and why the last one did."""
+    returned: dict[tuple[int, str, int], int] = field(default_factory=dict)
+    """Record of a group -> LSN of the newest bundle by which it came back."""
+    buried: dict[tuple[int, str, int], int] = field(default_factory=dict)
+    """Record of a group -> LSN of the bundle that put it among the dead letters."""
     keys: dict[tuple[str, bytes], int] = field(default_factory=dict)
     """Remembered keys, the oldest first."""
     forgotten: set[tuple[str, bytes]] = field(default_factory=set)
@@ -199,7 +208,10 @@ class State:
             filled = sum(box == put.mailbox for box, _ in self.mail) + put.count
             if filled > bound:
                 raise Violation("limit", f"{filled} messages in {self.boxes[put.mailbox]}: {put}")
-        for row in range(put.count):
+        mask = int.from_bytes(put.rows, "little") if put.rows else (1 << put.count) - 1
+        for row in _rows(mask):
+            if put.origin is not None:
+                self._record_dead(put.origin, put.origin.offsets[row], lsn)
             expires_at_ms = put.expiries[row] if put.expiries else put.expires_at_ms
             self.mail[put.mailbox, put.base + row] = Letter(
                 0, put.deliver_at_ms, expires_at_ms, put.priority, (put.why,) if put.why else ()
@@ -211,6 +223,20 @@ class State:
                 for row in range(first, first + count):
                     if key:
                         self.lasts.setdefault(("", key, row), []).append(put.why or "reply")
+
+    def _record_dead(self, origin: r.Origin, offset: int, lsn: int) -> None:
+        place = origin.number, origin.group
+        times, why = self.tries.get(place, {}).get(offset, (0, ""))
+        if not self.is_dead(times, why) or times != origin.attempts:
+            raise Violation("dead", f"record {offset} of {place}: {times} attempts, {origin}")
+        position, done = self.groups[place]
+        if offset < position or offset in done:
+            raise Violation("dead", f"record {offset} of {place} is done already: {origin}")
+        self.buried[(*place, offset)] = lsn
+
+    def is_dead(self, times: int, why: str) -> bool:
+        """Whether a record is no longer tried."""
+        return why.startswith("failed") or 0 < self.group_attempts <= times
 
     def _mail_done(self, change: r.MailDone, lsn: int) -> None:
         for base, rows in change.rows:
@@ -379,7 +405,40 @@ class State:
         self.cursors.pop((change.stream, change.name), None)
 
     def _group_set(self, change: r.GroupSet, lsn: int) -> None:
-        self.groups[change.stream, change.name] = change.next, frozenset()
+        place = change.stream, change.name
+        self.groups[place] = change.next, frozenset()
+        self.tries[place] = {
+            offset: (times, why)
+            for first, end, times, why in change.tries for offset in range(first, end)
+        }  # fmt: skip
+
+    def _group_edited(self, change: r.GroupEdited, lsn: int) -> None:
+        pass
+
+    def _group_returned(self, change: r.GroupReturned, lsn: int) -> None:
+        place = change.stream, change.name
+        position, done = self.groups[place]
+        tries = self.tries[place]
+        for first, end in change.ranges:
+            for offset in range(first, end):
+                if offset < position or offset in done:
+                    raise Violation("ended_twice", f"record {offset} of {place}: {change.why}")
+                tries[offset] = tries.get(offset, (0, ""))[0] + 1, change.why
+                self.returned[(*place, offset)] = lsn
+
+    def _group_revived(self, change: r.GroupRevived, lsn: int) -> None:
+        self._mail_done(r.MailDone(change.mailbox, change.rows, "revived"), lsn)
+        place = change.stream, change.name
+        position, done = self.groups[place]
+        again = {offset for first, end in change.ranges for offset in range(first, end)}
+        low = min(position, *again)
+        every = (set(range(low, position)) | set(done)) - again
+        for offset in again:
+            self.gone_records.pop((*place, offset), None)
+        while low in every:
+            every.discard(low)
+            low += 1
+        self.groups[place] = low, frozenset(every)
 
     def _group_done(self, change: r.GroupDone, lsn: int) -> None:
         place = change.stream, change.name
@@ -387,8 +446,10 @@ class State:
             return
         next, done = self.groups[place]
         every = set(done)
+        tries = self.tries[place]
         for first, end in change.ranges:
             for offset in range(first, end):
+                tries.pop(offset, None)
                 self.gone_records.setdefault((*place, offset), lsn)
                 if offset >= next:
                     every.add(offset)
@@ -399,6 +460,7 @@ class State:
 
     def _group_removed(self, change: r.GroupRemoved, lsn: int) -> None:
         self.groups.pop((change.stream, change.name), None)
+        self.tries.pop((change.stream, change.name), None)
 
     def _step_taken(self, change: r.StepTaken, lsn: int) -> None:
         self._key(change.sender, change.key, -1, lsn)
@@ -505,6 +567,8 @@ class WorkModel:
         """Position up to which the core knows that the disk has it."""
         self.subjects: dict[int, str] = {}
         """Serial -> subject."""
+        self.expiring: set[int] = set()
+        """Serials of records with an expiry."""
         self.numbers: dict[int, int] = {}
         """Number of a message or request -> its serial, including those that a power loss took."""
         self.act_of: dict[int, Act] = {}
@@ -646,6 +710,11 @@ class WorkModel:
     def _enter(self, bundle: Bundle) -> list[Act]:
         state = self.state
         acts: dict[int, Act] = {}
+        changes = changes_of(bundle)
+        copies = {
+            change.base: change.origin
+            for change in changes if isinstance(change, r.MailPut) and change.origin is not None
+        }  # fmt: skip
         for batch in bundle.batches:
             tail = state.tails.get(batch.stream, 0)
             # A start may skip numbers of mail, so that none is ever used again.
@@ -666,9 +735,15 @@ class WorkModel:
                         raise Violation(
                             "reused", f"message {number} was record {self.numbers[number]}"
                         )
+            origin = copies.get(batch.base) if batch.stream == MAIL_STREAM else None
             for row, serial in enumerate(serials):
                 place = batch.stream, batch.base + row
                 state.records[place], state.places[place] = serial, bundle.lsn
+                if origin is not None:
+                    place = origin.number, origin.offsets[row]
+                    if state.records.get(place) != serial and not self.replays:
+                        raise Violation("bodies", f"record {serial} is no copy of {origin}")
+                    continue
                 if not serial:
                     continue
                 if serial not in self.act_of:
@@ -679,7 +754,9 @@ class WorkModel:
                 state.serials[serial] = bundle.lsn
                 if act.atomic:
                     acts[act.number] = act
-        for change in changes_of(bundle):
+        for change in changes:
+            if isinstance(change, r.GroupDone) and not self.replays:
+                self._not_lost(change, bundle.lsn)
             if isinstance(change, r.WorkReturned) and change.why == "lease" and not self.replays:
                 self._by_lease(change)
             if isinstance(change, r.WorkTaken):
@@ -701,7 +778,28 @@ class WorkModel:
                                 one for one in self.acknowledged if one[-1] != number
                             }
             apply(self.tables, self.queues, change)
+        for origin in copies.values():
+            at = origin.number, origin.group
+            position, done = state.groups[at]
+            for offset in origin.offsets:
+                if state.buried.get((*at, offset)) != bundle.lsn:
+                    continue
+                if offset >= position and offset not in done:
+                    raise Violation("half_step", f"record {offset} of {at} is dead and not done")
         return list(acts.values())
+
+    def _not_lost(self, change: r.GroupDone, lsn: int) -> None:
+        """Check that a record that is no longer tried is done as a dead letter only."""
+        state = self.state
+        place = change.stream, change.name
+        oldest = self.first_of(change.stream)
+        for offset, (times, why) in state.tries.get(place, {}).items():
+            named = any(first <= offset < end for first, end in change.ranges)
+            if not named or offset < oldest or not state.is_dead(times, why):
+                continue
+            serial = state.records.get((change.stream, offset))
+            if state.buried.get((*place, offset)) != lsn and serial not in self.expiring:
+                raise Violation("lost", f"record {offset} of {place}: done after {times} attempts")
 
     def _by_lease(self, change: r.WorkReturned) -> None:
         """Check that things which a link held come back by themselves only while it is there."""
@@ -845,6 +943,9 @@ class WorkModel:
                     position, done = state.groups.get(place, (0, frozenset()))
                     if number >= position and number not in done:
                         found(None, f"ack of record {number}")
+                elif wish.kind == "back":
+                    lsn = state.returned.get((*place, number), -1)
+                    found(lsn if lsn >= act.since_lsn else None, f"return of record {number}")
                 elif wish.kind == "move" and not act.key:
                     found(state.moves.get((*place, number)), f"move to {number}")
         first = next((wish for wish in act.wishes if wish.serials), None)
@@ -1035,6 +1136,12 @@ class WorkModel:
                 if not late or (link, "record", place, offset) in self.acknowledged:
                     raise Violation("after_end", f"{place}: offset {offset} is done")
                 continue
+            times, why = state.tries.get(at, {}).get(offset, (0, ""))
+            told = link in self.blocked or self._just(state.returned.get((*at, offset)))
+            if command.attempts != times + 1 and not told:
+                raise Violation("attempts", f"{place}: offset {offset}, {times}, {command}")
+            if state.is_dead(times, why) and not told:
+                raise Violation("dead", f"{place}: offset {offset} comes after {times}, {why}")
             if not command.from_ <= offset < command.next:
                 raise Violation("cover", f"{place}: offset {offset} in {command}")
             if keyed:
@@ -1142,8 +1249,9 @@ class WorkModel:
     def _new_state(self) -> State:
         state = self.state
         return State(
-            state.slack_ms, state.attempts_max, state.messages_max, state.keys_max, state.unordered
-        )
+            state.slack_ms, state.attempts_max, state.messages_max, state.keys_max,
+            state.unordered, group_attempts=state.group_attempts,
+        )  # fmt: skip
 
     def compare(self, queues: Queues) -> None:
         """Compare the tables of a broker that was just started with both."""
@@ -1155,7 +1263,7 @@ class WorkModel:
                 raise Violation("tables", f"{name}: " + difference(mine, others))
         seen = state_of(queues)
         state = self.state
-        for name in ("boxes", "services", "mail", "cursors", "groups", "keys"):
+        for name in ("boxes", "services", "mail", "cursors", "groups", "tries", "keys"):
             mine, others = getattr(state, name), seen[name]
             if mine != others:
                 raise Violation("tables", f"{name}, by row: " + difference(mine, others))
@@ -1293,6 +1401,13 @@ def state_of(queues: Queues) -> dict[str, Any]:
         place: (row.next, frozenset(n for first, end in row.done for n in range(first, end)))
         for place, row in queues.groups.items()
     }
+    tries = {
+        place: {
+            offset: (times, why)
+            for first, end, times, why in row.tries for offset in range(first, end)
+        }
+        for place, row in queues.groups.items()
+    }  # fmt: skip
     keys: Any = queues.keys
     return {
         "boxes": {number: row.name for number, row in queues.mailboxes.items()},
@@ -1301,5 +1416,6 @@ def state_of(queues: Queues) -> dict[str, Any]:
         "jobs": jobs,
         "cursors": {place: row.next for place, row in queues.cursors.items()},
         "groups": groups,
+        "tries": tries,
         "keys": {place: row.base for place, row in dict(keys).items()},
     }

@@ -109,6 +109,7 @@ class WorkRun(BrokerRun):
         self.model.state.messages_max = settings.mailbox_messages_max
         # Apart from the other choices, so that a seed is what it was before there was this one.
         self.model.state.keys_max = Random(f"keys {self.seed}").choice((16, 60, tables.KEYS_MAX))
+        self.model.state.group_attempts = Random(f"tries {self.seed}").choice((0, 0, 1, 3))
         return WorkMachine(
             self.clock, self.model, self.trace, rng, settings,
             SEGMENT_BYTES * rng.choice((3, 4, 8)),
@@ -175,6 +176,8 @@ class WorkRun(BrokerRun):
             pattern = rng.choice(PATTERNS)
             for roles in rng.sample(cast, rng.randint(1, count)):
                 roles.groups.append((place, kind, pattern))
+            if self.model.state.group_attempts:
+                cast[0].inboxes.append(f"{place.replace('/', '.')}.dead")
         if self.own:
             for roles in rng.sample(cast, rng.randint(1, count)):
                 roles.publishes.append(OWN)

@@ -112,6 +112,12 @@ def test_a_task_that_fails_amid_its_rows_writes_them_once(
     found = bodies(client, stream)
     assert len(found) == 60_000
     assert sorted(map(int, found)) == list(range(60_000))
+    # No attempt took the end of what failed for the end of the rows.
+    with client.subscribe("spark.commits", start="earliest", until="tail") as reading:
+        told = [json.loads(record.body) for record in reading]
+    chunks = [chunk for chunk in told if stream in chunk.get("streams", ())]
+    assert len({chunk["rows"] for chunk in chunks if not chunk["last"]}) == 1
+    assert sum(chunk["last"] for chunk in chunks) == 2
 
 
 def test_a_job_with_a_name_is_written_once_and_one_without_each_time(

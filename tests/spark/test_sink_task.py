@@ -58,7 +58,7 @@ def write(endpoint: str, stream: str, batch: BatchName) -> Callable[..., Written
     """Writes a partition of the batch."""
 
     def write(*batches: Any, partition: int = 0) -> Written:
-        return write_partition(options(endpoint, stream), batch, partition, batches)
+        return write_partition(options(endpoint, stream), batch, partition, iter(batches))
 
     return write
 
@@ -117,6 +117,17 @@ def test_a_chunk_that_is_published_meanwhile_is_known_by_its_key(
     monkeypatch.setattr(sink_task, "read_published", blind_at_first)
     write(rows(0, 200))
     assert numbers(client, stream) == list(range(200))
+
+
+def test_of_rows_that_were_cut_off_the_last_chunk_is_not_published(
+    client: SyncClient, stream: str, write: Callable[..., Written],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(sink_task, "end_check", lambda _: lambda: False)
+    with pytest.raises(SourceUnavailable, match="rows of partition 0 were cut off"):
+        write(rows(0, 70))
+    # A chunk is known to be full when there is a row after it.
+    assert numbers(client, stream) == list(range(63))
 
 
 def test_other_rows_than_were_published_are_refused(
@@ -211,7 +222,7 @@ def test_a_batch_with_fewer_partitions_than_were_published_is_not_committed(
 
 def test_an_empty_batch_asks_the_broker_nothing(stream: str, batch: BatchName) -> None:
     chosen = options("tcp://127.0.0.1:1", stream)
-    told = write_partition(chosen, batch, 0, [rows(0, 0)])
+    told = write_partition(chosen, batch, 0, iter([rows(0, 0)]))
     commit(chosen, [told, None])
     commit(chosen, [])
 
@@ -222,7 +233,7 @@ def test_rows_of_several_streams_go_in_one_step(
     chosen = parse_sink_options({"endpoint": endpoint}, streaming=True)
     names = [f"{stream}-b", f"{stream}-a"] * 5
     frame = rows(0, 10).append_column("stream", pa.array(names))
-    told = write_partition(chosen, batch, 0, [frame])
+    told = write_partition(chosen, batch, 0, iter([frame]))
     commit(chosen, [told])
     assert numbers(client, f"{stream}-b") == [0, 2, 4, 6, 8]
     assert numbers(client, f"{stream}-a") == [1, 3, 5, 7, 9]
@@ -257,14 +268,14 @@ def test_links_of_a_credential_share_its_identity_and_are_kept(
     with serve(tmp_path, authentication=section, permissions=permissions) as server:
         chosen = options(server.endpoints[0], stream, user="sink", password="secret")
         for partition in (0, 1, 0, 1):
-            write_partition(chosen, batch, partition, [rows(0, 10)])
+            write_partition(chosen, batch, partition, iter([rows(0, 10)]))
         kept = [links._LINKS[key] for key in links._LINKS if "secret" in key]
         assert [link.identity for link in kept] == ["sink"]
         assert sorted(numbers(kept[0], stream)) == sorted([*range(10)] * 2)
         links.drop(chosen)
         other = options(server.endpoints[0], stream, user="other", password="secret")
         with pytest.raises(SourceUnavailable, match="Have permission to write and read stream"):
-            write_partition(other, batch, 5, [rows(0, 10)])
+            write_partition(other, batch, 5, iter([rows(0, 10)]))
         links.drop(other)
 
 
@@ -273,4 +284,4 @@ def test_a_link_without_identity_is_refused(
 ) -> None:
     monkeypatch.setattr(SinkOptions, "named", lambda self, _: self)
     with pytest.raises(MalamuteSourceError, match="gives this link no identity"):
-        write_partition(options(endpoint, stream), batch, 0, [rows(0, 1)])
+        write_partition(options(endpoint, stream), batch, 0, iter([rows(0, 1)]))

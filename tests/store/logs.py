@@ -12,7 +12,12 @@ from malamute_protocol.content import Content
 from malamute_protocol.encode import encode
 from malamute_protocol.stamp import CHANGE, STAMP_BYTES
 from malamute_py.changelog import records as r
-from malamute_py.changelog.settings import CursorSettings, MailboxSettings, ServiceSettings
+from malamute_py.changelog.settings import (
+    CursorSettings,
+    GroupSettings,
+    MailboxSettings,
+    ServiceSettings,
+)
 from malamute_py.changelog.tables import TABLE_CHANGES, Queues, Tables, apply, rows_of
 from malamute_py.journal import Append, FileStorage, MemoryStorage, Ring, RingSettings, Storage
 from malamute_py.journal.layout import control_content
@@ -135,7 +140,8 @@ class RandomChanges:
             "mailbox", "mail", "mail", "mail", "done", "done", "again", "service", "request",
             "request", "taken", "taken", "received", "returned", "completed", "dead", "revived",
             "cursor", "cursor_removed", "group", "group_done", "group_done", "group_removed",
-            "step", "mailbox_removed", "service_removed", "producer", "stream",
+            "group_edited", "group_returned", "group_returned", "group_revived", "step",
+            "mailbox_removed", "service_removed", "producer", "stream",
         ]  # fmt: skip
         return getattr(self, f"_{draw.choice(kinds)}")(draw, queues)
 
@@ -234,6 +240,22 @@ class RandomChanges:
         first = draw.randrange(200)
         end = first + draw.randrange(1, 20)
         return r.GroupDone(1, f"g{draw.randrange(2)}", [(first, end)], draw.randrange(4))
+
+    def _group_edited(self, draw: random.Random, queues: Queues) -> Any:
+        settings = GroupSettings(attempts_max=draw.randrange(4))
+        return r.GroupEdited(1, f"g{draw.randrange(2)}", settings, 4)
+
+    def _group_returned(self, draw: random.Random, queues: Queues) -> Any:
+        first = draw.randrange(200)
+        ranges = [(first, first + draw.randrange(1, 20))]
+        why = draw.choice(["died", "returned"])
+        return r.GroupReturned(1, f"g{draw.randrange(2)}", ranges, why, draw.randrange(4))
+
+    def _group_revived(self, draw: random.Random, queues: Queues) -> Any:
+        boxes = [base for box, base in queues.messages if box == 5]
+        rows = self._some(boxes, lambda base: queues.messages[5, base].count)
+        first = draw.randrange(100)
+        return r.GroupRevived(1, f"g{draw.randrange(2)}", 5, rows, [(first, first + 1)], 2)
 
     def _group_removed(self, draw: random.Random, queues: Queues) -> Any:
         return r.GroupRemoved(1, f"g{draw.randrange(2)}")

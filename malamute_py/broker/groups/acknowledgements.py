@@ -10,20 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
-from malamute_protocol.commands import AckRecords
+from malamute_protocol.commands import AckRecords, WorkState
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
-from malamute_py.broker.groups.group import Group, slots_of
+from malamute_py.broker.groups.group import FAILED, Group, slots_of
 from malamute_py.broker.groups.holdings import Page, Picked
+from malamute_py.broker.groups.leases import Leases
 from malamute_py.broker.groups.member import Member
 from malamute_py.broker.groups.progress import Progress
 from malamute_py.broker.groups.reader import GroupReader
+from malamute_py.broker.groups.returns import Returns
 from malamute_py.broker.links.links import Link
 from malamute_py.broker.log.steps import Effect, Part, Then, changing
-from malamute_py.broker.structures.timers import Timers
 from malamute_py.changelog.records import GroupDone
+
+REASON_MAX: Final = 300
+"""Characters of a member's reason that are kept: records that fail apart keep one each."""
+RELEASED: Final = int(WorkState.RELEASED)
 
 
 class Acknowledgements:
@@ -34,14 +39,16 @@ class Acknowledgements:
         shard: Shard,
         reader: GroupReader,
         progress: Progress,
-        timers: Timers,
+        returns: Returns,
+        leases: Leases,
         members: Mapping[Member, Group | None],
     ) -> None:
         """members: the group of each member; None: the group is not there yet."""
         self.shard = shard
         self.reader = reader
         self.progress = progress
-        self._timers = timers
+        self._returns = returns
+        self._leases = leases
         self._members = members
 
     def prepare(self, link: Link, command: AckRecords, frame: Any = None) -> Part:
@@ -51,10 +58,21 @@ class Acknowledgements:
         then: a restart before that brings the records again.
         """
         group, member, picked = self._picked(link, command)
-        if command.again_ms >= 0:
+        if command.again_ms >= 0 or command.state:
             # No member could take back a delayed record: a delay without end would hold the group
             # up.
-            after_ms = min(command.again_ms, self.shard.settings.lease_max_ms)
+            after_ms = max(0, min(command.again_ms, self.shard.settings.lease_max_ms))
+            if command.state == WorkState.FAILED:
+                reason = command.reason[:REASON_MAX]
+                why = f"{FAILED}: {reason}" if reason else FAILED
+                return self._returned(group, member, picked, 0, why)
+            if command.state == WorkState.RENEWED:
+                renewing = Then(partial(self._leases.renew, group, member, picked))
+                return Part(effects=[renewing], memory=True, level=group.stream.level)
+            if command.state not in (0, RELEASED):
+                raise BrokerRefused("unsupported", f"no state {command.state} of records")
+            if group.counts and not command.state:
+                return self._returned(group, member, picked, after_ms, "returned")
             return self._again(group, member, picked, after_ms)
         if command.tracker:
             return self._leaving(group, member, picked)
@@ -63,7 +81,7 @@ class Acknowledgements:
     def prepare_together(self, link: Link, command: AckRecords, frame: Any = None) -> Part:
         """Prepare an ACK_RECORDS as a part of an atomic step. Raises BrokerRefused."""
         group, member, picked = self._picked(link, command)
-        if command.again_ms >= 0:
+        if command.again_ms >= 0 or command.state:
             raise BrokerRefused(
                 "unsupported", "a step cannot want records again: a step is logged, and that is not"
             )
@@ -79,6 +97,8 @@ class Acknowledgements:
         group = self._members.get(member)
         picked = None
         if group is not None:
+            if member.aside:
+                self._leases.heard(group, member)
             # A returned holder may acknowledge records that it had before it was lost.
             picked = group.holdings.pick(member, command.ranges, member is group.holder)
         if group is None or picked is None:
@@ -104,6 +124,39 @@ class Acknowledgements:
         group.holdings.tidy()
         # The window has room again, or a slot has moved.
         self.reader.wake(group)
+
+    def _returned(
+        self, group: Group, member: Member, picked: Picked, after_ms: int, why: str
+    ) -> Part:
+        """Return the part by which an attempt of records ends, and they wait again."""
+        stream = group.stream
+        # Records that a holder had before it was lost may wait already; they go on to wait.
+        held = [
+            (page, mask & page.held.get(member, 0)) for page, mask in picked
+            if mask & page.held.get(member, 0)
+        ]  # fmt: skip
+        if not held:
+            return self._again(group, member, picked, after_ms)
+        memory = self.shard.queues if stream.ring.memory else None
+        returning = _Returning(self, group, member, held, [], after_ms)
+        change = self._returns.change(group, held, why)
+        return changing([change], [returning], memory=memory, level=stream.level)
+
+    def give_back(self, group: Group, picked: Picked, after_ms: int) -> None:
+        """Let records wait again: those that are dead letters now at once."""
+        dying: Picked = []
+        late: Picked = []
+        for page, mask in picked:
+            rows = 0
+            for _, some in group.dying_of(page.base, mask):
+                rows |= some
+            if rows:
+                dying.append((page, rows))
+            if mask ^ rows:
+                late.append((page, mask ^ rows))
+        self.reader.back(group, late, after_ms)
+        if dying:
+            self.reader.back(group, dying, 0)
 
     def _again(self, group: Group, member: Member, picked: Picked, after_ms: int) -> Part:
         """Return the part that wants records again; the log knows no holders, and gets nothing."""
@@ -132,17 +185,7 @@ class Acknowledgements:
             if group.slots is not None:
                 group.slots.back(slots_of(page, held))
         if late:
-            self._timers.set(self.shard.now_ms + after_ms, partial(self._due, group, late))
-        self.reader.gone_by(group)
-        self.reader.wake(group)
-
-    def _due(self, group: Group, late: Picked) -> None:
-        if group.gone:
-            return
-        for page, mask in late:
-            due = group.holdings.due(page, mask)
-            if due and group.slots is not None:
-                group.slots.due(slots_of(page, due))
+            self.reader.put_off(group, late, after_ms)
         self.reader.gone_by(group)
         self.reader.wake(group)
 
@@ -208,3 +251,27 @@ class _Leaving(_Acknowledging):
             elif group.slots is not None:
                 group.slots.back(slots_of(page, held))
         self.acknowledgements.reader.wake(group)
+
+
+class _Returning(_Leaving):
+    """Records that wait again once the log has the attempt that ended."""
+
+    after_ms: int = 0
+
+    def taken(self, part: Part) -> None:
+        holdings, member = self.group.holdings, self.member
+        left: list[tuple[Page, int, int]] = []
+        for page, mask in self.picked:
+            held, _ = holdings.unhand(page, member, mask)
+            member.returned(held.bit_count())
+            holdings.leave(page, held)
+            left.append((page, held, 0))
+        self.left = left
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        self.acknowledgements.shard.counters["group_records_returned"] += sum(
+            held.bit_count() for _, held, _ in self.left
+        )
+        self.acknowledgements.give_back(
+            self.group, [(page, held) for page, held, _ in self.left], self.after_ms
+        )

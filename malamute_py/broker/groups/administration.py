@@ -1,24 +1,31 @@
-"""Administration of groups: GROUP_INFO and REMOVE_GROUP.
+"""Administration of groups: GROUP_INFO, EDIT_GROUP and REMOVE_GROUP.
 
-Owns the facts that clients are given about groups, and the removal of a group by name. The rule: an
-answer about many groups is a page, bounded in groups and members. Source: SPEC.md, section 4.7.
+Owns the facts that clients are given about groups, their settings, and the removal of a group by
+name. The rule: an answer about many groups is a page, bounded in groups and members. Source:
+SPEC.md, section 4.7.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from malamute_protocol.commands import GroupInfo, RemoveGroup
+import msgspec
+
+from malamute_protocol.commands import EditGroup, GroupInfo, RemoveGroup
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.groups.group import Group
 from malamute_py.broker.groups.member import Member
 from malamute_py.broker.links.links import Link
 from malamute_py.broker.log.answers import Answer, Answers
 from malamute_py.broker.log.steps import Steps, Then
+from malamute_py.broker.mail.mailboxes import Mailboxes
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.named import Named, Place
-from malamute_py.changelog.records import GroupRemoved
+from malamute_py.changelog.records import GroupEdited, GroupRemoved
+from malamute_py.changelog.settings import GroupSettings, queue_settings
 
 MEMBERS_OF_A_PAGE: Final = 5_000
 """Members in one page of GROUP_INFO, unless a single group has more."""
@@ -34,12 +41,17 @@ class GroupAdministration:
         steps: Steps,
         answers: Answers,
         groups: Named[Group],
+        mailboxes: Mailboxes,
+        wake: Callable[[Group], None],
     ) -> None:
+        """wake: gives a group a turn."""
         self._shard = shard
         self._catalogue = catalogue
         self._steps = steps
         self._answers = answers
         self._groups = groups
+        self._mailboxes = mailboxes
+        self._wake = wake
 
     def remove_group(self, link: Link, command: RemoveGroup) -> None:
         """Remove a group without members; the answer follows when the removal is durable."""
@@ -82,6 +94,48 @@ class GroupAdministration:
             member.owner.end(member, "cancelled")
         group.gone = True
 
+    def settings_of(
+        self, link: Link, values: dict[str, Any], over: GroupSettings | None
+    ) -> GroupSettings:
+        """Put the settings that a client named over those that hold. Raises BrokerRefused."""
+        limits = self._shard.settings
+        settings = queue_settings(GroupSettings, values, limits.settings_bytes_max, over)
+        mailbox = settings.dead_letters
+        if "dead_letters" in values and mailbox and not limits.permit(link.owner, "send", mailbox):
+            raise BrokerRefused("forbidden", f"you may not send to mailbox '{mailbox}'")
+        return settings
+
+    def edit_group(self, link: Link, command: EditGroup) -> None:
+        """Change the settings of a group; the answer follows when the change is durable."""
+        if not self._shard.settings.permit(link.owner, "admin", command.stream):
+            self._answers.refuse(
+                link, command, "forbidden", f"you may not admin groups of '{command.stream}'"
+            )
+            return
+        stream = self._catalogue.get(command.stream)
+        group = None if stream is None else self._groups.get((stream.number, command.group))
+        if stream is None or group is None:
+            code, kind, name = (
+                ("unknown_stream", "stream", command.stream) if stream is None else
+                ("unknown_group", "group", command.group)
+            )  # fmt: skip
+            self._answers.refuse(link, command, code, f"there is no {kind} '{name}'")
+            return
+        try:
+            settings = self.settings_of(link, command.settings, group.row.settings)
+        except BrokerRefused as error:
+            self._answers.refuse(link, command, error.code, error.reason)
+            return
+        change = GroupEdited(stream.number, group.name, settings, self._shard.now_ms)
+        answer = Answer(self._answers, link, command, partial(self._facts, group))
+        self._steps.put(
+            [change], Then(partial(self._edited, group)), answer, memory=stream.ring.memory
+        )
+
+    def _edited(self, group: Group, _: int) -> None:
+        group.dying = bool(group.row.tries)
+        self._wake(group)
+
     def group_info(self, link: Link, command: GroupInfo) -> None:
         """Answer with facts about one group, or about a page of groups."""
         name, settings = command.group, self._shard.settings
@@ -122,6 +176,7 @@ class GroupAdministration:
     def _facts(self, group: Group) -> dict[str, Any]:
         holdings, stream, row = group.holdings, group.stream, group.row
         low = holdings.low
+        letters = self._mailboxes.get(group.dead_letters)
         members = [self._member_facts(group, member) for member in group.members]
         if group.absent_holder is not None:
             lost = self._member_facts(group, group.absent_holder)
@@ -145,6 +200,10 @@ class GroupAdministration:
             "lost": group.lost,
             "moved_ms": max(group.moved_ms, row.moved_ms),
             "by": row.by,
+            "attempts": _attempts(group),
+            "dead": 0 if letters is None else letters.messages,
+            "dead_letters": group.dead_letters,
+            "settings": msgspec.structs.asdict(row.settings),
             "members": members,
         }
 
@@ -157,5 +216,15 @@ class GroupAdministration:
             "since_ms": member.joined_ms,
             "oldest_ms": group.holdings.since(member),
             "credit_records": member.left_records,
+            "lease_ms": member.lease_ms,
+            "aside": member.aside,
             "holds": group.kind != "exclusive" or member is group.holder,
         }
+
+
+def _attempts(group: Group) -> list[list[int]]:
+    """[attempts, number of records that have had so many], of records that are not done."""
+    counted: dict[int, int] = {}
+    for first, end, times, _ in group.row.tries:
+        counted[times] = counted.get(times, 0) + end - first
+    return [[times, counted[times]] for times in sorted(counted)]

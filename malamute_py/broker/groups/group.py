@@ -15,6 +15,7 @@ Source: docs/design.md, Queues and the checkpoint; the hold window is that of Lo
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -28,11 +29,22 @@ from malamute_py.broker.groups.member import Member
 from malamute_py.broker.groups.selection import GroupSelection
 from malamute_py.broker.groups.slots import NOBODY, Places, Slots, SlotsOfRows
 from malamute_py.broker.log.stream import StampedBatch, Stream
-from malamute_py.broker.structures.bitmaps import bits_of_rows, low_bit, lowest, rows_of_bits
-from malamute_py.changelog.records import Range
-from malamute_py.changelog.tables import GroupRow
+from malamute_py.broker.structures.bitmaps import (
+    bits_of_rows,
+    low_bit,
+    lowest,
+    ones,
+    rows_of_bits,
+)
+from malamute_py.changelog.records import Range, Tries
+from malamute_py.changelog.tables import GroupRow, without_done
 
 KINDS: Final = ("shared", "exclusive", "keyed")
+DEAD: Final = ".dead"
+"""End of the name of a group's dead-letter mailbox."""
+NAME_MAX: Final = 255
+FAILED: Final = "failed"
+"""Begin of the reason of records that a member gave up."""
 DEALS_AT_ONCE: Final = 256
 """Small deliveries that a keyed group makes in one turn, and of one batch in one go: each takes
 some 50 us."""
@@ -48,12 +60,14 @@ class Group:
         "_deals",
         "_joins",
         "_slots_of",
+        "_watch",
         "absent_holder",
         "by_place",
         "dealt",
         "deliveries",
         "done",
         "durable",
+        "dying",
         "flushing",
         "free",
         "gone",
@@ -62,6 +76,7 @@ class Group:
         "holdings",
         "idle_reads",
         "kind",
+        "lease_due_ms",
         "lost",
         "members",
         "moved_ms",
@@ -70,6 +85,7 @@ class Group:
         "reading",
         "reading_from",
         "reads_all",
+        "refusing",
         "returns_ms",
         "row",
         "selection",
@@ -80,7 +96,13 @@ class Group:
         "window",
     )
 
-    def __init__(self, stream: Stream, row: GroupRow, window: int) -> None:
+    def __init__(
+        self, stream: Stream, row: GroupRow, window: int, watch: Callable[[Group], None]
+    ) -> None:
+        """watch: looks at the group again when its next lease ends."""
+        self._watch = watch
+        self.lease_due_ms = 0
+        """Time at which the leases are looked at; 0: there is none."""
         self.stream = stream
         self.row = row
         """The group as the log has it."""
@@ -128,6 +150,10 @@ class Group:
         self.timer = 0
         """Time of the next such record of the log; 0: nothing is to be logged."""
         self.gone = False
+        self.dying = False
+        """Whether waiting records may be dead letters: they are looked for in the next turn."""
+        self.refusing = False
+        """Whether the mailbox of its dead letters has refused one, and taken none since."""
         self.held_up = False
         """Whether the group has read as far ahead of its position as it may; its operator may be
         told."""
@@ -136,17 +162,19 @@ class Group:
 
     # --- members ------------------------------------------------------------------------------
 
-    def enter(self, member: Member) -> bool:
-        """Take up a member; returns True when a lost holder came back in it."""
+    def enter(self, member: Member) -> Picked | None:
+        """Take up a member.
+
+        Returns the records that a lost holder had which came back in it; None: none came back.
+        """
         self.members.append(member)
         self._joins += 1
         member.joined = self._joins
         self.free.file(member)
         if self.kind == "exclusive":
             if self.absent_holder is not None and member.is_again(self.absent_holder):
-                self.hand_over(member)
-                return True
-            if self.holder is None and self.absent_holder is None:
+                return self.hand_over(member)
+            if self.absent_holder is None and (self.holder is None or self.holder.aside):
                 self.holder = member
         elif self.slots is not None:
             place = 0
@@ -155,25 +183,20 @@ class Group:
             member.place = place
             self.by_place[place] = member
             self.slots.enter(member)
-        return False
+        return None
 
-    def hand_over(self, member: Member) -> None:
-        """Let a member go on in the place of the absent holder."""
+    def hand_over(self, member: Member) -> Picked:
+        """Let a member go on in the place of the absent holder; returns what that one held."""
         absent, self.absent_holder = self.absent_holder, None
         self.holder = member
-        if absent is not None:
-            self._release(absent)
+        return [] if absent is None else self._release(absent, self.counts)
 
-    def leave(self, member: Member, keep_until_ms: int) -> int:
-        """Remove a member; returns how many records it held.
+    def leave(self, member: Member, keep_until_ms: int, fault: bool) -> Picked:
+        """Remove a member of an exclusive group; returns the records that it held.
 
-        keep_until_ms: until then an exclusive holder may come back; 0: the holder has left for
-        good.
+        keep_until_ms: until then the holder may come back; 0: it has left for good. fault: the end
+        of its membership is an attempt of the records.
         """
-        held = member.held
-        if self.kind != "exclusive":
-            self.leave_together([member])
-            return held
         self.members.remove(member)
         self.free.remove(member)
         self.free.trim()
@@ -182,20 +205,18 @@ class Group:
             again = next((other for other in self.members if other.is_again(member)), None)
             if again is not None:
                 self.absent_holder = member
-                self.hand_over(again)
-                return held
+                return self.hand_over(again)
             if keep_until_ms:
                 self.absent_holder, self.returns_ms = member, keep_until_ms
-                return held
+                return []
             self.next_holder()
-        self._release(member)
-        return held
+        return self._release(member, fault and self.counts)
 
-    def leave_together(self, leaving: list[Member]) -> None:
-        """Remove members of a group that is not exclusive, and divide what they held once.
+    def leave_together(self, leaving: list[Member], fault: bool) -> Picked:
+        """Remove members of a group that is not exclusive; returns the records that they held.
 
         A link may end with a thousand memberships: one by one, each would walk over all slots for
-        each page of the window.
+        each page of the window. fault: as leave() has it.
         """
         gone = set(leaving)
         self.members = [member for member in self.members if member not in gone]
@@ -203,30 +224,58 @@ class Group:
             self.free.remove(member)
             member.returned(member.held)
         self.free.trim()
-        released = self.holdings.release(gone)
+        counts = fault and self.counts
+        released = self.holdings.release(gone, leaving=counts)
         slots = self.slots
         if slots is None:
-            return
-        for page, mask in released:
-            slots.back(slots_of(page, mask), settle=False)
+            return released
+        if not counts:
+            for page, mask in released:
+                slots.back(slots_of(page, mask), settle=False)
         for member in leaving:
             del self.by_place[member.place]
-        slots.leave([member.place for member in leaving], self.members)
+        able = [member for member in self.members if not member.aside]
+        slots.leave([member.place for member in leaving], able)
+        return released
 
-    def give_up_absent_holder(self) -> None:
-        """Give up the place of the absent holder, who did not come back in time."""
+    def give_up_absent_holder(self) -> Picked:
+        """Give up the place of the absent holder, who did not come back in time.
+
+        Returns the records that it held.
+        """
         absent, self.absent_holder = self.absent_holder, None
-        if absent is not None:
-            self._release(absent)
+        released = [] if absent is None else self._release(absent, self.counts)
         self.next_holder()
+        return released
 
     def next_holder(self) -> None:
         """Make the member that has waited longest the holder."""
-        self.holder = self.members[0] if self.members else None
+        able = (member for member in self.members if not member.aside)
+        self.holder = next(able, self.members[0] if self.members else None)
 
-    def _release(self, member: Member) -> None:
+    def set_aside(self, member: Member) -> None:
+        """Pass a member over until it is brought back."""
+        member.aside = True
+        self.free.remove(member)
+        if self.slots is not None:
+            others = [one for one in self.members if not one.aside]
+            self.slots.leave([member.place], others)
+        elif member is self.holder:
+            able = (one for one in self.members if not one.aside)
+            self.holder = next(able, member)
+
+    def bring_back(self, member: Member) -> None:
+        """Give a member records again that was passed over."""
+        member.aside = False
+        self.free.file(member)
+        if self.slots is not None:
+            self.slots.enter(member)
+        elif self.kind == "exclusive" and (self.holder is None or self.holder.aside):
+            self.holder = member
+
+    def _release(self, member: Member, counts: bool) -> Picked:
         member.returned(member.held)
-        self.holdings.release({member})
+        return self.holdings.release({member}, leaving=counts)
 
     @property
     def takes(self) -> bool:
@@ -238,7 +287,12 @@ class Group:
     # --- what to read next -----------------------------------------------------------------------
 
     def wanted(self) -> int | None:
-        """The least offset that could be handed out now; None: there is none."""
+        """The least offset that could be handed out or buried now; None: there is none."""
+        if self.dying:
+            dying = self._first_dying()
+            if dying is not None:
+                return dying
+            self.dying = False
         reads_on = self.reads_on
         if not (self.holdings.waiting or reads_on) or not self.takes:
             return None
@@ -407,6 +461,11 @@ class Group:
     def hand(self, batch: StampedBatch, member: Member, bits: int, now_ms: int) -> int:
         """Put rows into a member's hands; returns how many."""
         self.holdings.hand(batch.base, bits, member, now_ms)
+        if member.lease_ms:
+            due_ms = member.lease_end(now_ms)
+            for page, mask in self.holdings.pieces(batch.base, bits):
+                self.holdings.lease(page, member, mask, due_ms)
+            self._watch(self)
         count = bits.bit_count()
         member.handed(count, now_ms, self._deals)
         self.deliveries += 1
@@ -416,6 +475,71 @@ class Group:
             rows = rows_of_bits(bits, batch.next - batch.base)
             self.slots.hand(self._row_slots(batch)[rows], member.place)
         return count
+
+    # --- attempts --------------------------------------------------------------------------------
+
+    @property
+    def counts(self) -> bool:
+        """Whether the attempts of its records are counted."""
+        return self.row.settings.attempts_max > 0
+
+    @property
+    def dead_letters(self) -> str:
+        """Name of the mailbox of its dead letters."""
+        return self.row.settings.dead_letters or self.default_dead_letters
+
+    @property
+    def default_dead_letters(self) -> str:
+        """Name of that mailbox where the settings name none."""
+        return f"{self.stream.name}.{self.name}"[: NAME_MAX - len(DEAD)] + DEAD
+
+    def _is_dead(self, entry: Tries) -> bool:
+        times, why = entry[2:]
+        return 0 < self.row.settings.attempts_max <= times or why.startswith(FAILED)
+
+    def _first_dying(self) -> int | None:
+        """The least waiting offset of a record that is to become a dead letter."""
+        for entry in self.row.tries:
+            if self._is_dead(entry):
+                rows = self.holdings.waiting_in(entry[0], entry[1])
+                if rows:
+                    return entry[0] + low_bit(rows)
+        return None
+
+    def dying_of(self, base: int, bits: int) -> list[tuple[Tries, int]]:
+        """Rows of a batch that are to become dead letters, each with the entry of its attempts."""
+        return [(entry, rows) for entry, rows in self._tries_of(base, bits) if self._is_dead(entry)]
+
+    def by_attempts(self, base: int, bits: int) -> list[tuple[int, int]]:
+        """Rows of a batch in their order, as (attempts so far, rows)."""
+        found: list[tuple[int, int]] = []
+        rest = bits
+        for entry, rows in self._tries_of(base, bits):
+            before = rest & ones(low_bit(rows))
+            rest ^= before | rows
+            if before:
+                found.append((0, before))
+            if found and found[-1][0] == entry[2]:
+                found[-1] = entry[2], found[-1][1] | rows
+            else:
+                found.append((entry[2], rows))
+        if rest:
+            found.append((0, rest))
+        return found
+
+    def _tries_of(self, base: int, bits: int) -> Iterator[tuple[Tries, int]]:
+        """Entries of attempts that rows of a batch have, each with its rows."""
+        tries = self.row.tries
+        end = base + bits.bit_length()
+        for entry in tries[bisect_right(tries, base, key=_end_of) :]:
+            first, until = entry[0], entry[1]
+            if first >= end:
+                return
+            rows = bits & ones(min(until, end) - base)
+            if first > base:
+                rows &= ~ones(first - base)
+            if rows:
+                yield entry, rows
 
     # --- what is done or comes back --------------------------------------------------------------
 
@@ -444,6 +568,60 @@ class Group:
             self.read_to(end)
         return begins, gone
 
+    def withhold(self, base: int, bits: int) -> Picked:
+        """Take waiting rows out of the queue until the log has what becomes of them."""
+        picked: Picked = []
+        for page, mask in self.holdings.pieces(base, bits):
+            self.holdings.unhand(page, None, mask)
+            self.holdings.leave(page, mask)
+            picked.append((page, mask))
+            if self.slots is not None:
+                self.slots.withhold(slots_of(page, mask))
+        return picked
+
+    def take_back(self, member: Member, picked: Picked) -> None:
+        """Take rows out of a member's hands, and withhold them."""
+        for page, mask in picked:
+            self.holdings.unhand(page, member, mask)
+            self.holdings.leave(page, mask)
+
+    def back(self, picked: Picked, *, late: bool) -> None:
+        """Let withheld rows wait again. late: they wait for a time first."""
+        holdings, slots = self.holdings, self.slots
+        for page, mask in picked:
+            holdings.stay(page, mask, None, 0)
+            if late:
+                holdings.unhand(page, None, mask)
+                holdings.delay(page, mask)
+            if slots is not None:
+                (slots.delay if late else slots.back)(slots_of(page, mask))
+
+    def slots_at(self, offsets: list[int]) -> list[int]:
+        """Slots of offsets that are open, or lie among such, in a keyed group; else nothing."""
+        if self.slots is None:
+            return []
+        found: list[int] = []
+        for offset in offsets:
+            pages = list(self.holdings.within(offset, offset + 1))
+            slots = pages[0][0].slots if pages else None
+            found.append(0 if slots is None else int(slots[offset % PAGE]))
+        return found
+
+    def reopen(self, offset: int, slot: int) -> None:
+        """Let a record that was done wait again. slot: its slot, in a keyed group."""
+        if offset >= self.holdings.read:
+            _, self.done = without_done(self.holdings.read, self.done, [(offset, offset + 1)])
+            return
+        self.holdings.take_in(offset, 1)
+        if self.slots is None:
+            return
+        for page, _ in self.holdings.within(offset, offset + 1):
+            if page.slots is None:
+                page.slots = np.zeros(PAGE, np.uint16)
+            page.slots[offset - page.base] = slot
+        self._slots_of = NOBODY, np.empty(0, np.uint16)
+        self.slots.take_in(np.array([slot], np.uint16))
+
     def acknowledged(self, picked: Picked) -> None:
         """Note that the acknowledgement of these records is in the log."""
         for page, mask in picked:
@@ -457,6 +635,10 @@ class Group:
         if self.holdings.low > self.row.next:
             return True
         return any(page.dirty for page in self.holdings.pages)
+
+
+def _end_of(entry: Tries) -> int:
+    return entry[1]
 
 
 def slots_of(page: Page, mask: int) -> SlotsOfRows:

@@ -17,12 +17,15 @@ import msgspec
 
 from malamute_protocol.address import name_fault
 from malamute_protocol.commands import (
+    EditGroup,
     Ended,
     GroupInfo,
     JoinGroup,
     Mode,
     RemoveGroup,
+    RequeueGroup,
     Rewound,
+    Schema,
     StartKind,
     Subscribed,
 )
@@ -30,14 +33,19 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.groups.acknowledgements import Acknowledgements
 from malamute_py.broker.groups.administration import GroupAdministration
+from malamute_py.broker.groups.dead_letters import DeadLetters
 from malamute_py.broker.groups.group import KINDS, Group
+from malamute_py.broker.groups.leases import Leases
 from malamute_py.broker.groups.member import Member
 from malamute_py.broker.groups.progress import Progress
 from malamute_py.broker.groups.reader import GroupReader
+from malamute_py.broker.groups.requeueing import Requeueing
+from malamute_py.broker.groups.returns import NO_ATTEMPT, Returns
 from malamute_py.broker.links.links import ERRED, Link, Links
 from malamute_py.broker.log.answers import Answers
 from malamute_py.broker.log.steps import Part, Steps, Then
 from malamute_py.broker.log.stream import Stream
+from malamute_py.broker.mail.puts import Puts
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.named import Named, Place
 from malamute_py.broker.streams.start_positions import Begin, Starts, by_offset
@@ -45,11 +53,14 @@ from malamute_py.broker.structures.timers import Timers
 from malamute_py.broker.subscriptions.live import Delivery
 from malamute_py.broker.subscriptions.matching import Matching
 from malamute_py.changelog.records import Change, GroupDone, GroupRemoved, GroupSet
-from malamute_py.changelog.tables import GroupRow, with_done
+from malamute_py.changelog.settings import GroupSettings
+from malamute_py.changelog.tables import GroupRow, with_done, without_tries
 from malamute_py.matcher import compile_pattern
 
 JOIN_GROUP: Final = 63
 REMOVED_AT_ONCE: Final = 1_000
+DIED: Final = "died"
+"""Reason of an attempt that the loss of a member's link has ended."""
 LEFT_IN_ORDER: Final = ("bye", "kicked")
 """Ends of a link after which its place in an exclusive group is not kept."""
 
@@ -67,6 +78,7 @@ class Groups:
         delivery: Delivery,
         matching: Matching,
         answers: Answers,
+        puts: Puts,
     ) -> None:
         self._shard = shard
         self._links = links
@@ -84,11 +96,21 @@ class Groups:
         self.timers: Final = Timers()
         """Calls that give up a kept place, bring back delayed records or log a position."""
         self._progress = progress = Progress(shard, steps, self.timers)
-        self.reader: Final = GroupReader(shard, links, delivery, matching, progress, self.timers)
-        self.acknowledgements: Final = Acknowledgements(
-            shard, self.reader, progress, self.timers, self._members
+        dead_letters = DeadLetters(shard, steps, puts, progress)
+        self.reader: Final = GroupReader(
+            shard, links, delivery, matching, progress, self.timers, dead_letters
         )
-        self._administration = GroupAdministration(shard, catalogue, steps, answers, self._groups)
+        self._returns = returns = Returns(shard, steps, self.reader, self.timers)
+        self._leases = Leases(shard, links, self.reader, returns, self.timers)
+        self.acknowledgements: Final = Acknowledgements(
+            shard, self.reader, progress, returns, self._leases, self._members
+        )
+        self._requeueing = Requeueing(
+            shard, catalogue, steps, answers, self._groups, puts, self.reader, self.timers
+        )
+        self._administration = GroupAdministration(
+            shard, catalogue, steps, answers, self._groups, puts.mailboxes, self.reader.wake
+        )
 
     # --- facts ------------------------------------------------------------------------------
 
@@ -107,6 +129,8 @@ class Groups:
         return {
             JoinGroup: self.join,
             GroupInfo: self._administration.group_info,
+            EditGroup: self._administration.edit_group,
+            RequeueGroup: self._requeueing.requeue,
             RemoveGroup: self._administration.remove_group,
         }
 
@@ -134,21 +158,24 @@ class Groups:
         first, end = stream.first, stream.position_end(row.epoch)
         before, epoch = row.next, self._shard.epoch
         changes: list[Change] = []
-        if row.next > end or (row.done and row.done[-1][1] > end):
+        newest = max(row.done[-1][1] if row.done else 0, row.tries[-1][1] if row.tries else 0)
+        if max(row.next, newest) > end:
             # A power loss took records back: their offsets will be given again.
             done = [(begin, min(stop, end)) for begin, stop in row.done if begin < end]
+            tries = without_tries(row.tries, [(end, newest)]) if newest > end else row.tries
             changes.append(
                 GroupSet(
                     row.stream, row.name, row.kind, row.pattern, min(row.next, end),
-                    row.moved_ms, "clamped", row.by, epoch, row.durable,
+                    row.moved_ms, "clamped", row.by, epoch, row.durable, row.settings, tries,
                 )
             )  # fmt: skip
             if done:
                 changes.append(GroupDone(row.stream, row.name, done, epoch))
-            row.next, row.done = min(row.next, end), done
+            row.next, row.done, row.tries = min(row.next, end), done, tries
             self._clamped(stream, row.name, before, row.next, "rewound")
         if row.next < first:
             changes.append(GroupDone(row.stream, row.name, [(row.next, first)], epoch))
+            row.tries = without_tries(row.tries, [(row.next, first)])
             row.next, row.done = with_done(row.next, row.done, [(row.next, first)])
             purged = first <= stream.row.trimmed
             code = "purged" if purged else "retention"
@@ -168,7 +195,8 @@ class Groups:
         self._shard.event("group_clamped", level, **facts)
 
     def _take_up(self, stream: Stream, row: GroupRow) -> Group:
-        group = Group(stream, row, self._shard.settings.group_window_records)
+        window = self._shard.settings.group_window_records
+        group = Group(stream, row, window, self._leases.watch)
         self._groups.add((stream.number, row.name), group, row.by)
         return group
 
@@ -225,6 +253,8 @@ class Groups:
         self._shard.quotas.check(link.owner, "subscriptions")
         self._shard.quotas.check(link.owner, "pattern_bytes", size)
         compile_pattern(command.pattern)
+        if command.settings:
+            self._administration.settings_of(link, command.settings, None)
 
     def _turn_away(self, member: Member, code: str, reason: str, retry_ms: int = 0) -> None:
         """Refuse a member that is in no group yet."""
@@ -284,7 +314,7 @@ class Groups:
             elif stream.removed:
                 self._not_created(place, "stream_removed", f"'{stream.name}' was removed", 0)
             else:
-                self._create(stream, command, max(begin.next, stream.first), link.owner)
+                self._create(stream, command, max(begin.next, stream.first), link)
 
         def create(begin: Begin | BrokerRefused) -> None:
             try:
@@ -301,11 +331,15 @@ class Groups:
             end=stream.next, asker=link, wanted=lambda: True,
         )  # fmt: skip
 
-    def _create(self, stream: Stream, command: JoinGroup, next: int, by: str) -> None:
+    def _create(self, stream: Stream, command: JoinGroup, next: int, link: Link) -> None:
         place = stream.number, command.group
+        settings = GroupSettings()
+        if command.settings:
+            settings = self._administration.settings_of(link, command.settings, None)
         change = GroupSet(
             stream.number, command.group, command.kind, msgspec.msgpack.encode(command.pattern),
-            next, self._shard.now_ms, "created", by, self._shard.epoch, bool(command.visibility),
+            next, self._shard.now_ms, "created", link.owner, self._shard.epoch,
+            bool(command.visibility), settings,
         )  # fmt: skip
         founding = Then(partial(self._founded, stream, place), partial(self._not_created, place))
         self._steps.put([change], founding, memory=stream.ring.memory)
@@ -370,12 +404,25 @@ class Groups:
             group.waker = partial(self.reader.wake, group)
             stream.audience.add_reader(group.waker, group.durable)
         self._members[member] = group
-        returned = group.enter(member)
+        member.lease_ms = self._leases.of(group)
+        before = group.holder
+        held = group.enter(member)
+        if before is not None and group.holder is not before:
+            # The former holder was passed over.
+            links.say(before.link, Mode(before.number, False, group.holdings.low))
         low = group.holdings.low
         links.say(
             member.link,
             Subscribed(
-                member.number, stream.uuid, self._shard.epoch, low, stream.first, stream.next, -1
+                member.number,
+                stream.uuid,
+                self._shard.epoch,
+                low,
+                stream.first,
+                stream.next,
+                -1,
+                member.lease_ms,
+                list(stream.schemas.items()),
             ),
         )
         if command.seen:
@@ -387,8 +434,10 @@ class Groups:
             links.say(member.link, Mode(member.number, member is group.holder, low))
         self._shard.event(
             "group_joined", stream=stream.name, group=group.name, link=member.link.number,
-            identity=member.identity, returned=returned,
+            identity=member.identity, returned=held is not None,
         )  # fmt: skip
+        if held and group.counts:
+            self._returns.count(group, held, DIED)
         self.reader.wake(group)
 
     def resume(self, member: Member) -> None:
@@ -403,7 +452,7 @@ class Groups:
         group = self._members[member]
         low = 0 if group is None else group.holdings.low
         self._links.say(member.link, Ended(member.number, low, code))
-        self._part(member, 0, code)
+        self._part(member, 0, code, fault=False)
 
     def link_ended(self, link: Link, members: list[Member]) -> None:
         """Remove the members of an ended link; other members get what they held.
@@ -411,6 +460,7 @@ class Groups:
         The holder of an exclusive group keeps its place for `hold_ms`, unless its link ended in
         order. Members of one group leave together, so that what they held is divided once.
         """
+        fault = link.happened not in NO_ATTEMPT
         together: dict[Group, list[Member]] = {}
         for member in members:
             group = self._members[member]
@@ -418,32 +468,42 @@ class Groups:
                 together.setdefault(group, []).append(member)
                 continue
             keep_ms = 0 if link.happened in LEFT_IN_ORDER else member.hold_ms
-            self._part(member, keep_ms, link.happened)
+            self._part(member, keep_ms, link.happened, fault)
         for group, leaving in together.items():
-            self._part_together(group, leaving, link.happened)
+            self._part_together(group, leaving, link.happened, fault)
 
-    def _part(self, member: Member, keep_ms: int, why: str) -> None:
-        """Remove one member from its group."""
-        group = self._forget(member)
-        if group is None:
+    def _part(self, member: Member, keep_ms: int, why: str, fault: bool) -> None:
+        """Remove one member from its group. fault: what it held has had an attempt."""
+        group = self._members[member]
+        if group is None or group.kind != "exclusive":
+            self._part_together(group, [member], why, fault)
             return
+        self._forget(member)
         now_ms = self._shard.now_ms
-        before = group.holder
-        held = group.leave(member, now_ms + keep_ms if keep_ms else 0)
+        before, held = group.holder, member.held
+        released = group.leave(member, now_ms + keep_ms if keep_ms else 0, fault)
         self._parted(group, member, held, why, 1)
+        if fault and group.counts:
+            self._returns.count(group, released, DIED)
         if group.absent_holder is member:
             self.timers.set(group.returns_ms, partial(self._give_up, group, member))
         elif before is member:
             self._say_holder(group)
 
-    def _part_together(self, group: Group, members: list[Member], why: str) -> None:
+    def _part_together(
+        self, group: Group | None, members: list[Member], why: str, fault: bool
+    ) -> None:
         """Remove the members of one link at once, so that what they held is divided once."""
         held = 0
         for member in members:
             self._forget(member)
             held += member.held
-        group.leave_together(members)
+        if group is None:
+            return
+        released = group.leave_together(members, fault)
         self._parted(group, members[0], held, why, len(members))
+        if fault and group.counts:
+            self._returns.count(group, released, DIED)
 
     def _parted(self, group: Group, member: Member, held: int, why: str, count: int) -> None:
         """Let a group go on without members of one link. count: how many members have left."""
@@ -470,7 +530,9 @@ class Groups:
             "group_place_lost", stream=group.stream.name, group=group.name,
             identity=absent.identity, held=absent.held,
         )  # fmt: skip
-        group.give_up_absent_holder()
+        released = group.give_up_absent_holder()
+        if group.counts:
+            self._returns.count(group, released, DIED)
         self.reader.gone_by(group)
         self._say_holder(group)
         self.reader.wake(group)
@@ -486,6 +548,13 @@ class Groups:
         """Drop records of groups that the journal has dropped."""
         for group in self._groups.of(stream.number):
             self.reader.gone_by(group)
+
+    def schema_changed(self, stream: Stream, number: int, schema: bytes) -> None:
+        """Tell the members of a stream's groups of a new version of its schema."""
+        for group in self._groups.of(stream.number):
+            for member in group.members:
+                if member.link.typed:
+                    self._links.say(member.link, Schema(member.number, number, schema))
 
     def stream_removed(self, stream: Stream) -> None:
         """End the groups of a stream that is gone."""

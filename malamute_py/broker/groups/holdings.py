@@ -16,7 +16,13 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from malamute_py.broker.structures.bitmaps import bits_of_rows, low_bit, ones, rows_of_bits
+from malamute_py.broker.structures.bitmaps import (
+    bits_of_rows,
+    low_bit,
+    ones,
+    rows_of_bits,
+    runs_of,
+)
 from malamute_py.changelog.records import Range
 
 PAGE: Final = 4_096
@@ -31,7 +37,9 @@ WHOLE: Final = (1 << PAGE) - 1
 class Page:
     """Offsets [base, base + PAGE) of a group; bit i stands for offset base + i."""
 
-    __slots__ = ("base", "dirty", "held", "late", "leaving", "open", "since", "slots", "waiting")
+    __slots__ = (
+        "base", "dirty", "held", "late", "leases", "leaving", "open", "since", "slots", "waiting",
+    )  # fmt: skip
 
     def __init__(self, base: int) -> None:
         self.base = base
@@ -42,11 +50,13 @@ class Page:
         self.late = 0
         """Open offsets that are to be handed out after a time."""
         self.leaving = 0
-        """Open offsets that are acknowledged, and done once the log has that."""
+        """Open offsets that are done, or wait again, once the log has that."""
         self.held: dict[Any, int] = {}
         """Offsets that each member holds."""
         self.since: dict[Any, int] = {}
         """Time since which each member holds an offset of this page."""
+        self.leases: dict[Any, dict[int, int]] = {}
+        """Time at which leases of each member end -> their offsets, and some held no more."""
         self.slots: np.ndarray[Any, np.dtype[np.uint16]] | None = None
         """The slot of each offset, in a keyed group."""
         self.dirty = False
@@ -305,8 +315,11 @@ class Holdings:
         page.waiting |= mask
         self.waiting += mask.bit_count()
 
-    def release(self, members: set[Any]) -> Picked:
-        """Let all offsets that some members held wait again; returns them."""
+    def release(self, members: set[Any], *, leaving: bool = False) -> Picked:
+        """Let all offsets that some members held wait again; returns them.
+
+        leaving: they wait once the log has that.
+        """
         released: Picked = []
         for page in self.pages:
             mask = 0
@@ -314,11 +327,12 @@ class Holdings:
                 mask |= page.held.pop(member)
                 del page.since[member]
             if mask:
-                page.waiting |= mask
                 released.append((page, mask))
-                count = mask.bit_count()
-                self.held -= count
-                self.waiting += count
+                self.held -= mask.bit_count()
+                if leaving:
+                    self.leave(page, mask)
+                else:
+                    self.wait(page, mask)
         return released
 
     def close(self, page: Page, mask: int) -> None:
@@ -336,6 +350,44 @@ class Holdings:
                 self.close(page, some)
                 closed.append((page, some))
         return closed
+
+    # --- leases -------------------------------------------------------------------------------
+
+    def lease(self, page: Page, member: Any, mask: int, due_ms: int) -> None:
+        """Let the leases of held offsets end at a time, and not before."""
+        entries = page.leases.setdefault(member, {})
+        for at_ms, rows in list(entries.items()):
+            if rows & ~mask:
+                entries[at_ms] = rows & ~mask
+            else:
+                del entries[at_ms]
+        entries[due_ms] = entries.get(due_ms, 0) | mask
+
+    def next_lease(self) -> int:
+        """Time at which the next lease ends; 0: there is none."""
+        return min(
+            (at_ms for page in self.pages for entries in page.leases.values() for at_ms in entries),
+            default=0,
+        )
+
+    def leases_over(self, now_ms: int) -> list[tuple[Any, Picked]]:
+        """Forget the leases that are over; returns the members that still hold some of them."""
+        found: dict[Any, Picked] = {}
+        for page in self.pages:
+            for member, entries in list(page.leases.items()):
+                over = 0
+                for at_ms in [at_ms for at_ms in entries if at_ms <= now_ms]:
+                    over |= entries.pop(at_ms)
+                if not entries:
+                    del page.leases[member]
+                over &= page.held.get(member, 0)
+                if over:
+                    found.setdefault(member, []).append((page, over))
+        return list(found.items())
+
+    def held_by(self, member: Any) -> Picked:
+        """Return all offsets that a member holds."""
+        return [(page, page.held[member]) for page in self.pages if member in page.held]
 
     def since(self, member: Any) -> int:
         """Time since which a member holds its oldest offset; 0: it holds none."""
@@ -389,6 +441,15 @@ class Holdings:
             (page.base + first, page.base + end)
             for first, end in _closed_runs(page.open, closed, limit)
         ]
+
+
+def ranges_of(picked: Picked) -> list[Range]:
+    """Return offsets as ranges: exactly these."""
+    return [
+        (page.base + first, page.base + first + count)
+        for page, mask in picked
+        for first, count in runs_of(mask)
+    ]
 
 
 def _few_closed_runs(open_rows: int, mask: int, limit: int) -> list[tuple[int, int]]:

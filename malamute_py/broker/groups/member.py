@@ -22,17 +22,22 @@ us a message in the transport."""
 SPREAD_MIN: Final = 32
 """Members among whom a batch is spread however quick they are: records are not all alike."""
 
+LEASE_STEPS: Final = 3
+"""Leases end at multiples of an eighth of their time: 1 >> 3."""
+
 
 class Member(Receiver):
     """One subscription of one link that takes part in a group."""
 
     __slots__ = (
+        "aside",
         "filed",
         "held",
         "hold_ms",
         "identity",
         "joined",
         "joined_ms",
+        "lease_ms",
         "pace_ms",
         "pattern_bytes",
         "place",
@@ -55,6 +60,10 @@ class Member(Receiver):
         self.hold_ms = hold_ms
         self.joined_ms = now_ms
         self.pattern_bytes = 0
+        self.lease_ms = 0
+        """Time for which it holds a record without a word about it; 0: while its link lives."""
+        self.aside = False
+        """Whether it is passed over: a lease of it has ended, and it has said nothing since."""
         self.held = 0
         """Number of records that it has and has not acknowledged."""
         self.served = 0
@@ -74,7 +83,14 @@ class Member(Receiver):
     @property
     def able(self) -> bool:
         """Whether it may be given something."""
-        return self.left_records > 0 and self.left_bytes > 0 and self.link.room > 0
+        return (
+            self.left_records > 0 and self.left_bytes > 0 and self.link.room > 0 and not self.aside
+        )
+
+    def lease_end(self, now_ms: int) -> int:
+        """Return when a lease ends that begins now, up to an eighth later: few times in all."""
+        step_ms = max(1, self.lease_ms >> LEASE_STEPS)
+        return -(-(now_ms + self.lease_ms) // step_ms) * step_ms
 
     # --- how quick it is ----------------------------------------------------------------------
 

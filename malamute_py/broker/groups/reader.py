@@ -27,7 +27,9 @@ from malamute_py.broker.batches.bounds import first_within_bounds
 from malamute_py.broker.batches.encoding import PartEncodings
 from malamute_py.broker.batches.rows import unexpired
 from malamute_py.broker.context import Shard
-from malamute_py.broker.groups.group import DEALS_AT_ONCE, Group
+from malamute_py.broker.groups.dead_letters import DeadLetters
+from malamute_py.broker.groups.group import DEALS_AT_ONCE, Group, slots_of
+from malamute_py.broker.groups.holdings import Picked
 from malamute_py.broker.groups.member import Member
 from malamute_py.broker.groups.progress import Progress
 from malamute_py.broker.groups.selection import PreparedHeaders, slot_of
@@ -67,8 +69,10 @@ class GroupReader:
         matching: Matching,
         progress: Progress,
         timers: Timers,
+        dead_letters: DeadLetters,
     ) -> None:
         self._shard = shard
+        self._dead_letters = dead_letters
         self._links = links
         self._delivery = delivery
         self._matching = matching
@@ -80,9 +84,38 @@ class GroupReader:
 
     def wake(self, group: Group) -> None:
         """Queue a group for a turn: something has changed, and it may have rows to hand out."""
-        if not group.queued and not group.reading and not group.gone and group.members:
+        if (
+            not group.queued and not group.reading and not group.gone
+            and (group.members or group.dying)
+        ):  # fmt: skip
             group.queued = True
             self.turns.queue.append(group)
+
+    def back(self, group: Group, picked: Picked, after_ms: int) -> None:
+        """Let withheld records wait again, at once or after a time."""
+        if group.gone:
+            return
+        group.back(picked, late=after_ms > 0)
+        if after_ms > 0:
+            self.put_off(group, picked, after_ms)
+        group.dying = bool(group.row.tries)
+        self.gone_by(group)
+        self.wake(group)
+
+    def put_off(self, group: Group, late: Picked, after_ms: int) -> None:
+        """Let late records wait again once a time is over."""
+        self._timers.set(self._shard.now_ms + after_ms, partial(self._due, group, late))
+
+    def _due(self, group: Group, late: Picked) -> None:
+        if group.gone:
+            return
+        for page, mask in late:
+            due = group.holdings.due(page, mask)
+            if due and group.slots is not None:
+                group.slots.due(slots_of(page, due))
+        group.dying = bool(group.row.tries)
+        self.gone_by(group)
+        self.wake(group)
 
     def serve(self) -> None:
         """Give turns until all groups are served or the step's budget is used up, one at least."""
@@ -215,13 +248,18 @@ class GroupReader:
                 bits ^= expired
                 if not bits:
                     return 0
+        if group.row.tries:
+            bits = self._dead_letters.without(group, batch, bits, self.back)
+            if not bits:
+                return 0
         given = 0
         settings = self._shard.settings
         parts = PartEncodings(
             batch, settings.extract_bytes_min, settings.extract_share, EXTRACT_ROW_BYTES
         )
+        deliver = self._deliver_by_attempts if group.row.tries else self._deliver
         for member, rows in group.divided(batch, bits):
-            given += self._deliver(group, batch, parts, member, rows)
+            given += deliver(group, batch, parts, member, rows)
         return given
 
     def _prepared(self, group: Group, batch: StampedBatch) -> bool:
@@ -266,15 +304,25 @@ class GroupReader:
         self._matching.later(job, matched, lambda: not group.gone, failed)
         return False
 
-    def _deliver(
+    def _deliver_by_attempts(
         self, group: Group, batch: StampedBatch, parts: PartEncodings, member: Member, rows: int
     ) -> int:
+        """Put rows into a member's outbox, in a delivery for each number of attempts."""
+        return sum(
+            self._deliver(group, batch, parts, member, some, attempts + 1)
+            for attempts, some in group.by_attempts(batch.base, rows)
+        )
+
+    def _deliver(
+        self, group: Group, batch: StampedBatch, parts: PartEncodings, member: Member, rows: int,
+        attempts: int = 1,
+    ) -> int:  # fmt: skip
         """Put rows of a batch into a member's outbox; returns the bytes given."""
         # The frames come first: rows would stay in the member's hands if frames() raised.
         frames, bitmap, size = parts.frames(rows)
         count = group.hand(batch, member, rows, self._shard.now_ms)
         member.covered = batch.base
-        self._delivery.put(member, batch.next, frames, bitmap, count, size)
+        self._delivery.put(member, batch.next, frames, bitmap, count, size, attempts)
         self._shard.counters["group_records_out"] += count
         return size
 
@@ -323,12 +371,13 @@ class GroupReader:
 
     def _answered(self, group: Group, answer: HistoryRead) -> None:
         holdings = group.holdings
-        before = holdings.read, group.deliveries, holdings.open
+        before = holdings.read, group.deliveries, holdings.open, holdings.waiting
         offset = group.wanted()
         if offset is not None and (offset >= group.reading_from or group.kind == "shared"):
             # Otherwise an older row came back meanwhile, and goes first where there is an order.
             self._hand_out_history(group, answer)
-            if (holdings.read, group.deliveries, holdings.open) != before:
+            after = holdings.read, group.deliveries, holdings.open, holdings.waiting
+            if after != before:
                 group.idle_reads = 0
             elif not group.reading:
                 group.idle_reads += 1
@@ -366,7 +415,7 @@ class GroupReader:
                 if end <= holdings.read:
                     if not holdings.waiting_in(base, end):
                         continue
-                    if not group.takes:
+                    if not (group.takes or group.dying):
                         return
                 elif not group.takes or not group.reads_on:
                     return

@@ -97,6 +97,11 @@ class Slots:
             self.held += counts
         self._holder[slots] = place
 
+    def withhold(self, slots: SlotsOfRows) -> None:
+        """Count waiting records as in hand: no member gets them."""
+        _count(self.waiting, slots, -1)
+        _count(self.held, slots, 1)
+
     def done(self, slots: SlotsOfRows) -> None:
         """Take records out of the hands of their members."""
         _count(self.held, slots, -1)

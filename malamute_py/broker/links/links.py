@@ -46,6 +46,7 @@ FEATURES = int(
     | Feature.ATOMIC
     | Feature.REMOVAL
     | Feature.KEYS
+    | Feature.TYPED
 )
 """Features that this broker serves beyond streams."""
 LATER_MS = 5
@@ -105,6 +106,7 @@ class Link:
         "state",
         "template",
         "timer",
+        "typed",
         "unconfirmed_bytes",
         "usage",
     )
@@ -125,6 +127,8 @@ class Link:
         self.state = State.NEW
         self.session = b""
         self.software = ""
+        self.typed = False
+        """Its client understands SCHEMA."""
         self.opened_ms = now_ms
         self.heard_ms = now_ms
         self.said_ms = now_ms
@@ -348,6 +352,7 @@ class Links:
         # Other clients see the holder: with the session itself they could take the link over.
         link.holder = wanted or f"~{blake2b(hello.session, digest_size=16).hexdigest()}"
         link.software = hello.software[:200]
+        link.typed = bool(hello.features & Feature.TYPED)
         link.usage = shard.quotas.of(owner)
         shard.quotas.add(owner, "links")
         self._sessions[hello.session] = link

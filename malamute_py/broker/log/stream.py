@@ -16,17 +16,20 @@ from typing import Any, Protocol
 import msgspec
 
 from malamute_protocol.commands import Level
-from malamute_protocol.content import Content
+from malamute_protocol.content import BODY_KINDS, Content
 from malamute_protocol.stamp import append_time_of
 from malamute_py.broker.log.ledger import Ledger
 from malamute_py.broker.log.newest import Keys
 from malamute_py.broker.log.ring import RingState
 from malamute_py.broker.ready import StreamFacts
-from malamute_py.changelog.settings import StreamSettings
+from malamute_py.changelog.settings import StreamSettings, versions
 from malamute_py.changelog.tables import StreamRow
 
 NEVER = 1 << 63
 """End of a reader that has none."""
+TYPED = len(BODY_KINDS)
+"""Body kind of a stream with a declared schema. No batch has it, so that the comparison which each
+batch meets sends those of typed streams, and no others, to the comparison of schemas."""
 BATCH_OVERHEAD = 2_000
 """Bytes that a batch in the hot window takes beside its content, about."""
 HEADER_OVERHEAD = 300
@@ -110,6 +113,7 @@ class Stream:
         "removed",
         "ring",
         "row",
+        "schemas",
         "trim_asked",
         "uuid",
         "visible_next",
@@ -153,15 +157,21 @@ class Stream:
         """The newest record of each subject; None: the stream does not keep it."""
         self.level = 0
         self.body_kind = -1
+        """Number of the bodies' kind; -1: the first batch settles it; TYPED: see there."""
+        self.schemas: dict[int, bytes] = {}
+        """Id -> message of the versions of the declared schema, oldest first; mostly none."""
         self.kinds = 0
         self.settle(row.settings)
 
     def settle(self, settings: StreamSettings) -> None:
         """Apply changed settings."""
         self.level = int(Level[settings.level.upper()])
-        self.body_kind = ("blob", "list", "arrow").index(settings.body_kind or "blob")
+        self.body_kind = BODY_KINDS.index(settings.body_kind or "blob")
         if not settings.body_kind and not settings.keep:
             self.body_kind = -1
+        self.schemas = versions(settings)
+        if self.schemas:
+            self.body_kind = TYPED
 
     @property
     def settings(self) -> StreamSettings:

@@ -33,7 +33,7 @@ from malamute_py.broker.mail.mailbox import (
     temporary_name,
 )
 from malamute_py.broker.mail.messages import Messages, RowsOfPut, done_of
-from malamute_py.broker.structures.bitmaps import bits_of_rows, lowest
+from malamute_py.broker.structures.bitmaps import bits_of_rows, lowest, places_of
 from malamute_py.changelog.records import MailAgain, MailDone, Run
 from malamute_py.changelog.settings import MailboxSettings, queue_settings
 from malamute_py.changelog.tables import MessageRow, Rare
@@ -423,6 +423,7 @@ class Inboxes:
                 Mail(
                     inbox.number, row.sender, attempts, len(frames), rows,
                     about_of(rare.about, mask, row.count), rare.last, why_of(rare, mask),
+                    origin_of(rare, mask),
                 )
             )  # fmt: skip
         link.frames += frames
@@ -579,6 +580,15 @@ def why_of(rare: Rare, mask: int) -> str:
         if int.from_bytes(rows, "little") & low:
             return why
     return ""
+
+
+def origin_of(rare: Rare, mask: int) -> tuple[str, str, int, list[int]] | None:
+    """Return which records of a group the rows of a put of dead letters were, as MAIL has it."""
+    origin = rare.origin
+    if origin is None:
+        return None
+    offsets = [origin.offsets[place] for place in places_of(mask)]
+    return origin.stream, origin.group, origin.attempts, offsets
 
 
 def about_of(about: list[Run], mask: int, count: int) -> list[Run]:

@@ -27,6 +27,8 @@ class Putting(_OfMailbox):
     """One put on its way into a mailbox."""
 
     put: MailPut
+    mask: int = 0
+    """Rows that are messages and are weighed when they come; 0: all rows, weighed already."""
     creates: bool = False
     """Whether the part creates the mailbox."""
 
@@ -34,7 +36,8 @@ class Putting(_OfMailbox):
         """Reserve room."""
         put = self.put
         self.messages.mailboxes.reserve(self.mailbox, put.count, put.size)
-        self._weigh(put.size)
+        if not self.mask:
+            self._weigh(put.size)
 
     def _weigh(self, size: int) -> None:
         """Count bytes towards the sender's quota, from the time at which the put is taken."""
@@ -65,7 +68,7 @@ class Putting(_OfMailbox):
             if mailbox.state != STANDING:
                 mailboxes.stands(mailbox)
             messages.bodies.keep(base, part.stamp, part.frame, part.content)
-        messages.arrived(mailbox, base, 0)
+        messages.arrived(mailbox, base, self.mask)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
         """Give the room back."""
@@ -74,7 +77,8 @@ class Putting(_OfMailbox):
             # Otherwise another bundle, which the journal accepted, has created it.
             mailbox.state = DRAFT
         self.messages.mailboxes.unreserve(mailbox, put.count, put.size)
-        self._weigh(-put.size)
+        if not self.mask:
+            self._weigh(-put.size)
         self.messages.mailboxes.unused(mailbox)
 
 

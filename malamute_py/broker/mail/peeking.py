@@ -154,6 +154,12 @@ class Peeking:
             "expires_at_ms": expires_at_ms,
             "why": "" if rare is None else why_of(rare, bit),
         }
+        if rare is not None and rare.origin is not None:
+            origin = rare.origin
+            entry["origin"] = {
+                "stream": origin.stream, "group": origin.group, "epoch": origin.epoch,
+                "offset": origin.offsets[place], "attempts": origin.attempts,
+            }  # fmt: skip
         body = self._found.get(row.base)
         if body is not None:
             try:

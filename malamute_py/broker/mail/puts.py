@@ -22,7 +22,14 @@ from malamute_py.broker.log.steps import Counting, Part, Steps
 from malamute_py.broker.mail.mailbox import STANDING, Mailbox
 from malamute_py.broker.mail.messages import Messages, RowsOfPut
 from malamute_py.broker.mail.parts import Burying, DeferredPut, Putting, Reviving
-from malamute_py.changelog.records import Change, MailPut, RequestDead, RequestRevived, Run
+from malamute_py.changelog.records import (
+    Change,
+    MailPut,
+    Origin,
+    RequestDead,
+    RequestRevived,
+    Run,
+)
 from malamute_py.changelog.tables import rows_of
 
 REVIVED_MAX: Final = 1_000
@@ -87,12 +94,15 @@ class Puts:
         why: str = "",
         force: bool = False,
         asked_by: str = "",
+        origin: Origin | None = None,
+        rows: int = 0,
     ) -> Part:
         """Return the part of a step that puts one batch of messages into a mailbox.
 
-        content: checked. asked_by: requester, for a reply or a notice. force: put it even into a
-        full mailbox, for messages that must not be lost and whose requests were bounded. The part
-        has `memory` set for a mailbox in memory; see `later`.
+        content: checked. asked_by: requester, for a reply or a notice; creator of a group, for its
+        dead letters. origin: the records that these were. rows: those that are messages; 0: all.
+        force: put it even into a full mailbox, for messages that must not be lost and whose
+        requests were bounded. The part has `memory` set for a mailbox in memory; see `later`.
         Raises BrokerRefused: `wait`, `limit`, `bad_name`, `unknown_mailbox`.
         """
         mailbox = self.mailboxes.by_name.get(name)
@@ -106,21 +116,25 @@ class Puts:
         count = head.count
         size = STAMP_BYTES + head.content_bytes
         if not force:
-            self._check_room(mailbox, count, size)
+            self._check_room(mailbox, rows.bit_count() if rows else count, size)
             self._quotas.check_sent(asked_by or sender, mailbox.resource, size)
         now_ms = self._shard.now_ms
         put = MailPut(
             mailbox.number, -1, count, size, sender, now_ms, key, priority,
             deliver_at_ms if deliver_at_ms > now_ms else 0,
         )  # fmt: skip
-        if head.earliest_expiry_ms or mailbox.settings.ttl_ms:
+        if origin is not None:
+            put.origin, put.rows = origin, rows_of(rows)
+            if mailbox.settings.ttl_ms:
+                put.expires_at_ms = now_ms + mailbox.settings.ttl_ms
+        elif head.earliest_expiry_ms or mailbox.settings.ttl_ms:
             _set_expiry(put, content, mailbox.settings.ttl_ms, now_ms)
         if about:
             put.about = list(about)
         put.last = last
         put.why = why
         put.asked_by = asked_by
-        putting = Putting(self._messages, mailbox, put)
+        putting = Putting(self._messages, mailbox, put, rows)
         part = Part(
             content=content, frame=frame, effects=[putting], level=mailbox.level,
             place=mailbox.number,
@@ -212,26 +226,11 @@ class Puts:
         mailbox = self.mailboxes.by_name.get(name)
         if mailbox is None or mailbox.memory:
             return None
-        found: dict[int, int] = {}
-        if numbers:
-            for number in numbers:
-                base = mailbox.order.floor(number)
-                if base is not None and number < base + mailbox.rows[mailbox.number, base].count:
-                    found[base] = found.get(base, 0) | 1 << (number - base)
-        else:
-            for at, base in enumerate(mailbox.order):
-                if at == REVIVED_MAX:
-                    break
-                found[base] = -1
-        rows: list[RowsOfPut] = []
-        for base, wanted in found.items():
-            row = mailbox.rows[mailbox.number, base]
-            rare = row.rare
-            if rare is None or rare.request is None or rare.request.service != service:
-                continue
-            mask = mailbox.free(row) & wanted
-            if mask:
-                rows.append((base, mask, row))
+        rows = [
+            found for found in _free(mailbox, numbers)
+            if (rare := found[2].rare) is not None
+            and rare.request is not None and rare.request.service == service
+        ]  # fmt: skip
         if not rows:
             return None
         change = RequestRevived(
@@ -239,6 +238,27 @@ class Puts:
             self._shard.now_ms,
         )  # fmt: skip
         return self._messages.part(mailbox, change, Reviving(self._messages, mailbox, rows))
+
+    def letters_of(
+        self, name: str, *, stream: int, group: str, numbers: Sequence[int]
+    ) -> tuple[Mailbox, list[RowsOfPut]] | None:
+        """Return a mailbox and the dead letters of a group in it that no reader holds.
+
+        numbers: as revive() has them. None: there is no such mailbox.
+        """
+        mailbox = self.mailboxes.by_name.get(name)
+        if mailbox is None or mailbox.memory:
+            return None
+        return mailbox, [
+            found for found in _free(mailbox, numbers)
+            if (rare := found[2].rare) is not None
+            and rare.origin is not None
+            and (rare.origin.number, rare.origin.group) == (stream, group)
+        ]  # fmt: skip
+
+    def reviving(self, mailbox: Mailbox, rows: list[RowsOfPut]) -> Reviving:
+        """Return the effect by which dead letters leave their mailbox to be tried again."""
+        return Reviving(self._messages, mailbox, rows)
 
     # --- room -----------------------------------------------------------------------------------
 
@@ -288,6 +308,28 @@ class Puts:
                 "mailbox_full", "warning", mailbox=mailbox.name, messages=mailbox.messages,
                 bytes=mailbox.bytes,
             )  # fmt: skip
+
+
+def _free(mailbox: Mailbox, numbers: Sequence[int]) -> list[RowsOfPut]:
+    """Return messages that no reader holds, by put. numbers: which; empty: of the oldest puts."""
+    found: dict[int, int] = {}
+    if numbers:
+        for number in numbers:
+            base = mailbox.order.floor(number)
+            if base is not None and number < base + mailbox.rows[mailbox.number, base].count:
+                found[base] = found.get(base, 0) | 1 << (number - base)
+    else:
+        for at, base in enumerate(mailbox.order):
+            if at == REVIVED_MAX:
+                break
+            found[base] = -1
+    rows: list[RowsOfPut] = []
+    for base, wanted in found.items():
+        row = mailbox.rows[mailbox.number, base]
+        mask = mailbox.free(row) & wanted
+        if mask:
+            rows.append((base, mask, row))
+    return rows
 
 
 def _set_expiry(put: MailPut, content: Content, after_ms: int, now_ms: int) -> None:

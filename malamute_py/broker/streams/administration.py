@@ -19,6 +19,7 @@ from malamute_protocol.commands import (
     PlanRead,
     RemoveStream,
     StreamInfo,
+    StreamSchemas,
 )
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
@@ -126,6 +127,14 @@ class StreamAdmin:
         stream = self._stream(link, command, "read")
         if stream is not None:
             self._answers.result(link, command, self._facts(stream))
+
+    def stream_schemas(self, link: Link, command: StreamSchemas) -> None:
+        """The versions of a stream's schema, for those who may read it or write to it."""
+        permit = self._shard.settings.permit
+        action = "write" if permit(link.owner, "write", command.stream) else "read"
+        stream = self._stream(link, command, action)
+        if stream is not None:
+            self._answers.result(link, command, {"schemas": list(stream.schemas.items())})
 
     def _facts(self, stream: Stream) -> dict[str, Any]:
         audience = stream.audience

@@ -12,7 +12,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import Any, Final, TypeAlias
 
+import msgspec
+
 from malamute_protocol.address import name_fault
+from malamute_protocol.content import ARROW
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.log.ring import EPOCH_SHIFT, RingState, ring_name
@@ -20,6 +23,7 @@ from malamute_py.broker.log.steps import Effect, Steps, Then
 from malamute_py.broker.log.stream import AudienceFacts, Stream
 from malamute_py.broker.ready import MAIN, MOVED_STREAM, RingFacts, StreamFacts
 from malamute_py.broker.streams.conditions import Conditions
+from malamute_py.broker.streams.declared import declared, evolved, is_version
 from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.changelog.records import Change, StreamCreated, StreamEdited, StreamRemoved
 from malamute_py.changelog.settings import (
@@ -58,6 +62,8 @@ class Catalogue:
         self._publishing = publishing
         self._conditions = conditions
         self._audience = audience
+        self._declaring: set[int] = set()
+        """Numbers of streams whose change of schema is on its way into the log."""
         self.tables = tables
         self.rings = rings
         self.openings: list[tuple[str, dict[str, Any]]] = []
@@ -244,9 +250,11 @@ class Catalogue:
     ) -> None:
         """Create a stream with settings; the same settings again succeed."""
         try:
-            wanted = settings_of(
-                {**self._shard.settings.default_stream, **values},
-                self._shard.settings.settings_bytes_max,
+            wanted = declared(
+                settings_of(
+                    {**self._shard.settings.default_stream, **values},
+                    self._shard.settings.settings_bytes_max,
+                )
             )
             stream = self._names.get(name)
             if stream is not None:
@@ -354,19 +362,41 @@ class Catalogue:
     def edit(self, stream: Stream, values: dict[str, Any], effect: Effect) -> None:
         """Change settings of a stream. Raises BrokerRefused."""
         old = stream.settings
-        known = {name: getattr(old, name) for name in old.__struct_fields__}
-        wanted = settings_of({**known, **values}, self._shard.settings.settings_bytes_max)
+        bytes_max = self._shard.settings.settings_bytes_max
+        if stream.number in self._declaring:
+            raise BrokerRefused("wait", "the stream's schema is being changed")
+        wanted = evolved(old, settings_of(values, bytes_max, old), bytes_max)
         for name in FIXED_SETTINGS:
             if getattr(wanted, name) != getattr(old, name):
                 raise BrokerRefused(
                     "bad_setting", f"{name} cannot be changed: records lie where they lie"
                 )
         if wanted.body_kind != old.body_kind and (old.body_kind or stream.body_kind >= 0):
+            if wanted.schema != old.schema:
+                raise BrokerRefused("bad_schema", "the stream has records of another body kind")
             raise BrokerRefused("bad_setting", "body_kind cannot be changed once it is settled")
         size = self._check_settings(stream.number, stream.row.by, wanted)
         self._hold_settings(stream.number, stream.row.by, size)
         edited = StreamEdited(stream.number, wanted, self._shard.now_ms)
-        self._steps.propose(edited, Then(failed=partial(self._weigh, stream.number)), effect)
+        if wanted.schema != old.schema:
+            # Another change that knows nothing of this one would take it back.
+            self._declaring.add(stream.number)
+            if stream.body_kind < 0:
+                stream.body_kind = ARROW
+        self._steps.propose(edited, Then(failed=partial(self._not_edited, stream)), effect)
+
+    def _not_edited(self, stream: Stream, *_: Any) -> None:
+        self._weigh(stream.number)
+        if stream.number in self._declaring:
+            self._declaring.discard(stream.number)
+            stream.settle(stream.settings)
+
+    def take_declared(self, number: int) -> Stream | None:
+        """A stream whose change of schema was just applied; None: its schema is as before."""
+        if number not in self._declaring:
+            return None
+        self._declaring.discard(number)
+        return self._numbers.get(number)
 
     def remove(self, stream: Stream, effect: Effect) -> None:
         """Remove a stream and its records."""
@@ -424,9 +454,13 @@ def _ring_quota(settings: StreamSettings) -> str:
 
 
 def _same(has: StreamSettings, wanted: StreamSettings) -> bool:
-    """Whether settings are as wanted; a body kind that the first batch settled does not count."""
+    """Whether settings are as wanted; a body kind that the first batch settled does not count.
+
+    A schema is as wanted if it is one of the stream's versions. Raises BrokerRefused.
+    """
+    values: dict[str, Any] = {}
     if not wanted.body_kind:
-        values = {name: getattr(has, name) for name in has.__struct_fields__}
         values["body_kind"] = ""
-        has = StreamSettings(**values)
-    return has == wanted
+    if has.schema and wanted.schema and is_version(has, wanted.schema):
+        values.update(schema=wanted.schema, former_schemas=())
+    return (msgspec.structs.replace(has, **values) if values else has) == wanted

@@ -15,7 +15,7 @@ from struct import Struct
 from typing import Any
 
 from malamute_protocol.commands import Publish, UpdateKey
-from malamute_protocol.content import BODY_KINDS, Content
+from malamute_protocol.content import ARROW, BODY_KINDS, Content, Head
 from malamute_protocol.errors import BatchError, BrokerRefused, RevisionConflict
 from malamute_protocol.framing import NUMBERS
 from malamute_protocol.stamp import STAMP_BYTES
@@ -24,7 +24,7 @@ from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.confirms import DEFAULT, LEVEL_NAMES, NONE, STORED, SYNCED, Confirms
 from malamute_py.broker.log.ring import RingState, Settlement, Unsettled, Waiter
 from malamute_py.broker.log.steps import Effect, Part, Steps, Then
-from malamute_py.broker.log.stream import StampedBatch, Stream
+from malamute_py.broker.log.stream import TYPED, StampedBatch, Stream
 from malamute_py.broker.ready import (
     MAIN,
     Append,
@@ -86,13 +86,11 @@ class Publishing:
             self.refuse(link, command, error.code, error.reason)
             return
         head = content.head
-        kind = head.body_kind
-        if kind != stream.body_kind and not self._settle_kind(stream, kind):
-            self.refuse(
-                link, command, "bad_batch",
-                f"the stream's bodies are {BODY_KINDS[stream.body_kind]}, not {BODY_KINDS[kind]}",
-            )  # fmt: skip
-            return
+        if head.body_kind != stream.body_kind:
+            refused = self._settle_kind(stream, head)
+            if refused is not None:
+                self.refuse(link, command, *refused)
+                return
         ring = stream.ring
         level = command.level or stream.level
         tracker = command.tracker
@@ -209,10 +207,14 @@ class Publishing:
         self.refuse(link, command, "unsupported", reason)
         return False
 
-    def _settle_kind(self, stream: Stream, kind: int) -> bool:
-        """Fix the body kind by the first batch; False when another kind is fixed already."""
+    def _settle_kind(self, stream: Stream, head: Head) -> tuple[str, str] | None:
+        """Fix the body kind by the first batch; code and reason when the batch does not fit."""
+        kind = head.body_kind
+        if stream.body_kind == TYPED:
+            return _misfit(stream, head)
         if stream.body_kind >= 0:
-            return False
+            words = f"{BODY_KINDS[stream.body_kind]}, not {BODY_KINDS[kind]}"
+            return "bad_batch", f"the stream's bodies are {words}"
         stream.body_kind = kind
         settings = stream.settings
         values = {name: getattr(settings, name) for name in settings.__struct_fields__}
@@ -221,7 +223,7 @@ class Publishing:
         # The change goes before the batch: no record may be in the log before its stream's body
         # kind.
         self._steps.propose_first(edited, Then(failed=partial(_unsettle, stream)))
-        return True
+        return None
 
     def _in_sequence(
         self, link: Link, command: Publish | UpdateKey, stream: Stream, pending: Pending
@@ -355,12 +357,10 @@ class Publishing:
             )
         if head.producer_id:
             raise BrokerRefused("unsupported", "the step has a key: its batches have no producer")
-        kind = head.body_kind
-        if kind != stream.body_kind and not self._settle_kind(stream, kind):
-            raise BrokerRefused(
-                "bad_batch",
-                f"the stream's bodies are {BODY_KINDS[stream.body_kind]}, not {BODY_KINDS[kind]}",
-            )
+        if head.body_kind != stream.body_kind:
+            refused = self._settle_kind(stream, head)
+            if refused is not None:
+                raise BrokerRefused(*refused)
         return Part(
             content=content, frame=frame, stream=stream, effects=[_Coming(self, stream, head.count)]
         )
@@ -572,6 +572,21 @@ class Publishing:
 
 def _ring_name(pending: Pending) -> str:
     return pending.ring.name
+
+
+def _misfit(stream: Stream, head: Head) -> tuple[str, str] | None:
+    """Code and reason when a batch is not of a stream's declared schema."""
+    if head.body_kind != ARROW:
+        return "bad_schema", (
+            f"stream '{stream.name}' has a declared schema: its bodies are Arrow, not "
+            f"{BODY_KINDS[head.body_kind]}"
+        )
+    if head.schema_id not in stream.schemas:
+        known = ", ".join(map(str, stream.schemas))
+        return "bad_schema", (
+            f"the batch is of schema {head.schema_id}, stream '{stream.name}' has {known}"
+        )
+    return None
 
 
 def _unsettle(stream: Stream, *_: Any) -> None:

@@ -415,11 +415,11 @@ class Delivery:
 
     def put(
         self, sub: Receiver, next: int, frames: list[object], rows: bytes | None,
-        records: int, size: int,
+        records: int, size: int, attempts: int = 1,
     ) -> None:  # fmt: skip
         """Put frames that cover up to `next` into the outbox of a receiver's link."""
         link = sub.link
-        self._links.say(link, Deliver(sub.number, sub.covered, next, len(frames), rows))
+        self._links.say(link, Deliver(sub.number, sub.covered, next, len(frames), rows, attempts))
         link.frames += frames
         sub.covered = next
         sub.left_records -= records

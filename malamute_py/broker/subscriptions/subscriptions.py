@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from malamute_protocol.commands import Ended, Gap, Rewound, Subscribe, Subscribed
+from malamute_protocol.commands import Ended, Gap, Rewound, Schema, Subscribe, Subscribed
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
@@ -129,7 +129,7 @@ class Subscriptions:
             Subscribed(
                 sub.number, stream.uuid, self._shard.epoch, begin.next,
                 stream.first_at(self._shard.now_ms), sub.tail,
-                -1 if sub.stop == NEVER else sub.stop,
+                -1 if sub.stop == NEVER else sub.stop, schemas=list(stream.schemas.items()),
             ),
         )  # fmt: skip
         if begin.rewound_from is not None:
@@ -178,6 +178,12 @@ class Subscriptions:
         """Forget all subscriptions of a link."""
         for sub in subs:
             self._drop(sub)
+
+    def schema_changed(self, stream: Stream, number: int, schema: bytes) -> None:
+        """Tell a stream's subscriptions of a new version of its schema."""
+        for sub in audience_of(stream).subscriptions:
+            if sub.started and sub.link.typed:
+                self._links.say(sub.link, Schema(sub.number, number, schema))
 
     def stream_removed(self, stream: Stream) -> None:
         """End all subscriptions of a stream."""

@@ -26,10 +26,13 @@ from malamute_protocol.commands import Confirm, Level
 from malamute_protocol.errors import (
     BrokerRefused,
     ConnectionLost,
+    LocalProtocolError,
     MalamuteError,
     Timeout,
 )
 from malamute_protocol.pattern import Pattern
+from malamute_protocol.schema import Schemas
+from malamute_protocol.version import Feature
 from malamute_py.client.aio.keys import KeyView
 from malamute_py.client.aio.link import LoopLink
 from malamute_py.client.aio.mail import MailVerbs
@@ -67,6 +70,7 @@ from malamute_py.client.session.calls import (
 from malamute_py.client.session.events import LinkEvent, Unlinked
 from malamute_py.client.session.publisher import LEVEL_NAMES, confirmation, level_number
 from malamute_py.client.session.subscription import Notice
+from malamute_py.client.session.tables import TableRows, stream_settings
 from malamute_py.client.settings import ClientOptions, ClientSettings, Wait, make_settings, no_link
 from malamute_py.client.words import ConfirmAt, ReadVisibility, Until
 
@@ -417,6 +421,29 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
                 await window.publish_batch(content)
         return window.confirmations
 
+    async def publish_table(
+        self,
+        stream: str,
+        table: Any,
+        *,
+        subject: str = "",
+        client_time: str = "",
+        codec: str | None = None,
+        confirm: ConfirmAt = "default",
+        timeout_ms: Wait = "default",
+    ) -> list[Confirmation]:
+        """Publish the rows of a table into a typed stream, validated in full before it is sent.
+
+        table: of pyarrow, polars, pandas or DuckDB; it has the columns of the stream's newest
+        schema. subject: name of a column, or one subject for all. client_time: name of a column
+        of timestamps. These two columns need not be in the schema. Returns one Confirmation a
+        batch. Raises LocalProtocolError `bad_schema`: the table does not fit; otherwise as
+        publish().
+        """
+        async with self.publisher(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
+            await window.publish_table(table, subject=subject, client_time=client_time, codec=codec)
+        return window.confirmations
+
     def publisher(
         self,
         stream: str,
@@ -506,12 +533,13 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         settings, by name or as a mapping; 0 is no bound: memory=True (in memory only), ring_bytes
         (a ring of its own), full ("overwrite" or "refuse" in that ring), max_bytes, max_age_ms and
         max_records (older records are dropped), body_kind ("blob", "list", "arrow"; else the first
-        batch decides), schema (of Arrow bodies), level ("synced" or "stored", what
-        confirm="default" means), description, keep ("last-per-subject": see kv()). The first three,
-        schema and keep cannot be changed later.
+        batch decides), schema (a pyarrow schema: the stream is typed), level ("synced" or "stored",
+        what confirm="default" means), description, keep ("last-per-subject": see kv()). The first
+        three and keep cannot be changed later, and a schema only grows; the broker keeps its
+        versions as former_schemas.
         Raises BrokerRefused: `stream_exists` with other settings, `bad_setting`, ...
         """
-        named = settings_of(settings, more)
+        named = stream_settings(settings_of(settings, more))
         value = await self._link.ask(lambda number: c.CreateStream(number, stream, named))
         return facts(StreamFacts, {"name": stream, **value})
 
@@ -520,15 +548,24 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
     ) -> StreamFacts:
         """Change settings of a stream; those not named stay.
 
-        settings: as those of create_stream(). Raises BrokerRefused.
+        settings: as those of create_stream(). A new schema has the columns of the old one, some
+        perhaps wider (int32 to int64, float to double), and nullable ones after them; another is
+        refused `bad_schema`. Raises BrokerRefused.
         """
-        named = settings_of(settings, more)
+        named = stream_settings(settings_of(settings, more))
         value = await self._link.ask(lambda number: c.EditStream(number, stream, named))
         return facts(StreamFacts, {"name": stream, **value})
 
     async def remove_stream(self, stream: str) -> None:
         """Remove a stream and its records. Raises BrokerRefused."""
         await self._link.ask(lambda number: c.RemoveStream(number, stream))
+
+    async def stream_schema(self, stream: str) -> Any:
+        """The newest schema of a typed stream, as a pyarrow schema. Raises BrokerRefused."""
+        from malamute_protocol.arrow import schema_of
+
+        schemas = await stream_schemas(self._link, stream)
+        return schema_of(schemas, schemas.newest)
 
     async def stream_info(self, stream: str) -> StreamFacts:
         """Facts about one stream. Raises BrokerRefused `unknown_stream`."""
@@ -611,6 +648,23 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         return [ReloadedSetting(*change) for change in value["changes"]]
 
 
+async def stream_schemas(link: LoopLink, stream: str) -> Schemas:
+    """The versions of a stream's schema.
+
+    Raises BrokerRefused: `bad_schema`: the stream has none; `unsupported`: an older broker.
+    """
+    welcome = link.session.welcome
+    if welcome is not None and not welcome.features & Feature.TYPED:
+        raise BrokerRefused("unsupported", "this broker has no typed streams")
+    value = await link.ask(lambda number: c.StreamSchemas(number, stream))
+    versions = value.get("schemas")
+    if not versions:
+        raise BrokerRefused(
+            "bad_schema", f"stream '{stream}' has no schema: declare one, or use publish_arrow()"
+        )
+    return Schemas(versions)
+
+
 class BulkPublisher:
     """Batches published one after the other, confirmed together; an async context manager."""
 
@@ -625,6 +679,8 @@ class BulkPublisher:
         self._level = level
         self._keep = keep
         self._open = 0
+        self._schemas: Schemas | None = None
+        """Schemas of the stream, once a table asked for them."""
         self._least = int(Level.REPLICATED)
         self.confirmations: list[Confirmation] = []
         """One a batch, in order, when they are kept."""
@@ -670,6 +726,40 @@ class BulkPublisher:
     async def publish_batch(self, content: bytes) -> None:
         """Publish one encoded content; returns when it is in the window."""
         await self._add(content, content_count(content))
+
+    async def publish_table(
+        self,
+        table: Any,
+        *,
+        subject: str = "",
+        client_time: str = "",
+        codec: str | None = None,
+    ) -> None:
+        """Publish a table's rows; returns when the last is in the window, not yet confirmed.
+
+        Arguments, and what is raised: as of Client.publish_table().
+        """
+        known = self._schemas
+        if known is None:
+            known = self._schemas = await stream_schemas(self._link, self._stream)
+            rows = TableRows(table, known, subject=subject, client_time=client_time, codec=codec)
+        else:
+            try:
+                rows = TableRows(
+                    table, known, subject=subject, client_time=client_time, codec=codec
+                )
+            except LocalProtocolError as error:
+                if error.code != "bad_schema":
+                    raise
+                # The schema may have grown since.
+                known = self._schemas = await stream_schemas(self._link, self._stream)
+                rows = TableRows(
+                    table, known, subject=subject, client_time=client_time, codec=codec
+                )
+        for content, count in rows.contents(self._link.session.batch_bytes, self._publisher.limits):
+            await self._add(content, count)
+            # The link sends this batch while the next one is encoded.
+            await asyncio.sleep(0)  # asyncio only
 
     async def _add(self, content: bytes | bytearray, count: int) -> None:
         link = self._link

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Any, Final
 
@@ -132,12 +132,16 @@ class Subscription(SubscriptionBase):
             # Batches at hand cost no waiting: without this the loop would never turn.
             await asyncio.sleep(0)  # asyncio only
 
-    async def to_arrow(self, records: int | None = None, *, decode: bool = False) -> Any:
+    async def to_arrow(
+        self, records: int | None = None, *, decode: bool = False, header: Sequence[str] = ()
+    ) -> Any:
         """A pyarrow Table of so many records, fewer at the end; None: to the end.
 
-        decode: plain columns instead of dictionaries. Raises as next_batch().
+        decode: plain columns instead of dictionaries. Of a typed stream the table has the columns
+        of the newest schema. header: names of columns before them, as of Batch.to_arrow().
+        Raises as next_batch().
         """
-        from malamute_protocol.arrow import table_of
+        from malamute_protocol.arrow import batches_to_table
 
         pieces = []
         left = records
@@ -150,8 +154,8 @@ class Subscription(SubscriptionBase):
                     self._open(cut(batch, left, len(batch)))
                     batch = cut(batch, 0, left)
                 left -= len(batch)
-            pieces.append(batch.to_arrow(decode=decode))
-        return table_of(pieces, decode=decode)
+            pieces.append(batch)
+        return batches_to_table(pieces, decode=decode, header=header, schemas=self._reading.schemas)
 
     # --- records ---------------------------------------------------------------------------
 

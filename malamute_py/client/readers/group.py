@@ -57,7 +57,7 @@ class MemberBase(SubscriptionBase):
         if rest is None or isinstance(rest, HeldBatch):
             return rest
         assert isinstance(self._batch, HeldBatch)
-        return HeldBatch(rest, self._batch.opened, self._batch.uuid)
+        return HeldBatch(rest, self._batch.opened, self._batch.uuid, self._batch.attempts)
 
 
 def numbers_of(held: Any, membership: Membership) -> list[int]:

@@ -8,7 +8,7 @@ knows it by. Source: SPEC.md, sections 4.4, 4.5 and 5.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -36,10 +36,19 @@ class RequestFailed(MalamuteError):
         self.why = why
 
 
+class Origin(NamedTuple):
+    """The record of a group that became a dead letter."""
+
+    stream: str
+    group: str
+    offset: int
+    attempts: int
+
+
 class HandoutBatch:
     """One MAIL or WORK: its batch, and what holds for all rows of it."""
 
-    __slots__ = ("_about", "about", "attempts", "batch", "command")
+    __slots__ = ("_about", "_offsets", "about", "attempts", "batch", "command")
 
     def __init__(self, batch: Batch, command: Any) -> None:
         """batch: with the delivered rows. command: MAIL or WORK."""
@@ -48,6 +57,7 @@ class HandoutBatch:
         self.attempts: int = command.attempts
         self.about: Sequence[tuple[bytes, int, int]] = getattr(command, "about", ())
         self._about: dict[int, tuple[bytes, int]] | None = None
+        self._offsets: dict[int, int] | None = None
 
     def about_of(self, row: int) -> tuple[bytes, int] | None:
         """Return the request that the reply in a row answers; None: the row is no reply.
@@ -61,6 +71,16 @@ class HandoutBatch:
             asked = ((key, first + i) for key, first, count in self.about for i in range(count))
             self._about = dict(zip(rows_of(self.batch), asked, strict=True))
         return self._about.get(row)
+
+    def origin_of(self, row: int) -> Origin | None:
+        """Return the record of a group that the dead letter in a row was; None: it was none."""
+        origin = getattr(self.command, "origin", None)
+        if origin is None:
+            return None
+        stream, group, attempts, offsets = origin
+        if self._offsets is None:
+            self._offsets = dict(zip(rows_of(self.batch), offsets, strict=True))
+        return Origin(stream, group, self._offsets[row], attempts)
 
 
 def rows_of(batch: Batch) -> Iterable[int]:
@@ -84,7 +104,7 @@ def chosen(batch: Batch, rows: Sequence[int]) -> Batch:
     """The batch with only these of its rows, given by their row numbers."""
     mask = np.zeros(batch.content.head.count, np.bool_)
     mask[list(rows)] = True
-    return Batch(batch.stamp, batch.content, mask)
+    return batch.with_rows(mask)
 
 
 class Letter(Record, frozen=True, eq=False, gc=False):
@@ -124,6 +144,11 @@ class Letter(Record, frozen=True, eq=False, gc=False):
         """A dead letter: why it came here. A notice: why there will be no answer."""
         why: str = self._of.command.why
         return why
+
+    @property
+    def origin(self) -> Origin | None:
+        """A dead letter of a group: the record that it was; None: it is none."""
+        return self._of.origin_of(self._row)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} number={self.number} subject={self.subject!r}>"

@@ -352,6 +352,10 @@ class OpenedMailbox(Opened):
             raise RemoteProtocolError(
                 "malformed", f"{count} replies about another number of requests"
             )
+        if command.origin is not None and len(command.origin[3]) != count:
+            raise RemoteProtocolError(
+                "malformed", f"{count} dead letters of another number of records"
+            )
         self._received_records += count
         self._received_bytes += batch.stamp.size
         if isinstance(batch, Unreadable):

@@ -26,9 +26,11 @@ from malamute_protocol.commands import (
     Mode,
     Pattern,
     Rewound,
+    Schema,
     Start,
     Subscribed,
     Unsubscribe,
+    WorkState,
 )
 from malamute_protocol.errors import (
     BrokerRefused,
@@ -37,7 +39,8 @@ from malamute_protocol.errors import (
     RemoteProtocolError,
 )
 from malamute_protocol.limits import Limits
-from malamute_py.client.arguments import duration, integer, name_of, one_of, truth
+from malamute_protocol.schema import Schemas
+from malamute_py.client.arguments import duration, integer, name_of, one_of, reason_of, truth
 from malamute_py.client.session.acknowledgements import (
     Ack,
     AckForm,
@@ -55,6 +58,11 @@ from malamute_py.client.session.unreadable import Unreadable, taken_in
 from malamute_py.client.words import GroupKind, GroupVisibility
 
 DONE: Final = AckForm()
+AGAIN: Final = AckForm(0, 0)
+RELEASED: Final = AckForm(int(WorkState.RELEASED))
+RENEWED: Final = AckForm(int(WorkState.RENEWED))
+_RENEWALS: Final = 3
+"""Renewals of a lease within its time."""
 KINDS: Final = ("shared", "exclusive", "keyed")
 VISIBILITIES: Final = {"live": 0, "durable": 1}
 CREDIT_RECORDS: Final = 8192
@@ -69,6 +77,11 @@ def group_visibility(name: GroupVisibility | None) -> int:
         return -1
     one_of("visibility", name, tuple(VISIBILITIES))
     return VISIBILITIES[name]
+
+
+def failed(reason: str) -> AckForm:
+    """How records are acknowledged that are given up. Raises LocalProtocolError."""
+    return AckForm(int(WorkState.FAILED), -1, reason_of(reason))
 
 
 class GroupOptions(msgspec.Struct, frozen=True):
@@ -88,6 +101,8 @@ class GroupOptions(msgspec.Struct, frozen=True):
     """0 live, 1 durable; -1: as the group has it, and durable for a new one."""
     create: bool = False
     """Create the stream when it does not exist."""
+    settings: dict[str, Any] = {}
+    """Settings for a group that does not exist yet."""
 
     def check(self) -> GroupOptions:
         """Raises LocalProtocolError `bad_setting` for what the broker would refuse anyway."""
@@ -106,11 +121,15 @@ class GroupOptions(msgspec.Struct, frozen=True):
 class HeldBatch(Batch):
     """Records of a group in hand; their member knows them by it."""
 
-    def __init__(self, batch: Batch, opened: Membership, uuid: bytes) -> None:
+    def __init__(self, batch: Batch, opened: Membership, uuid: bytes, attempts: int) -> None:
         """uuid: of the stream, which may be another one by now."""
         super().__init__(batch.stamp, batch.content, batch.rows)
+        if batch.schemas is not None:
+            self.schemas = batch.schemas
         self.opened = opened
         self.uuid = uuid
+        self.attempts = attempts
+        """Attempts of its records, this hand-out included; 1 where the group counts none."""
 
     @property
     def numbers(self) -> list[int]:
@@ -127,7 +146,7 @@ class HeldBatch(Batch):
 
     def cut(self, first: int, end: int) -> HeldBatch:
         """The records [first, end), counted among those delivered."""
-        return HeldBatch(cut(self, first, end), self.opened, self.uuid)
+        return HeldBatch(cut(self, first, end), self.opened, self.uuid, self.attempts)
 
 
 class Membership(Opened):
@@ -141,6 +160,13 @@ class Membership(Opened):
         self.in_hand: set[int] = set()
         """Offsets that were delivered on this link, and neither acknowledged nor lent."""
         self.stream_uuid = b""
+        self.lease_ms = 0
+        """Time for which it has a record without a word about it; 0: while its link lives."""
+        self.progressed = False
+        """Whether its program has asked for records or acknowledged some since the last renewal."""
+        self.renew_at_ms = 0
+        self.schemas: Schemas | None = None
+        """Versions of the stream's declared schema; None: it has none, or is not known yet."""
         self.tail = 0
         """Tail of the stream when the broker accepted the membership."""
         self.leaving = False
@@ -163,6 +189,7 @@ class Membership(Opened):
 
     def take(self) -> HeldBatch | Notice | None:
         """The next records, or a notice; None: none yet."""
+        self.progressed = True
         if not self.queue:
             return None
         item = self.queue.popleft()
@@ -179,8 +206,8 @@ class Membership(Opened):
                 mine.append(offset)
         return mine
 
-    def ack(self, offsets: Sequence[int], again_ms: int = -1, token: Any = None) -> None:
-        """Records are done, or are wanted again after a time, by any member.
+    def ack(self, offsets: Sequence[int], form: AckForm = DONE, token: Any = None) -> None:
+        """Records are done, or the form says what else is to become of them.
 
         token: gets True when the broker has confirmed all of them, else False: what it does not
         take for ours, because the link went, it gives to some member again.
@@ -190,9 +217,10 @@ class Membership(Opened):
             if token is not None:
                 self._memberships.told(token, None)
             return
+        self.progressed = True
         mine = self.give_up(offsets)
         whole = len(mine) == len(offsets)
-        if again_ms < 0:
+        if form is DONE:
             # Should the broker give them to us again, they are done already.
             self._acked.update(offset for offset in offsets if offset in self._away)
             self._acked.update(mine)
@@ -201,11 +229,38 @@ class Membership(Opened):
                 self._away.pop(offset, None)
         if mine:
             ranges = merged([(offset, offset + 1) for offset in mine])
-            form = DONE if again_ms < 0 else AckForm(0, again_ms)
             self._memberships.acks.add(self, form, ranges, token if whole else None)
         if token is not None and not (mine and whole):
             self._memberships.told(token, None if offsets else True)
         self._memberships.freed(self)
+
+    def renew(self, offsets: Sequence[int], token: Any) -> None:
+        """Begin the leases of records anew. token: gets True, or False: not all are ours."""
+        mine = [offset for offset in offsets if offset in self.in_hand]
+        whole = bool(mine) and len(mine) == len(offsets)
+        if mine:
+            ranges = merged([(offset, offset + 1) for offset in mine])
+            self._memberships.acks.add(self, RENEWED, ranges, token if whole else None)
+        if not whole:
+            self._memberships.told(token, None)
+
+    def renew_all(self, now_ms: int) -> None:
+        """Begin all leases anew, if that is due and the program goes on."""
+        if not self.in_hand:
+            self.renew_at_ms = 0
+        elif not self.renew_at_ms:
+            self.renew_at_ms = now_ms + self.next_renewal_ms
+            self.progressed = False
+        elif self.progressed and self.active and self.renew_at_ms <= now_ms:
+            ranges = merged([(offset, offset + 1) for offset in sorted(self.in_hand)])
+            self._memberships.acks.add(self, RENEWED, ranges)
+            self.renew_at_ms = now_ms + self.next_renewal_ms
+            self.progressed = False
+
+    @property
+    def next_renewal_ms(self) -> int:
+        """Milliseconds between two renewals."""
+        return max(1, self.lease_ms // _RENEWALS)
 
     def discard(self) -> None:
         """Drop what waits: the broker gives it to others."""
@@ -265,11 +320,11 @@ class Membership(Opened):
 
     def ack_command(self, form: AckForm, ranges: list[Range], tracker: int) -> AckRecords:
         """ACK_RECORDS."""
-        return AckRecords(self.number, ranges, tracker, 0, form.again_ms)
+        return AckRecords(self.number, ranges, tracker, 0, form.again_ms, form.state, form.reason)
 
     def acked(self, form: AckForm, ranges: list[Range]) -> None:
         """The broker confirmed it."""
-        if form.again_ms < 0:
+        if form == DONE:
             for first, end in ranges:
                 self._acked.difference_update(range(first, end))
         self._memberships.freed(self)
@@ -277,6 +332,9 @@ class Membership(Opened):
     def not_acked(self, form: AckForm, number: int, error: MalamuteError) -> None:
         """The broker says that it is not ours any more."""
         self._acked.discard(number)
+        if form.state == RENEWED.state:
+            self.in_hand.discard(number)
+            return
         self._memberships.not_held += 1
         self._memberships.warnings.add(
             "acknowledged too late",
@@ -318,6 +376,7 @@ class Membership(Opened):
             asked.visibility,
             (self._seen[1], self._seen[0], self.stream_uuid) if self._seen[1] else None,
             asked.create,
+            asked.settings,
         )
 
     def _credit_limits(self) -> tuple[int, int]:
@@ -343,11 +402,19 @@ class Membership(Opened):
                 self._away.clear()
                 self._acked.clear()
             self.stream_uuid = command.stream
+            self.schemas = Schemas(command.schemas) if command.schemas else None
             self.tail = command.tail
+            self.lease_ms = command.lease_ms
+            self._memberships.leases(self)
         elif kind is Gap:
             self.queue.append(GapNotice(command.from_, command.to, command.code, command.reason))
         elif kind is Rewound:
             self._rewind(command)
+        elif kind is Schema:
+            if self.schemas is None:
+                self.schemas = Schemas([(command.id, command.schema)])
+            else:
+                self.schemas = self.schemas.with_version(command.id, command.schema)
         elif kind is not Cover and kind is not Mode:
             # Covers and modes are the group's reader's, and say nothing of this member.
             raise RemoteProtocolError("unexpected", f"{kind.__name__} for a member of a group")
@@ -365,6 +432,9 @@ class Membership(Opened):
 
     def _deliver(self, command: Deliver, frames: Sequence[Any], limits: Limits) -> None:
         batches, unreadable = taken_in(frames, command.rows, limits)
+        if self.schemas is not None:
+            for batch in batches:
+                batch.schemas = self.schemas
         for batch in batches:
             offsets = batch.offsets
             if offsets[0] < command.from_ or offsets[-1] >= command.next:
@@ -380,7 +450,7 @@ class Membership(Opened):
             left = self._without_known(batch) if self._away else batch
             if left is None:
                 continue
-            held = HeldBatch(left, self, self.stream_uuid)
+            held = HeldBatch(left, self, self.stream_uuid, command.attempts)
             self._seen = max(self._seen, (held.stamp.epoch, int(batch.offsets[-1]) + 1))
             self.in_hand.update(held.numbers)
             self.queue.append(held)
@@ -441,6 +511,7 @@ class Membership(Opened):
 
     def over(self) -> None:
         """The membership has ended."""
+        self.lease_ms = 0
         self._memberships.over(self)
 
 
@@ -465,7 +536,9 @@ class Memberships(Acknowledging):
         self._consumed = consumed
         self._arrived = arrived
         self._leaving: Final[dict[Membership, None]] = {}
-        self.queues: Final = (self._leaving, *self.acks.queues)
+        self._leased: Final[dict[Membership, None]] = {}
+        """Memberships with a lease, which is renewed."""
+        self.queues: Final = (self._leaving, self._leased, *self.acks.queues)
         """While all of them are empty, take() has nothing to do."""
 
     def join(self, asked: GroupOptions) -> Membership:
@@ -482,6 +555,13 @@ class Memberships(Acknowledging):
             self._end(membership)
         self._arrived(membership)
 
+    def leases(self, membership: Membership) -> None:
+        """Renew the leases of a membership from now on, or no longer."""
+        if membership.lease_ms:
+            self._leased[membership] = None
+        else:
+            self._leased.pop(membership, None)
+
     def freed(self, membership: Membership) -> None:
         """Records of it are in hand no longer."""
         self._consumed(membership)
@@ -489,6 +569,7 @@ class Memberships(Acknowledging):
     def over(self, membership: Membership) -> None:
         """A membership ended."""
         self._leaving.pop(membership, None)
+        self._leased.pop(membership, None)
         error = membership.error or ConnectionLost("the membership was closed")
         self.acks.forget(membership, error)
 
@@ -501,7 +582,9 @@ class Memberships(Acknowledging):
             self._end(membership)
 
     def take(self, now_ms: int, out: CommandSink) -> bool:
-        """Acknowledge; leave groups that no caller reads."""
+        """Renew leases, acknowledge, leave groups that no caller reads."""
+        for membership in self._leased:
+            membership.renew_all(now_ms)
         self.acks.take(now_ms, out)
         for membership in list(self._leaving):
             if not membership.settling:
@@ -510,3 +593,12 @@ class Memberships(Acknowledging):
                 membership.ending = True
                 out.put(Unsubscribe(membership.number), None)
         return True
+
+    def next_wake(self) -> int | None:
+        """Latest time of the next take(); None: no need."""
+        at = self.warnings.next_wake(self.acks.next_wake())
+        for membership in self._leased:
+            due_ms = membership.renew_at_ms
+            if due_ms and membership.progressed and (at is None or due_ms < at):
+                at = due_ms
+        return at

@@ -41,6 +41,7 @@ from malamute_protocol.commands import (
     Reply,
     Result,
     Rewound,
+    Schema,
     Send,
     Subscribe,
     Subscribed,
@@ -65,7 +66,7 @@ from malamute_protocol.framing import (
     reference_of,
 )
 from malamute_protocol.link import Link, Side
-from malamute_protocol.version import VERSIONS
+from malamute_protocol.version import VERSIONS, Feature
 from malamute_py.client.session.attempts import Attempts, LinkState
 from malamute_py.client.session.events import (
     Arrived,
@@ -112,7 +113,9 @@ _OPENING: Final = frozenset(
     NUMBERS[command] for command in (Subscribe, OpenInbox, Offer, JoinGroup)
 )
 """Commands that SUBSCRIBED answers and whose refusal names their subscription."""
-_OF_RECEIVERS: Final = (Subscribed, Ended, Deliver, Cover, Gap, Rewound, Mode, Mail, Work)
+_OF_RECEIVERS: Final = (
+    *(Subscribed, Ended, Deliver, Cover, Gap, Rewound, Mode, Schema, Mail, Work),
+)
 """Commands from the broker that name what was opened."""
 _OF_OPENED: Final = _OPENING | {NUMBERS[Credit], NUMBERS[Unsubscribe]}
 """Commands whose refusal names what was opened."""
@@ -224,7 +227,8 @@ class Session:
                     self.settings.identity,
                     self.settings.software,
                     self.settings.heartbeat_ms,
-                    number=self._number(),
+                    int(Feature.TYPED),
+                    self._number(),
                 )
             ]
         elif self.state is LinkState.CONNECTING and now_ms >= self._deadline_ms:

@@ -22,6 +22,7 @@ from malamute_protocol.commands import (
     Mode,
     Pattern,
     Rewound,
+    Schema,
     Start,
     StartKind,
     Subscribe,
@@ -30,6 +31,7 @@ from malamute_protocol.commands import (
 )
 from malamute_protocol.errors import MalamuteError, RemoteProtocolError
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
+from malamute_protocol.schema import Schemas
 from malamute_py.client.position import Position, start_on_wire
 from malamute_py.client.session.receiver import Opened
 from malamute_py.client.session.unreadable import Unreadable, taken_in
@@ -127,6 +129,8 @@ class SubscriptionState(Opened):
         self.inbox: deque[Item] = deque()
         """In the stream's order; take from it with take(), so that credit is given back."""
         self.live = False
+        self.schemas: Schemas | None = None
+        """Versions of the stream's declared schema; None: it has none, or is not known yet."""
         self.stream_uuid = b""
         self.epoch = 0
         self.first = 0
@@ -249,6 +253,8 @@ class SubscriptionState(Opened):
             self.mode(command)
         elif kind is Subscribed:
             self.subscribed(command)
+        elif kind is Schema:
+            self.note_schema(command)
         else:
             raise RemoteProtocolError("unexpected", f"{kind.__name__} for a subscription")
 
@@ -265,6 +271,7 @@ class SubscriptionState(Opened):
         self.epoch = command.epoch
         self.first = command.first
         self.tail = command.tail
+        self.schemas = Schemas(command.schemas) if command.schemas else None
         if command.end >= 0:
             self.end = command.end
         expected = self.next
@@ -320,6 +327,9 @@ class SubscriptionState(Opened):
             self._received_records += len(batch)
             self._received_bytes += size
             self.epoch = max(self.epoch, batch.stamp.epoch)
+        if self.schemas is not None:
+            for batch in batches:
+                batch.schemas = self.schemas
         if gaps:
             self._name(unreadable, len(batches), command, before, command.next)
             last = self.inbox[-1] if self.inbox else None
@@ -394,6 +404,13 @@ class SubscriptionState(Opened):
         self.live = command.live
         self.inbox.append(ModeNotice(command.live, command.offset))
 
+    def note_schema(self, command: Schema) -> None:
+        """The stream has a new version of its schema."""
+        if self.schemas is None:
+            self.schemas = Schemas([(command.id, command.schema)])
+        else:
+            self.schemas = self.schemas.with_version(command.id, command.schema)
+
     def _check(self, begin: int, end: int, what: str) -> None:
         if begin != self.next:
             raise RemoteProtocolError(
@@ -414,4 +431,4 @@ def cut(batch: Batch, first: int, end: int) -> Batch:
         mask[first:end] = True
     else:
         mask[batch.indices[first:end]] = True
-    return Batch(batch.stamp, batch.content, mask)
+    return batch.with_rows(mask)

@@ -40,12 +40,17 @@ from malamute_py.client.facts import (
 from malamute_py.client.position import Confirmation, Position, StartPoint, start_on_wire
 from malamute_py.client.readers.cursor_name import CursorName
 from malamute_py.client.readers.group import MemberBase, numbers_of
+from malamute_py.client.session.acknowledgements import AckForm
 from malamute_py.client.session.calls import make_pattern
 from malamute_py.client.session.memberships import (
+    AGAIN,
     CREDIT_BYTES,
     CREDIT_RECORDS,
+    DONE,
+    RELEASED,
     GroupOptions,
     HeldBatch,
+    failed,
     group_visibility,
 )
 from malamute_py.client.session.steps import Step
@@ -291,16 +296,16 @@ class SyncMember(MemberBase):
 
     # --- acknowledging ---------------------------------------------------------------------
 
-    def _acknowledge_handed(self) -> None:
+    def _acknowledge_handed(self, form: AckForm = DONE) -> None:
         if not self._handed:
             return
         with self._link.lock:
-            self._membership.ack(self._take_handed())
+            self._membership.ack(self._take_handed(), form)
             self._link.wake_up()
 
     def ack_nowait(self, held: Any) -> Pending[bool]:
         """Say that a record or batch is done; its result is what ack() returns."""
-        return self._ack(held, -1)
+        return self._ack(held, DONE)
 
     def ack(self, held: Any, timeout_ms: Wait = "default") -> bool:
         """A record or batch is done. True: confirmed.
@@ -309,15 +314,44 @@ class SyncMember(MemberBase):
         between: some member gets it again. Raises Timeout, or LocalProtocolError: not from
         this member.
         """
-        pending = self._ack(held, -1)
+        pending = self._ack(held, DONE)
         return pending.result(timeout_ms, ACKED, "an acknowledgement")
 
     def nack(self, held: Any, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
-        """A record or batch is wanted again, by any member, after a time. As ack()."""
-        pending = self._ack(held, duration("delay_ms", delay_ms))
+        """A record or batch is wanted again, by any member, after a time. As ack().
+
+        It is an attempt that has ended, where the group has a bound of attempts.
+        """
+        pending = self._ack(held, AckForm(0, duration("delay_ms", delay_ms)))
         return pending.result(timeout_ms, ACKED, "an acknowledgement")
 
-    def _ack(self, held: Any, again_ms: int) -> Pending[bool]:
+    def release(self, held: Any, timeout_ms: Wait = "default") -> bool:
+        """A record or batch is wanted again at once; it counts as no attempt. As ack().
+
+        For a member that stops, not for a record that cannot be done: that one would never end.
+        """
+        pending = self._ack(held, RELEASED)
+        return pending.result(timeout_ms, ACKED, "an acknowledgement")
+
+    def renew(self, held: Any, timeout_ms: Wait = "default") -> bool:
+        """Begin the leases of a record or batch anew, for one that takes long. As ack().
+
+        Records that were not handed over yet are renewed by themselves while records are asked for
+        or acknowledged. Only groups with `lease_ms` have leases.
+        """
+        offsets = numbers_of(held, self._membership)
+        pending: Pending[bool] = Pending(self._link)
+        with self._link.lock:
+            self._membership.renew(offsets, pending)
+            self._link.wake_up()
+        return pending.result(timeout_ms, ACKED, "a renewal")
+
+    def fail(self, held: Any, reason: str = "", timeout_ms: Wait = "default") -> bool:
+        """Give a record or batch up: to the group's dead letters, with the reason. As ack()."""
+        pending = self._ack(held, failed(reason))
+        return pending.result(timeout_ms, ACKED, "an acknowledgement")
+
+    def _ack(self, held: Any, form: AckForm) -> Pending[bool]:
         offsets = numbers_of(held, self._membership)
         pending: Pending[bool] = Pending(self._link)
         self._unhand(offsets)
@@ -325,7 +359,7 @@ class SyncMember(MemberBase):
             if self._membership.ended:
                 pending.settle(False)
             else:
-                self._membership.ack(offsets, again_ms, pending)
+                self._membership.ack(offsets, form, pending)
                 self._link.wake_up()
         return pending
 
@@ -353,9 +387,14 @@ class SyncMember(MemberBase):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Leave; without an exception what was handed over last is done, too (ack="next")."""
+        """Leave; without an exception what was handed over last is done, too (ack="next").
+
+        After one (but not after a cancellation) what was handed over last has had an attempt.
+        """
         if kind is None:
             self._acknowledge_handed()
+        elif issubclass(kind, Exception):
+            self._acknowledge_handed(AGAIN)
         self.close()
 
 
@@ -434,6 +473,7 @@ class SyncQueueVerbs(SyncVerbs):
         hold_ms: int = 0,
         visibility: GroupVisibility | None = None,
         create: bool = False,
+        settings: Mapping[str, Any] | None = None,
         strict: bool = False,
         on_notice: Callable[[Notice], None] | None = None,
         timeout_ms: int | None = None,
@@ -447,13 +487,14 @@ class SyncQueueVerbs(SyncVerbs):
         so. credit_records: how many may be in hand. visibility: "durable" (only what no power
         loss takes back) or "live"; None: as the group has it, and "durable" for a new one.
         create: make the stream when there is none; by default a name that is no stream's is
-        refused `unknown_stream`. A rewind is told as a subscription tells it: on_notice, or
-        GapError when strict.
+        refused `unknown_stream`. settings: of a new group, as edit_group() has them. A rewind is
+        told as a subscription tells it: on_notice, or GapError when strict.
         Raises PatternError or LocalProtocolError; a refusal is raised by the iteration.
         """
         asked = GroupOptions(
             stream, group, make_pattern(pattern), kind, start_on_wire(start),
             credit_records, credit_bytes, hold_ms, group_visibility(visibility), create,
+            settings_of(settings, {}),
         ).check()  # fmt: skip
         return SyncMember(
             self._link,
@@ -481,6 +522,30 @@ class SyncQueueVerbs(SyncVerbs):
             lambda number, after: c.GroupInfo(number, stream, beginning(prefix), after),
             limit,
         )
+
+    def edit_group(
+        self, stream: str, group: str, settings: Mapping[str, Any] | None = None, /, **more: Any
+    ) -> GroupFacts:
+        """Change the settings of a group; those not named stay.
+
+        settings, by name or as a mapping: attempts_max (attempts before a record is a dead letter;
+        0: none are counted, and a record comes again for ever), dead_letters (name of their
+        mailbox; "": STREAM.GROUP.dead), lease_ms (silence of a member about a record before another
+        gets it, for members that join from then on; 0: none), description. Raises BrokerRefused.
+        """
+        named = settings_of(settings, more)
+        value = self._link.ask(lambda number: c.EditGroup(number, stream, group, named))
+        return facts(GroupFacts, {"stream": stream, "group": group, **value})
+
+    def requeue_group(self, stream: str, group: str, numbers: Sequence[int] = ()) -> int:
+        """Have members get the records of dead letters again; returns how many.
+
+        numbers: of the messages in the group's dead-letter mailbox; none: all of them. A dead
+        letter whose record the stream has no longer stays where it is. Raises BrokerRefused.
+        """
+        listed = numbers_of_requests(numbers)
+        value = self._link.ask(lambda number: c.RequeueGroup(number, stream, group, listed))
+        return int(value.get("count", 0))
 
     def remove_group(self, stream: str, group: str) -> None:
         """Forget a group without members. Raises BrokerRefused `in_use`, `unknown_group`."""

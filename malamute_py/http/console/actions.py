@@ -91,16 +91,25 @@ async def purge_mailbox(session: Session, form: Form) -> str:
 async def requeue(session: Session, form: Form) -> str:
     """Put dead letters back into their service's queue."""
     name = of(form, "name")
-    if of(form, "which") == "all":
-        numbers = []
-    else:
-        numbers = [
-            whole_number(each, 0, _NUMBER_MAX, "A number") for each in form.get("number", ())
-        ]
-        if not numbers:
-            raise NotUnderstood("mark the requests to put back")
-    done = await session.client.requeue(name, numbers)
+    done = await session.client.requeue(name, _marked(form))
     return f"{many(done, 'request')} back in the queue of {name}."
+
+
+async def requeue_group(session: Session, form: Form) -> str:
+    """Have members of a group get the records of dead letters again."""
+    stream, name = of(form, "stream"), of(form, "name")
+    done = await session.client.requeue_group(stream, name, _marked(form))
+    return f"{many(done, 'record')} of {stream} again for {name}."
+
+
+def _marked(form: Form) -> list[int]:
+    """Numbers of the dead letters that a form marks; none: it means all. Raises NotUnderstood."""
+    if of(form, "which") == "all":
+        return []
+    numbers = [whole_number(each, 0, _NUMBER_MAX, "A number") for each in form.get("number", ())]
+    if not numbers:
+        raise NotUnderstood("mark the ones to put back")
+    return numbers
 
 
 # --- cursors, groups, clients -----------------------------------------------------------------
@@ -135,6 +144,9 @@ ACTIONS: Final = {
     "trim": Action(trim, lambda form: url("stream", name=of(form, "name"))),
     "purge-mailbox": Action(purge_mailbox, lambda form: url("mailbox", name=of(form, "name"))),
     "requeue": Action(requeue, lambda form: url("service", name=of(form, "name"))),
+    "requeue-group": Action(
+        requeue_group, lambda form: url("group", stream=of(form, "stream"), name=of(form, "name"))
+    ),
     "reset-cursor": Action(
         reset_cursor, lambda form: url("cursor", stream=of(form, "stream"), name=of(form, "name"))
     ),

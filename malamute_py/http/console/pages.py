@@ -11,8 +11,7 @@ from typing import Any, Final, TypeVar
 
 from malamute_protocol.errors import BrokerRefused, MalamuteError
 from malamute_py.client.aio.client import Client
-from malamute_py.client.facts import LinkFacts, PeekedMail
-from malamute_py.http import health
+from malamute_py.client.facts import GroupFacts, LinkFacts, PeekedMail, ServiceFacts
 from malamute_py.http.console import troubles
 from malamute_py.http.console.records import NEWEST, RECORDS_MAX, SUBJECTS, Look, look
 from malamute_py.http.console.sessions import Session
@@ -31,18 +30,16 @@ T = TypeVar("T")
 
 
 async def overview(session: Session, query: Query) -> Values:
-    """Things that are slow or stuck, the rates, the rings, and how much of each bound is used."""
+    """Things that are slow or stuck, what there is, and the rings."""
     everything = await session.source.everything()
     broker = everything.facts.broker
     found = troubles.of_all(everything, await _links(session.client))
     return {
         "facts": broker,
         "reason": everything.facts.reason,
-        "ready": health.ready(everything.facts),
         "troubles": found[: troubles.SHOWN_MAX],
         "more_troubles": max(0, len(found) - troubles.SHOWN_MAX),
         "rings": rings(broker),
-        "bounds": _bounds(broker),
     }
 
 
@@ -117,19 +114,11 @@ async def services(session: Session, query: Query) -> Values:
 async def service(session: Session, query: Query) -> Values:
     """One service queue: its workers with what they hold, and its dead letters."""
     facts = await session.client.service_info(query.get("name", ""))
-    after = _after(query)
-    letters: list[PeekedMail] = []
-    fault = ""
-    if facts.dead:
-        letters, fault = await _messages(session.client, facts.dead_letters, after)
     return {
         "facts": facts,
         "troubles": list(troubles.of_service(facts, await _now_ms(session))),
         "workers": sorted(facts.workers, key=lambda each: each.since_ms)[:LISTED_MAX],
-        "messages": letters,
-        "fault": fault,
-        "following": letters[-1].number if len(letters) == ROWS_MAX else None,
-        "after": after,
+        **await _dead_letters(session.client, facts, query),
     }
 
 
@@ -143,13 +132,14 @@ async def groups(session: Session, query: Query) -> Values:
 
 
 async def group(session: Session, query: Query) -> Values:
-    """One group: how far it is, and what each member holds."""
+    """One group: how far it is, what each member holds, and its dead letters."""
     facts = await session.client.group_info(query.get("stream", ""), query.get("name", ""))
     members = sorted(facts.members, key=lambda each: (each.oldest_ms or 1 << 62, each.identity))
     return {
         "facts": facts,
         "troubles": list(troubles.of_group(facts, await _now_ms(session))),
         "members": members[:LISTED_MAX],
+        **await _dead_letters(session.client, facts, query),
     }
 
 
@@ -220,6 +210,16 @@ async def _messages(client: Client, mailbox: str, after: int) -> tuple[list[Peek
     except BrokerRefused as error:
         return [], str(error)
     return found, ""
+
+
+async def _dead_letters(client: Client, facts: ServiceFacts | GroupFacts, query: Query) -> Values:
+    """A page of the dead letters of a service or group."""
+    letters: list[PeekedMail] = []
+    fault = ""
+    if facts.dead:
+        letters, fault = await _messages(client, facts.dead_letters, _after(query))
+    following = letters[-1].number if len(letters) == ROWS_MAX else None
+    return {"messages": letters, "fault": fault, "following": following}
 
 
 async def _links(client: Client) -> list[LinkFacts]:

@@ -115,6 +115,8 @@ def of_group(facts: GroupFacts, now_ms: float) -> Iterator[Trouble]:
     elif facts.lag and unmoved_s > UNMOVED_S:
         words = f"{many(facts.lag, 'record')} behind, and has not moved for {span(unmoved_s)}"
         yield Trouble(1e7 + unmoved_s, SLOW, "group", name, words)
+    if facts.dead:
+        yield Trouble(1e7 + facts.dead, SLOW, "group", name, many(facts.dead, "dead letter"))
     for member in facts.members:
         held_s = _age_s(member.oldest_ms, now_ms)
         if member.held and held_s > HELD_S:

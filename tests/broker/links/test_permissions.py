@@ -68,6 +68,7 @@ class Gate:
         (wire.UpdateKey("s", 9), {("write", "s")}),
         (wire.GetKey(9, "s", "k"), {("read", "s"), ("replay", "s")}),
         (wire.ListKeys(9, "s", ALL), {("read", "s"), ("replay", "s")}),
+        (wire.StreamSchemas(9, "s"), {("read", "s"), ("write", "s")}),
     ],
     ids=lambda value: type(value).__name__,
 )

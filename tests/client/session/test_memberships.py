@@ -11,9 +11,10 @@ from malamute_protocol.batch import bitmap_of_rows, encode
 from malamute_protocol.commands import Command
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError
 from malamute_py.client.readers.group import numbers_of
+from malamute_py.client.session.acknowledgements import AckForm
 from malamute_py.client.session.attempts import LinkState
 from malamute_py.client.session.events import Settled
-from malamute_py.client.session.memberships import GroupOptions, HeldBatch, Membership
+from malamute_py.client.session.memberships import DONE, GroupOptions, HeldBatch, Membership
 from malamute_py.client.session.steps import Step
 from malamute_py.client.session.subscription import GapNotice, RewoundNotice
 from tests.client.script import STREAM_UUID, Script, stamped
@@ -53,7 +54,7 @@ class Grouped(Script):
         return item
 
     def ack(self, offsets: list[int], token: str | None = None, again_ms: int = -1) -> list[Any]:
-        self.member.ack(offsets, again_ms, token)
+        self.member.ack(offsets, DONE if again_ms < 0 else AckForm(0, again_ms), token)
         return [command for command in self.step() if isinstance(command, c.AckRecords)]
 
     def confirmed(self, ack: c.AckRecords) -> list[Command]:
@@ -404,3 +405,60 @@ def test_a_record_that_a_step_could_not_acknowledge_is_shown_again() -> None:
 def test_what_the_broker_would_refuse_is_refused_before(wrong: dict[str, Any]) -> None:
     with pytest.raises(LocalProtocolError, match="bad_setting"):
         GroupOptions("s", "g", ["all"], **wrong).check()
+
+
+# --- leases -------------------------------------------------------------------------------------
+
+
+class Leased(Grouped):
+    """A member of a group whose records have a lease of 900 ms."""
+
+    def accept_member(self, member: Membership) -> list[Command]:
+        return self.say(c.Subscribed(member.number, STREAM_UUID, 1, 0, 0, 100, -1, 900))
+
+    def renewals(self, ms: int) -> list[Any]:
+        """Return the ranges that are renewed within a time."""
+        said = [*self.wait(ms), *self.step()]
+        return [one.ranges for one in said if isinstance(one, c.AckRecords) and one.state == 2]
+
+
+def test_leases_are_renewed_while_the_program_asks_for_records() -> None:
+    script = Leased()
+    script.hand(3, 0)
+    script.hand(2, 3)
+    script.take()
+    assert script.renewals(299) == []
+    script.take()
+    [ranges] = script.renewals(2)
+    assert ranges == [(0, 5)]
+    assert script.renewals(500) == []
+    script.ack([1])
+    assert script.renewals(1) == []
+    script.hand(1, 5)
+    script.take()
+    [ranges] = script.renewals(400)
+    assert ranges == [(0, 1), (2, 6)]
+
+
+def test_a_record_is_renewed_by_name_and_one_that_others_have_is_ours_no_more() -> None:
+    script = Leased()
+    script.hand(2, 0)
+    script.take()
+    script.member.renew([0, 1], "mine")
+    [ack] = [one for one in script.step() if isinstance(one, c.AckRecords)]
+    assert (ack.state, ack.ranges) == (2, [(0, 2)])
+    said = script.say(c.Refused(64, ack.tracker, "not_held"))
+    for one in [one for one in [*said, *script.step()] if isinstance(one, c.AckRecords)]:
+        if one.ranges == [(0, 1)]:
+            script.confirmed(one)
+        else:
+            script.say(c.Refused(64, one.tracker, "not_held"))
+    assert script.member.in_hand == {0}
+
+
+def test_a_group_without_a_lease_renews_nothing() -> None:
+    script = Grouped()
+    script.hand(2, 0)
+    script.take()
+    said = [*script.wait(5_000), *script.step()]
+    assert not [one for one in said if isinstance(one, c.AckRecords)]

@@ -16,9 +16,10 @@ import pytest
 from malamute_protocol import commands as c
 from malamute_protocol.batch import bitmap_of_rows, encode
 from malamute_protocol.framing import decode_message, encode_message
+from malamute_py.client.session.acknowledgements import AckForm
 from malamute_py.client.session.attempts import LinkState
 from malamute_py.client.session.events import Settled
-from malamute_py.client.session.memberships import GroupOptions, HeldBatch
+from malamute_py.client.session.memberships import DONE, GroupOptions, HeldBatch
 from malamute_py.client.session.session import Session
 from malamute_py.client.settings import ClientSettings
 from tests.client.script import STREAM_UUID, stamped, welcome
@@ -104,10 +105,10 @@ class World:
             if self.dice.random() < 0.1:
                 self.again.update(some)
                 self.acks[token] = []
-                self.member.ack(some, self.dice.choice((0, 50)), token)
+                self.member.ack(some, AckForm(0, self.dice.choice((0, 50))), token)
             else:
                 self.acks[token] = some
-                self.member.ack(some, -1, token)
+                self.member.ack(some, DONE, token)
 
     # --- the broker -------------------------------------------------------------------------
 

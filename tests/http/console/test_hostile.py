@@ -224,6 +224,19 @@ def test_event_streams_end_with_their_session(
     until(lambda: len(crowded_http.serving.bounds) == 0)
 
 
+def test_an_open_event_stream_ends_with_the_http_side_in_order(
+    broker: EmbeddedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ExitStack() as stack:
+        with at(broker) as http:
+            browser = Browser(http.address)
+            assert browser.log_in("root", PASSWORDS["root"]).status == 200
+            events = stack.enter_context(browser.events("rates"))
+            assert next(events).kind == "rates"
+        assert {event.kind for event in events} <= {"rates"}
+    assert [each.message for each in caplog.records if each.levelname == "ERROR"] == []
+
+
 def test_without_a_session_there_are_no_event_streams(http: RunningHttp) -> None:
     for path in ("tail", "rates"):
         assert Browser(http.address).get(path, name="crowd").status == 204

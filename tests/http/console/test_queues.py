@@ -133,7 +133,7 @@ def test_dead_letters_go_back_into_the_queue(root: Browser, client: SyncClient) 
     start = page.text.index('name="number" value="') + len('name="number" value="')
     number = page.text[start : page.text.index('"', start)]
     page = root.post("do/requeue", {"name": "up", "which": "marked"})
-    assert "Not done: mark the requests to put back" in page.words
+    assert "Not done: mark the ones to put back" in page.words
     page = root.post("do/requeue", {"name": "up", "which": "marked", "number": ["x"]})
     assert "Not done: A number is a number from" in page.words
     page = root.post("do/requeue", {"name": "up", "which": "marked", "number": [number]})
@@ -141,6 +141,25 @@ def test_dead_letters_go_back_into_the_queue(root: Browser, client: SyncClient) 
     page = root.post("do/requeue", {"name": "up", "which": "all"})
     assert "Done: 2 requests back" in page.words
     assert client.service_info("up").dead == 0
+
+
+def test_dead_letters_of_a_group_come_again(root: Browser, client: SyncClient) -> None:
+    client.publish_many("poison", [b"bad %d" % number for number in range(2)])
+    with client.group("poison", "pack", ack="manual", settings={"attempts_max": 1}) as member:
+        held = member.next_batch(10_000)
+        assert held is not None
+        member.nack(held)
+        until(lambda: client.group_info("poison", "pack").dead == 2)
+        page = root.get("group", stream="poison", name="pack")
+        assert "Dead letters 2" in page.words
+        assert "bad 1" in page.words
+        until(lambda: "group poison / pack : 2 dead letters" in root.get().words)
+        fields = {"stream": "poison", "name": "pack"}
+        page = root.post("do/requeue-group", {**fields, "which": "marked"})
+        assert "Not done: mark the ones to put back" in page.words
+        page = root.post("do/requeue-group", {**fields, "which": "all"})
+        assert "Done: 2 records of poison again for pack." in page.words
+        assert client.group_info("poison", "pack").dead == 0
 
 
 @pytest.mark.parametrize(("point", "offset"), [("7", 7), ("earliest", 0), ("latest", 100)])
@@ -261,6 +280,7 @@ def test_what_a_person_may_not_see_is_not_shown(
         ("trim", {"name": "open.trades", "before": "latest"}),
         ("purge-mailbox", {"name": "box"}),
         ("requeue", {"name": "up", "which": "all"}),
+        ("requeue-group", {"stream": "closed", "name": "crew", "which": "all"}),
         ("reset-cursor", {"stream": "closed", "name": "reader", "point": "0"}),
         ("remove-group", {"stream": "closed", "name": "crew"}),
         ("kick", {"link": 1}),

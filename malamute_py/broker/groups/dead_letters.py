@@ -1,0 +1,162 @@
+"""Dead letters of groups: records that are no longer tried lie in a mailbox, with where they were.
+
+Owns the step by which a record leaves its group for a mailbox. The rules: the copy is put and the
+record is done in one step, so that a dead letter is neither lost nor there twice; a mailbox that is
+full, or that cannot take dead letters, lets the record wait, and no member gets it meanwhile.
+Source: SPEC.md, section 4.8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from malamute_protocol.content import Content
+from malamute_protocol.errors import BrokerRefused
+from malamute_protocol.extract import copy_rows, copy_whole, extractable
+from malamute_py.broker.context import Shard
+from malamute_py.broker.groups.group import Group
+from malamute_py.broker.groups.holdings import Picked
+from malamute_py.broker.groups.progress import Progress
+from malamute_py.broker.log.steps import Applying, Effect, Part, Steps
+from malamute_py.broker.log.stream import StampedBatch
+from malamute_py.broker.mail.puts import Puts
+from malamute_py.broker.structures.bitmaps import low_bit, lowest, ones, places_of, rows_of_bits
+from malamute_py.changelog.records import GroupDone, Origin, Tries
+
+PAUSE_MS: Final = 1_000
+"""Pause before a dead letter that its mailbox or the log did not take is put again."""
+
+Back: TypeAlias = Callable[[Group, Picked, int], None]
+"""Lets withheld records of a group wait again after a time."""
+
+
+class DeadLetters:
+    """Records on their way into the dead-letter mailboxes of their groups."""
+
+    def __init__(self, shard: Shard, steps: Steps, puts: Puts, progress: Progress) -> None:
+        self.shard = shard
+        self.progress = progress
+        self._steps = steps
+        self._puts = puts
+
+    def without(self, group: Group, batch: StampedBatch, bits: int, back: Back) -> int:
+        """Bury the waiting rows of a batch that are no longer tried; returns the other rows."""
+        for entry, rows in group.dying_of(batch.base, bits):
+            bits ^= rows
+            self._bury(group, batch, entry, rows, back)
+        return bits
+
+    def _bury(self, group: Group, batch: StampedBatch, entry: Tries, rows: int, back: Back) -> None:
+        picked, count = group.withhold(batch.base, rows), rows.bit_count()
+        burying = _Burying(self, group, picked, back, count, batch.base + low_bit(rows), entry)
+        try:
+            part = self._part(group, batch, entry, rows)
+        except BrokerRefused as error:
+            if error.code != "limit" or count == 1:
+                burying.give_up(error.code, error.reason)
+                return
+            # More than an empty mailbox takes at once.
+            group.back(picked, late=False)
+            some = lowest(rows, count // 2)
+            self._bury(group, batch, entry, some, back)
+            self._bury(group, batch, entry, rows ^ some, back)
+            return
+        burying.add_change(part)
+        part.effects.append(burying)
+        self._steps.take([part])
+
+    def name_of(self, number: int) -> str:
+        """Return the name of a mailbox."""
+        mailbox = self._puts.mailboxes.by_number.get(number)
+        return "" if mailbox is None else mailbox.name
+
+    def _part(self, group: Group, batch: StampedBatch, entry: Tries, rows: int) -> Part:
+        """Return the part that puts copies of rows into the mailbox. Raises BrokerRefused."""
+        settings = self.shard.settings
+        if self._steps.pressed:
+            raise BrokerRefused("wait", "the log waits for its checkpoint")
+        if self._steps.unsettled_bytes > settings.unsynced_bytes_max:
+            raise BrokerRefused("wait", "too much waits for the disk")
+        content, count = batch.content, batch.next - batch.base
+        stream = group.stream
+        if extractable(content):
+            frame = copy_rows(content, rows_of_bits(rows, count))
+            offsets = [batch.base + place for place in places_of(rows)]
+            rows = ones(len(offsets))
+        else:
+            frame = copy_whole(content)
+            offsets = list(range(batch.base, batch.next))
+        origin = Origin(
+            stream.number, stream.name, group.name, self.shard.epoch, entry[2], offsets,
+            group.slots_at(offsets),
+        )  # fmt: skip
+        names = dict.fromkeys((group.dead_letters, group.default_dead_letters))
+        for name in names:
+            try:
+                part = self._puts.put(
+                    name, sender="", content=Content(frame), frame=frame, why=entry[3],
+                    asked_by=group.row.by, origin=origin, rows=rows,
+                )  # fmt: skip
+            except BrokerRefused as error:
+                # The mailbox that the settings name may be unable to take dead letters.
+                if error.code == "wait" or name == group.default_dead_letters:
+                    raise
+                continue
+            if not part.memory:
+                return part
+        raise BrokerRefused("cross_ring", "the mailbox is in memory only")
+
+
+class _Burying(Effect):
+    """Records on their way into a dead-letter mailbox; they are withheld until then."""
+
+    letters: DeadLetters
+    group: Group
+    picked: Picked
+    back: Back
+    count: int
+    first: int
+    entry: Tries
+
+    def add_change(self, part: Part) -> None:
+        """Let the records be done when their copies are put."""
+        group = self.group
+        stream = group.stream
+        ranges = group.holdings.ranges(self.picked, group.row.next)
+        done = GroupDone(stream.number, group.name, ranges, self.letters.shard.epoch)
+        if stream.ring.memory:
+            part.effects.insert(0, Applying(self.letters.shard.queues, [done]))
+        else:
+            part.changes = [*part.changes, done]
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        group, shard = self.group, self.letters.shard
+        group.acknowledged(self.picked)
+        group.moved_ms = shard.now_ms
+        group.refusing = False
+        group.holdings.tidy()
+        shard.counters["group_records_dead"] += self.count
+        shard.counters["dead_letters"] += self.count
+        shard.event(
+            "record_dead", "warning", stream=group.stream.name, group=group.name,
+            offset=self.first, count=self.count, attempts=self.entry[2], why=self.entry[3],
+            mailbox=self.letters.name_of(part.place),
+        )  # fmt: skip
+        if group.moved:
+            self.letters.progress.flush_later(group)
+        self.back(group, [], 0)
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        self.give_up(code, reason)
+
+    def give_up(self, code: str, reason: str) -> None:
+        """Let the records wait again for a while, and tell the operator once."""
+        group, shard = self.group, self.letters.shard
+        if not group.refusing:
+            group.refusing = True
+            shard.event(
+                "dead_letter_refused", "warning", stream=group.stream.name,
+                group=group.name, mailbox=group.dead_letters, code=code, reason=reason,
+            )  # fmt: skip
+        self.back(group, self.picked, PAUSE_MS)

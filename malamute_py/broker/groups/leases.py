@@ -1,0 +1,112 @@
+"""Leases of a group's records: what a member holds without a word about it goes to others.
+
+Owns the end of leases, and which members are passed over. The rules: a lease begins with the
+hand-out, and again when the member renews it; the end of a lease is an attempt of the record; a
+member whose lease has ended is given nothing more until it acknowledges something. Source: SPEC.md,
+section 4.8.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from malamute_protocol.commands import Mode
+from malamute_py.broker.context import Shard
+from malamute_py.broker.groups.group import Group
+from malamute_py.broker.groups.holdings import Picked
+from malamute_py.broker.groups.member import Member
+from malamute_py.broker.groups.reader import GroupReader
+from malamute_py.broker.groups.returns import Returns
+from malamute_py.broker.links.links import Links
+from malamute_py.broker.structures.bitmaps import low_bit
+from malamute_py.broker.structures.timers import Timers
+
+LEASE: Final = "lease"
+"""Reason of an attempt that the end of a lease has ended."""
+
+
+class Leases:
+    """The leases of all groups of one core."""
+
+    def __init__(
+        self, shard: Shard, links: Links, reader: GroupReader, returns: Returns, timers: Timers
+    ) -> None:
+        self._shard = shard
+        self._links = links
+        self._reader = reader
+        self._returns = returns
+        self._timers = timers
+
+    def of(self, group: Group) -> int:
+        """Return the lease of a member that joins a group now; 0: it has none."""
+        settings, lease_ms = self._shard.settings, group.row.settings.lease_ms
+        if not lease_ms:
+            return 0
+        return min(max(lease_ms, settings.lease_min_ms), settings.lease_max_ms)
+
+    def watch(self, group: Group) -> None:
+        """Look at a group again when its next lease ends."""
+        if group.lease_due_ms or group.gone:
+            return
+        due_ms = group.holdings.next_lease()
+        if due_ms:
+            group.lease_due_ms = due_ms
+            self._timers.set(due_ms, partial(self._end, group))
+
+    def renew(self, group: Group, member: Member, picked: Picked, _: int) -> None:
+        """Begin the leases of records anew that a member holds."""
+        due_ms = member.lease_end(self._shard.now_ms)
+        for page, mask in picked:
+            held = mask & page.held.get(member, 0)
+            if held:
+                group.holdings.lease(page, member, held, due_ms)
+
+    def heard(self, group: Group, member: Member) -> None:
+        """Give records again to a member that was passed over: it has acknowledged something."""
+        if not member.aside:
+            return
+        before = group.holder
+        group.bring_back(member)
+        if group.holder is not before:
+            self._say_holder(group)
+        self._reader.wake(group)
+
+    def _end(self, group: Group) -> None:
+        group.lease_due_ms = 0
+        if group.gone:
+            return
+        for member, picked in group.holdings.leases_over(self._shard.now_ms):
+            self._take(group, member, picked)
+        self.watch(group)
+
+    def _take(self, group: Group, member: Member, picked: Picked) -> None:
+        """Take records from a member whose lease is over, and pass the member over."""
+        before = group.holder
+        group.set_aside(member)
+        if group.kind == "exclusive" and before is member:
+            # Records go to one member only: the next one gets all that this one has.
+            picked = group.holdings.held_by(member)
+        count = sum(mask.bit_count() for _, mask in picked)
+        page, mask = picked[0]
+        self._shard.counters["group_leases_ended"] += count
+        self._shard.counters["group_records_returned"] += count
+        self._shard.event(
+            "group_lease_ended", "warning", stream=group.stream.name, group=group.name,
+            link=member.link.number, identity=member.identity, records=count,
+            offset=page.base + low_bit(mask),
+        )  # fmt: skip
+        member.returned(count)
+        group.take_back(member, picked)
+        if group.counts:
+            self._returns.count(group, picked, LEASE)
+        else:
+            self._reader.back(group, picked, 0)
+        if group.holder is not before:
+            self._links.say(member.link, Mode(member.number, False, group.holdings.low))
+            self._say_holder(group)
+
+    def _say_holder(self, group: Group) -> None:
+        holder = group.holder
+        if holder is not None:
+            self._links.say(holder.link, Mode(holder.number, True, group.holdings.low))

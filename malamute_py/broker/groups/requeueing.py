@@ -1,0 +1,180 @@
+"""Requeueing: REQUEUE_GROUP, by which the records of dead letters come again.
+
+Owns the way of dead letters back into their group. The rules: a dead letter leaves its mailbox in
+the step that lets its record wait again; one whose record the stream has no longer stays where it
+is; a long list is done in portions, one a turn. Source: SPEC.md, section 4.8.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from malamute_protocol.commands import RequeueGroup
+from malamute_protocol.errors import BrokerRefused
+from malamute_py.broker.context import Shard
+from malamute_py.broker.groups.group import Group
+from malamute_py.broker.groups.reader import GroupReader
+from malamute_py.broker.links.links import Link
+from malamute_py.broker.log.answers import Answer, Answers
+from malamute_py.broker.log.steps import Part, Steps, Then
+from malamute_py.broker.mail.mailbox import Mailbox
+from malamute_py.broker.mail.messages import RowsOfPut
+from malamute_py.broker.mail.puts import Puts
+from malamute_py.broker.streams.catalogue import Catalogue
+from malamute_py.broker.streams.named import Named
+from malamute_py.broker.structures.bitmaps import places_of
+from malamute_py.broker.structures.timers import Timers
+from malamute_py.changelog.records import Change, GroupDone, GroupRevived, Range
+from malamute_py.changelog.tables import rows_of
+
+NUMBERS_MAX: Final = 1_000
+"""Numbers that one REQUEUE_GROUP names at most."""
+
+
+class Requeueing:
+    """The command REQUEUE_GROUP."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        catalogue: Catalogue,
+        steps: Steps,
+        answers: Answers,
+        groups: Named[Group],
+        puts: Puts,
+        reader: GroupReader,
+        timers: Timers,
+    ) -> None:
+        self._shard = shard
+        self._catalogue = catalogue
+        self._steps = steps
+        self._answers = answers
+        self._groups = groups
+        self._puts = puts
+        self._reader = reader
+        self._timers = timers
+
+    def requeue(self, link: Link, command: RequeueGroup) -> None:
+        """Let the records of dead letters come again; the answer follows when that is durable."""
+        try:
+            group = self._group(link, command)
+        except BrokerRefused as error:
+            self._answers.refuse(link, command, error.code, error.reason)
+            return
+        places = list(dict.fromkeys((group.dead_letters, group.default_dead_letters)))
+        answer = Answer(self._answers, link, command)
+        self._revive(_Job(group, places, command.numbers, answer), 0)
+
+    def _group(self, link: Link, command: RequeueGroup) -> Group:
+        name = command.stream
+        if not self._shard.settings.permit(link.owner, "admin", name):
+            raise BrokerRefused("forbidden", f"you may not admin groups of '{name}'")
+        if len(command.numbers) > NUMBERS_MAX:
+            raise BrokerRefused("too_large", f"at most {NUMBERS_MAX} numbers at once")
+        stream = self._catalogue.get(name)
+        if stream is None:
+            raise BrokerRefused("unknown_stream", f"there is no stream '{name}'")
+        group = self._groups.get((stream.number, command.group))
+        if group is None:
+            raise BrokerRefused("unknown_group", f"there is no group '{command.group}'")
+        return group
+
+    def _revive(self, job: _Job, lsn: int) -> None:
+        """Let a portion of dead letters come again, or answer when all have."""
+        group = job.group
+        if group.gone:
+            job.answer.refuse("unknown_group", f"group '{group.name}' was removed")
+            return
+        while job.places:
+            stream = group.stream
+            found = self._puts.letters_of(
+                job.places[0], stream=stream.number, group=group.name, numbers=job.numbers
+            )
+            if found is not None:
+                mailbox, letters = found
+                rows = self._there(job, letters)
+                if rows:
+                    self._take(job, mailbox, rows)
+                    return
+            del job.places[0]
+        if job.count:
+            job.answer.value = partial(dict, count=job.count, gone=job.gone)
+            job.answer.after(lsn)
+        elif job.gone:
+            job.answer.refuse(
+                "retention", f"'{group.stream.name}' has none of these {job.gone} records any more"
+            )
+        else:
+            job.answer.refuse("unknown_request", "no such dead letter")
+
+    def _there(self, job: _Job, letters: list[RowsOfPut]) -> list[RowsOfPut]:
+        """Return the dead letters whose records the stream still has; count the others."""
+        stream = job.group.stream
+        rows: list[RowsOfPut] = []
+        job.gone = 0
+        for base, mask, row in letters:
+            assert row.rare is not None
+            origin = row.rare.origin
+            assert origin is not None
+            first = stream.first_at(self._shard.now_ms)
+            end = stream.position_end(origin.epoch)
+            keyless = job.group.slots is not None and not origin.slots
+            kept = 0
+            for place in places_of(mask):
+                if first <= origin.offsets[place] < end and not keyless:
+                    kept |= 1 << place
+            job.gone += (mask ^ kept).bit_count()
+            if kept:
+                rows.append((base, kept, row))
+        return rows
+
+    def _take(self, job: _Job, mailbox: Mailbox, rows: list[RowsOfPut]) -> None:
+        group = job.group
+        again: dict[int, int] = {}
+        for _, mask, row in rows:
+            assert row.rare is not None
+            origin = row.rare.origin
+            assert origin is not None
+            for place in places_of(mask):
+                again[origin.offsets[place]] = origin.slots[place] if origin.slots else 0
+        changes: list[Change] = []
+        number, name, epoch = group.stream.number, group.name, self._shard.epoch
+        low = group.holdings.low
+        if low > group.row.next:
+            # What is done so far is not between `next` and the position any more.
+            changes.append(GroupDone(number, name, [(group.row.next, low)], epoch))
+        named = [(base, rows_of(mask)) for base, mask, _ in rows]
+        ranges: list[Range] = [(offset, offset + 1) for offset in sorted(again)]
+        changes.append(GroupRevived(number, name, mailbox.number, named, ranges, epoch))
+        reopening = Then(partial(self._reopen, job, again), job.answer.refuse)
+        effects = [self._puts.reviving(mailbox, rows), reopening]
+        self._steps.take([Part(changes, effects=effects, level=mailbox.level)])
+
+    def _reopen(self, job: _Job, again: dict[int, int], lsn: int) -> None:
+        """Let records wait again that the tables have as not done."""
+        group = job.group
+        for offset, slot in again.items():
+            group.reopen(offset, slot)
+        job.count += len(again)
+        self._shard.counters["group_records_requeued"] += len(again)
+        if job.numbers:
+            # One portion looks at all numbers that were named.
+            del job.places[0]
+        self._reader.wake(group)
+        self._timers.set(self._shard.now_ms, partial(self._revive, job, lsn))
+
+
+class _Job(msgspec.Struct, eq=False):
+    """One REQUEUE_GROUP that is being done."""
+
+    group: Group
+    places: list[str]
+    """Mailboxes that dead letters are still looked for in."""
+    numbers: list[int]
+    answer: Answer
+    count: int = 0
+    gone: int = 0
+    """Dead letters whose records the stream has no longer, of the last portion."""

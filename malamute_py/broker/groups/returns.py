@@ -1,0 +1,57 @@
+"""Returns: records that a member held wait in their group again, and their attempts are counted.
+
+Owns the way of such records through the log. The rules: a group whose settings bound attempts hands
+out a record again only once the log has the attempt that ended; an attempt that the log refuses is
+logged later, and the record waits for that. Source: SPEC.md, section 4.8.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final
+
+from malamute_py.broker.context import Shard
+from malamute_py.broker.groups.group import Group
+from malamute_py.broker.groups.holdings import Picked, ranges_of
+from malamute_py.broker.groups.reader import GroupReader
+from malamute_py.broker.log.steps import Steps, Then
+from malamute_py.broker.structures.timers import Timers
+from malamute_py.changelog.records import GroupReturned
+
+NO_ATTEMPT: Final = frozenset({"bye", "draining"})
+"""Ends of a link that are no attempt of the records that its members held."""
+RETRY_MS: Final = 1_000
+"""Pause before a change that the log refused is tried again."""
+
+
+class Returns:
+    """Records on their way back into their groups."""
+
+    def __init__(self, shard: Shard, steps: Steps, reader: GroupReader, timers: Timers) -> None:
+        self._shard = shard
+        self._steps = steps
+        self._reader = reader
+        self._timers = timers
+
+    def change(self, group: Group, picked: Picked, why: str) -> GroupReturned:
+        """Return the change by which records have one attempt more."""
+        return GroupReturned(
+            group.stream.number, group.name, ranges_of(picked), why, self._shard.epoch
+        )
+
+    def count(self, group: Group, picked: Picked, why: str) -> None:
+        """Log that an attempt of withheld records has ended; then they wait again."""
+        if group.gone or not picked:
+            return
+        counting = Then(
+            partial(self._counted, group, picked), partial(self._count_later, group, picked, why)
+        )
+        change = self.change(group, picked, why)
+        self._steps.put([change], counting, memory=group.stream.ring.memory)
+
+    def _counted(self, group: Group, picked: Picked, _: int) -> None:
+        self._reader.back(group, picked, 0)
+
+    def _count_later(self, group: Group, picked: Picked, why: str, *_: Any) -> None:
+        due_ms = self._shard.now_ms + RETRY_MS
+        self._timers.set(due_ms, partial(self.count, group, picked, why))

@@ -1,0 +1,134 @@
+"""Measure typed streams: rows of a table into a broker, and its batches out as columns.
+
+    python -m perf.typed [--json] [--rows 2000000]
+
+Rows have an int64, a float64, an int32 and a string of 8 characters, in a stream in memory. Each
+way out reads all of them, three times, and the quickest counts. Beside each way stands how many of
+the numeric columns of a batch lie in the bytes that came from the socket, without a copy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+import malamute_py as malamute
+from malamute_protocol.batch import Batch
+from malamute_py.demo.daemon import Daemon
+from perf.curves.brokers import OUT
+
+ROUNDS = 3
+NUMBERS = ("n", "x", "i")
+
+
+class Figure(NamedTuple):
+    what: str
+    value: float
+    unit: str
+
+
+def table_of(rows: int) -> pa.Table:
+    array: Any = pa.array
+    names = array([f"{number:08}" for number in range(1_000)])
+    return pa.table(
+        {
+            "n": array(np.arange(rows)),
+            "x": array(np.random.default_rng(1).random(rows)),
+            "i": array(np.arange(rows, dtype="i4")),
+            "name": names.take(array(np.arange(rows) % 1_000)),
+        }
+    )
+
+
+def arrow_columns(batch: Batch) -> list[Any]:
+    rows = batch.to_arrow()
+    return [rows.column(name) for name in NUMBERS]
+
+
+def polars_columns(batch: Batch) -> list[Any]:
+    frame = batch.to_polars()
+    return [frame[name].to_arrow() for name in NUMBERS]
+
+
+def pandas_columns(batch: Batch) -> list[Any]:
+    frame = batch.to_pandas()
+    return [frame[name].array.__arrow_array__().chunk(0) for name in NUMBERS]
+
+
+WAYS: dict[str, tuple[Callable[[Batch], Any], Callable[[Batch], list[Any]]]] = {
+    "Arrow": (Batch.to_arrow, arrow_columns),
+    "polars": (Batch.to_polars, polars_columns),
+    "pandas": (Batch.to_pandas, pandas_columns),
+}
+
+
+def in_place(batch: Batch, columns: list[Any]) -> int:
+    """Return how many columns have their values in the bytes of the batch."""
+    first = np.frombuffer(batch.content.view, np.uint8).ctypes.data
+    end = first + len(batch.content.view)
+    return sum(first <= column.buffers()[1].address < end for column in columns)
+
+
+def read(client: malamute.SyncClient, use: Callable[[Batch], Any], rows: int) -> float:
+    """Return the seconds that the quickest round took."""
+    rounds = []
+    for _ in range(ROUNDS):
+        begun, count = time.perf_counter(), 0
+        with client.subscribe("typed", start="earliest", until="tail") as reading:
+            for batch in reading.batches():
+                use(batch)
+                count += len(batch)
+        rounds.append(time.perf_counter() - begun)
+        assert count == rows, f"{count} rows of {rows}"
+    return min(rounds)
+
+
+def measure(rows: int) -> list[Figure]:
+    table = table_of(rows)
+    figures = []
+    OUT.mkdir(exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory(dir=OUT) as folder,
+        Daemon(Path(folder)) as daemon,
+        malamute.connect_sync(daemon.endpoint) as client,
+    ):
+        client.create_stream(
+            "typed", schema=table.schema, memory=True, ring_bytes=max(1 << 30, 4 * table.nbytes)
+        )
+        begun = time.perf_counter()
+        client.publish_table("typed", table, subject="a.b.c")
+        took = time.perf_counter() - begun
+        figures.append(Figure("publish_table", rows / took, "rows/s"))
+        with client.subscribe("typed", start="earliest", until="tail") as reading:
+            first = reading.next_batch(60_000)
+        assert first is not None
+        for name, (use, columns) in WAYS.items():
+            figures.append(Figure(f"to {name}", rows / read(client, use, rows), "rows/s"))
+            left = in_place(first, columns(first))
+            figures.append(Figure(f"to {name}, columns without a copy", left, "of 3"))
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rows", type=int, default=2_000_000)
+    arguments = parser.parse_args()
+    figures = measure(arguments.rows)
+    if arguments.json:
+        print(json.dumps([figure._asdict() for figure in figures]))
+        return
+    for figure in figures:
+        print(f"{figure.what:<40} {figure.value:>14,.0f} {figure.unit}")
+
+
+if __name__ == "__main__":
+    main()

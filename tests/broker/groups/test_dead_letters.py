@@ -1,0 +1,447 @@
+"""Attempts of a group's records, and the dead letters that they become."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from malamute_protocol import commands as wire
+from malamute_protocol.stamp import rows_from_bitmap
+from tests.broker.group_world import MUCH, M, ack, events, got, info, join, lose, publish, world
+from tests.broker.shell import Letter, Shell
+
+INBOX = 7
+READERS = itertools.count(100)
+
+
+def bounded(shell: Shell, link: int, kind: str = "shared", most: int = 2, **more: Any) -> Any:
+    """Let a link join a group whose records have so many attempts."""
+    settings = {"attempts_max": most, **more.pop("settings", {})}
+    return join(shell, link, kind, settings=settings, **more)
+
+
+def letters(shell: Shell, mailbox: str = "s.g.dead") -> list[Letter]:
+    """Read a mailbox, and leave it as it was."""
+    link = next(READERS)
+    shell.hello(link)
+    peer = shell.send(link, wire.OpenInbox(INBOX, mailbox, MUCH, MUCH))
+    found = list(peer.mail.get(INBOX, []))
+    shell.send(link, wire.Bye())
+    return found
+
+
+def attempts(shell: Shell, link: int) -> list[tuple[int, int]]:
+    """Return (offset, attempts) of each record that a member was delivered."""
+    return [
+        (int(body), command.attempts)
+        for command, bodies in shell.peers[link].told
+        if isinstance(command, wire.Deliver)
+        for body in bodies
+    ]
+
+
+def nack(shell: Shell, link: int, *ranges: tuple[int, int], **fields: Any) -> Any:
+    return ack(shell, link, *ranges, again_ms=fields.pop("again_ms", 0), **fields)
+
+
+@pytest.mark.parametrize("kind", ["shared", "exclusive", "keyed"])
+def test_a_record_that_is_given_back_too_often_becomes_a_dead_letter(kind: str) -> None:
+    shell = world()
+    bounded(shell, 2, kind)
+    publish(shell, 4, subject=["a", "b", "a", "c"])
+    assert isinstance(nack(shell, 2, (1, 2)), wire.Confirm)
+    assert attempts(shell, 2)[-1] == (1, 2)
+    nack(shell, 2, (1, 2))
+    assert got(shell, 2).count(1) == 2
+    ack(shell, 2, (0, 1), (2, 4))
+    assert info(shell)["next"] == info(shell)["logged"] == 4
+    (letter,) = letters(shell)
+    assert letter.body == b"1"
+    assert letter.mail.origin == ("s", "g", 2, [1])
+    assert (letter.mail.why, letter.mail.sender) == ("returned", "")
+    (event,) = events(shell, "record_dead")
+    assert event["offset"] == 1
+    assert event["mailbox"] == "s.g.dead"
+    assert shell.broker.counters["group_records_dead"] == 1
+    assert shell.broker.counters["dead_letters"] == 1
+
+
+def test_attempts_survive_a_restart() -> None:
+    shell = world()
+    bounded(shell, 2, most=3)
+    publish(shell, 3)
+    nack(shell, 2, (1, 2))
+    shell.restart()
+    shell.hello(1)
+    join(shell, 3)
+    assert attempts(shell, 3) == [(0, 1), (1, 2), (2, 1)]
+    lose(shell, 3)
+    shell.restart()
+    shell.hello(1)
+    join(shell, 4)
+    assert attempts(shell, 4) == [(0, 2), (1, 3), (2, 2)]
+    assert info(shell)["attempts"] == [[1, 2], [2, 1]]
+    nack(shell, 4, (1, 2))
+    assert [letter.mail.origin for letter in letters(shell)] == [("s", "g", 3, [1])]
+    shell.restart()
+    shell.hello(1)
+    join(shell, 5)
+    assert got(shell, 5) == [0, 2]
+    assert [letter.mail.origin for letter in letters(shell)] == [("s", "g", 3, [1])]
+
+
+def test_a_lost_link_is_an_attempt_and_an_orderly_end_is_none() -> None:
+    shell = world()
+    bounded(shell, 2)
+    publish(shell, 3)
+    shell.send(2, wire.Unsubscribe(M))
+    bounded(shell, 3)
+    assert attempts(shell, 3) == [(0, 1), (1, 1), (2, 1)]
+    shell.send(3, wire.Bye())
+    bounded(shell, 4)
+    assert attempts(shell, 4) == [(0, 1), (1, 1), (2, 1)]
+    lose(shell, 4)
+    bounded(shell, 5)
+    assert attempts(shell, 5) == [(0, 2), (1, 2), (2, 2)]
+    assert info(shell)["attempts"] == [[1, 3]]
+
+
+def test_records_of_a_lost_link_become_dead_letters_though_no_member_is_left() -> None:
+    shell = world()
+    bounded(shell, 2, most=1)
+    publish(shell, 3)
+    ack(shell, 2, (0, 1))
+    lose(shell, 2)
+    assert info(shell)["next"] == 3
+    found = letters(shell)
+    assert [letter.body for letter in found] == [b"1", b"2"]
+    assert {letter.mail.why for letter in found} == {"died"}
+    assert found[0].mail.origin == ("s", "g", 1, [1, 2])
+
+
+def test_dead_letters_are_made_of_records_that_are_read_back_from_the_journal() -> None:
+    shell = world()
+    bounded(shell, 2, most=1)
+    for _ in range(4):
+        publish(shell, 3)
+    shell.evict()
+    lose(shell, 2)
+    assert [letter.body for letter in letters(shell)] == [b"0", b"1", b"2"] * 4
+
+
+def test_released_records_count_no_attempt() -> None:
+    shell = world()
+    bounded(shell, 2, most=1)
+    publish(shell, 2)
+    assert isinstance(ack(shell, 2, (0, 1), state=6), wire.Confirm)
+    assert attempts(shell, 2) == [(0, 1), (1, 1), (0, 1)]
+    assert not info(shell)["attempts"]
+
+
+def test_a_member_gives_a_record_up_at_once_with_its_reason() -> None:
+    shell = world()
+    join(shell, 2)
+    publish(shell, 2)
+    assert isinstance(ack(shell, 2, (1, 2), state=4, reason="no such flight"), wire.Confirm)
+    (letter,) = letters(shell)
+    assert letter.mail.why == "failed: no such flight"
+    assert letter.mail.origin == ("s", "g", 1, [1])
+    assert got(shell, 2) == [0, 1]
+
+
+def test_a_group_without_a_bound_counts_nothing_and_logs_nothing() -> None:
+    shell = world()
+    join(shell, 2)
+    publish(shell, 3)
+    before = len(shell.rings["main"])
+    nack(shell, 2, (0, 3))
+    lose(shell, 2)
+    join(shell, 3)
+    assert attempts(shell, 3) == [(0, 1), (1, 1), (2, 1)]
+    assert not info(shell)["attempts"]
+    assert len(shell.rings["main"]) == before
+
+
+def test_an_exclusive_group_keeps_its_order_when_attempts_differ() -> None:
+    shell = world()
+    bounded(shell, 2, "exclusive", most=9)
+    publish(shell, 5)
+    nack(shell, 2, (1, 2))
+    nack(shell, 2, (3, 4))
+    lose(shell, 2)
+    shell.wait(20_000)
+    join(shell, 3, "exclusive")
+    assert attempts(shell, 3) == [(0, 2), (1, 3), (2, 2), (3, 3), (4, 2)]
+
+
+def test_a_delayed_record_counts_its_attempt_and_waits() -> None:
+    shell = world()
+    bounded(shell, 2, most=3)
+    publish(shell, 1)
+    nack(shell, 2, (0, 1), again_ms=500)
+    assert attempts(shell, 2) == [(0, 1)]
+    shell.wait(600)
+    assert attempts(shell, 2) == [(0, 1), (0, 2)]
+
+
+def test_an_attempt_that_the_log_refuses_is_tried_again_and_a_nack_is_refused() -> None:
+    shell = world()
+    bounded(shell, 2)
+    publish(shell, 2)
+    shell.refuse["main"] = ("disk_full", "no space")
+    assert nack(shell, 2, (0, 1)) == "disk_full"
+    lose(shell, 2)
+    bounded(shell, 3)
+    assert got(shell, 3) == []
+    shell.refuse.clear()
+    shell.wait(1_100)
+    assert attempts(shell, 3) == [(0, 2), (1, 2)]
+
+
+def test_a_full_mailbox_lets_the_record_wait_and_no_member_gets_it() -> None:
+    shell = world()
+    shell.send(1, wire.EditMailbox(4, "morgue", {"max_messages": 1}))
+    bounded(shell, 2, most=1, settings={"dead_letters": "morgue"})
+    publish(shell, 3)
+    nack(shell, 2, (0, 1))
+    nack(shell, 2, (1, 2))
+    shell.wait(5_000)
+    assert got(shell, 2) == [0, 1, 2]
+    (told,) = events(shell, "dead_letter_refused")
+    assert told["code"] == "wait"
+    assert info(shell)["late"] == 1
+    shell.send(1, wire.EditMailbox(4, "morgue", {"max_messages": 5}))
+    shell.wait(1_100)
+    assert [letter.body for letter in letters(shell, "morgue")] == [b"0", b"1"]
+    assert info(shell)["late"] == 0
+
+
+def test_a_mailbox_in_memory_takes_no_dead_letters_and_the_default_one_does() -> None:
+    shell = world()
+    shell.send(1, wire.EditMailbox(4, "morgue", {"memory": True}))
+    bounded(shell, 2, most=1, settings={"dead_letters": "morgue"})
+    publish(shell, 1)
+    nack(shell, 2, (0, 1))
+    assert [letter.body for letter in letters(shell)] == [b"0"]
+    assert events(shell, "record_dead")[0]["mailbox"] == "s.g.dead"
+
+
+def test_a_step_that_the_log_refuses_leaves_the_record_in_its_group() -> None:
+    shell = world()
+    shell.send(1, wire.EditMailbox(4, "s.g.dead", {"max_messages": 1}))
+    bounded(shell, 2, most=1)
+    publish(shell, 2)
+    nack(shell, 2, (0, 2))
+    assert info(shell)["late"] == 1
+    shell.send(1, wire.EditMailbox(4, "s.g.dead", {"max_messages": 0}))
+    shell.refuse["main"] = ("disk_full", "no space")
+    shell.wait(3_000)
+    assert info(shell)["late"] == 1
+    shell.refuse.clear()
+    shell.wait(3_000)
+    assert [letter.body for letter in letters(shell)] == [b"0", b"1"]
+    assert info(shell)["next"] == 2
+    assert events(shell, "dead_letter_refused")[0]["code"] == "wait"
+
+
+def test_a_compressed_batch_leaves_a_dead_letter_of_its_row_alone() -> None:
+    shell = world()
+    bounded(shell, 2, most=1)
+    shell.publish(1, "s", [b"%d" % n for n in range(20)], codec=1)
+    nack(shell, 2, (7, 8))
+    (letter,) = letters(shell)
+    assert letter.body == b"7"
+    assert letter.mail.origin == ("s", "g", 1, [7])
+    assert rows_from_bitmap(letter.mail.rows, 20).nonzero()[0].tolist() == [7]
+    shell.restart()
+    assert [letter.body for letter in letters(shell)] == [b"7"]
+
+
+def test_records_of_a_stream_in_memory_become_dead_letters_in_the_log() -> None:
+    shell = world()
+    shell.send(1, wire.CreateStream(1, "s", {"memory": True}))
+    bounded(shell, 2, most=1)
+    publish(shell, 2)
+    nack(shell, 2, (0, 1))
+    assert info(shell)["held"] == 1
+    assert [letter.body for letter in letters(shell)] == [b"0"]
+
+
+def test_headers_and_times_go_with_a_dead_letter_and_its_expiry_does_not() -> None:
+    shell = world()
+    bounded(shell, 2, most=1)
+    shell.publish(
+        1, "s", [b"0", b"1"], subject=["a.b", "c"], fields=[{"x": "1"}, {}],
+        client_time_ms=[5, 6], expires_at_ms=[shell.now_ms + 1_000, shell.now_ms + 2_000],
+    )  # fmt: skip
+    nack(shell, 2, (0, 1))
+    shell.wait(3_000)
+    value = shell.send(1, wire.PeekMail(3, "s.g.dead", body_bytes=9)).last(wire.Result).value
+    (seen,) = value["messages"]
+    assert (seen["subject"], seen["fields"], seen["body"]) == ("a.b", {"x": "1"}, b"0")
+    assert seen["origin"] == {"stream": "s", "group": "g", "epoch": 1, "offset": 0, "attempts": 1}
+    assert not seen["expires_at_ms"]
+
+
+def test_settings_can_be_changed_and_take_effect_at_once() -> None:
+    shell = world()
+    join(shell, 2)
+    publish(shell, 2)
+    value = shell.send(1, wire.EditGroup(3, "s", "g", {"attempts_max": 5})).last(wire.Result).value
+    assert value["settings"]["attempts_max"] == 5
+    for _ in range(3):
+        nack(shell, 2, (0, 1), again_ms=0)
+    nack(shell, 2, (0, 1), again_ms=10_000)
+    shell.send(1, wire.EditGroup(3, "s", "g", {"attempts_max": 4}))
+    shell.wait(10_000)
+    assert [letter.mail.origin for letter in letters(shell)] == [("s", "g", 4, [0])]
+    shell.restart()
+    shell.hello(1)
+    assert info(shell)["settings"]["attempts_max"] == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "code"),
+    [
+        ({"attempts_max": -1}, "bad_setting"),
+        ({"attempts": 1}, "bad_setting"),
+        ({"dead_letters": "~x"}, "bad_setting"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], code: str) -> None:
+    shell = world()
+    peer = join(shell, 2, settings=settings)
+    assert peer.last(wire.Refused).code == code
+    join(shell, 3)
+    assert shell.send(1, wire.EditGroup(3, "s", "g", settings)).last(wire.Refused).code == code
+
+
+def test_a_mailbox_that_the_client_may_not_send_to_is_refused() -> None:
+    def permit(owner: str, action: str, name: str) -> bool:
+        return action != "send"
+
+    shell = world(permit=permit)
+    peer = bounded(shell, 2, settings={"dead_letters": "boss"})
+    assert peer.last(wire.Refused).code == "forbidden"
+    bounded(shell, 3)
+    refused = shell.send(1, wire.EditGroup(3, "s", "g", {"dead_letters": "boss"}))
+    assert refused.last(wire.Refused).code == "forbidden"
+
+
+def test_unknown_groups_and_streams_cannot_be_edited() -> None:
+    shell = world()
+    join(shell, 2)
+    for stream, group, code in (("t", "g", "unknown_stream"), ("s", "h", "unknown_group")):
+        peer = shell.send(1, wire.EditGroup(3, stream, group, {}))
+        assert peer.last(wire.Refused).code == code
+
+
+def test_attempts_are_not_passed_on_to_records_that_take_lost_offsets() -> None:
+    shell = world(sync=False)
+    shell.send(1, wire.CreateStream(1, "s", {"ring_bytes": 1 << 20}))
+    shell.sync()
+    shell.run()
+    bounded(shell, 2, most=9, visibility=0)
+    shell.sync()
+    shell.run()
+    publish(shell, 2)
+    nack(shell, 2, (0, 2), tracker=0)
+    shell.synced_to["main"] = shell.rings["main"][-1].end_lsn
+    shell.restart(power_loss=True)
+    shell.hello(1)
+    publish(shell, 2)
+    join(shell, 3, visibility=0)
+    assert attempts(shell, 3) == [(0, 1), (1, 1)]
+
+
+# --- requeueing ------------------------------------------------------------------------------
+
+
+def requeue(shell: Shell, *numbers: int) -> Any:
+    """Return the count, or the code of REFUSED."""
+    answer: Any = shell.send(1, wire.RequeueGroup(5, "s", "g", list(numbers))).commands[-1]
+    return answer.code if isinstance(answer, wire.Refused) else answer.value["count"]
+
+
+@pytest.mark.parametrize("kind", ["shared", "exclusive", "keyed"])
+def test_a_requeued_record_comes_again_with_no_attempts(kind: str) -> None:
+    shell = world()
+    bounded(shell, 2, kind, most=1)
+    publish(shell, 5, subject=["a", "b", "a", "c", "a"])
+    nack(shell, 2, (1, 3))
+    ack(shell, 2, (0, 1), (3, 5))
+    publish(shell, 5_000, subject="a")
+    ack(shell, 2, (5, 5_005), tracker=0)
+    assert requeue(shell) == 2
+    assert not letters(shell)
+    assert attempts(shell, 2)[-2:] == [(1, 1), (2, 1)]
+    assert info(shell)["next"] == 1
+    ack(shell, 2, (1, 2))
+    shell.restart()
+    shell.hello(1)
+    join(shell, 3, kind)
+    assert got(shell, 3) == [2]
+    ack(shell, 3, (2, 3))
+    assert info(shell)["next"] == 5_005
+    assert requeue(shell) == "unknown_request"
+
+
+def test_some_dead_letters_are_requeued_by_their_numbers() -> None:
+    shell = world()
+    bounded(shell, 2, most=1)
+    publish(shell, 3)
+    nack(shell, 2, (0, 3))
+    found = letters(shell)
+    assert requeue(shell, found[1].number, 99_999) == 1
+    assert got(shell, 2) == [0, 1, 2, 1]
+    nack(shell, 2, (1, 2))
+    assert [letter.body for letter in letters(shell)] == [b"0", b"2", b"1"]
+
+
+def test_a_dead_letter_whose_record_is_gone_stays_where_it_is() -> None:
+    shell = world()
+    bounded(shell, 2, most=1)
+    for _ in range(3):
+        publish(shell, 1)
+    nack(shell, 2, (0, 1))
+    nack(shell, 2, (2, 3))
+    stream = shell.stream("s")
+    shell.firsts[stream.number] = 2
+    shell.broker.trimmed("main", {stream.number: 2})
+    shell.run()
+    assert requeue(shell) == 1
+    assert [letter.mail.origin for letter in letters(shell)] == [("s", "g", 1, [0])]
+    assert requeue(shell) == "retention"
+
+
+def test_dead_letters_of_another_stream_of_the_name_do_not_come_again() -> None:
+    shell = world()
+    bounded(shell, 2, most=1)
+    publish(shell, 1)
+    nack(shell, 2, (0, 1))
+    shell.send(1, wire.RemoveStream(1, "s"))
+    publish(shell, 1)
+    bounded(shell, 3, most=1)
+    assert requeue(shell) == "unknown_request"
+    assert len(letters(shell)) == 1
+
+
+def test_a_requeue_that_the_log_refuses_changes_nothing() -> None:
+    shell = world()
+    bounded(shell, 2, most=1)
+    publish(shell, 2)
+    nack(shell, 2, (0, 1))
+    shell.refuse["main"] = ("disk_full", "no space")
+    assert requeue(shell) == "disk_full"
+    shell.refuse.clear()
+    assert len(letters(shell)) == 1
+    assert got(shell, 2) == [0, 1]
+    assert requeue(shell) == 1
+
+
+def test_only_those_who_administer_the_stream_may_requeue() -> None:
+    shell = world(permit=lambda owner, action, name: action != "admin")
+    join(shell, 2)
+    assert requeue(shell) == "forbidden"

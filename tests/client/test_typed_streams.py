@@ -1,0 +1,225 @@
+"""Typed streams through both shells: declared, published from tables, read as columns."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from malamute_protocol.arrow import parse_schema
+from malamute_protocol.commands import Schema, Subscribed
+from malamute_protocol.content import Content
+from malamute_protocol.errors import BrokerRefused, LocalProtocolError
+from malamute_protocol.limits import DEFAULT_LIMITS
+from malamute_protocol.schema import Schemas, schema_id
+from malamute_py.client.session.subscription import SubscribeOptions, SubscriptionState
+from malamute_py.client.session.tables import TableRows, schema_message
+from malamute_py.embedded import EmbeddedBroker
+from tests.client.shells import SHELLS
+from tests.client.test_shells_against_a_broker import FAST
+
+columns: Any = pa.schema  # its stubs know one form of columns at a time
+OLD: pa.Schema = columns([pa.field("carrier", pa.string(), nullable=False), ("delay", pa.int32())])
+NEW: pa.Schema = columns(
+    [*OLD.set(1, pa.field("delay", pa.int64())), pa.field("gate", pa.string())]
+)
+TABLE = pa.table({"carrier": ["AA", "UA", "AA"], "delay": pa.array([1, None, 3], pa.int32())})
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[EmbeddedBroker]:
+    async with EmbeddedBroker() as embedded:
+        yield embedded
+
+
+@pytest.fixture(params=SHELLS, ids=lambda shell: shell.kind)
+async def shell(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> AsyncIterator[Any]:
+    made = request.param()
+    await made.connect(broker.endpoint, context=broker.context, **FAST)
+    yield made
+    await made.do("close", flush_ms=0)
+
+
+async def table_of(shell: Any, pattern: str = "#", **options: Any) -> pa.Table:
+    reading = shell.client.subscribe("s", pattern, start="earliest", until="tail")
+    table: pa.Table = await shell.call(reading.to_arrow, **options)
+    return table
+
+
+async def test_a_table_comes_back_as_the_columns_that_were_declared(shell: Any) -> None:
+    facts = await shell.do("create_stream", "s", schema=OLD)
+    assert facts.settings["body_kind"] == "arrow"
+    assert await shell.do("stream_schema", "s") == OLD
+    (confirmed,) = await shell.do("publish_table", "s", TABLE, subject="carrier")
+    assert (confirmed.offset, confirmed.count) == (0, 3)
+    assert await table_of(shell) == TABLE.cast(OLD)
+    chosen = await table_of(shell, "AA", header=["subject", "offset"], decode=True)
+    assert chosen.column("subject").to_pylist() == ["AA", "AA"]
+    assert chosen.column("offset").to_pylist() == [0, 2]
+    assert chosen.column("delay").to_pylist() == [1, 3]
+
+
+async def test_what_does_not_fit_is_refused_by_the_broker_and_before_by_the_client(
+    shell: Any,
+) -> None:
+    await shell.do("create_stream", "s", schema=OLD)
+    with pytest.raises(BrokerRefused, match="bad_schema"):
+        await shell.do("publish", "s", b"no rows")
+    with pytest.raises(LocalProtocolError, match="bad_schema: column 'delay'"):
+        await shell.do("publish_table", "s", pa.table({"carrier": ["a"], "delay": ["late"]}))
+    with pytest.raises(LocalProtocolError, match="no column 'wings'"):
+        await shell.do("publish_table", "s", pa.table({"carrier": ["a"], "wings": [2]}))
+    with pytest.raises(BrokerRefused, match="bad_schema: column 'delay'"):
+        await shell.do("edit_stream", "s", schema=OLD.set(1, pa.field("delay", pa.string())))
+    await shell.do("publish", "plain", b"x")
+    with pytest.raises(BrokerRefused, match="has no schema"):
+        await shell.do("publish_table", "plain", TABLE)
+
+
+async def test_a_subscription_goes_over_to_a_newer_version_as_it_comes(shell: Any) -> None:
+    await shell.do("create_stream", "s", schema=OLD)
+    await shell.do("publish_table", "s", TABLE)
+    reading = shell.client.subscribe("s", start="earliest")
+    first = await shell.call(reading.next_batch, 5_000)
+    assert first.to_arrow().schema == OLD
+    await shell.do("edit_stream", "s", schema=NEW)
+    await shell.do("publish_table", "s", pa.table({"carrier": ["DL"], "gate": ["B4"]}))
+    second = await shell.call(reading.next_batch, 5_000)
+    assert second.to_arrow().to_pylist() == [{"carrier": "DL", "delay": None, "gate": "B4"}]
+    assert (await table_of(shell)).schema == NEW
+    await shell.call(reading.close)
+
+
+async def test_a_window_finds_out_that_the_schema_has_grown(shell: Any) -> None:
+    await shell.do("create_stream", "s", schema=OLD)
+    window = shell.client.publisher("s")
+    await shell.call(window.publish_table, TABLE)
+    await shell.do("edit_stream", "s", schema=NEW)
+    await shell.call(window.publish_table, TABLE)
+    await shell.call(window.publish_table, pa.table({"carrier": ["DL"], "gate": ["B4"]}))
+    await shell.call(window.wait, 5_000)
+    assert (await table_of(shell)).column("gate").to_pylist() == [None] * 6 + ["B4"]
+
+
+async def test_members_of_a_group_get_typed_batches(shell: Any) -> None:
+    await shell.do("create_stream", "s", schema=OLD)
+    await shell.do("publish_table", "s", TABLE)
+    member = shell.client.group("s", "g", start="earliest")
+    batch = await shell.call(member.next_batch, 5_000)
+    assert batch.to_arrow().num_rows == 3
+    assert batch.cut(1, 3).to_arrow().column(0).to_pylist() == ["UA", "AA"]
+    await shell.call(member.close)
+
+
+def test_a_subscription_takes_up_the_schemas_of_each_link() -> None:
+    reading = SubscriptionState(1, SubscribeOptions("s", ["all"], [0]))
+    reading.receive(Subscribed(1, bytes(16), 1, 0, 0, 0, schemas=[(5, b"a")]), (), DEFAULT_LIMITS)
+    reading.receive(Schema(1, 6, b"b"), (), DEFAULT_LIMITS)
+    assert reading.schemas is not None
+    assert reading.schemas.versions == {5: b"a", 6: b"b"}
+    again = [(5, b"a"), (6, b"b"), (7, b"c")]
+    reading.receive(Subscribed(1, bytes(16), 1, 0, 0, 0, schemas=again), (), DEFAULT_LIMITS)
+    assert reading.schemas.newest == 7
+    reading.receive(Subscribed(1, bytes(16), 1, 0, 0, 0), (), DEFAULT_LIMITS)
+    assert reading.schemas is None
+
+
+@pytest.mark.parametrize(
+    ("package", "table"),
+    [
+        ("pyarrow", lambda _: TABLE.combine_chunks().to_batches()[0]),
+        (
+            "polars",
+            lambda pl: pl.DataFrame({"carrier": ["AA"], "delay": pl.Series([1], dtype=pl.Int32)}),
+        ),
+        ("pandas", lambda pd: pd.DataFrame({"carrier": ["AA"], "delay": np.array([1], "i4")})),
+        ("duckdb", lambda duckdb: duckdb.sql("select 'AA' as carrier, 1::int as delay")),
+    ],
+    ids=["pyarrow", "polars", "pandas", "duckdb"],
+)
+async def test_a_table_may_come_from_any_of_them(
+    broker: EmbeddedBroker, package: str, table: Any
+) -> None:
+    library = pytest.importorskip(package)
+    made = SHELLS[0]()
+    await made.connect(broker.endpoint, context=broker.context)
+    await made.do("create_stream", "s", schema=OLD)
+    await made.do("publish_table", "s", table(library))
+    assert (await table_of(made)).column("carrier")[0].as_py() == "AA"
+    with pytest.raises(LocalProtocolError, match="allowed is a table"):
+        await made.do("publish_table", "s", [1, 2])
+    await made.do("close")
+
+
+# --- tables into contents --------------------------------------------------------------------
+
+
+def encoded(table: Any, batch_bytes: int = 1 << 20, **options: Any) -> list[tuple[Content, int]]:
+    message = schema_message(OLD)
+    options = {"subject": "", "client_time": "", "codec": None, **options}
+    rows = TableRows(table, Schemas([(schema_id(message), message)]), **options)
+    found = rows.contents(batch_bytes, DEFAULT_LIMITS)
+    return [(Content(content), count) for content, count in found]
+
+
+def test_a_large_table_is_cut_into_batches() -> None:
+    table = pa.table({"carrier": ["AA"] * 10_000})
+    found = encoded(table, batch_bytes=16 << 10)
+    assert sum(count for _, count in found) == 10_000
+    assert len(found) > 3
+    assert all(content.head.content_bytes < 32 << 10 for content, _ in found)
+    assert encoded(table.slice(0, 0)) == []
+
+
+def test_rows_that_are_too_large_together_are_halved() -> None:
+    names = ["x" * 3_000_000 if n % 4 == 0 else "y" for n in range(16)]
+    found = encoded(pa.table({"carrier": names}), batch_bytes=64 << 20)
+    assert sum(count for _, count in found) == 16
+    with pytest.raises(LocalProtocolError, match="too_large"):
+        encoded(pa.table({"carrier": ["x" * 17_000_000]}))
+
+
+def test_columns_of_subjects_and_times_need_not_be_in_the_schema() -> None:
+    table = TABLE.append_column("who", pa.array(["a", "b", "a"]).dictionary_encode())
+    table = table.append_column("at", pa.array([5_000_000, None, 7_000_000], pa.timestamp("us")))
+    ((content, _),) = encoded(table, subject="who", client_time="at")
+    assert content.table.keys == [("a",), ("b",)]
+    codes, times = content.subject_codes, content.client_times
+    assert codes is not None
+    assert times is not None
+    assert codes.tolist() == [0, 1, 0]
+    assert times.tolist() == [5_000, -(2**63), 7_000]
+    with pytest.raises(LocalProtocolError, match="no column 'then'"):
+        encoded(TABLE, client_time="then")
+    with pytest.raises(LocalProtocolError, match="client times"):
+        encoded(TABLE, client_time="carrier")
+    with pytest.raises(LocalProtocolError, match="'delay' has nulls"):
+        encoded(TABLE, subject="delay")
+
+
+def test_a_body_under_a_codec_is_compressed() -> None:
+    ((content, _),) = encoded(pa.table({"carrier": ["AA"] * 1_000}), codec="gzip")
+    assert content.head.codec
+    assert content.head.body_bytes < content.head.body_raw_bytes
+
+
+def test_a_table_that_is_damaged_is_not_sent() -> None:
+    bounds = np.array([0, 2], "<i4").tobytes()
+    wrong = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.py_buffer(bounds), pa.py_buffer(b"\xff\xfe")]
+    )
+    with pytest.raises(LocalProtocolError, match="bad_batch: the table"):
+        encoded(pa.table({"carrier": wrong}))
+
+
+def test_a_schema_is_declared_without_what_no_stream_can_have() -> None:
+    coded = pa.schema([("x", pa.dictionary(pa.int8(), pa.string()))], metadata={"pandas": "{}"})
+    assert parse_schema(schema_message(coded)) == pa.schema([("x", pa.string())])
+    assert parse_schema(schema_message(coded)).metadata is None
+    with pytest.raises(LocalProtocolError, match="bad_schema"):
+        schema_message(b"x")
+    with pytest.raises(LocalProtocolError, match="a pyarrow schema"):
+        schema_message("x: int8")
