@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         LocalProtocolError,
         MalamuteError,
         ProtocolError,
+        RevisionConflict,
         Timeout,
     )
     from malamute_protocol.pattern import (
@@ -39,10 +40,12 @@ if TYPE_CHECKING:
         topic,
     )
     from malamute_py.client.aio.client import BulkPublisher, Client, connect
+    from malamute_py.client.aio.keys import KeyView, KeyWatch
     from malamute_py.client.aio.mail import Inbox, Mail
     from malamute_py.client.aio.queues import AtomicStep, Member
     from malamute_py.client.aio.subscription import Subscription
     from malamute_py.client.aio.work import Request, Worker
+    from malamute_py.client.keys import KeyEntry
     from malamute_py.client.position import (
         AfterMessage,
         AtClientTime,
@@ -69,6 +72,7 @@ if TYPE_CHECKING:
         SettingError,
     )
     from malamute_py.client.sync.client import SyncBulkPublisher, SyncClient, connect_sync
+    from malamute_py.client.sync.keys import SyncKeyView, SyncKeyWatch
     from malamute_py.client.sync.mail import SyncInbox, SyncMail
     from malamute_py.client.sync.queues import SyncAtomicStep, SyncMember
     from malamute_py.client.sync.subscription import SyncSubscription
@@ -96,6 +100,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "MalamuteError",
         "ProtocolError",
         "BrokerRefused",
+        "RevisionConflict",
         "Timeout",
     ),
     "malamute_protocol.pattern": (
@@ -115,6 +120,10 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "Client",
         "connect",
     ),
+    "malamute_py.client.aio.keys": (
+        "KeyView",
+        "KeyWatch",
+    ),
     "malamute_py.client.aio.mail": (
         "Inbox",
         "Mail",
@@ -128,6 +137,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "Request",
         "Worker",
     ),
+    "malamute_py.client.keys": ("KeyEntry",),
     "malamute_py.client.position": (
         "AfterMessage",
         "AtClientTime",
@@ -160,6 +170,10 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "SyncBulkPublisher",
         "SyncClient",
         "connect_sync",
+    ),
+    "malamute_py.client.sync.keys": (
+        "SyncKeyView",
+        "SyncKeyWatch",
     ),
     "malamute_py.client.sync.mail": (
         "SyncInbox",
@@ -212,6 +226,9 @@ __all__ = [
     "GroupKind",
     "GroupVisibility",
     "Inbox",
+    "KeyEntry",
+    "KeyView",
+    "KeyWatch",
     "LastPerSubject",
     "LocalProtocolError",
     "Mail",
@@ -230,6 +247,7 @@ __all__ = [
     "Reply",
     "Request",
     "RequestFailed",
+    "RevisionConflict",
     "RewoundNotice",
     "SettingError",
     "Subscription",
@@ -237,6 +255,8 @@ __all__ = [
     "SyncBulkPublisher",
     "SyncClient",
     "SyncInbox",
+    "SyncKeyView",
+    "SyncKeyWatch",
     "SyncMail",
     "SyncMember",
     "SyncRequest",

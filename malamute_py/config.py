@@ -201,6 +201,9 @@ class StreamsSection(Section, frozen=True):
     producer_streams_max: Count = _CORE.producer_streams_max
     producer_places_max: Count = _CORE.producer_places_max
     last_per_subject_max: Count = _CORE.last_per_subject_max
+    keys_max: Count = _CORE.keys_max
+    all_keys_bytes_max: Bytes = _CORE.all_keys_bytes_max
+    deleted_keys_ms: Milliseconds = _CORE.deleted_keys_ms
     retention_ms: Milliseconds = _CORE.retention_ms
     retry_ms: Milliseconds = _CORE.retry_ms
 

@@ -116,6 +116,7 @@ FILES: Final = {
         (
             "BulkPublisher",
             "Client",
+            "KeyView",
             "MailVerbs",
             "QueueVerbs",
             "Served",
@@ -160,6 +161,18 @@ FILES: Final = {
             ("Iterate the result, or its batches().", TIMEOUT),
         ),
         {"connect": "connect_sync"},
+    ),
+    "keys.py": File(
+        ("KeyView", "KeyWatch", "Subscription"),
+        (
+            ("as awaitables", "as blocking calls"),
+            (
+                "a cancelled call leaves all others as they were;",
+                "a wait ends by its timeout, or by the client's close;",
+            ),
+            ("a change whose call was cancelled", "a change whose call timed out"),
+            ("or StopAsyncIteration at the end", "or StopIteration at the end"),
+        ),
     ),
     "mail.py": File(
         ("Client", "Inbox", "Mail", "MailBatch", "MailVerbs"),

@@ -49,12 +49,15 @@ from malamute_py.broker.ready import (
 from malamute_py.broker.services.services import Services
 from malamute_py.broker.streams.administration import StreamAdmin
 from malamute_py.broker.streams.catalogue import Catalogue
+from malamute_py.broker.streams.conditions import Conditions
+from malamute_py.broker.streams.key_commands import KeyCommands
 from malamute_py.broker.streams.producers import Producers
 from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.broker.streams.recovery import recover, recover_queues
 from malamute_py.broker.streams.removal import Removal
 from malamute_py.broker.streams.retention import Retention
 from malamute_py.broker.streams.start_positions import Starts
+from malamute_py.broker.streams.turning import Turning
 from malamute_py.broker.subscriptions.audience import Audience
 from malamute_py.broker.subscriptions.live import Delivery
 from malamute_py.broker.subscriptions.matching import Matching
@@ -113,13 +116,17 @@ class Broker:
             shard, self._confirms, main,
             changes.next if changes else 0, _mail_next(state, epoch), self._apply,
         )  # fmt: skip
+        self._retention = Retention(shard)
+        self._turning = Turning(shard, self._retention, self._when_ring_visible)
+        conditions = Conditions(shard, self._turning.look)
         self._publishing = Publishing(
             shard, self._links, self._confirms, self._producers, rings, self._steps,
-            self._delivery.fan_out,
+            conditions, self._delivery.fan_out,
         )  # fmt: skip
         self._catalogue = Catalogue(
-            shard, tables, dict(state.rings), rings, self._steps, self._publishing, Audience
-        )
+            shard, tables, dict(state.rings), rings, self._steps, self._publishing, conditions,
+            Audience,
+        )  # fmt: skip
         self._on_demand = OnDemand(shard, self._links, self._delivery, self._matching)
         starts = Starts(shard, state.queues_lost)
         self._bodies = Bodies(shard)
@@ -140,7 +147,6 @@ class Broker:
         self._administration = Administration(
             shard, self._links, self._catalogue, self._producers, answers
         )
-        self._retention = Retention(shard)
         self._removal = Removal(
             shard, self._catalogue, self._retention, self._when_visible, self.trimmed
         )
@@ -168,6 +174,9 @@ class Broker:
             answers=answers,
             lost=state.queues_lost,
         )  # fmt: skip
+        self._key_commands = KeyCommands(
+            shard, self._links, self._catalogue, self._publishing, answers
+        )
         self._acks: list[tuple[Link, wire.AckMail]] = []
         """Acknowledgements that no caller waits for: they are taken when nothing else is left to
         do."""
@@ -181,7 +190,9 @@ class Broker:
         self._handlers = self._table()
         self._handling: Command | None = None
         """The command that is being handled, of the message that is being received."""
-        for part in (self._mail, self._services, self._cursors, self._groups):
+        for part in (
+            self._mail, self._services, self._cursors, self._groups, self._key_commands,
+        ):  # fmt: skip
             part.recovered()
         if state.queues_lost:
             self._lose_queues(state.queues_lost)
@@ -206,6 +217,8 @@ class Broker:
             wire.ListStreams: streams.list_streams,
             wire.FindOffset: streams.find_offset,
             wire.PlanRead: streams.plan_read,
+            wire.GetKey: self._key_commands.get_key,
+            wire.ListKeys: self._key_commands.list_keys,
             wire.BrokerInfo: administration.broker_info,
             wire.ListLinks: administration.list_links,
             wire.Kick: administration.kick,
@@ -422,6 +435,8 @@ class Broker:
                 if kind not in _BESIDE_ACKS:
                     self._take_acks()
                 self._intake.single(link, command, frames[first] if place > first else None)
+            elif kind is wire.UpdateKey:
+                self._key_commands.update_key(link, command, frames[first])  # type: ignore[arg-type]
             else:
                 self._take_acks()
                 self._dispatch(link, kind, command)
@@ -614,6 +629,10 @@ class Broker:
             partial(subscriptions.refuse, sub),
         )  # fmt: skip
 
+    def _when_ring_visible(self, ring: RingState, lsn: int, settlement: Settlement) -> None:
+        """Call once a ring is visible up to an LSN, or with why it never will be."""
+        self._publishing.when_visible(ring, lsn, settlement)
+
     def _when_visible(self, lsn: int, settlement: Settlement) -> None:
         """Call once ring main is visible up to an LSN, or with why it never will be."""
         self._publishing.when_visible(self._catalogue.rings[MAIN], lsn, settlement)
@@ -632,6 +651,8 @@ class Broker:
         """Take the answer that the journal has a bundle."""
         if self._steps.owns(answer.token):
             self._steps.appended(answer)
+        elif answer.token in self._turning.handed:
+            self._turning.appended(answer)
         else:
             self._publishing.appended(answer)
         self._clean_up()
@@ -640,6 +661,8 @@ class Broker:
         """Take the answer that the journal refused a bundle, and later ones of its ring."""
         if self._steps.owns(answer.token):
             self._steps.refused(answer)
+        elif answer.token in self._turning.handed:
+            self._turning.refused(answer)
         else:
             self._publishing.refused(answer)
 
@@ -799,6 +822,9 @@ class Broker:
     def _appends(self) -> list[AppendBundle]:
         """Return the bundles for the journal: ring main's together, urgent changes first."""
         published = self._publishing.take()
+        if self._turning.queue:
+            # Before what is published: a record that replaces another lies after its copy.
+            published = [*self._turning.take(), *published]
         if self._steps.idle:
             return published
         first, last = self._steps.hand_over()

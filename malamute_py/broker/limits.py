@@ -221,6 +221,14 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     last_per_subject_max: int = 100_000
     """Records of one last-per-subject start; beyond it the start is refused `limit`."""
 
+    # --- keys: beyond a bound `limit`
+    keys_max: int = 1_000_000
+    """Keys of one stream that keeps the last record of each subject, deleted ones included."""
+    all_keys_bytes_max: int = 512 << 20
+    """Memory that the keys of all such streams take, at some 250 bytes beside each name."""
+    deleted_keys_ms: int = 24 * 3_600_000
+    """Time after which a deleted key may be forgotten, with its deletion marker."""
+
     # --- mailboxes: a full one answers `wait`, never drops
     mailboxes_max: int = 1_000_000
     """Mailboxes; beyond it first use is refused `limit`."""

@@ -34,6 +34,11 @@ MAIL_STREAM = 0xFFFF_FFFE
 numbered over all mailboxes and services, so that a number names one message in the broker."""
 
 
+MOVED_STREAM = 0xFFFF_FFFD
+"""The stream number of copies of newest records whose segment is given up, in the ring of a stream
+with keys: hidden. A record of it holds a whole batch as the stream had it, or some of its rows."""
+
+
 class Append(msgspec.Struct, frozen=True, gc=False):
     """One batch to be appended to a ring.
 
@@ -111,6 +116,9 @@ class ReadRange(msgspec.Struct, frozen=True, gc=False):
     """Records that were appended before are past their age: they are a gap by retention."""
     pinned: int = 1 << 63
     """Offset from which on no record is, for a cursor pins them."""
+    places: tuple[int, ...] = ()
+    """Not empty: the read is of these copies in the hidden stream MOVED_STREAM, each a batch as the
+    stream had it, and of nothing else."""
 
 
 class HistoryRun(msgspec.Struct, frozen=True, gc=False):
@@ -159,6 +167,19 @@ class IndexQuery(msgspec.Struct, frozen=True, gc=False):
     `plan` {from, end, pattern, candidates, records_max, bytes_max, split_bytes, client_time,
       splits_max}: {"to", "splits": [[from, to, bytes], ...], "records", "bytes"}. records_max
       counts records that match; `to` may lie before that cap is met, and is asked from again.
+    `batch` {offset, copy}: the whole batch that holds the offset, stamp and content, or the one in
+      the copy at a place (None: there is no copy); None: it is gone.
+    `keys` {from, end, bytes}: {"rows": [(subject, offset, bytes, append time of a deletion marker
+      or None), ...], "next"}: the newest record of each subject among some `bytes` of batches from
+      an offset on; it is asked again from `next`.
+    `moved_keys` {from, end, bytes}: the same of the hidden stream of copies; its rows have the
+      offset of the copy as a fifth value, and name the records by the offsets that they had.
+    `copies` {offsets, places}: [(copy, offsets of its rows), ...] of the records at these offsets,
+      and of those that the copies at these places hold; a record that cannot be read is in none.
+      places: {place of a copy: offsets}.
+    `oldest_segments` {}: {"segment_bytes", "segments" (that the ring may have), "start_lsn",
+      "oldest": [[end LSN, {stream: offset after its last record there}], ...]}: some of the ring's
+      segments, the oldest first, and never the one that is being written.
     An answer whose value is an IndexFailure refuses the command that asked.
     """
 

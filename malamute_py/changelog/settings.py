@@ -14,10 +14,12 @@ import msgspec
 
 from malamute_protocol.address import name_fault
 from malamute_protocol.errors import BrokerRefused
+from malamute_protocol.keys import LAST_PER_SUBJECT
 from malamute_protocol.schema import schema_id
 
 BODY_KINDS = ("blob", "list", "arrow")
 LEVELS = ("stored", "synced")
+KEEPS = ("", LAST_PER_SUBJECT)
 RING_BYTES_MIN = 1 << 20
 _SHOWN_MAX = 60
 
@@ -44,10 +46,15 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     level: str = "synced"
     """Level at which a publish that asks for level 0 is confirmed: `stored` or `synced`."""
     description: str = ""
+    keep: str = ""
+    """`last-per-subject`: the newest record of each subject is kept whatever comes after it, and
+    the subjects are keys; empty: records go as the ring and the bounds say."""
 
     def check(self) -> None:
         """Raise BrokerRefused `bad_setting`, which names the setting and its allowed values."""
         check_numbers(self, "ring_bytes", "max_bytes", "max_age_ms", "max_records")
+        if self.keep:
+            self._check_keep()
         if self.full not in ("overwrite", "refuse"):
             raise BrokerRefused("bad_setting", f"full is overwrite or refuse, not '{self.full}'")
         if self.full == "refuse" and not self.ring_bytes:
@@ -64,8 +71,23 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
         if self.schema and self.body_kind not in ("", "arrow"):
             raise BrokerRefused("bad_setting", "a schema needs body_kind = arrow")
 
+    def _check_keep(self) -> None:
+        if self.keep not in KEEPS:
+            raise BrokerRefused("bad_setting", f"keep is {LAST_PER_SUBJECT} or empty")
+        if not self.ring_bytes or self.memory:
+            raise BrokerRefused(
+                "bad_setting", "keep needs ring_bytes, and a ring that is not in memory only"
+            )
+        if self.max_bytes or self.max_age_ms or self.max_records:
+            raise BrokerRefused(
+                "bad_setting",
+                "max_bytes, max_age_ms and max_records drop records that keep has to keep",
+            )
+        if self.body_kind == "arrow" or self.schema:
+            raise BrokerRefused("bad_setting", "keep needs body_kind = blob or list")
 
-FIXED_SETTINGS = ("memory", "ring_bytes", "full")
+
+FIXED_SETTINGS = ("memory", "ring_bytes", "full", "keep")
 """Settings that an edit cannot change, since records stay where they were written. An empty
 body_kind may be set once."""
 

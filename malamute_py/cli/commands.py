@@ -46,6 +46,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "request": Entry("asking:request", "Ask a service and print the reply."),
     "work": Entry("working:work", "Work for a service: run a command for each request."),
     "stream": Entry("streams:app", "Streams: list, show, create, edit, trim, purge, remove, peek."),
+    "kv": Entry("kv:app", "Keys of a stream: get, put, update, delete, keys, watch, history."),
     "mailbox": Entry("mailboxes:app", "Mailboxes: list, show, peek, purge, edit, remove."),
     "service": Entry("services:app", "Services: list, show, peek, requeue, edit, remove."),
     "cursor": Entry("cursors:app", "Cursors of streams: list, show, move, reset, edit, remove."),

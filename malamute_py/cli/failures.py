@@ -41,7 +41,7 @@ _NEXT: Final = {
     "unauthenticated": "check the credential of the context (`malamute context show`), or"
     " MALAMUTE_USER and MALAMUTE_PASSWORD",
     "forbidden": "ask the broker's operator for the permission",
-    "full": "the stream refuses when full: remove old records or give it a larger ring",
+    "full": "the stream refuses when full: remove old records, or keys, or give it a larger ring",
     "journal_failed": "see the broker's log; it has to be restarted",
     "limit": "see the section [limits] or [streams] of the broker's configuration",
     "queues_lost": "see the broker's log: its operator restores a snapshot, or accepts the loss",

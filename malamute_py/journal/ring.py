@@ -452,6 +452,17 @@ class Ring:
         """Offset of the stream's next record."""
         return self._streams.bounds(stream)[1]
 
+    def oldest_segments(self, most: int) -> list[tuple[int, dict[int, int]]]:
+        """Return (end LSN, {stream: offset after its last record there}) of the oldest segments.
+
+        The segment that is being written is none of them.
+        """
+        size = self._segment_bytes
+        return [
+            (segment.base_lsn + size, {n: span.next for n, span in segment.spans.copy().items()})
+            for segment in self._space.segments[:-1][:most]
+        ]
+
     def first_offset(self, stream: int) -> int:
         """Offset of the oldest record kept; next_offset when there is none."""
         return self._streams.bounds(stream)[0]

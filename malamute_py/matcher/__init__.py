@@ -13,6 +13,7 @@ from malamute_py.matcher.combine import (
     CompiledPattern,
     NotKind,
     OrKind,
+    asks_subjects_only,
     compile_pattern,
 )
 from malamute_py.matcher.expressions import RegexKind
@@ -43,6 +44,7 @@ __all__ = [
     "Index",
     "PatternKind",
     "SubjectLookup",
+    "asks_subjects_only",
     "candidates",
     "compile_pattern",
     "matches",

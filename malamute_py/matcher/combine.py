@@ -9,7 +9,7 @@ each header merely because there is a `not` in it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from malamute_protocol.pattern import Pattern, check_all, check_many, check_not, validate
 from malamute_py.matcher.expressions import check_weight
@@ -123,6 +123,18 @@ def compile_pattern(wire: object) -> CompiledPattern:
     canonical = normalise(wire)
     weight = check_weight(canonical)
     return CompiledPattern(canonical, predicate_of(canonical), weight > 0)
+
+
+_ONLY_SUBJECTS: Final = frozenset({"all", "topic", "prefix", "regex"})
+_COMBINED: Final = frozenset({"and", "or", "not"})
+
+
+def asks_subjects_only(pattern: list[Any]) -> bool:
+    """Whether a pattern, in wire form and checked, asks for nothing but subjects and keys."""
+    kind, *rest = pattern
+    if kind in _COMBINED:
+        return all(map(asks_subjects_only, rest))
+    return kind in _ONLY_SUBJECTS
 
 
 class AllTable:

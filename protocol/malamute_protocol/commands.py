@@ -165,6 +165,8 @@ class Refused(Command, tag=6, frozen=True):
     reason: str = ""
     retry_ms: int = 0
     """Time after which to try again; 0: not before something changes."""
+    revision: int = -1
+    """Revision that the key of an UPDATE_KEY has, where its condition does not hold; else -1."""
 
 
 class Result(Command, tag=7, frozen=True):
@@ -930,6 +932,53 @@ class PurgeSubjects(Command, tag=71, frozen=True):
     """Epoch in which `before` was a position; 0: not checked."""
 
 
+# --- 74 to 76: keys ---------------------------------------------------------------
+
+
+class UpdateKey(Command, tag=74, frozen=True):
+    """Append one record to a stream that keeps the last of each subject, on a condition.
+
+    Owns one content frame, of one record. It takes its turn in the producer's sequence as a PUBLISH
+    does.
+    """
+
+    stream: str
+    tracker: int
+    """The producer's number for this batch, ascending on the link; 0 with level none."""
+    level: int = 0
+    revision: int = 0
+    """Offset that the newest record of the subject must have; 0: there must be no such key."""
+
+    @property
+    def content_frames(self) -> int:
+        """Return 1: the batch content."""
+        return 1
+
+
+class GetKey(Command, tag=75, frozen=True):
+    """Newest record of one subject, answered once no power loss can take it back."""
+
+    request: int
+    stream: str
+    subject: str
+
+
+class ListKeys(Command, tag=76, frozen=True):
+    """Keys that match a pattern, and their revisions, in the order of their names.
+
+    RESULT: {"keys": [[subject, revision], ...], "after": name to go on after, "more"}.
+    """
+
+    request: int
+    stream: str
+    pattern: Pattern
+    """The pattern; of a kind that asks for nothing but the subject."""
+    after: str = ""
+    """Keys after this one."""
+    limit: int = 1000
+    """At most so many entries; 0: as many as the broker allows."""
+
+
 # --- 80 to 89: groups and services, further -------------------------------------------------
 
 
@@ -1006,7 +1055,7 @@ AnyCommand: TypeAlias = Union[  # noqa: UP007 - msgspec reads the union at run t
     RemoveService,
     MoveCursor, CursorInfo, RemoveCursor, JoinGroup, AckRecords, GroupInfo, Atomic,
     EditCursor, RemoveGroup, Trim, PurgeSubjects, EditGroup, RequeueGroup, PeekRequests,
-    StreamSchemas, Schema, ReloadConfig,
+    UpdateKey, GetKey, ListKeys, StreamSchemas, Schema, ReloadConfig,
 ]  # fmt: skip
 
 STEP_PARTS: tuple[type[Command], ...] = (

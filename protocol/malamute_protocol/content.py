@@ -385,6 +385,11 @@ class Content:
             codes = inverse.astype(np.int32)
         return used.tolist(), codes
 
+    def row_of(self, delta: int) -> int:
+        """Return the row of an offset that lies so far after the base; of a derived batch, too."""
+        deltas = self.offset_deltas
+        return delta if deltas is None else int(np.searchsorted(deltas, delta))
+
     @property
     def headers_key(self) -> Any:
         """Return a key for a memo of the distinct headers: equal keys have equal headers.

@@ -121,6 +121,15 @@ class BrokerRefused(MalamuteError):
         self.retry_ms = retry_ms
 
 
+class RevisionConflict(BrokerRefused):
+    """The broker refused to change a key, for its revision is another one than was asked for."""
+
+    def __init__(self, reason: str, revision: int) -> None:
+        """revision: the key's revision now; 0: there is no such key."""
+        super().__init__("conflict", reason)
+        self.revision = revision
+
+
 class ConnectionLost(MalamuteError, ConnectionError):
     """The link is gone; unconfirmed sends may or may not be in the log."""
 

@@ -46,7 +46,7 @@ CLIENT_COMMANDS: Final[tuple[type[Command], ...]] = (
     c.Requeue, c.RemoveService,
     c.MoveCursor, c.CursorInfo, c.RemoveCursor, c.JoinGroup, c.AckRecords, c.GroupInfo, c.Atomic,
     c.EditCursor, c.RemoveGroup, c.Trim, c.PurgeSubjects, c.EditGroup, c.RequeueGroup,
-    c.PeekRequests, c.StreamSchemas, c.ReloadConfig,
+    c.PeekRequests, c.UpdateKey, c.GetKey, c.ListKeys, c.StreamSchemas, c.ReloadConfig,
 )  # fmt: skip
 """Commands that a client may send at all."""
 
@@ -57,7 +57,7 @@ BROKER_COMMANDS: Final[tuple[type[Command], ...]] = (
 )  # fmt: skip
 """Commands that a broker may send at all."""
 
-CONTENT_COMMANDS: Final = (c.Publish, c.Send, c.Request, c.Reply, c.Atomic)
+CONTENT_COMMANDS: Final = (c.Publish, c.UpdateKey, c.Send, c.Request, c.Reply, c.Atomic)
 """Client commands bound by what WELCOME states, for which they wait."""
 
 Moves: TypeAlias = Mapping[type[Command], State]

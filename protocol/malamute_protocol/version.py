@@ -32,6 +32,8 @@ class Feature(enum.IntFlag):
     """Streams with a declared Arrow schema."""
     REMOVAL = 256
     """TRIM and PURGE_SUBJECTS."""
+    KEYS = 512
+    """Streams that keep the last record of each subject."""
 
 
 def negotiate(ours: tuple[int, int], theirs: tuple[int, int]) -> int | None:

@@ -41,9 +41,13 @@ from malamute_py.broker import (
 from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.ready import MAIL_STREAM, MAIN, BodiesFound, BodiesRead
 from malamute_py.changelog.snapshots import ProducerFact
+from malamute_py.journal import History, RingSettings, Run
 from malamute_py.journal.layout import control_bodies
 from malamute_py.matcher import matches
+from malamute_py.server.journaling.queries import answer_query, copies_at
 
+KEY_QUESTIONS = frozenset({"batch", "keys", "moved_keys", "copies", "oldest_segments"})
+"""Kinds of questions that a fake ring answers by the code that answers them for a real one."""
 CONTAINED = frozenset({"internal_error", "batch_quarantined"})
 """Events of errors that no code foresees."""
 
@@ -195,6 +199,56 @@ def _numbered(rows: bytes | None, frames: list[Any]) -> list[tuple[int, bytes]]:
     return [(number, bytes(body)) for number, body in zip(numbers, bodies, strict=True)]
 
 
+class HeldRing:
+    """A ring of the fake journal, as far as questions about keys look at it."""
+
+    def __init__(self, shell: Shell, name: str) -> None:
+        self.held = shell.rings.get(name, [])
+        self.firsts = shell.firsts
+        self.size, self.segments = shell.segment_bytes, shell.segments
+        self.end_lsn = shell.ends.get(name, 0)
+        self.settings = RingSettings(
+            segment_bytes=self.size, ring_bytes=self.size * self.segments, full="refuse"
+        )
+
+    def read_batches(self, stream: int, offsets: Sequence[int]) -> list[bytes | None]:
+        first = self.firsts.get(stream, 0)
+        batches = {
+            offset: one.data
+            for one in self.held
+            if one.stamp.stream == stream
+            for offset in range(max(one.base, first), one.next)
+        }
+        return [batches.get(offset) for offset in offsets]
+
+    def read(self, stream: int, start: int, end: int, bytes_max: int) -> History:
+        data, spans, next = b"", [], end
+        for one in self.held:
+            if one.stamp.stream != stream or one.next <= start:
+                continue
+            if len(data) >= bytes_max:
+                next = one.base
+                break
+            spans.append((len(data), len(one.data), one.base, one.next - one.base))
+            data += one.data
+        return History((Run(data, tuple(spans)),) if spans else (), next)
+
+    def _ends(self) -> dict[int, dict[int, int]]:
+        ends: dict[int, dict[int, int]] = {}
+        for one in self.held:
+            if one.next > self.firsts.get(one.stamp.stream, 0):
+                end = -(-one.end_lsn // self.size) * self.size
+                ends.setdefault(end, {})[one.stamp.stream] = one.next
+        return ends
+
+    @property
+    def start_lsn(self) -> int:
+        return min(self._ends(), default=self.size) - self.size
+
+    def oldest_segments(self, most: int) -> list[tuple[int, dict[int, int]]]:
+        return sorted(self._ends().items())[:-1][:most]
+
+
 class Shell:
     """A broker with a fake journal and fake clients, one virtual clock."""
 
@@ -231,6 +285,8 @@ class Shell:
         self.kept: dict[int, list[Any]] = {}
         self.snapshots: dict[str, tuple[int, tuple[bytes, ...]]] = {}
         """Ring -> (how many batches are before it, the snapshot)."""
+        self.segment_bytes, self.segments = 4096, 16
+        """Segments of a ring that keeps the last record of each subject."""
         self._randoms = itertools.count(1)
         self.open()
 
@@ -415,6 +471,21 @@ class Shell:
             self.broker.history(self._read(read))
 
     def _read(self, read: ReadRange) -> HistoryRead:
+        if read.places:
+            found = zip(
+                read.places,
+                copies_at(HeldRing(self, read.ring), read.places),  # type: ignore[arg-type]
+                strict=True,
+            )
+            copies = [(place, copy, Stamp.unpack(copy)) for place, copy in found if copy]
+            return HistoryRead(
+                read.token,
+                tuple(
+                    HistoryRun(copy, ((0, len(copy), stamp.base_offset, stamp.count),), place)
+                    for place, copy, stamp in copies
+                ),
+                len(read.places),
+            )
         held = [one for one in self.rings.get(read.ring, []) if one.stamp.stream == read.stream]
         first = self.firsts.get(read.stream, 0)
         aged = [one.next for one in held if one.stamp.append_time_ms < read.oldest_ms]
@@ -485,6 +556,8 @@ class Shell:
                 ):
                     last[header.subject] = offset
             return sorted(last.values())
+        if query.kind in KEY_QUESTIONS:
+            return self._answer_about_keys(query)
         assert query.kind == "plan"
         splits = [
             [one.base, one.next, len(one.data)]
@@ -495,6 +568,9 @@ class Shell:
             "to": asked["end"], "splits": splits,
             "records": len(records), "bytes": sum(split[2] for split in splits),
         }  # fmt: skip
+
+    def _answer_about_keys(self, query: IndexQuery) -> Any:
+        return answer_query(HeldRing(self, query.ring), query)  # type: ignore[arg-type]
 
     # --- clients --------------------------------------------------------------------------
 

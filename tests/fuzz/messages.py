@@ -25,7 +25,7 @@ from tests.fuzz.hostile import BAD_MESSAGEPACK, EXTREMES, Chance, Contents
 
 PEERS: Final = 6
 """Peers that send at the same time."""
-STREAMS: Final = ("s", "t", "u", "own", "ram", "full")
+STREAMS: Final = ("s", "t", "u", "own", "ram", "full", "kv")
 _REMEMBERED: Final = 40
 _KEPT_BYTES: Final = 1 << 16
 _NUMBERS: Final = (0, 1, 1, 2, 2, 3, 4)
@@ -300,7 +300,7 @@ class Messages:
         elif chance.random() < 0.02:
             values.append(self._anything())
         commands.append([NUMBERS[kind], *values])
-        if kind in (wire.Publish, wire.Send, wire.Request, wire.Reply):
+        if kind in (wire.Publish, wire.UpdateKey, wire.Send, wire.Request, wire.Reply):
             frames.append(self._frame())
 
     def _packed(self, commands: list[Any]) -> bytes:
@@ -370,7 +370,7 @@ class Messages:
         chance = self.chance
         draw = chance.random()
         if kind in (wire.CreateStream, wire.RemoveStream) and draw < 0.7:
-            return chance.choice(("u", "own", "ram", "full", f"n{chance.randrange(9)}"))
+            return chance.choice(("u", "own", "ram", "full", "kv", f"n{chance.randrange(9)}"))
         if draw < 0.93:
             return chance.choice(STREAMS)
         return chance.choice(("", "bad name", "~x", "a" * 256, "*", "s*", "é", "{t}", "witness*"))
@@ -439,6 +439,8 @@ class Messages:
 
     def _settings(self, view: View, kind: type[wire.Command]) -> Any:
         chance = self.chance
+        if kind is wire.CreateStream and chance.random() < 0.2:
+            return {"keep": "last-per-subject", "ring_bytes": 1 << 20}
         names = ("memory", "full", "max_bytes", "max_age_ms", "body_kind", "schema", "level",
                  "description", "max_messages", "ttl_ms", "max_requests", "attempts_max",
                  "lease_ms", "backoff_ms", "timeout_ms", "dead_letters", "pin", "pin_bytes_max",

@@ -93,7 +93,7 @@ def commands_of_spec() -> dict[int, tuple[str, list[tuple[str, str, str]]]]:
 
 
 COMMANDS = commands_of_spec()
-OWN_ONE = {"PUBLISH", "SEND", "REQUEST", "REPLY"}
+OWN_ONE = {"PUBLISH", "UPDATE_KEY", "SEND", "REQUEST", "REPLY"}
 OWN_FRAMES = {"DELIVER", "MAIL", "WORK"}
 DEFAULTS: dict[str, Any] = {
     "nil": None,

@@ -177,9 +177,10 @@ def test_the_states_of_the_spec_are_the_transitions_of_the_code() -> None:
     assert set(TRANSITIONS[State.OPEN][Side.CLIENT]) == every
     assert set(TRANSITIONS[State.GREETED][Side.CLIENT]) == every - set(CONTENT_COMMANDS)
     assert set(TRANSITIONS[State.OPEN][Side.BROKER]) == set(BROKER_COMMANDS) - {c.Welcome}
-    waiting = re.search(r"([A-Z]+(?:, [A-Z]+)*)\s+and\s+([A-Z]+)\s+wait for WELCOME", section("2"))
+    form = r"([A-Z_]+(?:, [A-Z_]+)*)\s+and\s+([A-Z]+)\s+wait for WELCOME"
+    waiting = re.search(form, section("2"))
     assert waiting
-    names = {*re.findall(r"[A-Z]+", waiting.group(1)), waiting.group(2)}
+    names = {*re.findall(r"[A-Z_]+", waiting.group(1)), waiting.group(2)}
     assert names == {wire_name(command) for command in CONTENT_COMMANDS}
 
 

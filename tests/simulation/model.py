@@ -57,6 +57,8 @@ VIOLATIONS = {
     "dead": "a request became a dead letter without cause",
     "wrong_reply": "a call got the answer to another, or one that no worker gave",
     "unlawful": "a call ended by an error that is none of those it may end by",
+    "key": "a key is another than its newest record says, or a newest record is gone",
+    "stale": "a key was changed, or refused, against its revision",
     "stuck": "after all faults ended something that was owed never came",
     "refusal": "a command was refused that had to be accepted",
     "broken": "the code under test raised an error that nothing of the fault model explains",

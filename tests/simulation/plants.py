@@ -111,6 +111,38 @@ def _aged_delivered(stack: contextlib.ExitStack) -> None:
 # --- the journal ---------------------------------------------------------------------------
 
 
+def _newest_not_copied(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.log.newest import Keys
+
+    def make(original: Any) -> Any:
+        def before(self: Any, offset: int, copy: int, most: int, bytes_max: int) -> Any:
+            found = original(self, offset, copy, most, bytes_max)
+            return [one for one in found if one[1] % 5]
+
+        return before
+
+    _put(stack, Keys, "before", make)
+
+
+def _stale_update(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.log.newest import Keys
+
+    def make(original: Any) -> Any:
+        def revision(self: Any, subject: str) -> int:
+            offset, deletion = self.find(subject) or (0, True)
+            return 0 if deletion else offset
+
+        return revision
+
+    _put(stack, Keys, "revision", make)
+
+
+def _copies_unread(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.log.newest import Keys
+
+    _put(stack, Keys, "enter_copy", lambda original: lambda self, *row: None)
+
+
 def _ghost(stack: contextlib.ExitStack) -> None:
     from malamute_py.journal.recovery import Scan
     from tests.simulation.ring_run import RingRun
@@ -1100,6 +1132,18 @@ PLANTS: dict[str, Planted] = {
     "done-beyond-the-end": Planted(
         "work", "a group keeps what was done of records that a power loss took back",
         _done_beyond_the_end, _codes("done_before"), 100, 438,
+    ),
+    "newest-not-copied": Planted(
+        "keys", "a segment is given up without copies of some newest records",
+        _newest_not_copied, _codes("key"), 40,
+    ),
+    "stale-update": Planted(
+        "keys", "an update passes whose revision another update of the turn has replaced",
+        _stale_update, _codes("stale"), 20,
+    ),
+    "copies-unread": Planted(
+        "keys", "a start does not know the newest records that have moved",
+        _copies_unread, _codes("key"), 40,
     ),
     "one-attempt-less": Planted(
         "work", "a request dies with one attempt left",

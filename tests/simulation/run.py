@@ -98,11 +98,15 @@ def scenario(name: str) -> Callable[..., Scenario]:
         from tests.simulation.work_run import WorkRun
 
         return WorkRun
+    if name == "keys":
+        from tests.simulation.keys_run import KeysRun
+
+        return KeysRun
     raise KeyError(name)
 
 
 SCENARIOS = (
-    "journal", "broker", "removal", "session", "work", "clients", "cuts", "threads",
+    "journal", "broker", "keys", "removal", "session", "work", "clients", "cuts", "threads",
     "thread-cuts",
 )  # fmt: skip
 

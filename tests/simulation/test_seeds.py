@@ -46,6 +46,12 @@ def test_what_is_removed_or_grows_old_is_gone_under_every_fault(first: int) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 120, CHUNK))
+def test_keys_are_what_their_newest_records_say_under_every_fault(first: int) -> None:
+    check("keys", range(first, first + CHUNK))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 60, CHUNK))
 def test_the_client_library_keeps_its_promises_under_every_fault(first: int) -> None:
     check("session", range(first, first + CHUNK))

@@ -95,7 +95,7 @@ class Cursors:
                 changes.append(CursorRemoved(number, name))
                 continue
             end = stream.position_end(row.epoch)
-            within = max(min(row.next, end), stream.first)
+            within = max(min(row.next, end), stream.begin)
             if within != row.next:
                 purged = within <= stream.row.trimmed
                 code = "rewound" if row.next > end else "purged" if purged else "retention"
@@ -137,7 +137,7 @@ class Cursors:
         """
         for cursor in self._cursors.of(stream.number):
             before = cursor.row.next
-            if before >= stream.first:
+            if before >= stream.begin:
                 continue
             purged = stream.first <= stream.row.trimmed
             if purged:
@@ -311,7 +311,7 @@ class Cursors:
         else:
             # Another command may have created the cursor meanwhile.
             stands = self._stands((stream.number, command.cursor))
-            next = max(begin.next, stream.first) if stands is None else stands
+            next = max(begin.next, stream.begin) if stands is None else stands
             why = "created" if stands is None else "edited"
             self._edit(link, command, stream, next, why)
 

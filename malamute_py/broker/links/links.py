@@ -45,6 +45,7 @@ FEATURES = int(
     | Feature.CURSORS
     | Feature.ATOMIC
     | Feature.REMOVAL
+    | Feature.KEYS
     | Feature.TYPED
 )
 """Features that this broker serves beyond streams."""
@@ -572,9 +573,10 @@ class Links:
         self._later.pop(link, None)
 
     def refuse(
-        self, link: Link, command: int, reference: int, code: str, reason: str, retry_ms: int = 0
-    ) -> None:
-        """Answer a command with REFUSED."""
+        self, link: Link, command: int, reference: int, code: str, reason: str, retry_ms: int = 0,
+        revision: int = -1,
+    ) -> None:  # fmt: skip
+        """Answer a command with REFUSED. revision: see Refused."""
         if link.state is State.CLOSED:
             return
         self._shard.counters["refused_" + code] += 1
@@ -584,7 +586,7 @@ class Links:
                 command=command, reason=reason,
             )  # fmt: skip
         reason = reason[: self._shard.settings.reason_max]
-        self.say(link, Refused(command, reference, code, reason, retry_ms))
+        self.say(link, Refused(command, reference, code, reason, retry_ms, revision))
 
     def outgoing(self) -> tuple[list[Send], list[int]]:
         """Return the messages to send now, and the numbers of the links to forget after that.

@@ -19,6 +19,7 @@ from malamute_protocol.commands import Level
 from malamute_protocol.content import BODY_KINDS, Content
 from malamute_protocol.stamp import append_time_of
 from malamute_py.broker.log.ledger import Ledger
+from malamute_py.broker.log.newest import Keys
 from malamute_py.broker.log.purges import NO_PURGES, Purges
 from malamute_py.broker.log.ring import RingState
 from malamute_py.broker.ready import StreamFacts
@@ -100,6 +101,7 @@ class Stream:
         "first",
         "handed",
         "hot",
+        "keys",
         "kinds",
         "last_time_ms",
         "ledger",
@@ -131,8 +133,10 @@ class Stream:
         self.created_lsn = 0
         """LSN of the creation in ring main; a ring of the stream's own takes nothing before it is
         visible."""
-        self.next = facts.next if facts else 0
-        kept = facts.first if facts else 0
+        # Where the last record of each subject is kept, revision 0 says that there is no such key.
+        begin = 1 if row.settings.keep else 0
+        self.next = max(begin, facts.next) if facts else begin
+        kept = max(begin, facts.first) if facts else begin
         self.first = max(kept, min(row.trimmed, self.next))
         self.handed = self.next
         """The next offset after the batches that the journal was handed."""
@@ -153,6 +157,8 @@ class Stream:
         self.pinned = NEVER
         """Offset from which on retention leaves all records: a cursor pins it."""
         self.ledger = Ledger(self.first, self.next, facts.bytes if facts else 0)
+        self.keys = Keys(self.next, ready=self.first == self.next) if row.settings.keep else None
+        """The newest record of each subject; None: the stream does not keep it."""
         self.level = 0
         self.body_kind = -1
         """Number of the bodies' kind; -1: the first batch settles it; TYPED: see there."""
@@ -165,7 +171,7 @@ class Stream:
         """Apply changed settings."""
         self.level = int(Level[settings.level.upper()])
         self.body_kind = BODY_KINDS.index(settings.body_kind or "blob")
-        if not settings.body_kind:
+        if not settings.body_kind and not settings.keep:
             self.body_kind = -1
         self.schemas = versions(settings)
         if self.schemas:
@@ -175,6 +181,11 @@ class Stream:
     def settings(self) -> StreamSettings:
         """Settings as the change log has them."""
         return self.row.settings
+
+    @property
+    def begin(self) -> int:
+        """First offset at which a reader may stand; records before `first` may have moved."""
+        return self.first if self.keys is None else 1
 
     @property
     def bounded(self) -> bool:

@@ -159,6 +159,7 @@ class StreamAdmin:
             "patterns": audience.patterns,
             "created_ms": stream.row.created_ms,
             "created_by": stream.row.by,
+            **_keys(stream),
         }
 
     def list_streams(self, link: Link, command: ListStreams) -> None:
@@ -337,6 +338,14 @@ class StreamAdmin:
             if stream is not None and place.epoch == producer.epoch:
                 next[stream.name] = place.next
         return {"id": producer.id, "epoch": producer.epoch, "next": next}
+
+
+def _keys(stream: Stream) -> dict[str, int]:
+    """Facts about the keys of a stream; none where it has no keys."""
+    keys = stream.keys
+    if keys is None:
+        return {}
+    return {"keys": len(keys) - len(keys.deleted), "keys_bytes": keys.bytes}
 
 
 def _settings(stream: Stream) -> dict[str, Any]:

@@ -21,7 +21,8 @@ from malamute_py.broker.context import Shard
 from malamute_py.broker.log.ring import EPOCH_SHIFT, RingState, ring_name
 from malamute_py.broker.log.steps import Effect, Steps, Then
 from malamute_py.broker.log.stream import AudienceFacts, Stream
-from malamute_py.broker.ready import MAIN, RingFacts, StreamFacts
+from malamute_py.broker.ready import MAIN, MOVED_STREAM, RingFacts, StreamFacts
+from malamute_py.broker.streams.conditions import Conditions
 from malamute_py.broker.streams.declared import declared, evolved, is_version
 from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.changelog.records import Change, StreamCreated, StreamEdited, StreamRemoved
@@ -52,12 +53,14 @@ class Catalogue:
         rings: dict[str, RingState],
         steps: Steps,
         publishing: Publishing,
+        conditions: Conditions,
         audience: Callable[[], AudienceFacts],
     ) -> None:
         """rings: with ring main; the others are added. audience: makes that of each stream."""
         self._shard = shard
         self._steps = steps
         self._publishing = publishing
+        self._conditions = conditions
         self._audience = audience
         self._declaring: set[int] = set()
         """Numbers of streams whose change of schema is on its way into the log."""
@@ -145,6 +148,7 @@ class Catalogue:
                         "memory": settings.memory,
                         "ring_bytes": settings.ring_bytes,
                         "full": settings.full,
+                        "keep": bool(settings.keep),
                     },
                 )
             )
@@ -194,6 +198,13 @@ class Catalogue:
         self._names[row.name] = stream
         self._sorted = None
         self._watch(stream)
+        keys = stream.keys
+        if keys is not None:
+            self._conditions.streams[row.number] = stream
+            copies = ring_facts.streams.get(MOVED_STREAM) if ring_facts else None
+            if copies is not None:
+                keys.copies_first, keys.copies_next = copies.first, copies.next
+                keys.ready = keys.ready and copies.first == copies.next
         return stream
 
     def _watch(self, stream: Stream) -> None:
@@ -420,6 +431,7 @@ class Catalogue:
             del self._names[stream.name]
         self._sorted = None
         self.bounded.discard(stream)
+        self._conditions.streams.pop(stream.number, None)
         self._shard.event("stream_removed", stream=stream.name, number=stream.number)
         ring = stream.ring
         if not stream.settings.ring_bytes:

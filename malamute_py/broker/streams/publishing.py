@@ -14,9 +14,10 @@ from functools import partial
 from struct import Struct
 from typing import Any
 
-from malamute_protocol.commands import Publish
+from malamute_protocol.commands import Publish, UpdateKey
 from malamute_protocol.content import ARROW, BODY_KINDS, Content, Head
-from malamute_protocol.errors import BatchError, BrokerRefused
+from malamute_protocol.errors import BatchError, BrokerRefused, RevisionConflict
+from malamute_protocol.framing import NUMBERS
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
@@ -31,10 +32,10 @@ from malamute_py.broker.ready import (
     Appended,
     AppendRefused,
 )
+from malamute_py.broker.streams.conditions import UNCONDITIONAL, Conditions
 from malamute_py.broker.streams.producers import FORGOTTEN, Pending, Producers, ProducerStream
 from malamute_py.changelog.records import ProducersForgotten, StreamEdited
 
-PUBLISH = 10
 TIME_AT = 56
 """Byte position of the append time in a stamp."""
 _TIME = Struct("<q")
@@ -53,6 +54,7 @@ class Publishing:
         producers: Producers,
         rings: dict[str, RingState],
         steps: Steps,
+        conditions: Conditions,
         fan_out: Callable[[StampedBatch, bool], None],
     ) -> None:
         self._shard = shard
@@ -63,6 +65,7 @@ class Publishing:
         self._rings = rings
         self._main = rings[MAIN]
         self._limits = shard.settings.limits
+        self._conditions = conditions
         self._fan_out = fan_out
         self._queue: list[Pending] = []
         self._handed: dict[int, Pending] = {}
@@ -73,7 +76,7 @@ class Publishing:
 
     # --- taking -------------------------------------------------------------------------
 
-    def publish(self, link: Link, command: Publish, stream: Stream, frame: Any) -> None:
+    def publish(self, link: Link, command: Publish | UpdateKey, stream: Stream, frame: Any) -> None:
         """Take one batch, or refuse it by name."""
         shard = self._shard
         try:
@@ -134,6 +137,8 @@ class Publishing:
         pending = Pending(ring, frame, content, size, stream, waiter)
         if head.producer_id and not self._in_sequence(link, command, stream, pending):
             return
+        if stream.keys is not None and not self._admitted(link, command, stream, pending):
+            return
         if metered:
             link.usage.spend(head.count, size)
         if tracker:
@@ -141,9 +146,27 @@ class Publishing:
         self.unsettled_bytes += size
         self._queue.append(pending)
 
+    def _admitted(
+        self, link: Link, command: Publish | UpdateKey, stream: Stream, pending: Pending
+    ) -> bool:
+        """Whether the keys of a stream let a batch in that is no retry; if not, it is refused."""
+        revision = command.revision if isinstance(command, UpdateKey) else UNCONDITIONAL
+        try:
+            self._conditions.admit(stream, pending.content, pending.size, revision)
+        except BrokerRefused as error:
+            if pending.place is not None:
+                pending.place.refused(pending.sequence)
+            present = error.revision if isinstance(error, RevisionConflict) else -1
+            self.refuse(link, command, error.code, error.reason, error.retry_ms, present)
+            return False
+        if pending.waiter is not None:
+            pending.waiter.command = NUMBERS[type(command)]
+        return True
+
     def publish_bound(
-        self, link: Link, command: Publish, stream: Stream, frame: Any, bound: Callable[[str], bool]
-    ) -> None:
+        self, link: Link, command: Publish | UpdateKey, stream: Stream, frame: Any,
+        bound: Callable[[str], bool],
+    ) -> None:  # fmt: skip
         """Take up a batch of a link that may publish under some keys only."""
         try:
             content = self._shard.content(frame)
@@ -158,17 +181,21 @@ class Publishing:
             self.refuse(link, command, "forbidden", _not_under(stream.name, foreign))
 
     def refuse(
-        self, link: Link, command: Publish, code: str, reason: str, retry_ms: int = 0
-    ) -> None:
-        """Refuse a PUBLISH; one without a tracker is counted, and not answered."""
+        self, link: Link, command: Publish | UpdateKey, code: str, reason: str, retry_ms: int = 0,
+        revision: int = -1,
+    ) -> None:  # fmt: skip
+        """Refuse a PUBLISH or UPDATE_KEY; one without a tracker is counted, and not answered."""
         if code == "wait" and not retry_ms:
             retry_ms = self._shard.settings.retry_ms
         if not command.tracker:
             self._shard.counters["publishes_dropped"] += 1
             return
-        self._links.refuse(link, PUBLISH, command.tracker, code, reason, retry_ms)
+        number = NUMBERS[type(command)]
+        self._links.refuse(link, number, command.tracker, code, reason, retry_ms, revision)
 
-    def _level_allowed(self, link: Link, command: Publish, ring: RingState, level: int) -> bool:
+    def _level_allowed(
+        self, link: Link, command: Publish | UpdateKey, ring: RingState, level: int
+    ) -> bool:
         known = level in (STORED, SYNCED)
         if known and not (ring.memory and command.level != DEFAULT and command.tracker):
             return True
@@ -198,7 +225,9 @@ class Publishing:
         self._steps.propose_first(edited, Then(failed=partial(_unsettle, stream)))
         return None
 
-    def _in_sequence(self, link: Link, command: Publish, stream: Stream, pending: Pending) -> bool:
+    def _in_sequence(
+        self, link: Link, command: Publish | UpdateKey, stream: Stream, pending: Pending
+    ) -> bool:
         """Whether an idempotent batch is to be appended; if not, it is answered now or later."""
         head = pending.content.head
         producer = self._producers.get(head.producer_id)
@@ -279,8 +308,9 @@ class Publishing:
         self.forgetting = 0
 
     def _duplicate(
-        self, link: Link, command: Publish, stream: Stream, place: ProducerStream, again: Pending
-    ) -> None:
+        self, link: Link, command: Publish | UpdateKey, stream: Stream, place: ProducerStream,
+        again: Pending,
+    ) -> None:  # fmt: skip
         """Confirm a batch that came again when its original is confirmed."""
         self._shard.counters["publishes_duplicate"] += 1
         waiter = again.waiter
@@ -402,6 +432,8 @@ class Publishing:
         shard = self._shard
         stream.begin_epoch(shard.epoch)
         stream.last_time_ms = time_ms
+        if stream.keys is not None:
+            self._conditions.appended(stream, time_ms)
         next = base + count
         batch = StampedBatch(
             stream, stamp, pending.frame, pending.content, base, next, pending.size
@@ -477,7 +509,10 @@ class Publishing:
 
     def _drop(self, pending: Pending, code: str, reason: str, retry_ms: int) -> None:
         self.unsettled_bytes -= pending.size
-        pending.stream.handed = pending.stream.next
+        stream = pending.stream
+        stream.handed = stream.next
+        if stream.keys is not None:
+            stream.keys.dropped(stream.next)
         if pending.place is not None:
             pending.place.refused(pending.sequence)
         if pending.waiter is not None:

@@ -96,6 +96,10 @@ class Removal:
 
     def _check_position(self, stream: Stream, command: Trim | PurgeSubjects) -> None:
         before = command.before
+        if stream.keys is not None:
+            raise BrokerRefused(
+                "unsupported", f"stream '{stream.name}' keeps the newest record of each subject"
+            )
         if command.uuid and command.uuid != stream.uuid:
             raise BrokerRefused("conflict", f"stream '{stream.name}' is not the one of this uuid")
         if before > stream.next:

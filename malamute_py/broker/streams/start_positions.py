@@ -22,6 +22,9 @@ from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.ready import IndexFailure
 from malamute_py.matcher import candidates
 
+RETRY_MS = 100
+"""Time after which a start may be asked for again that had to wait for the keys of its stream."""
+
 
 class Begin(NamedTuple):
     """Offset at which delivery begins."""
@@ -65,6 +68,9 @@ class Starts:
         except BrokerRefused as error:
             found(error)
             return
+        if stream.keys is not None and not stream.keys.ready:
+            found(BrokerRefused("wait", "the keys of the stream are being read", RETRY_MS))
+            return
         tail = stream.visible_next if durable else stream.next
         if kind == StartKind.CURSOR:
             name, otherwise = arguments
@@ -73,7 +79,7 @@ class Starts:
                 return
             cursor = self._shard.queues.cursors.get((stream.number, name))
             if cursor is not None:
-                next = max(cursor.next, stream.first)
+                next = max(cursor.next, stream.begin)
                 # The bound is the tail, not retention, which moves cursors, too, and may be ahead
                 # of a durable tail.
                 rewound = next > max(tail, stream.first)
@@ -106,7 +112,7 @@ class Starts:
     ) -> None:  # fmt: skip
         """Find the first record that the stream keeps: the journal knows how old each is."""
         now_ms = self._shard.now_ms
-        first = stream.first_at(now_ms)
+        first = stream.begin if stream.keys is not None else stream.first_at(now_ms)
         if not stream.settings.max_age_ms or first >= min(stream.hot_first, stream.pinned):
             found(Begin(min(first, tail)))
             return
@@ -154,7 +160,8 @@ class Starts:
     ) -> None:  # fmt: skip
         first = stream.first
         if first >= end:
-            found(Begin(max(min(first, tail), end)))
+            begin = max(min(first, tail), end) if stream.keys is None else min(stream.begin, tail)
+            found(Begin(begin))
             return
         limit = self._shard.settings.last_per_subject_max
 
@@ -165,7 +172,8 @@ class Starts:
                 found(BrokerRefused("limit", f"more than {limit} subjects match"))
             else:
                 offsets = np.array(value, np.int64)
-                found(Begin(min(stream.first, tail), wanted=offsets, wanted_to=end))
+                # All records that have moved are wanted: each is its subject's newest.
+                found(Begin(min(stream.begin, tail), wanted=offsets, wanted_to=end))
 
         self._shard.ask(
             stream.ring.name, stream.number, "last_per_subject",
@@ -226,7 +234,7 @@ def _number(value: Any) -> bool:
 def by_offset(stream: Stream, tail: int, offset: int, epoch: int = 0, uuid: bytes = b"") -> Begin:
     """Position at which a reader goes on that stood at an offset, in an epoch of a stream."""
     if uuid and uuid != stream.uuid:
-        return Begin(min(stream.first, tail), rewound_from=offset)
+        return Begin(min(stream.begin, tail), rewound_from=offset)
     end = stream.epoch_end(epoch, tail) if epoch else tail
     if offset > end:
         # The reader goes on where the epoch ended, gone or not: what it read after that is void.

@@ -14,6 +14,7 @@ from itertools import islice
 from struct import unpack_from
 from typing import Any, Final
 
+import numpy as np
 from pyroaring import BitMap
 
 from malamute_protocol.commands import Gap
@@ -22,9 +23,15 @@ from malamute_protocol.gather import BYTES_A_ROW, gatherable
 from malamute_protocol.stamp import STAMP_BYTES, Stamp
 from malamute_py.broker.batches.bounds import first_within_bounds
 from malamute_py.broker.batches.encoding import encoding_of
-from malamute_py.broker.batches.rows import Mask
+from malamute_py.broker.batches.rows import (
+    Mask,
+    rows_of_headers,
+    unexpired,
+    within_client_time,
+)
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Links, cost_of_few
+from malamute_py.broker.log.newest import Keys
 from malamute_py.broker.log.stream import StampedBatch, Stream
 from malamute_py.broker.ready import HistoryRead, HistoryRun, ReadFailed, ReadRange
 from malamute_py.broker.streams.start_positions import may_match
@@ -38,7 +45,7 @@ from malamute_py.broker.subscriptions.matching import (
     is_quick,
 )
 from malamute_py.broker.subscriptions.portion import READ_ROWS_MAX, Portion
-from malamute_py.broker.subscriptions.selection import select
+from malamute_py.broker.subscriptions.selection import headers_chosen, select
 from malamute_py.broker.subscriptions.shared_window import (
     NEW_HEADERS_MAX,
     Cohort,
@@ -61,6 +68,8 @@ SPARSE_BYTES = 64 << 10
 """Bytes of one read when single records are looked for."""
 NEIGHBOURS = 65_536
 """Records from the first position of a cohort within which others join its read of history."""
+MOVED_AT_ONCE = 256
+"""Newest records that have moved of which the copies are read at one time."""
 AHEAD_MAX = 4
 """Batches that are surveyed at one time, of different streams: one may take 40 MiB."""
 TURNS_ALONE = 16
@@ -97,6 +106,9 @@ class OnDemand:
             >= settings.quantum_bytes + max(limits.record_bytes_max, limits.batch_bytes_max // 4)
         )
         """Whether the limits let clients take a gathered batch, from the journal or from memory."""
+
+        self._among_moved: dict[int, dict[int, list[int]]] = {}
+        """Reads of copies of newest records by their tokens: {place of a copy: offsets}."""
 
     def consider(self, sub: Subscription) -> None:
         """Queue a subscription for a turn if it can take something: its state has changed."""
@@ -199,6 +211,9 @@ class OnDemand:
     def _turn(self, sub: Subscription) -> int:
         """Give one quantum, or begin a read; returns the bytes given."""
         stream = sub.stream
+        if stream.keys is not None and sub.position < min(stream.first, sub.stop):
+            self._turn_among_moved(sub, stream.keys)
+            return 0
         if sub.wanted is not None:
             self._to_next_wanted(sub)
         self._past_what_is_gone(sub)
@@ -231,6 +246,90 @@ class OnDemand:
             self._gap(sub, lost, "lost", "")
         if sub.position < first:
             self._gap(sub, first, "retention", "")
+
+    # --- newest records that have moved -----------------------------------------------------
+
+    def _turn_among_moved(self, sub: Subscription, keys: Keys) -> None:
+        """Begin a read of newest records that have moved, or go on after the last of them.
+
+        Older records of their subjects are covered without a word: newer ones replaced them.
+        """
+        stream = sub.stream
+        to = min(stream.first, sub.stop, sub.tail)
+        found = keys.moved_from(sub.position, to, MOVED_AT_ONCE)
+        if not found:
+            sub.position = to
+            self.consider(sub)
+        elif not self.turns.may_read:
+            sub.queued = True
+            self.turns.starve(sub, sub.link)
+        else:
+            token = sub.reading = self.turns.begin(sub)
+            places: dict[int, list[int]] = {}
+            for offset, place in found:
+                places.setdefault(place, []).append(offset)
+            self._among_moved[token] = places
+            size = min(self._shard.settings.quantum_bytes, sub.left_bytes, sub.link.room)
+            self.turns.reads.append(
+                ReadRange(
+                    stream.ring.name, stream.number, token, sub.position, to, size,
+                    places=tuple(places),
+                )
+            )  # fmt: skip
+
+    def _deliver_moved(
+        self, sub: Subscription, answer: HistoryRead, places: dict[int, list[int]]
+    ) -> None:
+        """Deliver newest records that have moved, in the order of their offsets."""
+        keys = sub.stream.keys
+        assert keys is not None
+        runs = {run.next: run for run in answer.runs}
+        portion = Portion(self._delivery, sub, self._shard.settings.quantum_bytes)
+        for place, offsets in islice(places.items(), answer.next):
+            if not portion.open:
+                break
+            run = runs.get(place)
+            if run is not None:
+                self._give_moved(sub, portion, run, offsets)
+                continue
+            portion.flush()
+            stands = dict(keys.moved_from(offsets[0], offsets[-1] + 1, len(offsets)))
+            if any(stands.get(offset, place) != place for offset in offsets):
+                return  # They have moved once more: the next turn reads them there.
+            for offset in offsets:
+                if offset in stands:
+                    sub.position = max(sub.position, offset)
+                    self._gap(sub, offset + 1, "damaged", "the copy of the record is damaged")
+        portion.flush()
+
+    def _give_moved(
+        self, sub: Subscription, portion: Portion, run: HistoryRun, offsets: list[int]
+    ) -> None:
+        """Deliver those rows of a copy that are newest records and that a subscription selects."""
+        data = memoryview(run.data)
+        ((_, size, base, count),) = run.spans
+        content, next = Content(data[STAMP_BYTES:]), offsets[-1] + 1
+        deltas = content.offset_deltas
+        at = base + (np.arange(count) if deltas is None else deltas.astype(np.int64))
+        mask = np.isin(at, offsets) & (at >= sub.position)
+        for narrower in (
+            rows_of_headers(content, headers_chosen(sub, content)),
+            unexpired(content, self._shard.now_ms),
+            None if sub.client_time is None else within_client_time(content, sub.client_time),
+        ):
+            if narrower is not None:
+                mask &= narrower
+        batch = StampedBatch(
+            sub.stream, bytes(data[:STAMP_BYTES]), data[STAMP_BYTES:], content, base, next, size
+        )
+        encoding = encoding_of(batch, mask, 0, 2.0)
+        if encoding is not None:
+            encoding = encoding.for_(False)
+            if encoding.rows is None:
+                portion.whole(encoding.frames, next, encoding.count, encoding.bytes)
+            else:
+                portion.part(encoding, next)
+        sub.position = next
 
     # --- many in one turn -----------------------------------------------------------------
 
@@ -566,6 +665,7 @@ class OnDemand:
         The unreadable place may lie before or after the positions of most of them.
         """
         reader = self._answered(answer.token)
+        self._among_moved.pop(answer.token, None)
         if reader is None:
             return
         name = reader.stream.name
@@ -587,6 +687,7 @@ class OnDemand:
     def history(self, answer: HistoryRead) -> None:
         """Deliver the answer of the journal as far as credit allows."""
         sub = self._answered(answer.token)
+        places = self._among_moved.pop(answer.token, None) if self._among_moved else None
         if isinstance(sub, Cohort):
             try:
                 self._history_of_cohort(sub, answer)
@@ -599,7 +700,10 @@ class OnDemand:
         if sub.able:
             self._more = self._shard.share()
             try:
-                self._deliver_history(sub, answer)
+                if places is not None:
+                    self._deliver_moved(sub, answer, places)
+                elif sub.stream.keys is None or not _given_up(answer):
+                    self._deliver_history(sub, answer)
             except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
                 self._erred(sub, error)
                 return
@@ -836,3 +940,8 @@ class OnDemand:
         portion.flush()
         sub.position = max(sub.position, first)
         self._gap(sub, to, code, reason)
+
+
+def _given_up(answer: HistoryRead) -> bool:
+    """Whether records were given up while a stream was read, so that copies are to be read."""
+    return any(code == "retention" for _, _, code, _ in answer.gaps)

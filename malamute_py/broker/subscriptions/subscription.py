@@ -121,6 +121,7 @@ class Subscription(Receiver):
             and not self.everything
             and self.wanted is None
             and not self.careful
+            and self.stream.keys is None
         )
 
 

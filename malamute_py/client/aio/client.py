@@ -33,6 +33,7 @@ from malamute_protocol.errors import (
 from malamute_protocol.pattern import Pattern
 from malamute_protocol.schema import Schemas
 from malamute_protocol.version import Feature
+from malamute_py.client.aio.keys import KeyView
 from malamute_py.client.aio.link import LoopLink
 from malamute_py.client.aio.mail import MailVerbs
 from malamute_py.client.aio.queues import QueueVerbs
@@ -514,6 +515,14 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
             # sync: timeout_ms=timeout_ms,
         )
 
+    def kv(self, stream: str) -> KeyView:
+        """View a stream that keeps the last record of each subject as keys and their values.
+
+        Such a stream is made by create_stream(name, keep="last-per-subject", ring_bytes=...). This
+        asks the broker nothing.
+        """
+        return KeyView(self._link, stream)
+
     # --- asking --------------------------------------------------------------------------------
 
     async def create_stream(
@@ -525,8 +534,9 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         (a ring of its own), full ("overwrite" or "refuse" in that ring), max_bytes, max_age_ms and
         max_records (older records are dropped), body_kind ("blob", "list", "arrow"; else the first
         batch decides), schema (a pyarrow schema: the stream is typed), level ("synced" or "stored",
-        what confirm="default" means), description. The first three cannot be changed later, and a
-        schema only grows; the broker keeps its versions as former_schemas.
+        what confirm="default" means), description, keep ("last-per-subject": see kv()). The first
+        three and keep cannot be changed later, and a schema only grows; the broker keeps its
+        versions as former_schemas.
         Raises BrokerRefused: `stream_exists` with other settings, `bad_setting`, ...
         """
         named = stream_settings(settings_of(settings, more))

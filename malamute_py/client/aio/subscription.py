@@ -18,11 +18,18 @@ from malamute_py.client.aio.link import LoopLink
 from malamute_py.client.engine.waits import NOTHING, OPENED
 from malamute_py.client.position import Position
 from malamute_py.client.readers.records import SubscriptionBase
-from malamute_py.client.session.subscription import Arrival, Notice, SubscribeOptions, cut
+from malamute_py.client.session.subscription import (
+    Arrival,
+    Notice,
+    SubscribeOptions,
+    cut,
+)
 from malamute_py.client.settings import Wait
 
 _PAUSE_EVERY: Final = 256  # asyncio only
 """Records after which the event loop gets its turn, though more are at hand."""
+_NO_OFFSET: Final = 1 << 63
+"""Above every offset."""
 
 
 class Subscription(SubscriptionBase):
@@ -92,7 +99,8 @@ class Subscription(SubscriptionBase):
         rest = self._rest()
         return rest if rest is not None else await self._next(timeout_ms)
 
-    async def _next(self, timeout_ms: int | None) -> Batch | None:
+    async def _next(self, timeout_ms: int | None, before: int = _NO_OFFSET) -> Batch | None:
+        """The next batch; None at the end, and once no record before this offset is to come."""
         reading, link = self._reading, self._link
         while True:
             if True:  # sync: with link.lock:
@@ -102,10 +110,10 @@ class Subscription(SubscriptionBase):
                 if item is None:
                     if reading.error is not None:
                         raise reading.error
-                    if reading.ended:
+                    if reading.ended or reading.next >= before:
                         return None
                     timeout_ms = await link.until(
-                        lambda: bool(reading.inbox) or reading.ended,
+                        lambda: bool(reading.inbox) or reading.ended or reading.next >= before,
                         reading,
                         timeout_ms,
                         NOTHING,
@@ -150,6 +158,26 @@ class Subscription(SubscriptionBase):
         return batches_to_table(pieces, decode=decode, header=header, schemas=self._reading.schemas)
 
     # --- records ---------------------------------------------------------------------------
+
+    @property
+    def tail(self) -> int:
+        """Offset after the newest record when the broker accepted; -1: it has not accepted yet."""
+        return self._reading.tail if self._reading.accepted else -1
+
+    async def next_record(
+        self, timeout_ms: int | None = None, *, before: int = _NO_OFFSET
+    ) -> Record | None:
+        """The next record; None at the end. Raises as next_batch().
+
+        before: None also once no record before this offset is to come.
+        """
+        while not self._left:
+            batch = await self._next(timeout_ms, before)
+            if batch is None:
+                return None
+            self._open(batch)
+        self._left -= 1
+        return next(self._rows)
 
     def __aiter__(self) -> Subscription:
         return self

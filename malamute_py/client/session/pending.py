@@ -30,6 +30,10 @@ _NOT_REPEATED: Final = (RemoveStream, Kick, PurgeMail, RemoveMailbox, RemoveServ
 """Requests that may mean something else the second time: they fail with their link."""
 
 
+ASKED_AT_ONCE: Final = 200
+"""Commands that wait for their answers at one time: a broker keeps 256 answers for a link."""
+
+
 class PendingCommand(msgspec.Struct, gc=False):
     """A command that waits for its answer."""
 
@@ -44,6 +48,8 @@ class PendingCommands:
     def __init__(self, emit: Callable[[Event], None]) -> None:
         """emit: takes the events."""
         self.by_number: dict[int, PendingCommand] = {}
+        self._unsent: dict[int, PendingCommand] = {}
+        """Commands that wait to leave."""
         self._emit = emit
         self._number = 0
 
@@ -56,7 +62,7 @@ class PendingCommands:
         """Add the command that `make(number)` gives. Raises LocalProtocolError."""
         number = self.next_number()
         command = checked(make(number))
-        self.by_number[number] = PendingCommand(command, token, False)
+        self.by_number[number] = self._unsent[number] = PendingCommand(command, token, False)
         return command
 
     def give_up(self, token: Any) -> None:
@@ -64,24 +70,27 @@ class PendingCommands:
         for number, asked in self.by_number.items():
             if asked.token is token:
                 del self.by_number[number]
+                self._unsent.pop(number, None)
                 return
 
     @property
     def waits(self) -> bool:
         """Whether some of them are to leave now."""
-        return not all(asked.sent for asked in self.by_number.values())
+        return bool(self._unsent)
 
     def take(self, out: CommandSink) -> None:
-        """Send those that were not sent on this link."""
-        for asked in self.by_number.values():
-            if not asked.sent:
-                asked.sent = True
-                out.put(asked.command, None)
+        """Send those that were not sent on this link, as long as few enough wait for answers."""
+        unsent = self._unsent
+        while unsent and len(self.by_number) - len(unsent) < ASKED_AT_ONCE:
+            asked = unsent.pop(next(iter(unsent)))
+            asked.sent = True
+            out.put(asked.command, None)
 
     def link_up(self) -> None:
         """Send all of them on the new link."""
         for asked in self.by_number.values():
             asked.sent = False
+        self._unsent = self.by_number.copy()
 
     def link_down(self, reason: str) -> None:
         """Fail those that may have been done and cannot be repeated."""
@@ -96,6 +105,7 @@ class PendingCommands:
         for asked in self.by_number.values():
             self._answer(asked, error)
         self.by_number.clear()
+        self._unsent.clear()
 
     def answered(self, number: int, value: Any) -> None:
         """Take the RESULT of a command."""

@@ -14,7 +14,14 @@ from typing import Any, Final
 import google_crc32c
 import numpy as np
 
-from malamute_protocol.commands import Confirm, Level, OpenProducer, Publish, Welcome
+from malamute_protocol.commands import (
+    Confirm,
+    Level,
+    OpenProducer,
+    Publish,
+    UpdateKey,
+    Welcome,
+)
 from malamute_protocol.errors import BrokerRefused, MalamuteError
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.client.arguments import one_of
@@ -146,6 +153,26 @@ class OutgoingRecords(OutgoingBatch):
         self.rows = []
 
 
+class OutgoingUpdate(OutgoingRecords):
+    """One record that changes a key on a condition; no other record joins it."""
+
+    __slots__ = ("_revision",)
+
+    def __init__(self, lane: StreamLane, level: int, revision: int) -> None:
+        """revision: what the key must have; 0: it must not be there."""
+        super().__init__(lane, level)
+        self.sealed = True
+        self._revision = revision
+
+    def alike(self) -> OutgoingUpdate:
+        """Make an empty batch of the same kind for the same place."""
+        return OutgoingUpdate(self.lane, self.level, self._revision)
+
+    def send(self, out: CommandSink, tracker: int) -> None:
+        """Hand over UPDATE_KEY."""
+        out.put(UpdateKey(self.lane.place, tracker, self.level, self._revision), self.content)
+
+
 class StreamLane(LastingLane[OutgoingRecords]):
     """The way to one stream; it stays for its sequence."""
 
@@ -227,6 +254,15 @@ class Publisher(Lanes[OutgoingRecords]):
             size += ROW_BYTES
             last.bytes += size
             self.window.queued_bytes += size
+
+    def add_update(self, stream: str, level: int, row: OutgoingRow, revision: int) -> None:
+        """Queue one record that is taken only if its key has this revision.
+
+        Raises LocalProtocolError `too_large`, or what ended the session: nothing was taken.
+        """
+        lane = self.lane(self.streams, stream, "stream")
+        self.check(row)
+        self.begin(OutgoingUpdate(lane, level, revision), row)
 
     def add_content(self, stream: str, level: int, content: Any, count: int, token: Any) -> None:
         """Queue an encoded batch content.

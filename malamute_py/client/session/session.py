@@ -48,6 +48,7 @@ from malamute_protocol.commands import (
     Subscribed,
     Trim,
     Unsubscribe,
+    UpdateKey,
     Welcome,
     Work,
 )
@@ -58,6 +59,7 @@ from malamute_protocol.errors import (
     MalamuteError,
     ProtocolError,
     RemoteProtocolError,
+    RevisionConflict,
 )
 from malamute_protocol.framing import (
     NUMBERS,
@@ -102,8 +104,8 @@ _FINAL_CODES: Final = frozenset(
 _TRACKED: Final = frozenset(
     NUMBERS[command]
     for command in (
-        Publish, Send, RequestCommand, Reply, AckMail, AckWork, AckRecords, MoveCursor, Trim,
-        PurgeSubjects,
+        Publish, UpdateKey, Send, RequestCommand, Reply, AckMail, AckWork, AckRecords, MoveCursor,
+        Trim, PurgeSubjects,
         Atomic,
     )
 )  # fmt: skip
@@ -625,6 +627,8 @@ class Session:
 
     def _on_refused(self, command: Refused, _: Sequence[Any]) -> None:
         error = BrokerRefused(command.code, command.reason, command.retry_ms)
+        if command.revision >= 0:
+            error = RevisionConflict(command.reason, command.revision)
         if command.code in RETRYABLE:
             self.attempts.put_off(command.reason or command.code, self._now_ms, command.retry_ms)
         number, reference = command.command, command.reference

@@ -64,6 +64,7 @@ from malamute_py.client.session.publisher import LEVEL_NAMES, confirmation, leve
 from malamute_py.client.session.subscription import Notice
 from malamute_py.client.session.tables import TableRows, stream_settings
 from malamute_py.client.settings import ClientOptions, ClientSettings, Wait, make_settings, no_link
+from malamute_py.client.sync.keys import SyncKeyView
 from malamute_py.client.sync.link import Pending, ThreadLink
 from malamute_py.client.sync.mail import SyncMailVerbs
 from malamute_py.client.sync.queues import SyncQueueVerbs
@@ -475,6 +476,14 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
             timeout_ms=timeout_ms,
         )
 
+    def kv(self, stream: str) -> SyncKeyView:
+        """View a stream that keeps the last record of each subject as keys and their values.
+
+        Such a stream is made by create_stream(name, keep="last-per-subject", ring_bytes=...). This
+        asks the broker nothing.
+        """
+        return SyncKeyView(self._link, stream)
+
     # --- asking --------------------------------------------------------------------------------
 
     def create_stream(
@@ -486,8 +495,9 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         (a ring of its own), full ("overwrite" or "refuse" in that ring), max_bytes, max_age_ms and
         max_records (older records are dropped), body_kind ("blob", "list", "arrow"; else the first
         batch decides), schema (a pyarrow schema: the stream is typed), level ("synced" or "stored",
-        what confirm="default" means), description. The first three cannot be changed later, and a
-        schema only grows; the broker keeps its versions as former_schemas.
+        what confirm="default" means), description, keep ("last-per-subject": see kv()). The first
+        three and keep cannot be changed later, and a schema only grows; the broker keeps its
+        versions as former_schemas.
         Raises BrokerRefused: `stream_exists` with other settings, `bad_setting`, ...
         """
         named = stream_settings(settings_of(settings, more))

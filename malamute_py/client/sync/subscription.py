@@ -10,16 +10,24 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 from malamute_protocol.batch import Batch, Record
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.client.engine.waits import NOTHING, OPENED
 from malamute_py.client.position import Position
 from malamute_py.client.readers.records import SubscriptionBase
-from malamute_py.client.session.subscription import Arrival, Notice, SubscribeOptions, cut
+from malamute_py.client.session.subscription import (
+    Arrival,
+    Notice,
+    SubscribeOptions,
+    cut,
+)
 from malamute_py.client.settings import Wait
 from malamute_py.client.sync.link import ThreadLink
+
+_NO_OFFSET: Final = 1 << 63
+"""Above every offset."""
 
 
 class SyncSubscription(SubscriptionBase):
@@ -87,7 +95,8 @@ class SyncSubscription(SubscriptionBase):
         rest = self._rest()
         return rest if rest is not None else self._next(timeout_ms)
 
-    def _next(self, timeout_ms: int | None) -> Batch | None:
+    def _next(self, timeout_ms: int | None, before: int = _NO_OFFSET) -> Batch | None:
+        """The next batch; None at the end, and once no record before this offset is to come."""
         reading, link = self._reading, self._link
         while True:
             with link.lock:
@@ -97,10 +106,10 @@ class SyncSubscription(SubscriptionBase):
                 if item is None:
                     if reading.error is not None:
                         raise reading.error
-                    if reading.ended:
+                    if reading.ended or reading.next >= before:
                         return None
                     timeout_ms = link.until(
-                        lambda: bool(reading.inbox) or reading.ended,
+                        lambda: bool(reading.inbox) or reading.ended or reading.next >= before,
                         timeout_ms,
                         NOTHING,
                         "record",
@@ -142,6 +151,26 @@ class SyncSubscription(SubscriptionBase):
         return batches_to_table(pieces, decode=decode, header=header, schemas=self._reading.schemas)
 
     # --- records ---------------------------------------------------------------------------
+
+    @property
+    def tail(self) -> int:
+        """Offset after the newest record when the broker accepted; -1: it has not accepted yet."""
+        return self._reading.tail if self._reading.accepted else -1
+
+    def next_record(
+        self, timeout_ms: int | None = None, *, before: int = _NO_OFFSET
+    ) -> Record | None:
+        """The next record; None at the end. Raises as next_batch().
+
+        before: None also once no record before this offset is to come.
+        """
+        while not self._left:
+            batch = self._next(timeout_ms, before)
+            if batch is None:
+                return None
+            self._open(batch)
+        self._left -= 1
+        return next(self._rows)
 
     def __iter__(self) -> SyncSubscription:
         return self

@@ -104,7 +104,11 @@ def rings_asked(main: RingFacts) -> dict[str, dict[str, Any]]:
             if isinstance(change, TABLE_CHANGES):
                 apply(tables, Queues(), change)
     return {
-        row.ring: {"ring_bytes": row.settings.ring_bytes, "full": row.settings.full}
+        row.ring: {
+            "ring_bytes": row.settings.ring_bytes,
+            "full": row.settings.full,
+            "keep": bool(row.settings.keep),
+        }
         for row in tables.streams.values()
         if row.settings.ring_bytes and not row.settings.memory
     }

@@ -7,26 +7,30 @@ IndexQuery.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
 from pyroaring import BitMap
 
 from malamute_protocol.content import Content
-from malamute_protocol.stamp import STAMP_BYTES
+from malamute_protocol.extract import extract, extractable
+from malamute_protocol.stamp import STAMP_BYTES, Stamp, append_time_of
+from malamute_py.broker.batches.copies import pack_copy, unpack_copy
 from malamute_py.broker.batches.rows import within_client_time
-from malamute_py.broker.ready import IndexQuery
+from malamute_py.broker.log.newest import newest_rows
+from malamute_py.broker.ready import MOVED_STREAM, IndexQuery
 from malamute_py.journal import Candidates, HeaderIndex, Plan, Ring
-from malamute_py.matcher import ByKey, compile_pattern
+from malamute_py.matcher import ByKey, asks_subjects_only, compile_pattern
 
 _READ_BYTES = 4 << 20
+_OLDEST = 8
+"""Oldest segments of a ring that are told at once."""
 _COUNTED_BYTES = 16 << 20
 """Bytes that one plan reads at most to count selected records: about 10 ms of the reader thread."""
 
 Search: TypeAlias = Callable[[Any], Any] | None
-_ONLY_SUBJECTS = frozenset({"all", "topic", "prefix", "regex"})
-_COMBINED = frozenset({"and", "or", "not"})
 
 
 def answer_query(ring: Ring, query: IndexQuery) -> Any:
@@ -64,7 +68,7 @@ def _last_per_subject(ring: Ring, stream: int, arguments: dict[str, Any]) -> Any
     pattern, first, end = arguments["pattern"], arguments["from"], arguments["end"]
     matches = compile_pattern(pattern).matches
     latest: dict[str, int] = {}
-    if _asks_subjects_only(pattern):
+    if asks_subjects_only(pattern):
         for keys, offset in ring.last_per_subject(stream, by_key(arguments["candidates"]), end):
             if offset >= first and offset > latest.get(keys[0], -1) and matches(keys, ()):
                 latest[keys[0]] = offset
@@ -105,13 +109,6 @@ def _note_latest(
         if matches(header.keys, header.fields):
             subject = header.keys[0]
             latest[subject] = max(latest.get(subject, -1), base + row)
-
-
-def _asks_subjects_only(pattern: list[Any]) -> bool:
-    kind, *rest = pattern
-    if kind in _COMBINED:
-        return all(map(_asks_subjects_only, rest))
-    return kind in _ONLY_SUBJECTS
 
 
 def _plan(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -177,8 +174,107 @@ def _selected_offsets(
     if window is not None:
         inside = within_client_time(content, window)
         mask = mask if inside is None else mask & inside
+    return _offsets(base, content)[mask]
+
+
+def _batch(ring: Ring, stream: int, arguments: dict[str, Any]) -> Any:
+    copy = arguments["copy"]
+    if copy is not None:
+        return next(copies_at(ring, [copy]))
+    return ring.read_batches(stream, [arguments["offset"]])[0]
+
+
+def copies_at(ring: Ring, places: Sequence[int]) -> Iterator[Any]:
+    """Yield what the copies of newest records at these places hold, in order; None: it is gone."""
+    for place, batch in zip(places, ring.read_batches(MOVED_STREAM, places), strict=True):
+        if batch is None:
+            yield None
+            continue
+        view = memoryview(batch)
+        bodies = Content(view[STAMP_BYTES:]).bodies()
+        row = place - Stamp.unpack(batch, verify=False).base_offset
+        copy = bytes(bodies.blob[int(bodies.offsets[row]) : int(bodies.offsets[row + 1])])
+        yield unpack_copy(copy)[0]
+
+
+def _copies(ring: Ring, stream: int, arguments: dict[str, Any]) -> list[tuple[bytes, list[int]]]:
+    """Copies of the records asked for, each with their offsets."""
+    offsets, places = arguments["offsets"], arguments["places"]
+    wanted: dict[int, tuple[bytes, list[int]]] = {}
+    for offset, batch in zip(offsets, ring.read_batches(stream, offsets), strict=True):
+        if batch is not None:
+            base = Stamp.unpack(batch, verify=False).base_offset
+            wanted.setdefault(base, (batch, []))[1].append(offset)
+    moved = zip(copies_at(ring, list(places)), places.values(), strict=True)
+    found = [*wanted.values(), *((copy, rows) for copy, rows in moved if copy is not None)]
+    return [(_copy(batch, rows), rows) for batch, rows in found]
+
+
+def _copy(batch: bytes, offsets: list[int]) -> bytes:
+    stamp, content = Stamp.unpack(batch, verify=False), Content(memoryview(batch)[STAMP_BYTES:])
+    if content.head.count == len(offsets):
+        return pack_copy(batch, ())
+    mask = np.isin(_offsets(stamp.base_offset, content), offsets)
+    if extractable(content):
+        return pack_copy(b"".join(extract(stamp, content, mask)), ())
+    return pack_copy(batch, np.flatnonzero(mask).tolist())
+
+
+def _offsets(base: int, content: Content) -> np.ndarray[Any, np.dtype[np.int64]]:
     deltas = content.offset_deltas
-    return base + (np.flatnonzero(mask) if deltas is None else deltas[mask].astype(np.int64))
+    return base + (np.arange(content.head.count) if deltas is None else deltas.astype(np.int64))
+
+
+def _moved_keys(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The newest record of each subject among some copies."""
+    rows: dict[str, tuple[str, int, int, int | None, int]] = {}
+    found = ring.read(MOVED_STREAM, arguments["from"], arguments["end"], arguments["bytes"])
+    for run in found.runs:
+        view = memoryview(run.data)
+        for at, size, base, count in run.spans:
+            bodies = Content(view[at + STAMP_BYTES : at + size]).bodies()
+            bounds = bodies.offsets.tolist()
+            for row in range(count):
+                copy = bytes(bodies.blob[bounds[row] : bounds[row + 1]])
+                for key in _keys_of_copy(copy):
+                    known = rows.get(key[0])
+                    if known is None or known[1] <= key[1]:
+                        rows.pop(key[0], None)
+                        rows[key[0]] = (*key, base + row)
+    return {"rows": sorted(rows.values(), key=itemgetter(4)), "next": found.next}
+
+
+def _keys_of_copy(copy: bytes) -> Iterator[tuple[str, int, int, int | None]]:
+    batch, rows = unpack_copy(copy)
+    stamp, content = Stamp.unpack(batch, verify=False), Content(memoryview(batch)[STAMP_BYTES:])
+    offsets = _offsets(stamp.base_offset, content)
+    for subject, row, deletion, size in newest_rows(content, len(batch)):
+        if not rows or row in rows:
+            yield subject, int(offsets[row]), size, stamp.append_time_ms if deletion else None
+
+
+def _keys(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The newest record of each subject among some batches."""
+    rows: dict[str, tuple[str, int, int, int | None]] = {}
+    found = ring.read(stream, arguments["from"], arguments["end"], arguments["bytes"])
+    for run in found.runs:
+        view = memoryview(run.data)
+        for at, size, base, _ in run.spans:
+            time_ms = append_time_of(bytes(view[at : at + STAMP_BYTES]))
+            content = Content(view[at + STAMP_BYTES : at + size])
+            for subject, row, deletion, own in newest_rows(content, size):
+                rows.pop(subject, None)
+                rows[subject] = (subject, base + row, own, time_ms if deletion else None)
+    return {"rows": sorted(rows.values(), key=itemgetter(1)), "next": found.next}
+
+
+def _oldest_segments(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "segment_bytes": ring.settings.segment_bytes,
+        "segments": ring.settings.ring_bytes // ring.settings.segment_bytes,
+        "start_lsn": ring.start_lsn,
+        "oldest": ring.oldest_segments(_OLDEST),
+    }
 
 
 _ANSWERS: dict[str, Callable[[Ring, int, dict[str, Any]], Any]] = {
@@ -186,4 +282,9 @@ _ANSWERS: dict[str, Callable[[Ring, int, dict[str, Any]], Any]] = {
     "find_client_time": _find_client_time,
     "last_per_subject": _last_per_subject,
     "plan": _plan,
+    "batch": _batch,
+    "copies": _copies,
+    "moved_keys": _moved_keys,
+    "keys": _keys,
+    "oldest_segments": _oldest_segments,
 }

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from malamute_protocol.stamp import Stamp
 from malamute_py.broker.ready import (
     CHANGE_STREAM,
     MAIL_STREAM,
@@ -56,7 +57,7 @@ from malamute_py.server.journaling.journal_threads import (
     Trimmed,
     Worker,
 )
-from malamute_py.server.journaling.queries import answer_query, by_key
+from malamute_py.server.journaling.queries import answer_query, by_key, copies_at
 from malamute_py.server.journaling.recent_reads import RecentReads
 from malamute_py.server.latencies import Latencies
 from malamute_py.server.result_queue import ResultQueue
@@ -70,6 +71,8 @@ _LEISURE_MS = 5
 """Time for which bytes that no peer waits for may be unsynced: each sync costs about as much as it
 groups."""
 _IDLE_S = 0.25
+_KEEP_SEGMENTS = 16
+"""Segments, at least, of a ring that keeps the last record of each subject."""
 _RETRY_MS = 1000
 _OPENING_RETRY_MS = 100
 """Time after which a refused append to a ring that is being opened may be tried again: opening
@@ -97,11 +100,14 @@ def ring_settings(
     # A segment still holds the largest batch that clients are told they may send.
     segment_bytes = max(segment_bytes, min(2 * batch_bytes_max + 4095, ring_bytes // 3))
     segment_bytes = min(segment_bytes, config.segment_bytes)
+    if asked.get("keep"):
+        # Some segments stay free, for newest records that have to move.
+        segment_bytes = max(min(segment_bytes, ring_bytes // _KEEP_SEGMENTS), 1 << 16)
     segment_bytes -= segment_bytes % 4096
     return RingSettings(
         segment_bytes=segment_bytes,
         ring_bytes=max(ring_bytes, 3 * segment_bytes),
-        full="refuse" if asked.get("full") == "refuse" else "overwrite",
+        full="refuse" if asked.get("full") == "refuse" or asked.get("keep") else "overwrite",
         index_interval_bytes=config.index_interval_bytes,
         distinct_headers_max=config.distinct_headers_max,
         pin_bytes_max=config.pin_bytes_max,
@@ -491,6 +497,8 @@ class Rings:
         if isinstance(job, ReadRange):
             if ring is None:
                 return ReadFailed(job.token, "journal_failed", f"the ring {job.ring} is not open")
+            if job.places:
+                return self._read_copies(ring, job)
             if job.shared and not job.oldest_ms:
                 recent = self._recent.find(ring, job)
                 if recent is not None:
@@ -520,6 +528,24 @@ class Rings:
             return IndexAnswer(job.token, answer_query(ring, job))
         except (JournalError, OSError) as error:
             return IndexAnswer(job.token, IndexFailure("journal_failed", str(error)))
+
+    def _read_copies(self, ring: Ring, job: ReadRange) -> object:
+        """Read copies of newest records, until bytes_max is reached; `next` says how many."""
+        runs: list[HistoryRun] = []
+        size = looked = 0
+        try:
+            for place, copy in zip(job.places, copies_at(ring, job.places), strict=True):
+                looked += 1
+                if copy is not None:
+                    stamp = Stamp.unpack(copy, verify=False)
+                    span = (0, len(copy), stamp.base_offset, stamp.count)
+                    runs.append(HistoryRun(copy, (span,), place))
+                    size += len(copy)
+                if size >= job.bytes_max:
+                    break
+        except (JournalError, OSError) as error:
+            return ReadFailed(job.token, "journal_failed", str(error))
+        return HistoryRead(job.token, tuple(runs), looked)
 
     # --- the housekeeping thread -----------------------------------------------------------
 

@@ -364,6 +364,7 @@ def test_a_stream_with_a_ring_of_its_own_takes_records_once_its_creation_is_sync
         "memory": False,
         "ring_bytes": 1 << 20,
         "full": "overwrite",
+        "keep": False,
     }
     assert len(shell.rings[ring]) == 1
 

@@ -29,7 +29,8 @@ def sneak_in(script: Script, token: str, command: Any) -> None:
     """A command that got past all checks."""
     pending = script.session.pending
     number = pending.next_number()
-    pending.by_number[number] = PendingCommand(command(number), token, False)
+    asked = PendingCommand(command(number), token, False)
+    pending.by_number[number] = pending._unsent[number] = asked
 
 
 def kinds(commands: list[c.Command]) -> list[str]:

@@ -131,7 +131,7 @@ function checkStep(commands, place) {
     need(name !== "ACK_WORK" || fields.state >= 3, "a state as a part", "malformed");
   }
 }
-const OWN_ONE = new Set(["PUBLISH", "SEND", "REQUEST", "REPLY"]);
+const OWN_ONE = new Set(["PUBLISH", "UPDATE_KEY", "SEND", "REQUEST", "REPLY"]);
 const OWN_FRAMES = new Set(["DELIVER", "MAIL", "WORK"]);
 
 export function readMessage(frames) {

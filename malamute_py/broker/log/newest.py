@@ -1,0 +1,370 @@
+"""The keys of a stream: the newest record of each subject.
+
+Owns the index from a subject to the offset of its newest record, with the records that were taken
+and are not in the journal yet. The rules: an offset enters the index when its batch was appended; a
+condition is checked against what was taken, so that two changes of one turn see each other; once
+the journal refuses a batch, nothing that was taken after it happened. Source: SPEC.md, section 8.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from malamute_protocol.content import Content
+from malamute_protocol.keys import is_deletion
+from malamute_py.broker.structures.sorted_values import Ordered
+
+ROW_OVERHEAD = 300
+"""Bytes that a row of a batch takes beside its body when it is copied alone, about."""
+KEY_OVERHEAD = 250
+"""Bytes of memory that a key takes beside its name, about."""
+LOOK_SEGMENTS = 7
+"""Segments that are left of a ring when its oldest ones are looked at: two of them are prepared
+ahead, and empty."""
+STOP_SEGMENTS = 5
+"""Segments that are left of a ring when it takes no record more: copies need some."""
+COPIES_MAX = 256
+"""Newest records that are copied in one batch at most: some 2 ms of the loop."""
+COPY_SEGMENTS = 3
+"""Segments that are left of a ring when it takes no copy more."""
+_SHIFT = 24
+"""Bits of a value in the index below the offset: one number takes a third of three."""
+_DELETED = 1
+_UNIT_SHIFT = 3
+"""The size of a record is kept in units of 16 bytes, above the bit that says it is a deletion."""
+_SIZE_MAX = (1 << _SHIFT) - 1
+
+
+class NewestRow(NamedTuple):
+    """The newest record of a subject within one batch."""
+
+    subject: str
+    row: int
+    deletion: bool
+    size: int
+    """Bytes that the record takes if it is copied, about."""
+
+
+class Taken(NamedTuple):
+    """A batch that was taken and is not in the journal yet."""
+
+    base: int
+    rows: list[NewestRow]
+    size: int
+
+
+def newest_rows(content: Content, size: int) -> list[NewestRow]:
+    """Return the newest record of each subject of a batch of `size` bytes."""
+    headers, codes = content.headers()
+    count = content.head.count
+    if codes is None:
+        header = headers[0]
+        size = size if count == 1 else _sizes(content, size)([count - 1])[0]
+        return [NewestRow(header.keys[0], count - 1, is_deletion(header.fields), size)]
+    used, distances = np.unique(codes[::-1], return_index=True)
+    rows = count - 1 - distances
+    sizes = _sizes(content, size)(rows)
+    newest: dict[str, NewestRow] = {}
+    for code, row, size in zip(used.tolist(), rows.tolist(), sizes, strict=True):
+        header = headers[code]
+        subject = header.keys[0]
+        known = newest.get(subject)
+        if known is None or known.row < row:
+            newest[subject] = NewestRow(subject, row, is_deletion(header.fields), size)
+    return list(newest.values())
+
+
+def _sizes(content: Content, size: int) -> Callable[[Any], list[int]]:
+    """Return what tells the bytes of some rows of a batch, if each is copied alone.
+
+    Of a codec it is known only what all rows take together: each counts an equal share.
+    """
+    head = content.head
+    if head.codec or head.body_kind:
+        return lambda rows: [size // head.count + ROW_OVERHEAD] * len(rows)
+    bounds = content.bodies().offsets
+    found = np.diff(bounds) + ROW_OVERHEAD
+    return lambda rows: found[rows].tolist()
+
+
+class Room:
+    """The room of the ring that a stream with keys has to itself, in positions of the ring."""
+
+    __slots__ = (
+        "asked", "copies_max", "look_lsn", "newest_max", "segment_bytes", "segments", "stop_lsn",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.segment_bytes = 0
+        self.segments = 0
+        """Segments that the ring may have; 0: the journal was not asked yet."""
+        self.newest_max = 1 << 63
+        """Bytes that newest records may take: with more, copying them would gain too little."""
+        self.asked = False
+        """Whether the journal is being asked for the oldest segments."""
+        self.copies_max = COPIES_MAX
+        """Newest records that are copied in one batch now."""
+        self.look_lsn = 0
+        """End of the ring from which on segments are to be given up."""
+        self.stop_lsn = 1 << 63
+        """End of the ring beyond which no record is taken but a deletion marker."""
+
+    def learn(self, segment_bytes: int, segments: int) -> None:
+        """Note how large the ring is."""
+        self.segment_bytes, self.segments = segment_bytes, segments
+        self.newest_max = segment_bytes * segments // 2
+
+    def begin(self, start_lsn: int) -> None:
+        """Note where the oldest segment begins that may hold a newest record."""
+        self.look_lsn = start_lsn + (self.segments - LOOK_SEGMENTS) * self.segment_bytes
+        self.stop_lsn = start_lsn + (self.segments - STOP_SEGMENTS) * self.segment_bytes
+
+    def takes_copies(self, end_lsn: int) -> bool:
+        """Whether a ring that ends here has room for copies of newest records."""
+        return end_lsn <= self.stop_lsn + (STOP_SEGMENTS - COPY_SEGMENTS) * self.segment_bytes
+
+    def allows(self, end_lsn: int, deletion: bool) -> bool:
+        """Whether a batch may make the ring as long as this."""
+        return end_lsn <= self.stop_lsn + deletion * self.segment_bytes
+
+
+class Place(NamedTuple):
+    """A newest record whose segment was given up, and where its copy lies."""
+
+    value: int
+    """Offset, size and kind, as in the index."""
+    copy: int
+    """Offset of the copy in the hidden stream of copies."""
+
+
+class Keys:
+    """The newest record of each subject of one stream."""
+
+    __slots__ = (
+        "_at", "_coming", "_moved", "_moved_offsets", "_newest", "_taken", "bytes", "copies_first",
+        "copies_next", "deleted", "memory", "names", "ready", "room", "taken_bytes", "taken_next",
+    )  # fmt: skip
+
+    def __init__(self, next: int, *, ready: bool) -> None:
+        """next: the stream's next offset. ready: there is no record that was not looked at."""
+        self._newest: OrderedDict[str, int] = OrderedDict()
+        """Subject -> offset, size and kind of its newest record, ordered by offset; those that lie
+        where they were appended."""
+        self._moved: OrderedDict[str, Place] = OrderedDict()
+        """Subject -> newest record of which there is a copy, ordered by the copies."""
+        self._moved_offsets: Ordered[int] = Ordered()
+        self._at: dict[int, str] = {}
+        """Offset -> subject, of those of which there is a copy."""
+        self.copies_first = 0
+        """Oldest copy that is left when the broker starts."""
+        self.copies_next = 0
+        """Offset of the next copy in the hidden stream of copies."""
+        self.names: Ordered[str] = Ordered()
+        """Subjects in the index, deleted ones included."""
+        self.deleted: OrderedDict[str, int] = OrderedDict()
+        """Deleted subject -> append time of its deletion marker, the oldest first."""
+        self.ready = ready
+        """False while a start reads the keys from the journal."""
+        self.bytes = 0
+        """Bytes that copies of all newest records would take, about."""
+        self.memory = 0
+        """Bytes of memory that the index takes, about."""
+        self.room = Room()
+        self.taken_next = next
+        """Offset after everything that was taken."""
+        self.taken_bytes = 0
+        """Bytes of the batches that were taken and are not in the journal yet."""
+        self._taken: deque[Taken] = deque()
+        self._coming: dict[str, int] = {}
+        """Subject -> its revision once everything is appended that was taken."""
+
+    def __len__(self) -> int:
+        return len(self._newest) + len(self._moved)
+
+    def __contains__(self, subject: str) -> bool:
+        return self._value(subject) is not None or subject in self._coming
+
+    # --- questions ----------------------------------------------------------------------
+
+    def _value(self, subject: str) -> int | None:
+        value = self._newest.get(subject)
+        if value is None and self._moved:
+            place = self._moved.get(subject)
+            return None if place is None else place.value
+        return value
+
+    def find(self, subject: str) -> tuple[int, bool] | None:
+        """Return (offset, whether it is a deletion) of a subject's newest record in the journal."""
+        value = self._value(subject)
+        return None if value is None else (value >> _SHIFT, bool(value & _DELETED))
+
+    def copy_of(self, subject: str) -> int | None:
+        """Return where the copy of a subject's newest record lies; None: it has not moved."""
+        place = self._moved.get(subject)
+        return None if place is None else place.copy
+
+    def revision(self, subject: str) -> int:
+        """Return the revision of a key, counting what was taken; 0: there is no such key."""
+        coming = self._coming.get(subject)
+        if coming is not None:
+            return coming
+        value = self._value(subject)
+        return 0 if value is None or value & _DELETED else value >> _SHIFT
+
+    @property
+    def oldest(self) -> int | None:
+        """Offset of the oldest newest record that has not moved; None: there is none."""
+        for value in self._newest.values():
+            return value >> _SHIFT
+        return None
+
+    @property
+    def oldest_copy(self) -> int:
+        """Offset of the oldest copy that is of use; the next one when there is none."""
+        for place in self._moved.values():
+            return place.copy
+        return self.copies_next
+
+    def before(self, offset: int, copy: int, most: int, bytes_max: int) -> list[tuple[str, int]]:
+        """Return (subject, offset) of newest records that lie before an offset, or a copy's place.
+
+        most, bytes_max: so many at once, and one at least if there is one.
+        """
+        found: list[tuple[str, int]] = []
+        size = 0
+        for subject, value in self._newest.items():
+            if value >> _SHIFT >= offset or len(found) >= most or size > bytes_max:
+                break
+            found.append((subject, value >> _SHIFT))
+            size += _size(value)
+        for subject, place in self._moved.items():
+            if place.copy >= copy or len(found) >= most or size > bytes_max:
+                break
+            found.append((subject, place.value >> _SHIFT))
+            size += _size(place.value)
+        return found
+
+    def moved_from(self, offset: int, before: int, most: int) -> list[tuple[int, int]]:
+        """Return (offset, place of its copy) of newest records that have moved, by offset."""
+        found: list[tuple[int, int]] = []
+        for at in self._moved_offsets.after(offset - 1):
+            if at >= before or len(found) == most:
+                break
+            found.append((at, self._moved[self._at[at]].copy))
+        return found
+
+    # --- changes ------------------------------------------------------------------------
+
+    def take(self, rows: list[NewestRow], count: int, size: int) -> None:
+        """Take a batch of `count` records and `size` bytes; its offsets follow the last ones."""
+        base = self.taken_next
+        self.taken_next = base + count
+        self.taken_bytes += size
+        self._taken.append(Taken(base, rows, size))
+        for subject, row, deletion, _ in rows:
+            self._coming[subject] = 0 if deletion else base + row
+
+    def appended(self, time_ms: int) -> None:
+        """Enter the oldest batch that was taken into the index: the journal has it."""
+        base, rows, batch_bytes = self._taken.popleft()
+        self.taken_bytes -= batch_bytes
+        for subject, row, deletion, size in rows:
+            self.enter(subject, base + row, size, time_ms if deletion else None)
+        if not self._taken:
+            self._coming.clear()
+
+    def dropped(self, next: int) -> None:
+        """Forget everything that was taken: the journal refused it. next: the stream's."""
+        self._taken.clear()
+        self._coming.clear()
+        self.taken_next = next
+        self.taken_bytes = 0
+
+    def bytes_with(self, rows: list[NewestRow]) -> int:
+        """Return the bytes that newest records would take with these."""
+        replaced = (self._value(row.subject) for row in rows)
+        more = sum(row.size for row in rows)
+        return self.bytes + more - sum(_size(value) for value in replaced if value is not None)
+
+    def weigh(self, rows: list[NewestRow]) -> int:
+        """Return the bytes of memory that keys would take if all of them were new."""
+        return sum(KEY_OVERHEAD + len(row.subject) for row in rows)
+
+    def enter(self, subject: str, offset: int, size: int, deleted_ms: int | None) -> None:
+        """Note the newest record of a subject. deleted_ms: append time of a deletion marker."""
+        self._leave(subject)
+        value = _pack(offset, size, deleted_ms is not None)
+        self._newest[subject] = value
+        self._count(subject, value, deleted_ms)
+
+    def enter_copy(
+        self, subject: str, offset: int, size: int, deleted_ms: int | None, copy: int
+    ) -> None:
+        """Note a copy that a start found, unless a newer record of the subject is known."""
+        known = self._value(subject)
+        if known is None or known >> _SHIFT <= offset:
+            self._leave(subject)
+            value = _pack(offset, size, deleted_ms is not None)
+            self._put_moved(subject, value, copy)
+            self._count(subject, value, deleted_ms)
+
+    def moved(self, subject: str, offset: int, copy: int) -> None:
+        """Note where the copy of a record lies, if the record is still its subject's newest."""
+        value = self._value(subject)
+        if value is None or value >> _SHIFT != offset:
+            return
+        if self._newest.pop(subject, None) is None:
+            self._moved.pop(subject)
+        self._put_moved(subject, value, copy)
+
+    def _put_moved(self, subject: str, value: int, copy: int) -> None:
+        self._moved[subject] = Place(value, copy)
+        self._moved_offsets.add(value >> _SHIFT)
+        self._at[value >> _SHIFT] = subject
+
+    def _count(self, subject: str, value: int, deleted_ms: int | None) -> None:
+        self.names.add(subject)
+        self.memory += KEY_OVERHEAD + len(subject)
+        self.bytes += _size(value)
+        if deleted_ms is not None:
+            self.deleted[subject] = deleted_ms
+
+    def _leave(self, subject: str) -> None:
+        """Take a subject out of the index, but for its name."""
+        value = self._newest.pop(subject, None)
+        if value is None:
+            place = self._moved.pop(subject, None)
+            if place is None:
+                return
+            value = place.value
+            self._moved_offsets.discard(value >> _SHIFT)
+            del self._at[value >> _SHIFT]
+        self.bytes -= _size(value)
+        self.memory -= KEY_OVERHEAD + len(subject)
+        self.deleted.pop(subject, None)
+
+    def forget(self, subject: str) -> None:
+        """Forget a key, as if it had never been there."""
+        self._leave(subject)
+        self.names.discard(subject)
+
+    def forget_deleted(self, before_ms: int, most: int) -> None:
+        """Forget keys that were deleted before a time, `most` of them at once."""
+        for _ in range(most):
+            subject = next(iter(self.deleted), None)
+            if subject is None or self.deleted[subject] >= before_ms:
+                return
+            self.forget(subject)
+
+
+def _pack(offset: int, size: int, deletion: bool) -> int:
+    units = min(size >> _UNIT_SHIFT, _SIZE_MAX) & ~_DELETED
+    return offset << _SHIFT | units | deletion
+
+
+def _size(value: int) -> int:
+    return (value & ((1 << _SHIFT) - 1) & ~_DELETED) << _UNIT_SHIFT

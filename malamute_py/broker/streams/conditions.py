@@ -1,0 +1,125 @@
+"""Conditions: what a batch must fulfil that goes to a stream with keys.
+
+Owns the checks that come after a batch is known to be no retry, and before it is taken. The rules:
+a refused batch changes nothing, its sequence included; a key that is there can be changed whatever
+the quotas of keys say; a deletion is taken when there is room for nothing else. Source: SPEC.md,
+section 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from malamute_protocol.content import Content
+from malamute_protocol.errors import BrokerRefused, RevisionConflict
+from malamute_py.broker.context import Shard
+from malamute_py.broker.log.newest import Keys, NewestRow, newest_rows
+from malamute_py.broker.log.stream import Stream
+
+RING_PARTS = 32
+"""A batch takes at most such a part of its ring, which is half a segment of the smallest rings: a
+copy of it has to fit into a segment."""
+FORGOTTEN_AT_ONCE = 1_000
+"""Deleted keys that are forgotten at once at most."""
+UNCONDITIONAL = -1
+"""In place of a revision: the batch has no condition."""
+
+
+class Conditions:
+    """The conditions of all streams with keys."""
+
+    def __init__(self, shard: Shard, look: Callable[[Stream], None]) -> None:
+        """look: finds room in a stream's ring, if it is time."""
+        self._shard = shard
+        self._look = look
+        self.streams: dict[int, Stream] = {}
+        """Streams with keys, by number."""
+
+    @property
+    def memory(self) -> int:
+        """Bytes of memory that all keys take, about."""
+        return sum(stream.keys.memory for stream in self.streams.values() if stream.keys)
+
+    def admit(self, stream: Stream, content: Content, size: int, revision: int) -> None:
+        """Take a batch for a stream with keys. Raises BrokerRefused: nothing was taken.
+
+        revision: what the subject of its one record must have; UNCONDITIONAL: there is no such
+        condition.
+        """
+        keys = stream.keys
+        assert keys is not None
+        check_ready(stream, keys)
+        count = content.head.count
+        rows = newest_rows(content, size)
+        if revision != UNCONDITIONAL:
+            if count != 1:
+                raise BrokerRefused("bad_batch", f"a change of one key with {count} records")
+            present = keys.revision(rows[0].subject)
+            if present != revision:
+                raise RevisionConflict(_found(stream, rows[0].subject, present), present)
+        most = stream.settings.ring_bytes // RING_PARTS
+        if size > most:
+            raise BrokerRefused(
+                "too_large", f"a batch of {size} bytes, at most {most} in this ring"
+            )
+        self._check_counts(stream, keys, rows)
+        self._check_room(stream, keys, rows, size)
+        keys.take(rows, count, size)
+
+    def forget_deleted(self, keys: Keys) -> None:
+        """Forget some of the keys that were deleted long ago."""
+        before_ms = self._shard.now_ms - self._shard.settings.deleted_keys_ms
+        keys.forget_deleted(before_ms, FORGOTTEN_AT_ONCE)
+
+    def appended(self, stream: Stream, time_ms: int) -> None:
+        """Enter the oldest batch that was taken into the keys of its stream."""
+        assert stream.keys is not None
+        stream.keys.appended(time_ms)
+        self._look(stream)
+
+    def _check_room(self, stream: Stream, keys: Keys, rows: list[NewestRow], size: int) -> None:
+        """Raise BrokerRefused `full` or `wait` where a batch finds no room in its ring."""
+        room = keys.room
+        deletion = all(row.deletion for row in rows)
+        if keys.bytes + size > room.newest_max and not deletion:
+            self.forget_deleted(keys)
+            taken = keys.bytes_with(rows)
+            if taken > room.newest_max:
+                raise BrokerRefused(
+                    "full",
+                    f"newest records would take {taken} bytes of the ring of stream "
+                    f"'{stream.name}', at most half of it: delete keys",
+                )
+        if not room.allows(stream.ring.end_lsn + keys.taken_bytes + size, deletion):
+            room.look_lsn = 0
+            self._look(stream)
+            code = "wait" if stream.pinned >= stream.next else "full"
+            raise BrokerRefused(code, f"the ring of stream '{stream.name}' gives up old records")
+
+    def _check_counts(self, stream: Stream, keys: Keys, rows: list[NewestRow]) -> None:
+        """Raise BrokerRefused `limit` where a batch would bring too many keys."""
+        settings = self._shard.settings
+        if len(keys) + len(rows) <= settings.keys_max and (
+            self.memory + keys.weigh(rows) <= settings.all_keys_bytes_max
+        ):
+            return
+        self.forget_deleted(keys)
+        new = [row for row in rows if row.subject not in keys]
+        if len(keys) + len(new) > settings.keys_max:
+            raise BrokerRefused(
+                "limit", f"stream '{stream.name}' has {len(keys)} keys: streams.keys_max"
+            )
+        if new and self.memory + keys.weigh(new) > settings.all_keys_bytes_max:
+            raise BrokerRefused("limit", "the keys of all streams: streams.all_keys_bytes_max")
+
+
+def check_ready(stream: Stream, keys: Keys) -> None:
+    """Raise BrokerRefused `wait` while a start reads the keys of a stream."""
+    if not keys.ready:
+        raise BrokerRefused("wait", f"the keys of stream '{stream.name}' are being read")
+
+
+def _found(stream: Stream, subject: str, revision: int) -> str:
+    if not revision:
+        return f"stream '{stream.name}' has no key '{subject}'"
+    return f"key '{subject}' of stream '{stream.name}' is at revision {revision}"

@@ -1,0 +1,282 @@
+"""Commands about keys: one key, a page of keys, and the reading of all keys at a start.
+
+Owns the answers to GET_KEY and LIST_KEYS. The rules: a value is answered once no power loss can
+take it back; one key costs no search, however many there are; a page looks at a bounded number of
+keys; a stream answers nothing about its keys before a start has read them all. Source: SPEC.md,
+sections 4 and 8.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+from malamute_protocol.commands import GetKey, ListKeys, UpdateKey
+from malamute_protocol.content import LIST, Content
+from malamute_protocol.errors import BrokerRefused
+from malamute_protocol.stamp import STAMP_BYTES, append_time_of
+from malamute_py.broker.context import Shard
+from malamute_py.broker.links.links import Link, Links
+from malamute_py.broker.log.answers import Answers
+from malamute_py.broker.log.newest import Keys
+from malamute_py.broker.log.stream import Stream
+from malamute_py.broker.ready import IndexFailure
+from malamute_py.broker.streams.catalogue import Catalogue
+from malamute_py.broker.streams.conditions import check_ready
+from malamute_py.broker.streams.publishing import Publishing
+from malamute_py.matcher import asks_subjects_only, compile_pattern
+
+LOOKED_AT = 2_000
+"""Keys that one page looks at."""
+LOOKED_AT_SLOWLY = 50
+"""Keys that one page looks at with a pattern for which one subject may take long."""
+READ_BYTES = 256 << 10
+"""Bytes of records of which a start enters the keys at once: some 5 ms of the loop."""
+TRIES_MAX = 3
+"""Times that a value is looked for whose record was replaced and given up meanwhile."""
+
+
+class KeyCommands:
+    """The commands about keys."""
+
+    def __init__(
+        self, shard: Shard, links: Links, catalogue: Catalogue, publishing: Publishing,
+        answers: Answers,
+    ) -> None:  # fmt: skip
+        self._shard = shard
+        self._links = links
+        self._catalogue = catalogue
+        self._publishing = publishing
+        self._answers = answers
+
+    def _stream(self, link: Link, command: Any, *actions: str) -> tuple[Stream, Keys]:
+        """Return the stream of a command, with its keys. Raises BrokerRefused."""
+        name = command.stream
+        for needed in actions:
+            if not self._shard.settings.permit(link.owner, needed, name):
+                raise BrokerRefused("forbidden", f"you may not {needed} stream '{name}'")
+        stream = self._catalogue.get(name)
+        if stream is None:
+            raise BrokerRefused("unknown_stream", self._catalogue.absent(link.owner, name))
+        if stream.keys is None:
+            raise BrokerRefused(
+                "unsupported", f"stream '{name}' has no keys: it was made without keep"
+            )
+        check_ready(stream, stream.keys)
+        return stream, stream.keys
+
+    # --- changing one -------------------------------------------------------------------
+
+    def update_key(self, link: Link, command: UpdateKey, frame: Any) -> None:
+        """Append one record on a condition."""
+        try:
+            if command.revision < 0:
+                raise BrokerRefused("malformed", "a revision below 0")
+            bound = None
+            if not self._shard.settings.permit(link.owner, "write", command.stream):
+                bound = self._shard.settings.subjects(link.owner, command.stream)
+            stream, _ = self._stream(link, command, *(["write"] if bound is None else []))
+        except BrokerRefused as error:
+            self._publishing.refuse(link, command, error.code, error.reason, error.retry_ms)
+            return
+        if bound is None:
+            self._publishing.publish(link, command, stream, frame)
+        else:
+            self._publishing.publish_bound(link, command, stream, frame, bound)
+
+    # --- one value ----------------------------------------------------------------------
+
+    def get_key(self, link: Link, command: GetKey) -> None:
+        """Answer with the newest record of a subject."""
+        self._get(link, command, TRIES_MAX)
+
+    def _get(self, link: Link, command: GetKey, tries: int) -> None:
+        try:
+            stream, keys = self._stream(link, command, "read", "replay")
+            if link.room <= 0:
+                raise BrokerRefused("wait", "too much is sent and not read on this link")
+        except BrokerRefused as error:
+            self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
+            return
+        found = keys.find(command.subject)
+        if found is None:
+            self._answers.result(link, command, {"revision": 0})
+            return
+        offset, deletion = found
+        then = partial(self._answer_deleted, link, command, offset)
+        if not deletion:
+            then = partial(self._answer, link, command, stream, offset, tries)
+            hot = stream.hot
+            if hot and hot[0].base <= offset:
+                batch = hot[stream.hot_place(offset)]
+                value = value_of(batch.content, offset - batch.base, append_time_of(batch.stamp))
+                then = partial(self._say, link, command, offset, value)
+        if offset < stream.visible_next:
+            then(None)
+        else:
+            self._publishing.when_visible(stream.ring, stream.ring.end_lsn, then)
+
+    def _answer_deleted(
+        self, link: Link, command: GetKey, offset: int, failure: tuple[str, str] | None
+    ) -> None:
+        if failure is not None:
+            self._answers.refuse(link, command, *failure)
+        else:
+            value = {"revision": 0, "deleted": offset}
+            self._answers.result(link, command, value)
+
+    def _say(
+        self, link: Link, command: GetKey, offset: int, value: dict[str, Any],
+        failure: tuple[str, str] | None,
+    ) -> None:  # fmt: skip
+        if failure is not None:
+            self._answers.refuse(link, command, *failure)
+        elif link.open:
+            size = value.pop("bytes")
+            self._answers.result(link, command, {"revision": offset, **value})
+            # A value counts like a delivery: the peer has to show that it has read it.
+            link.room -= size
+            link.delivered_bytes += size
+            self._links.spent(link)
+
+    def _answer(
+        self, link: Link, command: GetKey, stream: Stream, offset: int, tries: int,
+        failure: tuple[str, str] | None,
+    ) -> None:  # fmt: skip
+        """Ask the journal for a record that is not in memory, or for its copy."""
+        if failure is not None:
+            self._answers.refuse(link, command, *failure)
+            return
+
+        keys = stream.keys
+        assert keys is not None
+
+        def found(batch: Any) -> None:
+            if isinstance(batch, IndexFailure):
+                self._answers.refuse(link, command, batch.code, batch.reason)
+            elif batch is None:
+                self._not_found(link, command, stream, offset, tries)
+            else:
+                view = memoryview(batch)
+                content = Content(view[STAMP_BYTES:])
+                row = content.row_of(offset - int.from_bytes(view[48:56], "little"))
+                value = value_of(content, row, append_time_of(bytes(view[:STAMP_BYTES])))
+                self._say(link, command, offset, value, None)
+
+        self._shard.ask(
+            stream.ring.name, stream.number, "batch",
+            {"offset": offset, "copy": keys.copy_of(command.subject)},
+            self._links.contained(link, "GET_KEY", found), link, lambda: link.open,
+        )  # fmt: skip
+
+    def _not_found(
+        self, link: Link, command: GetKey, stream: Stream, offset: int, tries: int
+    ) -> None:
+        """Look again for a value that the journal does not have: it was replaced, or is damaged."""
+        keys = stream.keys
+        if keys is not None and tries > 1 and keys.find(command.subject) != (offset, False):
+            self._get(link, command, tries - 1)
+        else:
+            reason = f"the record at {offset} of stream '{stream.name}' cannot be read"
+            self._answers.refuse(link, command, "damaged", reason)
+
+    # --- many names ---------------------------------------------------------------------
+
+    def list_keys(self, link: Link, command: ListKeys) -> None:
+        """Answer with a page of keys."""
+        try:
+            _, keys = self._stream(link, command, "read", "replay")
+            compiled = compile_pattern(command.pattern)
+            if not asks_subjects_only(command.pattern):
+                raise BrokerRefused("bad_pattern", "keys are found by their subjects only")
+        except BrokerRefused as error:
+            self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
+            return
+        most = self._shard.settings.page_max
+        limit = min(command.limit, most) if command.limit > 0 else most
+        left = LOOKED_AT_SLOWLY if compiled.slow else LOOKED_AT
+        page: list[list[Any]] = []
+        after, more = command.after, False
+        for subject in keys.names.after(command.after):
+            if not left or len(page) == limit:
+                more = True
+                break
+            left -= 1
+            after = subject
+            offset, deletion = keys.find(subject) or (0, True)
+            if not deletion and compiled.matches((subject,), ()):
+                page.append([subject, offset])
+        self._answers.result(link, command, {"keys": page, "after": after, "more": more})
+
+    # --- at a start ---------------------------------------------------------------------
+
+    def recovered(self) -> None:
+        """Begin to read the keys of all streams that have some."""
+        for stream in self._catalogue:
+            keys = stream.keys
+            if keys is not None and not keys.ready:
+                # Copies come first: what replaced their records lies in the stream itself.
+                if keys.copies_first < keys.copies_next:
+                    self._read_on(stream, keys, "moved_keys", keys.copies_first)
+                else:
+                    self._read_on(stream, keys, "keys", stream.first)
+
+    def _read_on(self, stream: Stream, keys: Keys, kind: str, offset: int) -> None:
+        end = stream.next if kind == "keys" else keys.copies_next
+        self._shard.ask(
+            stream.ring.name, stream.number, kind,
+            {"from": offset, "end": end, "bytes": READ_BYTES},
+            partial(self._read, stream, keys, kind, end),
+        )  # fmt: skip
+
+    def _read(self, stream: Stream, keys: Keys, kind: str, end: int, value: Any) -> None:
+        if stream.removed:
+            return
+        if isinstance(value, IndexFailure):
+            self._shard.event(
+                "keys_not_read", "error", stream=stream.name, code=value.code, reason=value.reason
+            )
+            return
+        for row in value["rows"]:
+            if kind == "keys":
+                keys.enter(*row)
+            else:
+                keys.enter_copy(*row)
+        if value["next"] < end:
+            self._read_on(stream, keys, kind, value["next"])
+            return
+        if kind == "moved_keys" and stream.first < stream.next:
+            self._read_on(stream, keys, "keys", stream.first)
+            return
+        keys.ready = True
+        self._shard.event("keys_read", stream=stream.name, keys=len(keys))
+
+
+def value_of(content: Content, row: int, time_ms: int) -> dict[str, Any]:
+    """Return one record for a RESULT, and its `bytes`.
+
+    A body in a codec goes out in its whole batch: the broker decompresses nothing.
+    """
+    head = content.head
+    if head.codec:
+        batch = bytes(content.view)
+        return {"time_ms": time_ms, "batch": batch, "row": row, "bytes": len(batch)}
+    headers, codes = content.headers()
+    fields = dict(headers[0 if codes is None else int(codes[row])].fields)
+    few = content.few_bodies()
+    body: Any
+    if few is not None:
+        blob, bounds = few
+        body = blob[bounds[row] : bounds[row + 1]]
+    else:
+        bodies = content.bodies()
+        begin, end = int(bodies.offsets[row]), int(bodies.offsets[row + 1])
+        if head.body_kind == LIST:
+            assert bodies.parts is not None
+            bounds = bodies.parts[begin : end + 1].tolist()
+            body = [bytes(bodies.blob[low:high]) for low, high in pairwise(bounds)]
+        else:
+            body = bytes(bodies.blob[begin:end])
+    size = sum(map(len, body)) if isinstance(body, list) else len(body)
+    return {"time_ms": time_ms, "body": body, "fields": fields, "bytes": size + 100}

@@ -1,0 +1,235 @@
+"""Turning: how the ring of a stream with keys gets room again.
+
+Owns the trims of such streams, and the copies of newest records whose segment is given up. The
+rules: a copy is appended only while its record is its subject's newest in the journal, so that
+whatever replaces the record lies after the copy; a segment is given up once every newest record in
+it has a copy that no power loss can take back, the copies in it before the records; what waits for
+room is refused `full` by name, and never takes a newest record's place. Source: SPEC.md, section 8;
+ARCHITECTURE.md, Decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from malamute_protocol.encode import encode
+from malamute_protocol.limits import UNBOUNDED
+from malamute_py.broker.context import Shard
+from malamute_py.broker.log.newest import COPIES_MAX, Keys
+from malamute_py.broker.log.ring import RingState, Settlement
+from malamute_py.broker.log.stream import Stream
+from malamute_py.broker.ready import (
+    MOVED_STREAM,
+    Append,
+    AppendBundle,
+    Appended,
+    AppendRefused,
+    IndexFailure,
+)
+from malamute_py.broker.streams.retention import Retention
+
+FORGOTTEN_AT_ONCE = 1_000
+"""Deleted keys that one look forgets at most."""
+MOVED_BYTES = 512 << 10
+"""Bytes of such a batch from which on no record is added."""
+MOVED_BYTES_MIN = 16 << 10
+"""Bytes from which on none is added in the smallest rings: a quarter of their segments."""
+CRC_AT = 8
+"""Position of the checksum in a content."""
+
+
+class Copies(msgspec.Struct, eq=False):
+    """Copies of newest records on their way into the ring."""
+
+    stream: Stream
+    keys: Keys
+    records: list[tuple[str, int]]
+    """(subject, offset) of all records that were to be copied."""
+    batches: list[tuple[Any, list[int]]]
+    """Each copy, and the offsets of its rows."""
+    then: Callable[[], None]
+    """Called once the copies are durable: looks for what is left to be copied."""
+    base: int = 0
+
+
+class Turning:
+    """Gives up the oldest segments of rings that fill, and copies the newest records in them."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        retention: Retention,
+        when_visible: Callable[[RingState, int, Settlement], None],
+    ) -> None:
+        """retention: has the trims that the shell is asked for."""
+        self._shard = shard
+        self._retention = retention
+        self.queue: list[Copies] = []
+        """Copies that the journal is to be handed."""
+        self.handed: dict[int, Copies] = {}
+        """Copies that the journal was handed, by the token of their bundle."""
+        self._when_visible = when_visible
+
+    # --- looking for room ---------------------------------------------------------------
+
+    def look(self, stream: Stream) -> None:
+        """Ask the journal for the oldest segments of a stream's ring, if it is time."""
+        keys = stream.keys
+        if keys is None or keys.room.asked or stream.ring.end_lsn < keys.room.look_lsn:
+            return
+        keys.room.asked = True
+        self._look(stream, keys, may_copy=True)
+
+    def _look(self, stream: Stream, keys: Keys, *, may_copy: bool) -> None:
+        """Ask. may_copy: whether newest records of a segment are copied, to give it up."""
+        self._shard.ask(
+            stream.ring.name, stream.number, "oldest_segments", {},
+            partial(self._found, stream, keys, may_copy),
+        )  # fmt: skip
+
+    def _found(self, stream: Stream, keys: Keys, may_copy: bool, value: Any) -> None:
+        room = keys.room
+        room.asked = False
+        if isinstance(value, IndexFailure) or stream.removed:
+            return
+        before_ms = self._shard.now_ms - self._shard.settings.deleted_keys_ms
+        keys.forget_deleted(before_ms, FORGOTTEN_AT_ONCE)
+        room.learn(value["segment_bytes"], value["segments"])
+        room.begin(value["start_lsn"])
+        for end_lsn, nexts in value["oldest"]:
+            if stream.ring.end_lsn < room.look_lsn:
+                return
+            following, copy = nexts.get(stream.number, 0), nexts.get(MOVED_STREAM, 0)
+            if following > stream.pinned:
+                break
+            if keys.before(following, copy, 1, 0):
+                if may_copy and room.takes_copies(stream.ring.end_lsn):
+                    room.asked = True
+                    self._copy(stream, keys, following, copy)
+                    return
+                break
+            self._give_up(stream, following, copy)
+            room.begin(end_lsn)
+        if stream.ring.end_lsn >= room.look_lsn:
+            # One segment's records are copied for each eighth of a segment that is written: more
+            # would copy the same records again and again where they fill much of the ring.
+            room.look_lsn = stream.ring.end_lsn + room.segment_bytes // 8
+
+    def _give_up(self, stream: Stream, following: int, copy: int) -> None:
+        """Have a segment given up: no newest record lies in it before these offsets."""
+        trims = self._retention.trims
+        if copy:
+            # First: a copy that outlived the record that replaced it would come back at a start.
+            trims.append((stream.ring.name, MOVED_STREAM, copy))
+        if following > stream.trim_asked:
+            stream.trim_asked = following
+            trims.append((stream.ring.name, stream.number, following))
+
+    # --- copying ------------------------------------------------------------------------
+
+    def _copy(self, stream: Stream, keys: Keys, following: int, copy: int) -> None:
+        """Copy newest records before an offset, and those whose copies lie before a copy."""
+        room = keys.room
+        size = min(MOVED_BYTES, max(MOVED_BYTES_MIN, room.segment_bytes // 4))
+        records = keys.before(following, copy, room.copies_max, size)
+        if not records or not room.takes_copies(stream.ring.end_lsn):
+            self._look(stream, keys, may_copy=False)
+            return
+        places: dict[int, list[int]] = {}
+        offsets = []
+        for subject, offset in records:
+            place = keys.copy_of(subject)
+            if place is None:
+                offsets.append(offset)
+            else:
+                places.setdefault(place, []).append(offset)
+
+        def read(value: Any) -> None:
+            if isinstance(value, IndexFailure):
+                keys.room.asked = False
+                return
+            then = partial(self._copy, stream, keys, following, copy)
+            self.queue.append(Copies(stream, keys, records, value, then))
+
+        self._shard.ask(
+            stream.ring.name, stream.number, "copies", {"offsets": offsets, "places": places}, read
+        )
+
+    def take(self) -> list[AppendBundle]:
+        """Return the bundles of copies; each must be answered before the next take."""
+        queue, self.queue = self.queue, []
+        bundles: list[AppendBundle] = []
+        for copies in queue:
+            self._drop_lost(copies)
+            self._drop_replaced(copies)
+            if not copies.batches:
+                copies.then()
+                continue
+            keys, ring = copies.keys, copies.stream.ring
+            frame = encode([bytes(batch) for batch, _ in copies.batches], limits=UNBOUNDED)
+            crc = int.from_bytes(frame[CRC_AT : CRC_AT + 4], "little")
+            copies.base = keys.copies_next
+            token = self._shard.token()
+            self.handed[token] = copies
+            append = Append(
+                MOVED_STREAM, copies.base, len(copies.batches), self._shard.now_ms, frame, crc, None
+            )
+            bundles.append(AppendBundle(ring.name, token, (append,)))
+        return bundles
+
+    def _drop_lost(self, copies: Copies) -> None:
+        """Forget keys whose newest record lies in damage: nothing is left that could be kept."""
+        read = {offset for _, offsets in copies.batches for offset in offsets}
+        for subject, offset in copies.records:
+            if offset not in read and copies.keys.find(subject) in (
+                (offset, False),
+                (offset, True),
+            ):
+                self._shard.event(
+                    "key_lost", "error", stream=copies.stream.name, key=subject, offset=offset
+                )
+                copies.keys.forget(subject)
+
+    def _drop_replaced(self, copies: Copies) -> None:
+        """Drop copies with a record that was replaced while they were made: they are made anew."""
+        newest = {
+            offset for subject, offset in copies.records
+            if (found := copies.keys.find(subject)) is not None and found[0] == offset
+        }  # fmt: skip
+        copies.batches = [
+            (batch, offsets) for batch, offsets in copies.batches if newest.issuperset(offsets)
+        ]
+
+    def appended(self, answer: Appended) -> None:
+        """Let copies take effect once they are durable: the journal has them."""
+        copies = self.handed.pop(answer.token)
+        ring, keys = copies.stream.ring, copies.keys
+        ring.end_lsn = answer.end_lsn
+        keys.copies_next = copies.base + len(copies.batches)
+        keys.room.copies_max = min(COPIES_MAX, 2 * keys.room.copies_max)
+        self._shard.counters["records_moved"] += sum(len(rows) for _, rows in copies.batches)
+        self._when_visible(ring, answer.end_lsn, partial(self._durable, copies))
+
+    def _durable(self, copies: Copies, failure: tuple[str, str] | None) -> None:
+        if failure is not None or copies.stream.removed:
+            copies.keys.room.asked = False
+            return
+        subjects = {offset: subject for subject, offset in copies.records}
+        for place, (_, offsets) in enumerate(copies.batches, copies.base):
+            for offset in offsets:
+                copies.keys.moved(subjects[offset], offset, place)
+        copies.then()
+
+    def refused(self, answer: AppendRefused) -> None:
+        """Give up copies that the journal refused; the next look tries again, with fewer.
+
+        All copies of a batch have to fit into a segment; how large those of a codec are is not
+        known before they are made.
+        """
+        room = self.handed.pop(answer.token).keys.room
+        room.copies_max = max(1, room.copies_max // 4)
+        room.asked = False

@@ -1,0 +1,203 @@
+"""`malamute kv ...`: get, put, update, delete, keys, watch, history.
+
+Owns the words for the keys of a stream that keeps the last record of each subject. The rules: in a
+pipe the bytes of a value are never changed; a condition that does not hold is a failure that names
+the revision that the key has. Source: SPEC.md, section 8.
+"""
+
+from __future__ import annotations
+
+import base64
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from malamute_py.cli import complete, output
+from malamute_py.cli.commands import group
+from malamute_py.cli.failures import CommandFailed
+from malamute_py.cli.inputs import whole
+from malamute_py.cli.linking import linked
+from malamute_py.cli.output import Cell, Column
+from malamute_py.cli.parameters import Confirm
+from malamute_py.cli.subscribe import known
+from malamute_py.cli.values import count_text, iso_text, time_text
+
+if TYPE_CHECKING:
+    from malamute_py.client.keys import KeyEntry
+    from malamute_py.client.sync.client import SyncClient
+    from malamute_py.client.sync.keys import SyncKeyView
+
+app = group("kv")
+
+Stream = Annotated[
+    str, typer.Argument(metavar="STREAM", help="Its stream.", autocompletion=complete.streams)
+]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="The key.")]
+Value = Annotated[
+    str | None,
+    typer.Argument(metavar="VALUE", help="The value; without it, or by -, standard input."),
+]
+Pattern = Annotated[
+    str, typer.Argument(metavar="PATTERN", help="Which keys: colour.*, prefix:co, regex:^a.")
+]
+Revision = Annotated[
+    int, typer.Option("--revision", metavar="N", help="The key's revision now; 0: it is new.")
+]
+IfRevision = Annotated[
+    int | None,
+    typer.Option("--revision", metavar="N", help="Only if this is the key's revision."),
+]
+_SHOWN_MAX = 200
+
+
+def _view(client: SyncClient, stream: str) -> SyncKeyView:
+    """Return the keys of a stream. Raises CommandFailed, with the nearest name, without one."""
+    if not known(client, stream).settings.get("keep"):
+        raise CommandFailed(
+            f"stream '{stream}' has no keys; one that has some is made by `malamute stream create"
+            f" {stream} --ring-bytes 64MiB --set keep=last-per-subject`"
+        )
+    return client.kv(stream)
+
+
+@app.command(
+    "get",
+    epilog="A key that is not there is exit code 1. In a pipe the value comes without a line end.",
+)
+def get(ctx: typer.Context, stream: Stream, key: Key, as_json: output.Json = False) -> None:
+    """Print the value of a key."""
+    with linked(ctx) as client:
+        found = _view(client, stream).get(key)
+    if found is None:
+        raise CommandFailed(f"there is no key '{key}' in stream '{stream}'")
+    if as_json:
+        output.print_json(_named(found))
+        return
+    parts = found.value if isinstance(found.value, list) else [found.value]
+    for part in parts:
+        sys.stdout.buffer.write(part)
+    if output.on_terminal() or len(parts) > 1:
+        sys.stdout.buffer.write(b"\n")
+    sys.stdout.buffer.flush()
+
+
+@app.command("put")
+def put(
+    ctx: typer.Context, stream: Stream, key: Key, value: Value = None,
+    confirm: Confirm = "default", as_json: output.Json = False,
+) -> None:  # fmt: skip
+    """Set a key, whatever it was."""
+    body = _given(value)
+    with linked(ctx) as client:
+        revision = _view(client, stream).put(key, body, confirm=confirm)
+    _tell(f"{key} is set", key, revision, as_json)
+
+
+@app.command("update")
+def update(
+    ctx: typer.Context, stream: Stream, key: Key, revision: Revision, value: Value = None,
+    confirm: Confirm = "default", as_json: output.Json = False,
+) -> None:  # fmt: skip
+    """Set a key if its revision is still the one that you know."""
+    body = _given(value)
+    with linked(ctx) as client:
+        done = _view(client, stream).update(key, body, revision=revision, confirm=confirm)
+    _tell(f"{key} is set", key, done, as_json)
+
+
+@app.command("delete")
+def delete(
+    ctx: typer.Context, stream: Stream, key: Key, revision: IfRevision = None,
+    as_json: output.Json = False,
+) -> None:  # fmt: skip
+    """Delete a key."""
+    with linked(ctx) as client:
+        done = _view(client, stream).delete(key, revision=revision)
+    _tell(f"{key} is deleted", key, done, as_json)
+
+
+@app.command(
+    "keys",
+    epilog="In a pipe a line has, with a tab between: key, revision. --json names them.",
+)
+def keys(
+    ctx: typer.Context, stream: Stream, pattern: Pattern = "#", as_json: output.Json = False
+) -> None:
+    """List the keys by name."""
+    with linked(ctx) as client:
+        found = _view(client, stream).keys(pattern)
+    output.listing(
+        [Column("key", "Key", style="cyan"), Column("revision", "Revision", right=True)],
+        [(key, Cell(revision, count_text(revision))) for key, revision in found.items()],
+        as_json=as_json,
+        empty=f"no key of {stream} matches" if pattern != "#" else f"{stream} has no keys yet",
+    )
+
+
+@app.command(
+    "watch",
+    epilog="""With --json one object a line; the line {"complete": true} follows the present
+values, and what comes after it are changes.""",
+)
+def watch(
+    ctx: typer.Context, stream: Stream, pattern: Pattern = "#",
+    present: Annotated[
+        bool, typer.Option("--present", help="End where the present values are complete.")
+    ] = False,
+    as_json: output.Json = False,
+) -> None:  # fmt: skip
+    """Print the present values, then each change as it comes."""
+    with linked(ctx) as client, _view(client, stream).watch(pattern) as entries:
+        for entry in entries:
+            if entry is not None:
+                _print(entry, as_json)
+            elif present:
+                return
+            elif as_json:
+                output.print_json({"complete": True}, compact=True)
+            sys.stdout.flush()
+
+
+@app.command("history")
+def history(ctx: typer.Context, stream: Stream, key: Key, as_json: output.Json = False) -> None:
+    """Print what is left of a key's values, the oldest first."""
+    with linked(ctx) as client:
+        found = _view(client, stream).history(key)
+    for entry in found:
+        _print(entry, as_json)
+
+
+def _given(value: str | None) -> bytes:
+    return whole() if value in (None, "-") else str(value).encode()
+
+
+def _tell(text: str, key: str, revision: int, as_json: bool) -> None:
+    output.done(f"{text}: revision {revision}", {"key": key, "revision": revision}, as_json=as_json)
+
+
+def _named(entry: KeyEntry) -> dict[str, Any]:
+    named: dict[str, Any] = {
+        "key": entry.key, "revision": entry.revision, "time_ms": entry.time_ms,
+        "time": iso_text(entry.time_ms),
+    }  # fmt: skip
+    if entry.deleted:
+        return {**named, "deleted": True}
+    if entry.fields:
+        named["fields"] = entry.fields
+    if isinstance(entry.value, list):
+        return {**named, "parts": [base64.b64encode(part).decode() for part in entry.value]}
+    try:
+        return {**named, "value": entry.value.decode()}
+    except UnicodeDecodeError:
+        return {**named, "value_base64": base64.b64encode(entry.value).decode()}
+
+
+def _print(entry: KeyEntry, as_json: bool) -> None:
+    if as_json:
+        output.print_json(_named(entry), compact=True)
+        return
+    parts = entry.value if isinstance(entry.value, list) else [entry.value]
+    shown = " | ".join(repr(part[:_SHOWN_MAX])[2:-1] for part in parts)
+    value = "(deleted)" if entry.deleted else shown
+    print(f"{time_text(entry.time_ms)}\t{entry.revision}\t{entry.key}\t{value}")

@@ -1,0 +1,300 @@
+"""The key-value view of a stream in asyncio: get, put, update, delete, keys, watch, history.
+
+Owns these verbs as awaitables. The rule: as in client.py: a cancelled call leaves all others as
+they were; a change whose call was cancelled may still be made, and then is made once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+# sync: import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+from malamute_protocol import commands as c
+from malamute_protocol.errors import BrokerRefused
+from malamute_protocol.keys import DELETION_FIELD
+from malamute_protocol.pattern import Pattern
+from malamute_py.client.aio.link import LoopLink
+from malamute_py.client.aio.subscription import Subscription
+from malamute_py.client.engine.waits import PUBLISHED
+from malamute_py.client.keys import (
+    KeyEntry,
+    changed_fields,
+    entry_of_answer,
+    entry_of_record,
+    key_of,
+    pattern_of_key,
+    revision_of,
+)
+from malamute_py.client.position import Confirmation, LastPerSubject, StartPoint
+from malamute_py.client.session.calls import (
+    Body,
+    Fields,
+    make_pattern,
+    make_row,
+    subscribe_options,
+)
+from malamute_py.client.session.outgoing import RETRY_MS, RETRYABLE
+from malamute_py.client.session.publisher import level_number
+from malamute_py.client.session.subscription import Notice
+from malamute_py.client.settings import Wait
+from malamute_py.client.words import ConfirmAt, Until
+
+
+class KeyView:
+    """The keys of one stream that keeps the last record of each subject; see Client.kv()."""
+
+    def __init__(self, link: LoopLink, stream: str) -> None:
+        """See Client.kv()."""
+        self._link = link
+        self._stream = stream
+        self._empty: bytes | list[bytes] | None = None
+        """Body of a deletion marker; None: the stream was not asked for yet."""
+
+    # --- one key ---------------------------------------------------------------------------
+
+    async def get(self, key: str) -> KeyEntry | None:
+        """Return the newest value of a key; None: there is no such key.
+
+        No power loss can take back what this returns. Raises BrokerRefused: `unknown_stream`,
+        `unsupported` (the stream has no keys), `forbidden`; Timeout; ConnectionLost.
+        """
+        stream, key = self._stream, key_of(key)
+        return entry_of_answer(key, await self._ask(lambda number: c.GetKey(number, stream, key)))
+
+    async def put(
+        self,
+        key: str,
+        value: Body,
+        *,
+        fields: Fields | None = None,
+        codec: str | None = None,
+        confirm: ConfirmAt = "default",
+        timeout_ms: Wait = "default",
+    ) -> int:
+        """Set a key, whatever it was, and return the new revision.
+
+        Arguments and errors as of Client.publish(); also BrokerRefused `full` (newest values fill
+        the stream's ring) and `limit` (too many keys).
+        """
+        await self._known()
+        return await self._change(
+            key, value, changed_fields(fields), codec, None, confirm, timeout_ms
+        )
+
+    async def update(
+        self,
+        key: str,
+        value: Body,
+        *,
+        revision: int,
+        fields: Fields | None = None,
+        codec: str | None = None,
+        confirm: ConfirmAt = "default",
+        timeout_ms: Wait = "default",
+    ) -> int:
+        """Set a key if its revision is the one given, and return the new revision.
+
+        revision: 0 creates the key: there must be none. A change that is sent again after a lost
+        link is made once and succeeds once.
+        Raises RevisionConflict, whose `revision` is the key's own (0: there is no such key);
+        otherwise as put().
+        """
+        return await self._change(
+            key, value, changed_fields(fields), codec, revision_of(revision), confirm, timeout_ms
+        )
+
+    async def delete(
+        self,
+        key: str,
+        *,
+        revision: int | None = None,
+        confirm: ConfirmAt = "default",
+        timeout_ms: Wait = "default",
+    ) -> int:
+        """Delete a key by a marker, and return the marker's offset.
+
+        The marker is kept for the broker's `streams.deleted_keys_ms`. revision: delete the key only
+        if this is its revision. Raises as update().
+        """
+        empty = await self._known()
+        wanted = None if revision is None else revision_of(revision)
+        fields = {DELETION_FIELD: ""}
+        return await self._change(key, empty, fields, None, wanted, confirm, timeout_ms)
+
+    async def _change(
+        self,
+        key: str,
+        value: Body,
+        fields: Mapping[str, str] | None,
+        codec: str | None,
+        revision: int | None,
+        confirm: ConfirmAt,
+        timeout_ms: Wait,
+    ) -> int:
+        """Publish one record; revision: what its key must have, None: whatever it has."""
+        link = self._link
+        future: asyncio.Future[Confirmation] = link.loop.create_future()
+        row = make_row(value, key_of(key), fields, None, None, None, future, codec)
+        level = level_number(confirm)
+        if True:  # sync: with link.lock:
+            if not link.has_room():
+                timeout_ms = await link.room(row.size, timeout_ms, self._stream)
+            if revision is None:
+                link.publisher.add(self._stream, level, row)
+            else:
+                link.publisher.add_update(self._stream, level, row, revision)
+            link.leave()
+        return (await link.limit(future, timeout_ms, PUBLISHED, self._stream)).offset
+
+    async def _known(self) -> bytes | list[bytes]:
+        """Return the body of a deletion marker, once it is known that the stream has keys.
+
+        A first put would otherwise make a stream that keeps no keys. Raises BrokerRefused.
+        """
+        if self._empty is None:
+            stream = self._stream
+            asked = await self._ask(lambda number: c.StreamInfo(number, stream))
+            settings = asked.get("settings", {})
+            if not settings.get("keep"):
+                raise BrokerRefused(
+                    "unsupported", f"stream '{self._stream}' has no keys: it was made without keep"
+                )
+            self._empty = [] if settings.get("body_kind") == "list" else b""
+        return self._empty
+
+    # --- many keys -------------------------------------------------------------------------
+
+    async def keys(self, pattern: str | Pattern = "#", *, limit: int = 0) -> dict[str, int]:
+        """Return the keys that match a pattern, in the order of their names, with their revisions.
+
+        pattern: of a kind that asks for nothing but the subject. limit: at most so many; 0: all.
+        """
+        stream, wire = self._stream, make_pattern(pattern)
+        found: dict[str, int] = {}
+        after, more = "", True
+        while more and (not limit or len(found) < limit):
+            page = await self._ask(_page(stream, wire, after, max(0, limit - len(found))))
+            found.update(page["keys"])
+            after, more = page["after"], page["more"]
+        return found
+
+    def watch(self, pattern: str | Pattern = "#") -> KeyWatch:
+        """Follow the keys that match a pattern: present values first, then each change as it comes.
+
+        Iterate the result: entries, deletions included, in the order of their revisions, and one
+        None where the present is complete. No power loss can take back what it gives.
+        """
+        return KeyWatch(self._subscribe(make_pattern(pattern), start=LastPerSubject()))
+
+    async def history(self, key: str) -> list[KeyEntry]:
+        """Return what is left of a key's values and deletions, the oldest first."""
+        pattern = pattern_of_key(key_of(key))
+        subscription = self._subscribe(
+            pattern, start="earliest", until="tail", on_notice=_pass_over
+        )
+        async with subscription:
+            return [
+                entry_of_record(record) async for record in subscription if record.subject == key
+            ]
+
+    def _subscribe(
+        self,
+        pattern: Pattern,
+        *,
+        start: StartPoint,
+        until: Until = "",
+        on_notice: Callable[[Notice], None] | None = None,
+    ) -> Subscription:
+        """Read what no power loss can take back."""
+        request = subscribe_options(
+            self._stream,
+            pattern,
+            start=start,
+            visibility="durable",
+            end=None,
+            until=until,
+            client_time=None,
+            create=False,
+            whole=False,
+            credit_records=1 << 17,
+            credit_bytes=8 << 20,
+        )
+        return Subscription(self._link, request, strict=False, on_notice=on_notice)
+
+    async def _ask(self, make: Callable[[int], Any]) -> dict[str, Any]:
+        """Ask, and again when the broker says that it cannot answer just now."""
+        left_ms = self._link.engine.settings.call_timeout_ms
+        while True:
+            try:
+                return await self._link.ask(make)
+            except BrokerRefused as error:
+                pause_ms = error.retry_ms or RETRY_MS
+                if error.code not in RETRYABLE or (left_ms is not None and left_ms < pause_ms):
+                    raise
+            if left_ms is not None:
+                left_ms -= pause_ms
+            await asyncio.sleep(pause_ms / 1000)  # sync: time.sleep(pause_ms / 1000)
+
+
+class KeyWatch:
+    """Entries of the keys that match a pattern, as an async iterator; for one task at a time."""
+
+    def __init__(self, subscription: Subscription) -> None:
+        """See KeyView.watch()."""
+        self._subscription = subscription
+        self._tail = -1
+        self.complete = False
+        """Whether the present values have been given."""
+
+    def __aiter__(self) -> KeyWatch:
+        return self
+
+    async def __anext__(self) -> KeyEntry | None:
+        return await self.next()
+
+    async def next(self, timeout_ms: int | None = None) -> KeyEntry | None:
+        """Return the next entry; None once, where the present is complete.
+
+        Raises Timeout (nothing is lost), the broker's refusal, or StopAsyncIteration at the end.
+        """
+        subscription = self._subscription
+        if not self.complete:
+            if self._tail < 0:
+                await subscription.accepted(timeout_ms)
+                self._tail = subscription.tail
+            record = await subscription.next_record(timeout_ms, before=self._tail)
+            if record is None and not subscription.ended:
+                self.complete = True
+                return None
+        else:
+            record = await subscription.next_record(timeout_ms)
+        if record is None:
+            raise StopAsyncIteration
+        return entry_of_record(record)
+
+    async def close(self) -> None:
+        """End the watch, also under a task that waits for it."""
+        await self._subscription.close()
+
+    async def __aenter__(self) -> KeyWatch:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+def _page(stream: str, pattern: Pattern, after: str, limit: int) -> Callable[[int], c.ListKeys]:
+    return lambda number: c.ListKeys(number, stream, pattern, after, limit)
+
+
+def _pass_over(notice: Notice) -> None:
+    """Take no note of older values that are gone: a history is what is left."""

@@ -1,0 +1,108 @@
+"""Entries of a key-value view: one value, or one change, of a key.
+
+Owns how an entry is made of the broker's answers and of records. The rule: an entry says whether it
+is a deletion; a revision is the offset of the entry's record. Source: SPEC.md, sections 4 and 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from malamute_protocol.batch import Record
+from malamute_protocol.content import LIST, Content
+from malamute_protocol.errors import LocalProtocolError, RemoteProtocolError
+from malamute_protocol.keys import DELETION_FIELD, is_deletion
+from malamute_protocol.limits import NUMBERS_MAX
+from malamute_protocol.pattern import Pattern, prefix, topic
+from malamute_py.client.arguments import integer, text
+
+KEY_BYTES_MAX = 255
+
+
+class KeyEntry(msgspec.Struct, frozen=True, gc=False):
+    """One value of a key, or its deletion."""
+
+    key: str
+    value: bytes | list[bytes]
+    """The value; a list where the stream's bodies are lists of blobs. b"" of a deletion."""
+    revision: int
+    """Offset of the record that set it."""
+    time_ms: int
+    """The broker's time at which it was set, in milliseconds since 1970."""
+    fields: dict[str, str] = {}
+    deleted: bool = False
+    """Whether this is a deletion of the key."""
+
+
+def key_of(key: Any) -> str:
+    """Return a key that may be one. Raises LocalProtocolError."""
+    if not text("key", key, KEY_BYTES_MAX):
+        raise LocalProtocolError("bad_setting", "a key has at least one byte")
+    return str(key)
+
+
+def revision_of(revision: Any) -> int:
+    """Return a revision. Raises LocalProtocolError."""
+    return integer("revision", revision, 0, NUMBERS_MAX)
+
+
+def changed_fields(fields: Mapping[str, str] | None) -> Mapping[str, str] | None:
+    """Return fields that a value may have. Raises LocalProtocolError: one makes it a deletion."""
+    if fields is not None and DELETION_FIELD in fields:
+        raise LocalProtocolError("bad_setting", f"{DELETION_FIELD} is the field of a deletion")
+    return fields
+
+
+def entry_of_answer(key: str, answer: Mapping[str, Any]) -> KeyEntry | None:
+    """Return the entry that a RESULT of GET_KEY holds; None: there is no such key.
+
+    Raises RemoteProtocolError: it cannot be read.
+    """
+    try:
+        revision = int(answer["revision"])
+        if not revision:
+            return None
+        time_ms = int(answer["time_ms"])
+        batch = answer.get("batch")
+        if batch is None:
+            return KeyEntry(key, answer["body"], revision, time_ms, dict(answer["fields"]))
+        return _entry_of_batch(key, Content(batch), int(answer["row"]), revision, time_ms)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise RemoteProtocolError("malformed", f"the RESULT of GET_KEY: {error!r}") from error
+
+
+def _entry_of_batch(key: str, content: Content, row: int, revision: int, time_ms: int) -> KeyEntry:
+    content.check()
+    content.check_bodies()
+    headers, codes = content.headers()
+    bodies = content.bodies()
+    begin, end = int(bodies.offsets[row]), int(bodies.offsets[row + 1])
+    value: bytes | list[bytes]
+    if content.head.body_kind == LIST:
+        assert bodies.parts is not None
+        bounds = bodies.parts[begin : end + 1].tolist()
+        value = [bytes(bodies.blob[low:high]) for low, high in pairwise(bounds)]
+    else:
+        value = bytes(bodies.blob[begin:end])
+    fields = dict(headers[0 if codes is None else int(codes[row])].fields)
+    return KeyEntry(key, value, revision, time_ms, fields)
+
+
+def entry_of_record(record: Record) -> KeyEntry:
+    """Return the entry of a record."""
+    fields = dict(record.fields)
+    deleted = is_deletion(fields.items())
+    value: bytes | list[bytes] = b""
+    if not deleted:
+        lists = record.batch.content.head.body_kind == LIST
+        value = list(record.parts) if lists else record.body
+    return KeyEntry(record.subject, value, record.offset, record.append_time_ms, fields, deleted)
+
+
+def pattern_of_key(key: str) -> Pattern:
+    """Return a pattern that selects a key, and perhaps others."""
+    return prefix(key) if "*" in key or "#" in key else topic(key)

@@ -1,0 +1,518 @@
+"""Streams that keep the last record of each subject: keys, their conditions, and their room."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from malamute_protocol import commands as wire
+from malamute_protocol.encode import encode, encode_lists
+from malamute_protocol.keys import DELETION_FIELD
+from malamute_py.broker.ready import IndexAnswer
+from tests.broker.shell import Peer, Shell
+
+KEEP = {"keep": "last-per-subject", "ring_bytes": 1 << 20}
+
+
+class World(Shell):
+    """A shell with one stream of keys, and one client with a producer."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.tracker = 0
+        self.sequence = 0
+        self.hello(1)
+        self.send(1, wire.CreateStream(1, "s", KEEP))
+        self.open_producer()
+
+    def open_producer(self) -> None:
+        peer = self.send(1, wire.OpenProducer(2))
+        value = peer.last(wire.Result).value
+        self.producer = value["id"], value["epoch"]
+        self.sequence = value["next"].get("s", 0)
+
+    def content(self, key: str, body: bytes, *, sequence: int, deletion: bool = False) -> bytes:
+        return bytes(
+            encode(
+                [body], subject=key, fields={DELETION_FIELD: ""} if deletion else None,
+                producer_id=self.producer[0], producer_epoch=self.producer[1],
+                first_sequence=sequence,
+            )
+        )  # fmt: skip
+
+    def say(self, command: wire.Command, content: bytes) -> Any:
+        """Send a batch; returns its CONFIRM or REFUSED."""
+        peer = self.send(1, command, frames=[content])
+        answers = [
+            one for one in peer.commands
+            if getattr(one, "tracker", getattr(one, "reference", 0)) == self.tracker
+        ]  # fmt: skip
+        answer = answers[-1]
+        if isinstance(answer, wire.Confirm) and not answer.duplicate:
+            self.sequence += 1
+        return answer
+
+    def put(self, key: str, body: bytes = b"v", *, deletion: bool = False) -> Any:
+        self.tracker += 1
+        content = self.content(key, body, sequence=self.sequence, deletion=deletion)
+        return self.say(wire.Publish("s", self.tracker), content)
+
+    def update(self, key: str, body: bytes, revision: int, sequence: int | None = None) -> Any:
+        self.tracker += 1
+        sequence = self.sequence if sequence is None else sequence
+        content = self.content(key, body, sequence=sequence)
+        return self.say(wire.UpdateKey("s", self.tracker, 0, revision), content)
+
+    def get(self, key: str, link: int = 1) -> Any:
+        peer = self.send(link, wire.GetKey(77, "s", key))
+        return result(peer)
+
+    def keys(self, pattern: Any = None) -> dict[str, int]:
+        listing = wire.ListKeys(78, "s", pattern or ["all"])
+        return dict(result(self.send(1, listing))["keys"])
+
+
+def table(*subjects: str) -> Any:
+    """Options of an encoder for records with these subjects."""
+    names = sorted(set(subjects))
+    codes = np.array([names.index(subject) for subject in subjects], np.int32)
+    return {"subject_table": [(name,) for name in names], "subject_codes": codes}
+
+
+def result(peer: Peer) -> Any:
+    last = [one for one in peer.commands if isinstance(one, wire.Result | wire.Refused)][-1]
+    return last.value if isinstance(last, wire.Result) else last
+
+
+def in_memory(world: World) -> None:
+    """All records are in the hot window."""
+
+
+def on_disk(world: World) -> None:
+    """No record is in the hot window."""
+    world.evict()
+
+
+def restarted(world: World) -> None:
+    """The broker was started again."""
+    world.restart()
+    world.hello(1)
+    world.open_producer()
+
+
+PLACES = pytest.mark.parametrize("place", [in_memory, on_disk, restarted])
+
+
+@PLACES
+def test_a_key_has_the_value_and_the_offset_of_its_newest_record(place: Any) -> None:
+    world = World()
+    world.put("a", b"one")
+    world.put("b", b"two")
+    confirm = world.put("a", b"three")
+    place(world)
+    found = world.get("a")
+    assert (found["body"], found["revision"]) == (b"three", confirm.offset)
+    assert world.get("b")["body"] == b"two"
+    assert world.get("c") == {"revision": 0}
+
+
+def test_the_first_record_has_offset_1_for_revision_0_says_that_there_is_no_key() -> None:
+    world = World()
+    assert world.put("a").offset == 1
+    world.restart(power_loss=True)
+    assert world.stream("s").next == 2
+
+
+@PLACES
+def test_an_update_needs_the_revision_that_the_key_has(place: Any) -> None:
+    world = World()
+    first = world.put("a", b"one").offset
+    place(world)
+    refused = world.update("a", b"x", first + 1)
+    assert (refused.code, refused.revision) == ("conflict", first)
+    second = world.update("a", b"two", first).offset
+    assert world.update("a", b"x", first).revision == second
+    assert world.get("a")["body"] == b"two"
+
+
+def test_revision_0_creates_a_key_that_is_not_there_or_was_deleted() -> None:
+    world = World()
+    first = world.update("a", b"one", 0).offset
+    assert world.update("a", b"x", 0).revision == first
+    world.put("a", deletion=True)
+    assert world.get("a")["revision"] == 0
+    assert world.update("a", b"x", first).revision == 0
+    assert world.update("a", b"two", 0).offset == first + 2
+
+
+def test_two_updates_of_one_turn_see_each_other() -> None:
+    world = World()
+    first = world.put("a").offset
+    contents = [world.content("a", b"x", sequence=world.sequence + n) for n in range(2)]
+    commands = [wire.UpdateKey("s", 100 + n, 0, first) for n in range(2)]
+    peer = world.send(1, *commands, frames=contents)
+    assert peer.last(wire.Confirm).tracker == 100
+    assert (peer.last(wire.Refused).reference, peer.last(wire.Refused).revision) == (101, first + 1)
+
+
+def test_a_retry_of_an_update_that_happened_is_confirmed_as_a_duplicate() -> None:
+    world = World()
+    first = world.put("a").offset
+    sequence = world.sequence
+    second = world.update("a", b"two", first).offset
+    world.put("a", b"three")
+    again = world.update("a", b"two", first, sequence=sequence)
+    assert (again.duplicate, again.offset) == (True, second)
+
+
+def test_a_retry_is_recognized_after_a_restart() -> None:
+    world = World()
+    first = world.put("a").offset
+    sequence = world.sequence
+    second = world.update("a", b"two", first).offset
+    world.restart()
+    world.hello(1)
+    again = world.update("a", b"two", first, sequence=sequence)
+    assert (again.duplicate, again.offset) == (True, second)
+
+
+def test_a_refused_update_takes_no_sequence() -> None:
+    world = World()
+    world.put("a")
+    assert world.update("a", b"x", 99).code == "conflict"
+    assert world.put("b").offset == 2
+
+
+def test_nothing_happened_that_the_journal_refused() -> None:
+    world = World()
+    first = world.put("a").offset
+    ring = world.stream("s").ring.name
+    world.refuse[ring] = "disk_full", "no space"
+    assert world.update("a", b"x", first).code == "disk_full"
+    del world.refuse[ring]
+    assert world.update("a", b"two", first).offset == first + 1
+    assert world.get("a")["body"] == b"two"
+
+
+def test_a_value_is_told_once_no_power_loss_can_take_it_back() -> None:
+    world = World()
+    world.put("a", b"one")
+    world.auto_sync = False
+    content = world.content("a", b"two", sequence=world.sequence)
+    world.send(1, wire.Publish("s", 50), frames=[content])
+    peer = world.send(1, wire.GetKey(77, "s", "a"))
+    before = len(peer.of(wire.Result))
+    world.sync()
+    world.run()
+    assert peer.of(wire.Result)[before].value["body"] == b"two"
+
+
+def test_keys_come_in_pages_by_name() -> None:
+    world = World(page_max=2)
+    for key in "edcba":
+        world.put(key)
+    world.put("c", deletion=True)
+    page = result(world.send(1, wire.ListKeys(1, "s", ["all"])))
+    assert ([key for key, _ in page["keys"]], page["more"]) == (["a", "b"], True)
+    page = result(world.send(1, wire.ListKeys(1, "s", ["all"], after=page["after"])))
+    assert ([key for key, _ in page["keys"]], page["more"]) == (["d", "e"], False)
+
+
+def test_keys_are_listed_by_pattern_and_by_their_subjects_only() -> None:
+    world = World()
+    for key in ("a.x", "a.y", "b.x"):
+        world.put(key)
+    assert set(world.keys(pattern=["topic", "a.*"])) == {"a.x", "a.y"}
+    refused = result(world.send(1, wire.ListKeys(1, "s", ["fields", "all", [["x"]]])))
+    assert refused.code == "bad_pattern"
+
+
+def test_more_keys_than_a_stream_may_have_are_refused_and_those_there_can_be_changed() -> None:
+    world = World(keys_max=2)
+    world.put("a")
+    world.put("b")
+    assert world.put("c").code == "limit"
+    assert isinstance(world.put("a", b"other"), wire.Confirm)
+
+
+def test_keys_take_no_more_memory_than_they_may() -> None:
+    world = World(all_keys_bytes_max=600)
+    world.put("a")
+    world.put("b")
+    assert world.put("c").code == "limit"
+
+
+def test_a_stream_without_keep_has_no_keys() -> None:
+    world = World()
+    world.publish(1, "plain", [b"x"])
+    assert result(world.send(1, wire.GetKey(1, "plain", "s"))).code == "unsupported"
+    content = encode([b"x"], subject="a")
+    peer = world.send(1, wire.UpdateKey("plain", 9, 0, 0), frames=[content])
+    assert peer.last(wire.Refused).code == "unsupported"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"keep": "last-per-subject"},
+        {"keep": "all", "ring_bytes": 1 << 20},
+        {**KEEP, "memory": True},
+        {**KEEP, "max_bytes": 1000},
+        {**KEEP, "max_age_ms": 1000},
+        {**KEEP, "body_kind": "arrow"},
+    ],
+)
+def test_settings_that_keep_cannot_keep_are_refused(settings: dict[str, Any]) -> None:
+    world = World()
+    assert result(world.send(1, wire.CreateStream(1, "t", settings))).code == "bad_setting"
+
+
+def test_keep_is_fixed_with_the_stream() -> None:
+    world = World()
+    assert result(world.send(1, wire.EditStream(1, "s", {"keep": ""}))).code == "bad_setting"
+
+
+def test_an_update_of_several_records_is_refused() -> None:
+    world = World()
+    content = encode([b"x", b"y"], subject="a")
+    peer = world.send(1, wire.UpdateKey("s", 9, 0, 0), frames=[content])
+    assert peer.last(wire.Refused).code == "bad_batch"
+
+
+def test_the_newest_record_of_each_subject_of_a_batch_counts() -> None:
+    world = World()
+    content = encode([b"1", b"2", b"3"], **table("a", "b", "a"))
+    world.send(1, wire.Publish("s", 9), frames=[content])
+    world.evict()
+    assert world.get("a")["body"] == b"3"
+    assert world.get("b")["body"] == b"2"
+    assert world.keys() == {"a": 3, "b": 2}
+
+
+def test_commands_wait_while_a_start_reads_the_keys() -> None:
+    world = World()
+    world.put("a", b"one")
+    world.auto_ask = False
+    world.restart()
+    world.hello(1)
+    assert world.get("a").code == "wait"
+    assert world.put("a").code == "wait"
+    world.auto_ask = True
+    world.answer_queries()
+    world.run()
+    assert world.get("a")["body"] == b"one"
+
+
+def test_a_start_reads_keys_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("malamute_py.broker.streams.key_commands.READ_BYTES", 1)
+    world = World()
+    for n in range(20):
+        world.put(f"k{n % 7}", b"%d" % n)
+    restarted(world)
+    assert world.keys() == {f"k{n % 7}": n + 1 for n in range(13, 20)}
+    assert world.events_of("keys_read")[-1].facts["keys"] == 7
+
+
+def test_segments_without_a_newest_record_are_given_up_as_the_ring_fills() -> None:
+    world = World()
+    for n in range(400):
+        assert isinstance(world.put("a", b"%d" % n * 50), wire.Confirm)
+    stream = world.stream("s")
+    assert stream.first > 100
+    assert world.get("a")["body"] == b"399" * 50
+
+
+def turned(world: World, laps: int = 2) -> None:
+    """Let the ring come round some times, by changes of one key."""
+    ring = world.stream("s").ring
+    end = ring.end_lsn + laps * world.segment_bytes * world.segments
+    waited = 0
+    while ring.end_lsn < end:
+        answer = world.put("busy", b"x" * 900)
+        if isinstance(answer, wire.Refused):
+            assert answer.code == "wait"
+            waited += 1
+            assert waited < 100
+
+
+def moved(world: World) -> Peer:
+    """Newest records that have moved, among others: "k0" to "k9", "gone" is deleted."""
+    for number in range(10):
+        world.put(f"k{number}", b"%d" % number, deletion=False)
+    world.put("gone", deletion=True)
+    turned(world)
+    assert world.stream("s").first > 11
+    return world.peers[1]
+
+
+@PLACES
+def test_newest_records_keep_value_and_offset_while_the_ring_comes_round(place: Any) -> None:
+    world = World()
+    moved(world)
+    place(world)
+    for number in range(10):
+        found = world.get(f"k{number}")
+        assert (found["body"], found["revision"]) == (b"%d" % number, number + 1)
+    assert world.get("gone") == {"revision": 0, "deleted": 11}
+    assert world.keys(["prefix", "k"]) == {f"k{n}": n + 1 for n in range(10)}
+    refused = world.update("k3", b"x", 99)
+    assert refused.revision == 4
+    assert world.update("k3", b"other", 4).offset == world.stream("s").next - 1
+    assert world.get("k3")["body"] == b"other"
+
+
+@PLACES
+@pytest.mark.parametrize("start", [[0], [2, 1], [6]])
+def test_a_reader_gets_newest_records_that_have_moved_in_the_order_of_offsets(
+    start: list[Any], place: Any
+) -> None:
+    world = World()
+    moved(world)
+    place(world)
+    peer = world.subscribe(1, 5, "s", ["prefix", "k"], start)
+    assert peer.received[5] == [(n + 1, b"%d" % n) for n in range(10)]
+    assert not peer.of(wire.Gap)
+    peer = world.subscribe(1, 6, "s", start=start)
+    got = [offset for offset, _ in peer.received[6]]
+    assert got[:11] == list(range(1, 12))
+    assert got[-1] == world.stream("s").next - 1
+    world.put("k1", b"new")
+    assert peer.received[5][-1] == (world.stream("s").next - 1, b"new")
+
+
+def test_a_reader_that_lags_gets_what_has_moved_and_no_gap() -> None:
+    world = World()
+    world.put("a", b"1")
+    peer = world.subscribe(1, 5, "s", records=1)
+    for number in range(10):
+        world.put(f"k{number}", b"%d" % number)
+    turned(world)
+    world.send(1, wire.Credit(5, 1 << 40, 1 << 50))
+    got = dict(peer.received[5])
+    assert [got[n + 2] for n in range(10)] == [b"%d" % n for n in range(10)]
+    assert not peer.of(wire.Gap)
+
+
+def test_a_cursor_before_records_that_have_moved_stays_there() -> None:
+    world = World()
+    world.put("a", b"1")
+    world.send(1, wire.MoveCursor("s", "c", 1, 77))
+    turned(world)
+    restarted(world)
+    peer = world.subscribe(1, 5, "s", start=[7, "c"])
+    assert peer.received[5][0] == (1, b"1")
+
+
+def test_a_record_that_was_replaced_before_a_restart_does_not_come_back() -> None:
+    world = World(deleted_keys_ms=1)
+    moved(world)
+    world.put("k5", deletion=True)
+    world.now_ms += 1_000
+    turned(world)
+    assert "k5" not in world.stream("s").keys  # type: ignore[operator]
+    restarted(world)
+    assert world.get("k5") == {"revision": 0}
+
+
+def test_a_codec_batch_moves_whole_and_its_replaced_rows_do_not_come_back() -> None:
+    world = World(deleted_keys_ms=1)
+    content = encode([b"x" * 100, b"y" * 100], **table("a", "b"), codec="zstd")
+    world.send(1, wire.Publish("s", 900), frames=[content])
+    world.put("a", deletion=True)
+    world.now_ms += 1_000
+    turned(world)
+    restarted(world)
+    assert world.get("a") == {"revision": 0}
+    assert world.get("b")["row"] == 1
+    peer = world.subscribe(1, 5, "s", ["topic", "b"])
+    assert [offset for offset, _ in peer.received[5]] == [2]
+
+
+def test_rows_of_large_batches_move_alone() -> None:
+    world = World()
+    subjects = [f"k{n}" for n in range(20)]
+    content = encode([b"%d" % n * 20 for n in range(20)], **table(*subjects))
+    world.send(1, wire.Publish("s", 900), frames=[content])
+    for subject in subjects[::2]:
+        world.put(subject, b"new")
+    turned(world)
+    restarted(world)
+    for number in range(20):
+        body = b"new" if number % 2 == 0 else b"%d" % number * 20
+        assert world.get(f"k{number}")["body"] == body
+
+
+def test_a_record_replaced_while_its_copy_is_made_is_not_copied() -> None:
+    world = World()
+    world.put("a", b"old")
+    world.auto_ask = False
+    while not any(query.kind == "copies" for query in world.queries):
+        world.put("busy", b"x" * 200)
+        if world.queries and world.queries[0].kind != "copies":
+            world.answer_queries()
+            world.run()
+    asked = list(world.queries)
+    answers = [world._answer(query) for query in asked]
+    world.queries.clear()
+    world.put("a", b"new")
+    for query, answer in zip(asked, answers, strict=True):
+        world.broker.answered(IndexAnswer(query.token, answer))
+    world.auto_ask = True
+    world.run()
+    turned(world)
+    restarted(world)
+    assert world.get("a")["body"] == b"new"
+
+
+def test_a_ring_full_of_newest_records_refuses_by_name_and_loses_none() -> None:
+    world = World()
+    kept = 0
+    while isinstance(answer := world.put(f"k{kept}", b"%d" % kept * 40), wire.Confirm):
+        kept += 1
+    assert answer.code == "full"
+    assert kept > 50
+    restarted(world)
+    for number in range(kept):
+        assert world.get(f"k{number}")["body"] == b"%d" % number * 40
+
+
+def test_a_full_ring_takes_deletions_and_has_room_once_their_time_is_over() -> None:
+    world = World(deleted_keys_ms=1_000)
+    kept = 0
+    while isinstance(world.put(f"k{kept}", b"x" * 100), wire.Confirm):
+        kept += 1
+    for number in range(10):
+        assert isinstance(world.put(f"k{number}", deletion=True), wire.Confirm)
+    assert world.put("new", b"x" * 2_000).code == "full"
+    world.now_ms += 2_000
+    turned(world)
+    assert isinstance(world.put("new", b"x" * 2_000), wire.Confirm)
+
+
+def test_a_batch_that_no_segment_can_hold_a_copy_of_is_refused() -> None:
+    world = World()
+    assert world.put("a", b"x" * 40_000).code == "too_large"
+
+
+def test_a_list_of_blobs_and_a_codec_come_back_whole() -> None:
+    world = World()
+    content = encode([b"x" * 100, b"y" * 100], **table("a", "b"), codec="zstd")
+    world.send(1, wire.Publish("s", 9), frames=[content])
+    found = world.get("b")
+    assert (found["batch"], found["row"]) == (bytes(content), 1)
+    world.send(1, wire.CreateStream(1, "lists", {**KEEP, "body_kind": "list"}))
+    content = encode_lists([[b"1", b"22"], [b"333"]], **table("a", "b"))
+    world.send(1, wire.Publish("lists", 10), frames=[content])
+    assert result(world.send(1, wire.GetKey(1, "lists", "a")))["body"] == [b"1", b"22"]
+
+
+def test_a_client_that_may_not_read_or_write_is_refused() -> None:
+    world = World(permit=lambda owner, action, name: owner != "bob")
+    world.hello(2, identity="bob")
+    assert world.get("a", link=2).code == "forbidden"
+    peer = world.send(2, wire.ListKeys(1, "s", ["all"]))
+    assert peer.last(wire.Refused).code == "forbidden"
+    peer = world.send(2, wire.UpdateKey("s", 9, 0, 0), frames=[encode([b"x"], subject="a")])
+    assert peer.last(wire.Refused).code == "forbidden"

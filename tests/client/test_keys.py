@@ -1,0 +1,164 @@
+"""The key-value view of both clients at a broker: values, conditions, watches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from malamute_protocol.errors import BrokerRefused, LocalProtocolError, RevisionConflict
+from malamute_py import EmbeddedBroker
+from malamute_py.client.sync.client import SyncClient
+from tests.waiting import WAIT_MS
+
+KEEP = {"keep": "last-per-subject", "ring_bytes": 4 << 20}
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker() as broker:
+        yield broker
+
+
+@pytest.fixture
+def client(broker: EmbeddedBroker, request: pytest.FixtureRequest) -> Iterator[SyncClient]:
+    """A client, and a stream with keys named "s"."""
+    with broker.connect_sync() as client:
+        client.create_stream("s", KEEP)
+        yield client
+        client.remove_stream("s")
+
+
+def test_a_value_that_was_put_is_got_with_its_revision(client: SyncClient) -> None:
+    kv = client.kv("s")
+    revision = kv.put("colour", b"red", fields={"by": "me"})
+    found = kv.get("colour")
+    assert found is not None
+    assert (found.value, found.revision, found.fields) == (b"red", revision, {"by": "me"})
+    assert kv.get("shape") is None
+
+
+def test_an_update_says_the_revision_that_the_key_has(client: SyncClient) -> None:
+    kv = client.kv("s")
+    first = kv.update("colour", b"red", revision=0)
+    second = kv.update("colour", b"green", revision=first)
+    with pytest.raises(RevisionConflict) as raised:
+        kv.update("colour", b"blue", revision=first)
+    assert raised.value.revision == second
+    kv.delete("colour", revision=second)
+    assert kv.get("colour") is None
+    with pytest.raises(RevisionConflict) as raised:
+        kv.delete("colour", revision=second)
+    assert raised.value.revision == 0
+
+
+def test_keys_by_pattern_and_history(client: SyncClient) -> None:
+    kv = client.kv("s")
+    for number in range(3):
+        kv.put("a.x", b"%d" % number)
+    kv.put("a.y", b"y")
+    kv.delete("a.y")
+    kv.put("b*", b"b")
+    assert list(kv.keys()) == ["a.x", "b*"]
+    assert list(kv.keys("a.*")) == ["a.x"]
+    assert list(kv.keys(limit=1)) == ["a.x"]
+    assert [entry.value for entry in kv.history("a.x")] == [b"0", b"1", b"2"]
+    assert [entry.deleted for entry in kv.history("a.y")] == [False, True]
+    assert [entry.value for entry in kv.history("b*")] == [b"b"]
+
+
+def test_a_watch_gives_the_present_then_a_mark_then_changes(client: SyncClient) -> None:
+    kv = client.kv("s")
+    kv.put("a", b"1")
+    kv.put("b", b"2")
+    kv.put("a", b"3")
+    with kv.watch() as watch:
+        present = [watch.next(WAIT_MS), watch.next(WAIT_MS)]
+        assert [(entry.key, entry.value) for entry in present if entry] == [
+            ("b", b"2"), ("a", b"3"),
+        ]  # fmt: skip
+        assert watch.next(WAIT_MS) is None
+        kv.delete("b")
+        change = watch.next(WAIT_MS)
+        assert change is not None
+        assert (change.key, change.deleted) == ("b", True)
+
+
+def test_a_watch_of_nothing_is_complete_at_once(client: SyncClient) -> None:
+    with client.kv("s").watch("nothing.*") as watch:
+        assert watch.next(WAIT_MS) is None
+
+
+def test_a_view_makes_no_stream_and_needs_one_with_keys(client: SyncClient) -> None:
+    with pytest.raises(BrokerRefused, match="unknown_stream"):
+        client.kv("nowhere").put("a", b"1")
+    client.create_stream("plain")
+    with pytest.raises(BrokerRefused, match="unsupported"):
+        client.kv("plain").put("a", b"1")
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256, 5])
+def test_what_is_no_key_is_refused_in_the_call(client: SyncClient, key: str) -> None:
+    with pytest.raises(LocalProtocolError):
+        client.kv("s").get(key)
+
+
+def test_a_value_in_a_codec_is_got_as_it_was_put(client: SyncClient) -> None:
+    kv = client.kv("s")
+    kv.put("a", b"x" * 1000, codec="zstd")
+    found = kv.get("a")
+    assert found is not None
+    assert found.value == b"x" * 1000
+
+
+def test_lists_of_blobs_are_values_too(client: SyncClient) -> None:
+    client.create_stream("lists", {**KEEP, "body_kind": "list"})
+    kv = client.kv("lists")
+    kv.put("a", [b"1", b"22"])
+    found = kv.get("a")
+    assert found is not None
+    assert found.value == [b"1", b"22"]
+    kv.delete("a")
+    assert kv.get("a") is None
+
+
+async def test_many_gets_and_puts_at_once_in_asyncio(broker: EmbeddedBroker) -> None:
+    async with broker.connect() as client:
+        await client.create_stream("many", KEEP)
+        kv = client.kv("many")
+        await asyncio.gather(*(kv.put(f"k{n % 300}", b"%d" % n) for n in range(600)))
+        found = await asyncio.gather(*(kv.get(f"k{n}") for n in range(300)))
+        assert [entry and entry.value for entry in found] == [b"%d" % (n + 300) for n in range(300)]
+
+
+async def test_of_updates_at_once_exactly_one_succeeds(broker: EmbeddedBroker) -> None:
+    async with broker.connect() as client:
+        await client.create_stream("race", KEEP)
+        kv = client.kv("race")
+        outcomes = await asyncio.gather(
+            *(kv.update("a", b"%d" % n, revision=0) for n in range(20)), return_exceptions=True
+        )
+        won = [outcome for outcome in outcomes if isinstance(outcome, int)]
+        assert len(won) == 1
+        assert all(
+            isinstance(outcome, RevisionConflict) and outcome.revision == won[0]
+            for outcome in outcomes
+            if not isinstance(outcome, int)
+        )
+
+
+def test_keys_are_there_after_a_restart(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path) as broker, broker.connect_sync() as client:
+        client.create_stream("s", KEEP)
+        kv = client.kv("s")
+        for number in range(1000):
+            kv_revision = kv.put(f"k{number % 10}", b"%d" % number, confirm="stored")
+        kv.delete("k0")
+    with EmbeddedBroker(tmp_path) as broker, broker.connect_sync() as client:
+        kv = client.kv("s")
+        assert list(kv.keys()) == [f"k{number}" for number in range(1, 10)]
+        found = kv.get("k9")
+        assert found is not None
+        assert (found.value, found.revision) == (b"999", kv_revision)
