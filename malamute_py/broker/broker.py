@@ -157,6 +157,7 @@ class Broker:
                 wire.AckWork: self._services.prepare_ack,
                 wire.MoveCursor: self._cursors.prepare_move,
                 wire.Trim: self._removal.prepare_trim,
+                wire.PurgeSubjects: self._removal.prepare_purge,
                 wire.AckRecords: self._groups.acknowledgements.prepare,
             },
             together={

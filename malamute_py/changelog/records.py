@@ -90,6 +90,19 @@ class StreamTrimmed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=
     by: str
 
 
+class StreamPurged(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="stream_purged"):
+    """A stream's records before an offset that a pattern on subjects matches are gone for ever."""
+
+    number: int
+    pattern: bytes
+    """MessagePack of the pattern in canonical wire form."""
+    before: int
+    first: int
+    """First offset of the stream: purges before it have nothing left to hide."""
+    at_ms: int
+    by: str
+
+
 class ProducerOpened(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="producer_opened"):
     """A producer id belongs to an identity, and older epochs of it are fenced."""
 
@@ -402,7 +415,7 @@ class StepTaken(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="ste
 
 
 Change: TypeAlias = (
-    StreamCreated | StreamEdited | StreamRemoved | StreamTrimmed | ProducerOpened
+    StreamCreated | StreamEdited | StreamRemoved | StreamTrimmed | StreamPurged | ProducerOpened
     | ProducersForgotten
     | MailboxSet | MailboxRemoved | MailPut | MailDone | MailAgain
     | ServiceSet | ServiceRemoved | RequestPut | WorkTaken | WorkReceived | WorkReturned

@@ -45,6 +45,7 @@ from malamute_py.changelog.records import (
     StepTaken,
     StreamCreated,
     StreamEdited,
+    StreamPurged,
     StreamRemoved,
     StreamTrimmed,
     Tries,
@@ -76,6 +77,10 @@ share."""
 # --- the rows ----------------------------------------------------------------------------
 
 
+PurgeMark: TypeAlias = tuple[bytes, int]
+"""A pattern, as StreamPurged has it, and the offset before which matching records are purged."""
+
+
 class StreamRow(msgspec.Struct):
     """The durable facts of one stream."""
 
@@ -88,6 +93,7 @@ class StreamRow(msgspec.Struct):
     created_ms: int
     trimmed: int = 0
     """Offset before which all records were removed by callers; 0: none were."""
+    purges: list[PurgeMark] = []
 
 
 class ProducerRow(msgspec.Struct):
@@ -316,7 +322,8 @@ def replay(tables: Tables, queues: Queues, bodies: Iterable[bytes]) -> None:
 
 
 TABLE_CHANGES: Final = (
-    StreamCreated, StreamEdited, StreamRemoved, StreamTrimmed, ProducerOpened, ProducersForgotten,
+    StreamCreated, StreamEdited, StreamRemoved, StreamTrimmed, StreamPurged,
+    ProducerOpened, ProducersForgotten,
 )  # fmt: skip
 """Records that concern Tables only; all others concern Queues only."""
 
@@ -358,6 +365,24 @@ def _stream_trimmed(tables: Tables, queues: Queues, change: StreamTrimmed) -> No
     row = tables.streams.get(change.number)
     if row is not None:
         row.trimmed = max(row.trimmed, change.before)
+        row.purges = [mark for mark in row.purges if mark[1] > row.trimmed]
+
+
+def _stream_purged(tables: Tables, queues: Queues, change: StreamPurged) -> None:
+    row = tables.streams.get(change.number)
+    if row is not None:
+        first = max(change.first, row.trimmed)
+        row.purges = with_purge(row.purges, (change.pattern, change.before), first)
+
+
+def with_purge(marks: Iterable[PurgeMark], mark: PurgeMark, first: int) -> list[PurgeMark]:
+    """Return the marks of a stream and one more, without those that hide nothing any more.
+
+    first: the first offset of the stream.
+    """
+    before = max(each for pattern, each in (*marks, mark) if pattern == mark[0])
+    left = [each for each in marks if each[1] > first and each[0] != mark[0]]
+    return [*left, (mark[0], before)]
 
 
 def _producer_opened(tables: Tables, queues: Queues, change: ProducerOpened) -> None:
@@ -876,6 +901,7 @@ _EFFECTS: Final[dict[type, Callable[[Tables, Queues, Any], None]]] = {
     StreamEdited: _stream_edited,
     StreamRemoved: _stream_removed,
     StreamTrimmed: _stream_trimmed,
+    StreamPurged: _stream_purged,
     ProducerOpened: _producer_opened,
     ProducersForgotten: _producers_forgotten,
     MailboxSet: _mailbox_set,

@@ -80,6 +80,7 @@ fell_behind -> subscriptions_fell_behind_total | Times that a live subscription 
 gaps | Gaps that readers were told of: offsets overwritten, damaged or rewound.
 records_overwritten | Records that a shared ring overwrote although their stream had set no bound that they were beyond.
 records_trimmed | Records that TRIM removed (event stream_trimmed).
+purges_by_subject | Purges of streams by subject (event stream_purged).
 reads | Reads of history.
 producers_forgotten | Producers that made room for others (streams.producers_max, producer_places_max).
 steps_duplicate | Mail, requests and atomic steps that were sent again and taken once.

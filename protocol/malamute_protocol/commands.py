@@ -912,6 +912,24 @@ class Trim(Command, tag=70, frozen=True):
     """Epoch in which `before` was a position; 0: not checked."""
 
 
+class PurgeSubjects(Command, tag=71, frozen=True):
+    """Remove a stream's records of some subjects before an offset; answered by CONFIRM (tracker).
+
+    The pattern is one on subjects: topic, prefix, regex, and what combines these.
+    """
+
+    stream: str
+    pattern: Pattern
+    before: Annotated[int, msgspec.Meta(ge=0)]
+    """Offset from which on matching records stay."""
+    tracker: int
+    level: int = 0
+    uuid: bytes = b""
+    """UUID of the stream that `before` is a position of; empty: not checked."""
+    epoch: int = 0
+    """Epoch in which `before` was a position; 0: not checked."""
+
+
 # --- 80 to 89: groups, further --------------------------------------------------------------
 
 
@@ -978,12 +996,12 @@ AnyCommand: TypeAlias = Union[  # noqa: UP007 - msgspec reads the union at run t
     Request, Offer, Work, AckWork, Reply, CancelRequest, ServiceInfo, EditService, Requeue,
     RemoveService,
     MoveCursor, CursorInfo, RemoveCursor, JoinGroup, AckRecords, GroupInfo, Atomic,
-    EditCursor, RemoveGroup, Trim, EditGroup, RequeueGroup,
+    EditCursor, RemoveGroup, Trim, PurgeSubjects, EditGroup, RequeueGroup,
     StreamSchemas, Schema, ReloadConfig,
 ]  # fmt: skip
 
 STEP_PARTS: tuple[type[Command], ...] = (
-    Publish, Send, Request, Reply, AckMail, AckWork, AckRecords, MoveCursor, Trim,
+    Publish, Send, Request, Reply, AckMail, AckWork, AckRecords, MoveCursor, Trim, PurgeSubjects,
 )  # fmt: skip
 """Commands that an ATOMIC may announce, each with tracker 0; ACK_WORK only with the states 3 to
 5."""

@@ -45,7 +45,7 @@ CLIENT_COMMANDS: Final[tuple[type[Command], ...]] = (
     c.Request, c.Offer, c.AckWork, c.Reply, c.CancelRequest, c.ServiceInfo, c.EditService,
     c.Requeue, c.RemoveService,
     c.MoveCursor, c.CursorInfo, c.RemoveCursor, c.JoinGroup, c.AckRecords, c.GroupInfo, c.Atomic,
-    c.EditCursor, c.RemoveGroup, c.Trim, c.EditGroup, c.RequeueGroup,
+    c.EditCursor, c.RemoveGroup, c.Trim, c.PurgeSubjects, c.EditGroup, c.RequeueGroup,
     c.StreamSchemas, c.ReloadConfig,
 )  # fmt: skip
 """Commands that a client may send at all."""

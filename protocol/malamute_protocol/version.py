@@ -31,7 +31,7 @@ class Feature(enum.IntFlag):
     TYPED = 128
     """Streams with a declared Arrow schema."""
     REMOVAL = 256
-    """TRIM."""
+    """TRIM and PURGE_SUBJECTS."""
 
 
 def negotiate(ours: tuple[int, int], theirs: tuple[int, int]) -> int | None:

@@ -123,13 +123,14 @@ EXAMPLES: list[Command] = [
     c.EditCursor(1, "flights", "nightly", {"pin": True}, [3, 1_700_000_000_000]),
     c.RemoveGroup(1, "flights", "loaders"),
     c.Trim("flights", 500, 7, 3, UUID, 7),
+    c.PurgeSubjects("flights", ["topic", "LX.*"], 500, 7, 3, UUID, 7),
     c.EditGroup(1, "flights", "loaders", {"attempts_max": 5}),
     c.RequeueGroup(1, "flights", "loaders", [5, 2**40]),
     c.StreamSchemas(1, "flights"),
     c.Schema(1, 2**32 - 1, b"schema"),
 ]
 STEP: list[Command] = [
-    c.Atomic(9, 9, 3, b"step 4"),
+    c.Atomic(9, 10, 3, b"step 4"),
     c.Publish("flights", 0),
     c.Send("bob", 0, 0, b"", 0, 127),
     c.Request("resize", 0, "~" + UUID.hex()),
@@ -139,6 +140,7 @@ STEP: list[Command] = [
     c.AckRecords(4, [(100, 110)]),
     c.MoveCursor("flights", "nightly", 500, 0, from_=499),
     c.Trim("flights", 499, 0),
+    c.PurgeSubjects("flights", ["prefix", "LX."], 499, 0),
     c.Ping(),
 ]
 

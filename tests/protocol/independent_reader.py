@@ -156,11 +156,12 @@ VALUES = {
     "MOVE_CURSOR.next": (0, 1 << 64),
     "MOVE_CURSOR.from": (-1, 1 << 64),
     "TRIM.before": (0, 1 << 64),
+    "PURGE_SUBJECTS.before": (0, 1 << 64),
     "ATOMIC.count": (1, 1 << 64),
 }
 PARTS = {
     "PUBLISH", "SEND", "REQUEST", "REPLY", "ACK_MAIL", "ACK_WORK", "ACK_RECORDS", "MOVE_CURSOR",
-    "TRIM",
+    "TRIM", "PURGE_SUBJECTS",
 }  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from malamute_protocol.content import Content
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.broker.batches.bounds import first_within_bounds
 from malamute_py.broker.batches.encoding import PartEncodings
-from malamute_py.broker.batches.rows import unexpired
+from malamute_py.broker.batches.rows import narrow, unexpired
 from malamute_py.broker.context import Shard
 from malamute_py.broker.groups.dead_letters import DeadLetters
 from malamute_py.broker.groups.group import DEALS_AT_ONCE, Group, slots_of
@@ -240,6 +240,9 @@ class GroupReader:
         if not bits:
             return 0
         alive = unexpired(batch.content, now_ms)
+        left = group.stream.purges.left(batch.content, batch.base)
+        if left is not None:
+            alive = narrow(alive, left)
         if alive is not None:
             expired = bits & ~bits_of_rows(alive)
             if expired:

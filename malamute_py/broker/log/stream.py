@@ -19,6 +19,7 @@ from malamute_protocol.commands import Level
 from malamute_protocol.content import BODY_KINDS, Content
 from malamute_protocol.stamp import append_time_of
 from malamute_py.broker.log.ledger import Ledger
+from malamute_py.broker.log.purges import NO_PURGES, Purges
 from malamute_py.broker.log.ring import RingState
 from malamute_py.broker.ready import StreamFacts
 from malamute_py.changelog.settings import StreamSettings, versions
@@ -108,6 +109,7 @@ class Stream:
         "next",
         "number",
         "pinned",
+        "purges",
         "removed",
         "ring",
         "row",
@@ -146,6 +148,8 @@ class Stream:
         self.hot: deque[StampedBatch] = deque()
         self.removed = False
         self.trim_asked = kept
+        self.purges = Purges(row.purges) if row.purges else NO_PURGES
+        """Records that were purged by subject, by marks that are durable."""
         self.pinned = NEVER
         """Offset from which on retention leaves all records: a cursor pins it."""
         self.ledger = Ledger(self.first, self.next, facts.bytes if facts else 0)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from malamute_protocol.commands import (
     CreateStream,
     EditStream,
@@ -146,6 +148,11 @@ class StreamAdmin:
             "visible": stream.visible_next,
             "last_time_ms": stream.last_time_ms,
             "trimmed": stream.row.trimmed,
+            "purges": [
+                [msgspec.msgpack.decode(pattern), before]
+                for pattern, before in stream.purges.marks
+                if before > stream.first
+            ],
             "settings": _settings(stream),
             "subscriptions": audience.count,
             "live": audience.live,

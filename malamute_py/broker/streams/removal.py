@@ -1,27 +1,41 @@
 """Removal: records that a caller has removed from a stream.
 
-Owns TRIM, and the moment at which it takes effect. The rules: a removal takes effect when ring main
-is visible up to it, so that no crash brings back a record that was seen to be gone; only records
-that no power loss can take back are removed, since the offset of any other may be given again;
-removed records are gone even where a cursor pins them. Source: SPEC.md, section 8, Removal.
+Owns TRIM and PURGE_SUBJECTS, and the moment at which each takes effect. The rules: a removal takes
+effect when ring main is visible up to it, so that no crash brings back a record that was seen to be
+gone; only records that no power loss can take back are removed, since the offset of any other may
+be given again; removed records are gone even where a cursor pins them. Source: SPEC.md, section 8,
+Removal.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
-from malamute_protocol.commands import Trim
+import msgspec
+
+from malamute_protocol.commands import PurgeSubjects, Trim
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link
+from malamute_py.broker.log.purges import Purges
 from malamute_py.broker.log.ring import Settlement
 from malamute_py.broker.log.steps import Effect, Part
 from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.retention import Retention
-from malamute_py.changelog.records import StreamTrimmed
+from malamute_py.changelog.records import StreamPurged, StreamTrimmed
+from malamute_py.changelog.tables import PurgeMark, with_purge
+from malamute_py.matcher import compile_pattern
+
+PURGES_MAX: Final = 16
+"""Purges of a stream that hide records, at most: a reader of old records asks each of them about
+every header that is new to it."""
+PURGE_BYTES_MAX: Final = 1_024
+"""Size of a purge's pattern at most: the table of streams lies at each segment's start."""
+_OF_SUBJECTS: Final = frozenset({"all", "topic", "prefix", "regex", "and", "or", "not"})
 
 
 class Removal:
@@ -41,13 +55,46 @@ class Removal:
         self._retention = retention
         self._when_visible = when_visible
         self._trimmed = trimmed
+        self._coming: Counter[Stream] = Counter()
+        """Purges of each stream on their way into the log."""
         for stream in catalogue:
             # The journal may not have noted the trim before the broker was killed.
             retention.trim(stream, stream.first)
 
     def prepare_trim(self, link: Link, command: Trim, frame: Any = None) -> Part:
         """Return the part that removes the records before an offset. Raises BrokerRefused."""
-        stream = self._stream(link, command.stream)
+        stream, before = self._stream(link, command.stream), command.before
+        self._check_position(stream, command)
+        change = StreamTrimmed(stream.number, before, self._shard.now_ms, link.owner)
+        return Part([change], effects=[_Trimming(self, stream, before, link.owner)])
+
+    def prepare_purge(self, link: Link, command: PurgeSubjects, frame: Any = None) -> Part:
+        """Return the part that removes records of some subjects. Raises BrokerRefused."""
+        stream, before = self._stream(link, command.stream), command.before
+        self._check_position(stream, command)
+        compiled = compile_pattern(command.pattern)
+        if not _is_of_subjects(command.pattern):
+            raise BrokerRefused("bad_pattern", "a purge is by subject: no pattern on fields")
+        pattern = msgspec.msgpack.encode(compiled.wire)
+        if compiled.slow or len(pattern) > PURGE_BYTES_MAX:
+            raise BrokerRefused(
+                "bad_pattern",
+                f"a purge has no costly expression, and at most {PURGE_BYTES_MAX} bytes",
+            )
+        left = [each for each, end in stream.row.purges if end > stream.first and each != pattern]
+        if len(left) + self._coming[stream] >= PURGES_MAX:
+            raise BrokerRefused(
+                "limit",
+                f"{PURGES_MAX} purges of stream '{stream.name}' still hide records: trim it, wait"
+                " until these are dropped, or purge by fewer patterns",
+            )
+        change = StreamPurged(
+            stream.number, pattern, before, stream.first, self._shard.now_ms, link.owner
+        )
+        purging = _Purging(self, self._coming, stream, (pattern, before), link.owner)
+        return Part([change], effects=[purging])
+
+    def _check_position(self, stream: Stream, command: Trim | PurgeSubjects) -> None:
         before = command.before
         if command.uuid and command.uuid != stream.uuid:
             raise BrokerRefused("conflict", f"stream '{stream.name}' is not the one of this uuid")
@@ -58,8 +105,6 @@ class Removal:
                 "conflict", f"the log was rewound: {before} is no position of epoch {command.epoch}"
             )
         self._check_durable(stream, before)
-        change = StreamTrimmed(stream.number, before, self._shard.now_ms, link.owner)
-        return Part([change], effects=[_Trimming(self, stream, before, link.owner)])
 
     def _stream(self, link: Link, name: str) -> Stream:
         if not self._shard.settings.permit(link.owner, "trim", name):
@@ -91,9 +136,33 @@ class Removal:
             "stream_trimmed", stream=stream.name, before=before, records=records, by=by
         )
 
-    def appended(self, stream: Stream, before: int, by: str, end_lsn: int) -> None:
+    def _purge(
+        self, stream: Stream, mark: PurgeMark, by: str, failure: tuple[str, str] | None
+    ) -> None:
+        """Let a purge take effect: ring main is durable up to it."""
+        if failure is not None or stream.removed:
+            return
+        stream.purges = Purges(with_purge(stream.purges.marks, mark, stream.first))
+        self._shard.counters["purges_by_subject"] += 1
+        pattern, before = mark
+        self._shard.event(
+            "stream_purged", stream=stream.name, pattern=msgspec.msgpack.decode(pattern),
+            before=before, by=by,
+        )  # fmt: skip
+
+    def trim_appended(self, stream: Stream, before: int, by: str, end_lsn: int) -> None:
         """Take note that a trim is in the log."""
         self._when_visible(end_lsn, partial(self._trim, stream, before, by))
+
+    def purge_appended(self, stream: Stream, mark: PurgeMark, by: str, end_lsn: int) -> None:
+        """Take note that a purge is in the log."""
+        self._when_visible(end_lsn, partial(self._purge, stream, mark, by))
+
+
+def _is_of_subjects(pattern: Any) -> bool:
+    """Whether a sound pattern looks at nothing but subjects."""
+    inner = pattern[1:] if pattern[0] in ("and", "or", "not") else ()
+    return pattern[0] in _OF_SUBJECTS and all(map(_is_of_subjects, inner))
 
 
 class _Trimming(Effect):
@@ -105,4 +174,29 @@ class _Trimming(Effect):
     by: str
 
     def appended(self, part: Part, end_lsn: int) -> None:
-        self.removal.appended(self.stream, self.before, self.by, end_lsn)
+        self.removal.trim_appended(self.stream, self.before, self.by, end_lsn)
+
+
+class _Purging(Effect):
+    """A purge on its way into the log."""
+
+    removal: Removal
+    coming: Counter[Stream]
+    stream: Stream
+    mark: PurgeMark
+    by: str
+
+    def taken(self, part: Part) -> None:
+        self.coming[self.stream] += 1
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        self._come()
+        self.removal.purge_appended(self.stream, self.mark, self.by, end_lsn)
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        self._come()
+
+    def _come(self) -> None:
+        self.coming[self.stream] -= 1
+        if self.coming[self.stream] <= 0:
+            del self.coming[self.stream]

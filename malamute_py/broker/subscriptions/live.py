@@ -215,18 +215,28 @@ class Delivery:
         late = audience.late[0] if audience.late else None
         if late is None or late.job is not job:
             return  # The subscriptions did not wait for it any more.
-        if late.batch.base < late.batch.stream.first_at(self._shard.now_ms):
-            # It is gone, or grew too old meanwhile: on demand the subscriptions are told so.
+        if self._is_past(late):
             self._overtake(audience)
             return
         self._give_one_late(audience, late, job)
         self._drop_first_late(audience)
         self._give_late(audience)
 
+    def _is_past(self, late: LateBatch) -> bool:
+        """Whether records of a late batch may have been removed, or grown too old, meanwhile.
+
+        On demand the subscriptions are given the others, and told of these.
+        """
+        stream = late.batch.stream
+        return late.batch.base < max(stream.first_at(self._shard.now_ms), stream.purges.before)
+
     def _give_late(self, audience: Audience) -> None:
         """Give batches that waited for an earlier one whose headers are matched now."""
         while audience.late:
             late = audience.late[0]
+            if self._is_past(late):
+                self._overtake(audience)
+                return
             if audience.live and not self._give_one_late(audience, late, None):
                 return
             self._drop_first_late(audience)

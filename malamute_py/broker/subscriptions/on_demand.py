@@ -109,6 +109,7 @@ class OnDemand:
                 sub.turns_alone
                 or not self._gathers
                 or not sub.joins
+                or sub.position < sub.stream.purges.before
                 or (self._matching.sliced and audience_of(sub.stream).index.slow)
             ):
                 sub.turns_alone = max(0, sub.turns_alone - 1)
@@ -245,7 +246,9 @@ class OnDemand:
             if not sub.started or sub.live or not sub.able:
                 continue
             self._past_what_is_gone(sub)
-            if sub.position < sub.tail:
+            if sub.position < stream.purges.before:
+                self.consider(sub)
+            elif sub.position < sub.tail:
                 behind.append(sub)
             else:
                 self._at_tail(sub, many=len(cohort.members) >= settings.shared_window_min)
@@ -334,7 +337,8 @@ class OnDemand:
             sub.reading = 0
             if not sub.started or sub.live:
                 continue
-            if sub.able and stream.first_at(self._shard.now_ms) <= base:
+            kept = max(stream.first_at(self._shard.now_ms), stream.purges.before)
+            if sub.able and kept <= base:
                 members.append(sub)
             else:
                 self.consider(sub)
@@ -480,7 +484,7 @@ class OnDemand:
             sub.prepared = None
             if sub.wanted is not None:
                 self._to_next_wanted(sub)
-            if not sub.everything and not self._more():
+            if (not sub.everything or next < stream.purges.before) and not self._more():
                 break
         portion.flush()
         return portion.given
@@ -517,7 +521,8 @@ class OnDemand:
         candidates = matches = None
         if not sub.everything and not sub.careful:
             candidates = partial(may_match, sub.pattern)
-            if sub.gathered and self._gathers and sub.wanted is None:
+            purged = sub.position < stream.purges.before
+            if sub.gathered and self._gathers and sub.wanted is None and not purged:
                 matches = compile_pattern(sub.pattern).matches
         self.turns.reads.append(
             ReadRange(
@@ -623,6 +628,11 @@ class OnDemand:
                 self.consider(sub)
         if not members:
             return
+        if any(sub.position < cohort.stream.purges.before for sub in members):
+            # Some records were purged while the journal read them: each reads them alone.
+            for sub in members:
+                self.consider(sub)
+            return
         before = [(sub, sub.position) for sub in members]
         end = min(answer.next, members[0].tail)
         lowest = min(sub.position for sub in members)
@@ -678,8 +688,11 @@ class OnDemand:
                 self._gap(sub, kept, "retention", "")
         portion = Portion(self._delivery, sub, self._shard.settings.quantum_bytes)
         gaps = list(answer.gaps)
-        # Without a window or wanted offsets only an expiry can thin a batch out.
-        looks = not sub.everything or sub.client_time is not None or sub.wanted is not None
+        # Without a window or wanted offsets only an expiry or a purge can thin a batch out.
+        looks = (
+            not sub.everything or sub.client_time is not None or sub.wanted is not None
+            or sub.position < sub.stream.purges.before
+        )  # fmt: skip
         for run in answer.runs:
             if run.next:
                 if not self._gathered(sub, portion, run, gaps, end):
@@ -714,7 +727,7 @@ class OnDemand:
                     sub.careful -= 1
                     portion.flush()
                 sub.position = max(sub.position, min(next, end))
-                if not sub.everything and not self._more():
+                if looks and not self._more():
                     # The rest is read again.
                     portion.flush()
                     return
@@ -730,7 +743,10 @@ class OnDemand:
         ((at, size, base, count),) = run.spans
         while gaps and gaps[0][0] <= base:
             self._name_gap(sub, portion, gaps.pop(0))
-        if not portion.open or base < sub.position or run.next > end:
+        if not portion.open or max(sub.position, sub.stream.purges.before) > base:
+            # Rows that were purged while the journal gathered them are told apart when read again.
+            return False
+        if run.next > end:
             return False
         portion.stored(run.data, at, size, run.next, count)
         sub.position = run.next

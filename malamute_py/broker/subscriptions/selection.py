@@ -100,6 +100,9 @@ def select(
     alive = unexpired(content, now_ms)
     if alive is not None:
         mask = narrow(mask, alive)
+    left = subscription.stream.purges.left(content, base)
+    if left is not None:
+        mask = narrow(mask, left)
     if subscription.client_time is not None:
         inside = within_client_time(content, subscription.client_time)
         if inside is not None:

@@ -59,6 +59,7 @@ class Gate:
         (wire.RemoveService(9, "svc", "svc"), {("manage_queues", "svc")}),
         (wire.MoveCursor("s", "c", 1, 9), {("read", "s")}),
         (wire.Trim("s", 1, 9), {("trim", "s")}),
+        (wire.PurgeSubjects("s", ["all"], 1, 9), {("trim", "s")}),
         (wire.CursorInfo(9, "s", "c"), {("read", "s")}),
         (wire.EditCursor(9, "s", "c", {}), {("read", "s")}),
         (wire.RemoveCursor(9, "s", "c"), {("manage_streams", "s")}),

@@ -1,0 +1,69 @@
+"""Purges: which rows of a batch were purged by subject.
+
+Owns the marks of one stream, compiled, and the mask of the rows that they leave. The rule: a mark
+takes the records before its offset whose keys match; a batch after all marks costs one comparison.
+Source: SPEC.md, section 8, Removal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+
+from malamute_protocol.content import Content
+from malamute_protocol.header import Header
+from malamute_py.changelog.tables import PurgeMark
+from malamute_py.matcher import compile_pattern
+
+Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
+
+HEADERS_MAX = 16_384
+"""Headers of which is remembered whether a mark takes them."""
+
+
+class Purges:
+    """The marks of one stream."""
+
+    __slots__ = ("_known", "_matchers", "before", "marks")
+
+    def __init__(self, marks: Sequence[PurgeMark]) -> None:
+        self.marks = marks
+        self._matchers = [
+            (before, compile_pattern(msgspec.msgpack.decode(pattern)).matches)
+            for pattern, before in marks
+        ]
+        self.before = max((before for before, _ in self._matchers), default=0)
+        """Offset before which a record may have been purged; 0: none was."""
+        self._known: dict[Header, int] = {}
+        """Header -> offset before which its records are purged."""
+
+    def left(self, content: Content, base: int) -> Mask | None:
+        """Mask of the rows of a whole batch that no mark takes; None: all rows."""
+        if base >= self.before:
+            return None
+        headers, codes = content.headers()
+        taken = np.fromiter(map(self._taken, headers), np.int64, len(headers))
+        if not (taken > base).any():
+            return None
+        offsets = np.arange(base, base + content.head.count)
+        mask: Mask = offsets >= (taken[0] if codes is None else taken[codes])
+        return mask
+
+    def _taken(self, header: Header) -> int:
+        before = self._known.get(header)
+        if before is None:
+            if len(self._known) >= HEADERS_MAX:
+                self._known.clear()
+            before = max(
+                (mark for mark, matches in self._matchers if matches(header.keys, header.fields)),
+                default=0,
+            )
+            self._known[header] = before
+        return before
+
+
+NO_PURGES = Purges(())
+"""Purges of a stream of which nothing was purged."""
