@@ -45,7 +45,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "inbox": Entry("inbox:inbox", "Read a mailbox: print its messages and take them out."),
     "request": Entry("asking:request", "Ask a service and print the reply."),
     "work": Entry("working:work", "Work for a service: run a command for each request."),
-    "stream": Entry("streams:app", "Streams: list, show, create, edit, trim, remove, peek."),
+    "stream": Entry("streams:app", "Streams: list, show, create, edit, trim, purge, remove, peek."),
     "mailbox": Entry("mailboxes:app", "Mailboxes: list, show, peek, purge, edit, remove."),
     "service": Entry("services:app", "Services: list, show, requeue, edit, remove."),
     "cursor": Entry("cursors:app", "Cursors of streams: list, show, move, reset, edit, remove."),

@@ -22,7 +22,7 @@ from malamute_py.cli.parameters import OfStream, PrefixOption
 from malamute_py.cli.progress import watched
 from malamute_py.cli.settings import Description, Settings, shown, wanted
 from malamute_py.cli.subscribe import known as known_stream
-from malamute_py.cli.values import count_text
+from malamute_py.cli.values import count_text, pattern_text
 
 if TYPE_CHECKING:
     from malamute_py.client.facts import GroupFacts
@@ -193,22 +193,6 @@ def _named(more: dict[str, Any]) -> dict[str, Any]:
     if "visibility" not in more:
         return more
     return {**more, "visibility": "durable" if more["visibility"] else "live"}
-
-
-def pattern_text(pattern: list[Any]) -> str:
-    """Return a pattern as it is typed; one that cannot be typed as its list."""
-    match pattern:
-        case [] | ["all"]:
-            return "#"
-        case ["topic", str(text)]:
-            return text
-        case ["prefix" | "regex" as kind, str(text)]:
-            return f"{kind}:{text}"
-        case ["fields", str(mode), list(criteria)]:
-            listed = ",".join("=".join(map(str, each)) for each in criteria)
-            return f"{'any' if mode == 'any' else 'fields'}:{listed}"
-        case _:
-            return str(pattern)
 
 
 @app.command(

@@ -1,4 +1,4 @@
-"""`malamute stream ...`: list, show, create, edit, trim, remove, peek.
+"""`malamute stream ...`: list, show, create, edit, trim, purge, remove, peek.
 
 Owns the words for the settings of a stream. The rule: a command that cannot be undone asks first;
 looking never consumes. Source: SPEC.md, section 4.7.
@@ -25,6 +25,7 @@ from malamute_py.cli.settings import Description, LevelOption, Settings, schema_
 from malamute_py.cli.subscribe import PATTERN_HELP, check_kind, known, start_point, tell_notice
 from malamute_py.cli.values import (
     count_text,
+    pattern_text,
     size_text,
     time_ms,
     time_text,
@@ -119,6 +120,13 @@ def _show(found: StreamFacts, as_json: bool) -> None:
             "bytes": Cell(found.bytes, size_text(found.bytes)),
             "aged_bytes": Cell(found.aged_bytes, size_text(found.aged_bytes)),
             "trimmed": found.trimmed,
+            "purges": Cell(
+                [list(each) for each in found.purges],
+                "; ".join(
+                    f"{pattern_text(pattern)} before {before:,}" for pattern, before in found.purges
+                )
+                or "none",
+            ),
             "subscriptions": found.subscriptions,
             "epoch": found.epoch,
             "uuid": found.uuid.hex(),
@@ -288,6 +296,46 @@ def trim(
     output.done(
         f"removed {what}", {"stream": stream, "before": offset, "records": records},
         as_json=as_json,
+    )  # fmt: skip
+
+
+@app.command(
+    "purge",
+    epilog="""\b
+Examples:
+  malamute stream purge orders 'customer.4711.#'
+  malamute stream purge orders prefix:customer.4711 --before now-1d --yes
+A record that is published later is delivered, whatever its subject.""",
+)
+def purge(
+    ctx: typer.Context,
+    stream: Name,
+    pattern: Annotated[
+        str, typer.Argument(metavar="PATTERN", help="Of subjects: a topic, or prefix:x.")
+    ],
+    before: Annotated[
+        str, typer.Option(metavar="POINT", help="First that stays: latest, OFFSET or TIME.")
+    ] = "latest",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: output.Json = False,
+) -> None:
+    """Remove the records of some subjects from a stream, pinned ones too."""
+    check_kind(pattern)
+    point = start_point(before)
+    if before.strip().lower() == "last":
+        raise CommandFailed("a purge ends at one place: latest, OFFSET or TIME", USAGE)
+    with linked(ctx) as client:
+        found = known(client, stream)
+        what = f"the records of {stream} with subjects {pattern}"
+        if not yes:
+            if not sys.stdin.isatty():
+                raise CommandFailed(f"remove {what}? say so with --yes", USAGE)
+            if not typer.confirm(f"Remove {what}, for good?", err=True):
+                raise CommandFailed(f"{stream} was not purged")
+        offset = client.purge(found.name, pattern, before=point)
+    output.done(
+        f"removed {what} before {offset:,}",
+        {"stream": stream, "pattern": pattern, "before": offset}, as_json=as_json,
     )  # fmt: skip
 
 

@@ -164,3 +164,19 @@ def count_text(count: int, noun: str = "") -> str:
     """Write a count: 1,234 records; the noun's plural is made with s."""
     text = f"{count:,}"
     return f"{text} {noun}{'' if count == 1 else 's'}" if noun else text
+
+
+def pattern_text(pattern: list[Any]) -> str:
+    """Return a pattern as it is typed; one that cannot be typed as its list."""
+    match pattern:
+        case [] | ["all"]:
+            return "#"
+        case ["topic", str(text)]:
+            return text
+        case ["prefix" | "regex" as kind, str(text)]:
+            return f"{kind}:{text}"
+        case ["fields", str(mode), list(criteria)]:
+            listed = ",".join("=".join(map(str, each)) for each in criteria)
+            return f"{'any' if mode == 'any' else 'fields'}:{listed}"
+        case _:
+            return str(pattern)

@@ -40,6 +40,9 @@ class StreamFacts(Facts, frozen=True, kw_only=True):
     """Bytes of records past the stream's age or number that still take space, as far as known."""
     trimmed: int = 0
     """Offset before which all records were removed by `trim`; 0: none were."""
+    purges: list[tuple[Any, int]] = []
+    """Patterns on subjects whose records before an offset were removed by `purge`, as long as they
+    take space."""
     settings: dict[str, Any] = {}
     subscriptions: int = 0
 

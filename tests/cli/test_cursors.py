@@ -241,6 +241,6 @@ def test_a_misspelt_name_is_named_right(m: Run, five: str, kind: str) -> None:
     ],
 )
 def test_patterns_are_shown_as_they_are_typed(pattern: list[Any], text: str) -> None:
-    from malamute_py.cli.groups import pattern_text
+    from malamute_py.cli.values import pattern_text
 
     assert pattern_text(pattern) == text

@@ -70,6 +70,20 @@ def test_trimming_removes_the_oldest_records_and_asks_first(m: Run, stream: str)
     assert m("stream", "info", stream, "--json").ok().json["records"] == 0
 
 
+def test_purging_removes_records_by_subject_and_asks_first(m: Run, stream: str) -> None:
+    for subject in ("bob.a", "ann", "bob.b"):
+        m("pub", stream, subject, "-s", subject).ok()
+    told = m("stream", "purge", stream, "bob.*", stdin="")
+    assert (told.code, "say so with --yes" in told.err) == (2, True)
+    done = m("stream", "purge", stream, "bob.*", "--yes", "--json").ok().json
+    assert done == {"stream": stream, "pattern": "bob.*", "before": 3}
+    m("pub", stream, "new", "-s", "bob.a").ok()
+    assert m("replay", stream).ok().lines == ["ann", "new"]
+    assert m("stream", "info", stream, "--json").ok().json["purges"] == [[["topic", "bob.*"], 3]]
+    refused = m("stream", "purge", stream, "fields:a", "--yes")
+    assert (refused.code, "no pattern on fields" in refused.err) == (2, True)
+
+
 def test_peeking_consumes_nothing_and_shows_the_newest(m: Run, stream: str) -> None:
     m("pub", stream, stdin="".join(f"{i}\n" for i in range(100))).ok()
     m("pub", stream, "rare", "-s", "rare").ok()

@@ -176,3 +176,16 @@ async def test_a_stream_is_trimmed_by_offset_position_time_and_cursor_and_within
 
 async def test_a_broker_reads_its_configuration_anew(shell: Any) -> None:
     assert await shell.do("reload_config") == []
+
+
+async def test_records_are_purged_by_subject_until_now_and_within_a_step(shell: Any) -> None:
+    for subject in ("bob", "ann", "bob", "eve"):
+        await shell.do("publish", "log", b"x", subject=subject)
+    assert await shell.do("purge", "log", "bob") == 4
+    assert (await shell.do("stream_info", "log")).purges == [(["topic", "bob"], 4)]
+    await stepped(shell, ("purge", "log", ["prefix", "e"], 4), ("purge", "log", "ann", 1))
+    assert len((await shell.do("stream_info", "log")).purges) == 3
+    await refused(shell, "bad_pattern", "purge", "log", ["fields", "all", [["a"]]])
+    await shell.do("publish", "log", b"new", subject="bob")
+    assert await shell.do("trim", "log", 4) == 4
+    assert (await shell.do("stream_info", "log")).purges == []

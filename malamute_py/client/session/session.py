@@ -37,6 +37,7 @@ from malamute_protocol.commands import (
     Ping,
     Pong,
     Publish,
+    PurgeSubjects,
     Refused,
     Reply,
     Result,
@@ -102,6 +103,7 @@ _TRACKED: Final = frozenset(
     NUMBERS[command]
     for command in (
         Publish, Send, RequestCommand, Reply, AckMail, AckWork, AckRecords, MoveCursor, Trim,
+        PurgeSubjects,
         Atomic,
     )
 )  # fmt: skip

@@ -24,6 +24,7 @@ from malamute_protocol.commands import (
     Level,
     MoveCursor,
     Publish,
+    PurgeSubjects,
     Reply,
     Request,
     Send,
@@ -33,6 +34,7 @@ from malamute_protocol.commands import (
 )
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError, MalamuteError
 from malamute_protocol.limits import DEFAULT_LIMITS, RANGES_MAX
+from malamute_protocol.pattern import Pattern
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.client.arguments import (
     NAMES,
@@ -56,6 +58,7 @@ from malamute_py.client.session.calls import (
     Properties,
     Time,
     content_count,
+    make_pattern,
     make_row,
 )
 from malamute_py.client.session.events import Event, Settled
@@ -80,7 +83,7 @@ PARTS_MAX: Final = 256
 ROWS_MAX: Final = 4096
 """Records and acknowledged numbers of a merged step: what any broker takes as one REQUEST."""
 
-_PUBLISH, _SEND, _REQUEST, _REPLY, _ACK, _MOVE, _CONTENT, _TRIM = range(8)
+_PUBLISH, _SEND, _REQUEST, _REPLY, _ACK, _MOVE, _CONTENT, _TRIM, _PURGE = range(9)
 _OWNING: Final = (_PUBLISH, _SEND, _REQUEST, _REPLY, _CONTENT)
 
 Place: TypeAlias = tuple[Any, ...]
@@ -424,14 +427,27 @@ class Step:
         The identity needs the permission `trim`. The step is refused `bad_start` when the stream
         ends before it.
         """
+        offset, *place = self._removing(stream, before)
+        self.parts.setdefault((_TRIM, stream, *place), []).append(offset)
+
+    def purge(self, stream: str, pattern: str | Pattern, before: int | Position) -> None:
+        """Remove the records of some subjects before an offset, or a subscription's position.
+
+        pattern: on subjects; a str is a topic. The identity needs the permission `trim`. The step
+        is refused `limit` when too many purges of the stream still hide records.
+        """
+        offset, *place = self._removing(stream, before)
+        wanted = tuple_of(make_pattern(pattern))
+        self.parts.setdefault((_PURGE, stream, *place, wanted), []).append(offset)
+
+    def _removing(self, stream: str, before: int | Position) -> tuple[int, int, bytes]:
+        """Return offset, epoch and uuid of a removal."""
         self._check_open()
         name_of("stream", stream)
-        uuid, epoch = b"", 0
         if isinstance(before, Position):
             _, offset, epoch, uuid = start_on_wire(before)
-        else:
-            offset = integer("before", before, 0, code="bad_start")
-        self.parts.setdefault((_TRIM, stream, epoch, uuid), []).append(offset)
+            return offset, epoch, uuid
+        return integer("before", before, 0, code="bad_start"), 0, b""
 
     def _add(self, place: Place, row: OutgoingRow) -> None:
         if self.state != OPEN:
@@ -622,6 +638,10 @@ class OutgoingSteps(OutgoingBatch):
             elif kind == _TRIM:
                 _, stream, epoch, uuid = place
                 commands.append(Trim(stream, max(rows), 0, 0, uuid, epoch))
+            elif kind == _PURGE:
+                _, stream, epoch, uuid, wanted = place
+                pattern = list_of(wanted)
+                commands.append(PurgeSubjects(stream, pattern, max(rows), 0, 0, uuid, epoch))
             elif kind == _ACK:
                 _, holder, form = place
                 ranges = merged([(number, number + 1) for number in rows])
@@ -671,6 +691,16 @@ class OutgoingSteps(OutgoingBatch):
                 if step.token is not None:
                     told.append((step.token, outcome))
         self.lane.owner.emit(Settled(told))
+
+
+def tuple_of(pattern: Any) -> Any:
+    """Return a pattern of tuples, which can be a key."""
+    return tuple(map(tuple_of, pattern)) if isinstance(pattern, list | tuple) else pattern
+
+
+def list_of(pattern: Any) -> Any:
+    """Return the pattern of lists that `tuple_of` was given."""
+    return list(map(list_of, pattern)) if isinstance(pattern, tuple) else pattern
 
 
 def _follows(move: Move, before: Move) -> bool:

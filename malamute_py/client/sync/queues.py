@@ -423,16 +423,37 @@ class SyncQueueVerbs(SyncVerbs):
         others back. Needs the permission `trim`; a start point other than an offset or a Position
         is looked up, which needs the permission `read`. Raises BrokerRefused.
         """
-        if not isinstance(before, Position | SupportsIndex):
-            wire = start_on_wire(before)
-            value = self._link.ask(lambda number: c.FindOffset(number, stream, wire))
-            if value["rewound"]:
-                raise LocalProtocolError("bad_start", f"{stream!r} ends before {before!r}")
-            before = Position(value["stream"], value["epoch"], value["offset"])
+        found = self._found(stream, before)
         step = SyncAtomicStep(self._link)
-        step.trim(stream, before)
+        step.trim(stream, found)
         step.commit()
-        return before.next if isinstance(before, Position) else index(before)
+        return found.next if isinstance(found, Position) else found
+
+    def purge(self, stream: str, pattern: str | Pattern, *, before: StartPoint = "latest") -> int:
+        """Remove the records of some subjects, until now or before a start point, for good.
+
+        pattern: on subjects; a str is a topic. Returns the offset from which on records of these
+        subjects stay: a record published later is delivered. Needs the permissions as trim().
+        Raises BrokerRefused: `bad_pattern`, or `limit` when too many purges of the stream still
+        hide records.
+        """
+        found = self._found(stream, before)
+        step = SyncAtomicStep(self._link)
+        step.purge(stream, pattern, found)
+        step.commit()
+        return found.next if isinstance(found, Position) else found
+
+    def _found(self, stream: str, start: StartPoint) -> Position | int:
+        """Return the place of a start point: the offset, or a position of the stream."""
+        if isinstance(start, Position):
+            return start
+        if isinstance(start, SupportsIndex) and not isinstance(start, bool):
+            return index(start)
+        wire = start_on_wire(start)
+        value = self._link.ask(lambda number: c.FindOffset(number, stream, wire))
+        if value["rewound"]:
+            raise LocalProtocolError("bad_start", f"{stream!r} ends before {start!r}")
+        return Position(value["stream"], value["epoch"], value["offset"])
 
     # --- cursors -----------------------------------------------------------------------------
 
