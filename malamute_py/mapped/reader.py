@@ -78,7 +78,7 @@ class LogReader:
         Client.subscribe(). start knows neither FromCursor nor LastPerSubject. Without `end` and
         until="tail" the reading follows what is written, which it looks for each 2 ms; "durable"
         follows what the files say is synced: by the next batch, or once the ring rests.
-        Removals by TRIM hold from when the reading looks: at its beginning, and each 0.25 s at the
+        Trims and purges hold from when the reading looks: at its beginning, and each 0.25 s at the
         end of the log. Records past the stream's age are a gap, even if a cursor pins them: only
         the broker knows the pins.
         copy: batches own their bytes. By default they are views of the broker's files: right when

@@ -102,6 +102,7 @@ class Reading:
         self._catalogue = catalogue
         self._request = request
         self._selection = Selection(entry.number, request.pattern, request.client_time)
+        self._selection.purge(entry.purges)
         self._closed = False
         self._looked = time.monotonic()
         self._epoch = 0
@@ -420,6 +421,7 @@ class Reading:
                 self._closed = True
                 raise StreamRemoved(f"the stream '{self._entry.name}' was removed")
             self._entry = entry
+            self._selection.purge(entry.purges)
 
     def _wait(self, deadline: float | None) -> None:
         now = time.monotonic()

@@ -8,16 +8,18 @@ record that has expired, or is past its stream's age, is not handed out. Source:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
+import msgspec
 import numpy as np
 from pyroaring import BitMap
 
 from malamute_protocol.content import NO_TIME, Array, Content
 from malamute_protocol.header import Header
 from malamute_protocol.pattern import Pattern
+from malamute_py.changelog.tables import PurgeMark
 from malamute_py.journal.index import Entries, StoredIndex
 from malamute_py.matcher import ByKey, candidates, compile_pattern
 
@@ -37,6 +39,17 @@ class Selection:
         self._search = partial(candidates, pattern)
         self._client_time = client_time
         self._known: dict[Header, bool] = {}
+        self._purges: Sequence[PurgeMark] = ()
+        self._purgers: list[tuple[int, Callable[..., bool]]] = []
+
+    def purge(self, purges: Sequence[PurgeMark]) -> None:
+        """Leave out records that were removed by subject."""
+        if purges != self._purges:
+            self._purges = purges
+            self._purgers = [
+                (before, compile_pattern(msgspec.msgpack.decode(pattern)).matches)
+                for pattern, before in purges
+            ]
 
     def choose(self, index: StoredIndex, entries: Entries) -> Sequence[bool]:
         """Return for each entry of a segment's index whether it may hold a wanted record."""
@@ -76,6 +89,7 @@ class Selection:
                 masks.append((expiries == 0) | (expiries > now))
         if self._client_time is not None:
             masks.append(self._within(content))
+        masks += self._left(content, base)
         low, high = offsets
         if base < low or base + count > high:
             numbers = np.arange(base, base + count)
@@ -84,6 +98,16 @@ class Selection:
             return True, None
         mask = np.logical_and.reduce(masks)
         return (True, None) if mask.all() else (bool(mask.any()), mask)
+
+    def _left(self, content: Content, base: int) -> Iterator[Array]:
+        """Masks of the rows that each purge leaves, of those that take any."""
+        for before, matches in self._purgers:
+            if base < before:
+                distinct, codes = content.headers()
+                hit = np.fromiter((matches(*each) for each in distinct), np.bool_, len(distinct))
+                if hit.any():
+                    rows = np.full(content.head.count, hit[0]) if codes is None else hit[codes]
+                    yield ~rows | (np.arange(base, base + len(rows)) >= before)
 
     def _wanted(self, header: Header) -> bool:
         known = self._known.get(header)

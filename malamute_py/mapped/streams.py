@@ -16,7 +16,7 @@ from malamute_protocol.stamp import CHANGE, Stamp
 from malamute_py.changelog.records import decode_change
 from malamute_py.changelog.settings import StreamSettings
 from malamute_py.changelog.snapshots import decode_snapshot
-from malamute_py.changelog.tables import TABLE_CHANGES, Queues, StreamRow, Tables, apply
+from malamute_py.changelog.tables import TABLE_CHANGES, PurgeMark, Queues, StreamRow, Tables, apply
 from malamute_py.journal import Follower, FollowLost
 from malamute_py.journal.errors import NotAFile
 from malamute_py.journal.layout import RingMeta, control_bodies
@@ -38,6 +38,8 @@ class StreamEntry(NamedTuple):
     created_ms: int
     trimmed: int
     """Offset before which callers of the broker removed all records."""
+    purges: tuple[PurgeMark, ...]
+    """Records that they removed by subject."""
 
 
 class Catalogue:
@@ -117,7 +119,14 @@ class Catalogue:
 
 def _entry(row: StreamRow) -> StreamEntry:
     return StreamEntry(
-        row.name, row.uuid, row.ring, row.settings, row.number, row.created_ms, row.trimmed
+        row.name,
+        row.uuid,
+        row.ring,
+        row.settings,
+        row.number,
+        row.created_ms,
+        row.trimmed,
+        tuple(row.purges),
     )
 
 

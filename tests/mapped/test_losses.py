@@ -14,12 +14,13 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import malamute_py as malamute
 from malamute_protocol.batch import Batch
 from malamute_protocol.stamp import STAMP_BYTES
-from malamute_py.changelog.records import StreamTrimmed
+from malamute_py.changelog.records import StreamPurged, StreamTrimmed
 from malamute_py.journal import FileStorage, JournalCorrupt, RingSettings, open_reader
 from malamute_py.journal.directory import expected_of
 from malamute_py.journal.layout import RingMeta
@@ -300,6 +301,20 @@ def test_what_a_client_trimmed_is_named_as_purged_though_the_ring_has_not_noted_
     reading = reader.read("trades", start=5, until="tail", on_notice=notes.append)
     assert [(offset, bytes(body)) for offset, body in records(reading)] == [(11, b"b"), (12, b"c")]
     assert notes.gone() == [(5, 11, "purged")]
+
+
+def test_what_a_client_purged_by_subject_is_not_read_and_what_came_after_it_is(
+    log: Log, reader: LogReader
+) -> None:
+    trades = log.create("trades")
+    log.put(trades, b"a", b"b", subject="bob")
+    log.put(trades, b"c", subject="ann")
+    log.put(trades, b"d", b"e", subject="bob")
+    log.change(StreamPurged(trades, msgspec.msgpack.encode(["topic", "bob"]), 4, 0, 2000, "op"))
+    found = [(offset, bytes(body)) for offset, body in records(reader.read("trades", until="tail"))]
+    assert found == [(2, b"c"), (4, b"e")]
+    only = reader.read("trades", "bob", until="tail", copy=True)
+    assert [(offset, bytes(body)) for offset, body in records(only)] == [(4, b"e")]
 
 
 def test_a_reading_that_follows_sees_a_trim_of_what_was_written_meanwhile(
