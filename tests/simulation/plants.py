@@ -71,6 +71,32 @@ def _trim_takes_one_more(stack: contextlib.ExitStack) -> None:
     _put(stack, Removal, "_trim", make)
 
 
+def _purge_comes_back(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.log.purges import NO_PURGES
+    from malamute_py.broker.log.stream import Stream
+
+    def make(original: Any) -> Any:
+        def init(self: Any, *more: Any) -> None:
+            original(self, *more)
+            self.purges = NO_PURGES
+
+        return init
+
+    _put(stack, Stream, "__init__", make)
+
+
+def _purge_takes_later_ones(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.log.purges import Purges
+
+    def make(original: Any) -> Any:
+        def init(self: Any, marks: Any) -> None:
+            original(self, [(pattern, before + 5) for pattern, before in marks])
+
+        return init
+
+    _put(stack, Purges, "__init__", make)
+
+
 def _aged_delivered(stack: contextlib.ExitStack) -> None:
     from malamute_py.broker.batches import bounds
     from malamute_py.broker.subscriptions import on_demand
@@ -1046,6 +1072,14 @@ PLANTS: dict[str, Planted] = {
     "trim-takes-one-too-many": Planted(
         "removal", "a trim takes the record at its offset, too",
         _trim_takes_one_more, _codes("too_many", "hole_called_gap", "gap_called_hole"), 20,
+    ),
+    "purge-comes-back": Planted(
+        "removal", "a start forgets what was purged by subject",
+        _purge_comes_back, _codes("removed"), 40,
+    ),
+    "purge-takes-later-ones": Planted(
+        "removal", "a purge takes records of its subjects that were published after it, too",
+        _purge_takes_later_ones, _codes("gap_called_hole"), 40,
     ),
     "aged-delivered": Planted(
         "removal", "records are as young when they are handed out as when they were asked for",

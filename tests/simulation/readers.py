@@ -184,6 +184,10 @@ class Reader:
     def _check_kept(self, log: Log, offset: int, entry: Entry) -> None:
         """Judge whether a record that is shown may still be there."""
 
+    def _is_passed_over(self, log: Log, offset: int) -> bool:
+        """Whether a cover may pass over a record that is there."""
+        return False
+
     def _is_gone(self, log: Log, offset: int) -> bool:
         """Whether a gap over this offset tells the truth."""
         return self.model.gone(log, offset)
@@ -357,6 +361,8 @@ class Reader:
             if not selects(self.pattern, record):
                 continue
             if record.expiry_ms and record.expiry_ms <= now_ms:
+                continue
+            if self._is_passed_over(log, offset):
                 continue
             raise self._fail(
                 "gap_called_hole",

@@ -1,15 +1,16 @@
-"""Scenario `removal`: records that are trimmed, grow too old, or are one too many.
+"""Scenario `removal`: records that are trimmed, purged, grow too old, or are one too many.
 
-Owns one seed of it: the faults of the scenario `broker`, a client that trims streams, and streams
-with bounds of age and number. The rules: a record before a confirmed TRIM is never shown again,
-whatever crashes; a record beyond a bound is never shown; no more goes than was asked for. Source:
-SPEC.md, sections 8 and 13.
+Owns one seed of it: the faults of the scenario `broker`, a client that trims and purges streams,
+and streams with bounds of age and number. The rules: what a confirmed TRIM or PURGE_SUBJECTS
+removed is never shown again, whatever crashes; a record beyond a bound is never shown; no more goes
+than was asked for. Source: SPEC.md, sections 8 and 13.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Final, TypeAlias
 
 from malamute_protocol import commands as c
 from malamute_py.broker.limits import BrokerSettings
@@ -19,11 +20,17 @@ from tests.simulation.clients import RETRYABLE, Client, Consumer
 from tests.simulation.machine import SEGMENT_BYTES, Machine
 from tests.simulation.model import Entry, Log, Model, Violation
 from tests.simulation.network import Connection
-from tests.simulation.readers import MEMORY_STREAM, Reader
+from tests.simulation.readers import MEMORY_STREAM, Reader, selects
+
+Purge: TypeAlias = tuple[list[Any], int]
+"""Pattern, and the offset before which matching records go."""
+PURGED: Final[tuple[list[Any], ...]] = (
+    ["topic", "a.*"], ["topic", "c"], ["prefix", "a.b"], ["not", ["prefix", "a"]],
+)  # fmt: skip
 
 
 class RemovalModel(Model):
-    """What was removed, and what the bounds of streams take."""
+    """The removals that were asked for and confirmed, and the bounds of streams."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,6 +38,9 @@ class RemovalModel(Model):
         """Stream -> offset before which a client has asked to remove all records."""
         self.removed: dict[str, int] = {}
         """Stream -> the same, confirmed."""
+        self.purges_asked: dict[str, list[Purge]] = {}
+        self.purged: dict[str, list[Purge]] = {}
+        """Stream -> purges that were asked for, and those that were confirmed."""
         self.ages: dict[str, int] = {}
         self.counts: dict[str, int] = {}
         """Stream -> number of records that it keeps."""
@@ -47,16 +57,36 @@ class RemovalModel(Model):
         """Note that a trim was confirmed: it holds for ever."""
         self.removed[stream] = max(before, self.removed.get(stream, 0))
 
+    def confirm_purge(self, stream: str, purge: Purge) -> None:
+        """Note that a purge was confirmed: it holds for ever."""
+        self.purged.setdefault(stream, []).append(purge)
+
+    def takes(self, purges: dict[str, list[Purge]], log: Log, offset: int) -> bool:
+        """Whether one of these purges takes a record."""
+        entry = log.entries.get(offset)
+        return entry is not None and any(
+            offset < before and selects(pattern, self.sent[entry.serial])
+            for pattern, before in purges.get(log.name, ())
+        )
+
     def started(self) -> None:
         """Note that the broker has started: damage of the log may have taken a trim with it."""
         main = self.rings.get(MAIN)
         if main is not None and any(bundle.damaged for bundle in main.bundles):
             self.removed.clear()
+            self.purged.clear()
         for stream, before in self.asked.items():
             log = self.by_name.get(stream)
             tail = 0 if log is None else log.tail
             # A trim that was lost with the records before it takes none of those that come.
             self.asked[stream] = max(min(before, tail), self.removed.get(stream, 0))
+        for stream, purges in self.purges_asked.items():
+            log = self.by_name.get(stream)
+            tail = 0 if log is None else log.tail
+            lasting = self.purged.get(stream, [])
+            self.purges_asked[stream] = [
+                purge if purge in lasting else (purge[0], min(purge[1], tail)) for purge in purges
+            ]
 
     def beyond(self, log: Log, offset: int, now_ms: int) -> bool:
         """Whether a record is beyond a bound of its stream."""
@@ -109,6 +139,8 @@ class RemovalReader(Reader):
     def _check_kept(self, log: Log, offset: int, entry: Entry) -> None:
         if offset < self.model.removed.get(self.stream, 0):
             raise self._fail("removed", f"offset {offset}, removed before {self.model.removed}")
+        if self.model.takes(self.model.purged, log, offset):
+            raise self._fail("removed", f"offset {offset}, purged by {self.model.purged}")
         now_ms = self.core_ms()
         if self.model.beyond(log, offset, now_ms):
             raise self._fail("aged", f"offset {offset} of {entry.append_time_ms} at {now_ms}")
@@ -120,6 +152,10 @@ class RemovalReader(Reader):
             or self.model.beyond(log, offset, self.broker_ms())
         )
 
+    def _is_passed_over(self, log: Log, offset: int) -> bool:
+        taken: bool = self.model.takes(self.model.purges_asked, log, offset)
+        return taken
+
     def gap(self, command: c.Gap) -> None:
         asked = self.model.asked.get(self.stream, 0)
         if command.code == "purged" and command.to > asked:
@@ -127,16 +163,16 @@ class RemovalReader(Reader):
         super().gap(command)
 
 
-class Trimmer(Client):
-    """Trims streams at offsets of its own choice."""
+class Remover(Client):
+    """Trims and purges streams at offsets of its own choice."""
 
     def __init__(self, world: Any, streams: list[str]) -> None:
-        super().__init__(world, "trimmer")
+        super().__init__(world, "remover")
         self.model: RemovalModel = world.model
         self.run: RemovalRun = world
         self.streams = streams
-        self.asked: dict[int, tuple[str, int]] = {}
-        """Tracker -> what was asked for."""
+        self.asked: dict[int, Callable[[], None]] = {}
+        """Tracker -> what is to be noted when it is confirmed."""
         self.trackers = 0
 
     def link_up(self, welcome: c.Welcome) -> None:
@@ -153,23 +189,36 @@ class Trimmer(Client):
         if log is not None and log.tail > log.first and not log.memory:
             before = self.rng.randint(log.first, log.first + (log.tail - log.first + 1) // 2)
             self.trackers += 1
-            self.asked[self.trackers] = stream, before
-            self.model.ask(stream, before)
-            self.world.note("trim", stream, before)
-            self.say(c.Trim(stream, before, self.trackers))
+            if self.rng.random() < 0.5:
+                self._trim(stream, before)
+            else:
+                self._purge(stream, self.rng.choice(PURGED), self.rng.randint(before, log.tail))
         delay_us = self.rng.choice((3_000, 20_000, 100_000))
         self.world.after(delay_us, lambda: self._work(connection))
 
+    def _trim(self, stream: str, before: int) -> None:
+        self.asked[self.trackers] = partial(self.model.confirm, stream, before)
+        self.model.ask(stream, before)
+        self.world.note("trim", stream, before)
+        self.say(c.Trim(stream, before, self.trackers))
+
+    def _purge(self, stream: str, pattern: list[Any], before: int) -> None:
+        purge = pattern, before
+        self.asked[self.trackers] = partial(self.model.confirm_purge, stream, purge)
+        self.model.purges_asked.setdefault(stream, []).append(purge)
+        self.world.note("purge", stream, pattern, before)
+        self.say(c.PurgeSubjects(stream, pattern, before, self.trackers))
+
     def handle(self, command: c.Command, frames: list[bytes]) -> None:
         if isinstance(command, c.Refused) and command.code not in RETRYABLE | {"bad_start"}:
-            raise Violation("refusal", f"TRIM: {command}")
+            raise Violation("refusal", f"a removal: {command}")
 
     def overheard(
         self, connection: Connection, commands: list[c.Command], frames: list[bytes]
     ) -> None:
         for command in commands:
             if isinstance(command, c.Confirm) and command.tracker in self.asked:
-                self.model.confirm(*self.asked[command.tracker])
+                self.asked[command.tracker]()
                 if not self.world.quiet and self.rng.random() < 0.1:
                     self.run.crash_soon()
 
@@ -203,9 +252,9 @@ class RemovalRun(BrokerRun):
 
     def _begin(self) -> None:
         super()._begin()
-        trimmer = Trimmer(self, [name for name in self.streams if name != MEMORY_STREAM])
-        self.consumers.append(trimmer)
-        trimmer.start()
+        remover = Remover(self, [name for name in self.streams if name != MEMORY_STREAM])
+        self.consumers.append(remover)
+        remover.start()
 
     def crash_soon(self) -> None:
         """Crash before or after the journal has noted what it was just told."""
