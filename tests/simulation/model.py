@@ -629,7 +629,8 @@ class Model:
                 del log.serials[entry.serial]
         self._learn_producers(log)
         left_out = named.left_out.get(log.number)
-        if left_out is not None and left_out[0] <= log.tail < following:
+        unknown = left_out is not None and (left_out[0] <= log.tail or left_out[0] == first)
+        if unknown and log.tail < following:
             # The newest records of the stream may have had their stamps damaged: nothing tells any
             # more which offsets they had, and none of these is given again.
             log.tail = following
