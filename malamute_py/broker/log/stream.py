@@ -204,6 +204,11 @@ class Stream:
             past = max(past, hot[place].base if place < len(hot) else hot[-1].next)
         return max(self.first, min(past, self.pinned))
 
+    def is_past(self, batch: StampedBatch, now_ms: int) -> bool:
+        """Whether a batch begins with records that are gone or beyond the stream's bounds."""
+        old = _append_time(batch) < self.oldest_ms(now_ms) and batch.base < self.pinned
+        return old or batch.base < self.first_at(now_ms)
+
     def first_of_newest(self, end: int) -> int:
         """First of the records before `end` that the stream keeps by their number; 0: all."""
         most = self.settings.max_records

@@ -98,7 +98,7 @@ class Delivery:
             self._put_off(audience, LateBatch(batch, durable))
             return
         stream = batch.stream
-        if durable and stream.bounded and batch.base < stream.first_at(self._shard.now_ms):
+        if durable and stream.bounded and stream.is_past(batch, self._shard.now_ms):
             # It grew too old before it was durable: on demand the subscriptions are told so.
             self._fall_back(audience, batch, durable)
             return
@@ -227,8 +227,8 @@ class Delivery:
 
         On demand the subscriptions are given the others, and told of these.
         """
-        stream = late.batch.stream
-        return late.batch.base < max(stream.first_at(self._shard.now_ms), stream.purges.before)
+        batch, stream = late.batch, late.batch.stream
+        return batch.base < stream.purges.before or stream.is_past(batch, self._shard.now_ms)
 
     def _give_late(self, audience: Audience) -> None:
         """Give batches that waited for an earlier one whose headers are matched now."""

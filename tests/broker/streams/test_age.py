@@ -225,8 +225,11 @@ def test_rows_of_several_append_times_in_one_batch_are_judged_one_by_one() -> No
     assert bodies(peer, 1) == [b"8", b"9"]
 
 
-def test_a_record_that_grew_too_old_before_it_was_durable_is_a_gap_to_a_durable_reader() -> None:
-    shell = Shell(sync=False)
+@pytest.mark.parametrize("hot_bytes", [1 << 20, 0])
+def test_a_record_that_grew_too_old_before_it_was_durable_is_a_gap_to_a_durable_reader(
+    hot_bytes: int,
+) -> None:
+    shell = Shell(sync=False, hot_bytes=hot_bytes)
     shell.hello(1)
     shell.send(1, wire.CreateStream(1, "s", {"max_age_ms": AGE_MS}))
     shell.sync()
