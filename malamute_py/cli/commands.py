@@ -67,6 +67,11 @@ COMMANDS: Final[dict[str, Entry]] = {
         "rtt:rtt", "Measure round trips: of a question, and of a record until it is confirmed."
     ),
     "bench": Entry("bench:app", "Measure the broker at hand: pub, sub, request, mail."),
+    "export": Entry(
+        "definitions:export",
+        "Print definitions: streams, mailboxes, services, cursors and groups with their settings.",
+    ),
+    "import": Entry("definitions:import_", "Make and set what a file defines; nothing is removed."),
     "http": Entry("http_side:http", "Serve metrics, health and the console of a broker over HTTP."),
     "verify-promises": Entry(
         "promises:verify_promises", "Check what a broker confirms while it is disturbed."

@@ -1,0 +1,289 @@
+"""`malamute export` and `import`: what there is and how it is set, without what lies in it.
+
+Owns the file's form and the comparison with a broker. The rules: an import makes and changes, and
+never removes; the same import again does nothing; what the broker refuses is named, and the rest is
+done. A group comes into being with its first member only, because a member is given records: an
+import sets groups that are there and names those that are not.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+
+import typer
+
+from malamute_protocol.errors import BrokerRefused
+from malamute_py.cli import output
+from malamute_py.cli.commands import say
+from malamute_py.cli.failures import FAILED, USAGE, CommandFailed
+from malamute_py.cli.linking import linked
+from malamute_py.cli.output import Cell, Column
+from malamute_py.cli.parameters import PrefixOption
+from malamute_py.cli.progress import Progress
+from malamute_py.cli.settings import wanted
+
+if TYPE_CHECKING:
+    from malamute_py.client.sync.client import SyncClient
+
+EPILOG: Final = """\b
+Examples:
+  malamute export > definitions.json
+  malamute export --prefix trades
+  malamute --context test import definitions.json --dry-run
+  malamute --context test import definitions.json
+  malamute export | malamute --context test import -
+
+\b
+The file is JSON, or TOML by the ending .toml:
+  [streams.trades]
+  max_age_ms = "7d"
+  [cursors.trades.etl]
+  pin = true
+
+It has streams, mailboxes, services, cursors and groups with their settings: no records, messages,
+requests or positions, and no users (those are the broker's configuration). Settings that it does
+not name stay as they are; a new cursor stands at the earliest record. Nothing is removed."""
+
+_KINDS: Final = ("streams", "mailboxes", "services", "cursors", "groups")
+_OF_STREAM: Final = ("cursors", "groups")
+_SETTLED: Final = ("body_kind", "schema")
+
+Name = tuple[str, ...]
+"""Name of a thing; of a cursor or group its stream's name before it."""
+Definitions = dict[str, dict[Name, dict[str, Any]]]
+"""Settings by kind and name."""
+
+
+class Change(NamedTuple):
+    """What an import does about one thing."""
+
+    kind: str
+    name: Name
+    action: str
+    """`create`, `edit`, or `missing`: a group that has to wait for its first member."""
+    settings: dict[str, Any]
+    """Settings that differ, or all that are named for a new thing."""
+    before: dict[str, Any]
+    """Values of these settings until now."""
+
+
+def export(ctx: typer.Context, prefix: PrefixOption = "") -> None:
+    """Print definitions: streams, mailboxes, services, cursors and groups with their settings."""
+    with linked(ctx) as client:
+        found = _there(client, prefix)
+    output.print_json(_written(found))
+
+
+def import_(
+    ctx: typer.Context,
+    source: Annotated[
+        str, typer.Argument(metavar="FILE", help="What export printed; `-` for standard input.")
+    ],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what differs.")] = False,
+    as_json: output.Json = False,
+) -> int:
+    """Make and set what a file defines; nothing is removed."""
+    asked = _read(source)
+    refused: dict[int, str] = {}
+    with linked(ctx) as client:
+        changes = list(differences(asked, _there(client, "")))
+        for at, change in enumerate(() if dry_run else changes):
+            if change.action == "missing":
+                continue
+            try:
+                _made(client, change)
+            except BrokerRefused as error:
+                refused[at] = str(error)
+    _tell(changes, refused, dry_run, as_json)
+    return FAILED if refused else 0
+
+
+def differences(asked: Definitions, there: Definitions) -> Iterable[Change]:
+    """Compare what is asked for with what is there; streams come before their cursors."""
+    for kind in _KINDS:
+        for name, settings in asked.get(kind, {}).items():
+            known = there.get(kind, {}).get(name)
+            if known is None:
+                action = "missing" if kind == "groups" else "create"
+                yield Change(kind, name, action, settings, {})
+                continue
+            differs = {
+                key: value
+                for key, value in settings.items()
+                if key not in known or known[key] != value
+            }
+            if differs:
+                before = {key: known.get(key) for key in differs}
+                yield Change(kind, name, "edit", differs, before)
+
+
+def _tell(changes: list[Change], refused: dict[int, str], dry_run: bool, as_json: bool) -> None:
+    output.listing(
+        [
+            Column("kind", "Kind"),
+            Column("name", "Name", style="cyan"),
+            Column("action", "Would" if dry_run else "Did"),
+            Column("settings", "Settings"),
+            Column("refused", "Refused", style="red"),
+        ],
+        [
+            (
+                each.kind,
+                "/".join(each.name),
+                Cell(each.action, "wait for its first member")
+                if each.action == "missing" else each.action,
+                Cell(each.settings if as_json else _shown(each), _shown(each)),
+                refused.get(at, ""),
+            )
+            for at, each in enumerate(changes)
+        ],
+        as_json=as_json,
+        empty="nothing differs",
+    )  # fmt: skip
+    waiting = sum(each.action == "missing" for each in changes)
+    if waiting and not as_json:
+        say(f"{waiting} groups are made by their first members; import again when they are there")
+
+
+def _shown(change: Change) -> str:
+    def text(value: Any) -> str:
+        return json.dumps(value, ensure_ascii=False)
+
+    if change.action != "edit":
+        return ", ".join(f"{key}={text(value)}" for key, value in change.settings.items() if value)
+    return ", ".join(
+        f"{key}: {text(change.before[key])} to {text(value)}"
+        for key, value in change.settings.items()
+    )
+
+
+# --- at the broker -----------------------------------------------------------------------------
+
+
+def _there(client: SyncClient, prefix: str) -> Definitions:
+    """Return what the broker has, as far as this user may see it."""
+    streams = client.list_streams(prefix)
+    mailboxes = [each for each in client.list_mailboxes(prefix) if not each.more.get("temporary")]
+    services = client.list_services(prefix)
+    cursors = [each for each in client.list_cursors() if each.stream.startswith(prefix)]
+    groups = [each for each in client.list_groups() if each.stream.startswith(prefix)]
+    total = len(streams) + len(mailboxes) + len(services) + len(cursors) + len(groups)
+    found: Definitions = {kind: {} for kind in _KINDS}
+    with Progress("reading definitions", total=total) as progress:
+
+        def note(kind: str, name: Name, ask: Callable[..., Any]) -> None:
+            try:
+                found[kind][name] = _kept(ask(*name).settings)
+            except BrokerRefused as error:
+                if not error.code.startswith("unknown_"):
+                    raise
+                # It was removed meanwhile.
+            progress.update(sum(map(len, found.values())))
+
+        for stream in streams:
+            note("streams", (stream.name,), client.stream_info)
+        for box in mailboxes:
+            note("mailboxes", (box.name,), client.mailbox_info)
+        for service in services:
+            note("services", (service.name,), client.service_info)
+        for cursor in cursors:
+            note("cursors", (cursor.stream, cursor.cursor), client.cursor_info)
+        for group in groups:
+            note("groups", (group.stream, group.group), client.group_info)
+    return found
+
+
+def _kept(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as the file has them; what the first batch of a stream settles is no choice.
+
+    A schema is written as hexadecimal text.
+    """
+    kept = {
+        name: value.hex() if isinstance(value, bytes) else value for name, value in settings.items()
+    }
+    return {name: value for name, value in kept.items() if value or name not in _SETTLED}
+
+
+def _made(client: SyncClient, change: Change) -> None:
+    """Create or edit one thing. Raises BrokerRefused."""
+    settings = dict(change.settings)
+    if change.kind == "streams" and "schema" in settings:
+        settings["schema"] = bytes.fromhex(settings["schema"])
+    match change.kind, change.name:
+        case "streams", (stream,) if change.action == "create":
+            client.create_stream(stream, settings)
+        case "streams", (stream,):
+            client.edit_stream(stream, settings)
+        case "mailboxes", (mailbox,):
+            client.edit_mailbox(mailbox, settings)
+        case "services", (service,):
+            client.edit_service(service, settings)
+        case "cursors", (stream, cursor):
+            client.cursor(stream, cursor).edit(settings)
+        case "groups", (stream, group):
+            client.edit_group(stream, group, settings)
+
+
+# --- the file ----------------------------------------------------------------------------------
+
+
+def _written(found: Definitions) -> dict[str, Any]:
+    """Return definitions as the file has them."""
+    written: dict[str, Any] = {}
+    for kind in _KINDS:
+        written[kind] = {}
+        for name, settings in sorted(found[kind].items()):
+            into = written[kind]
+            for part in name[:-1]:
+                into = into.setdefault(part, {})
+            into[name[-1]] = settings
+    return written
+
+
+def _read(source: str) -> Definitions:
+    """Read a file of definitions. Raises CommandFailed, OSError."""
+    text = sys.stdin.read() if source == "-" else Path(source).read_text()
+    try:
+        told = tomllib.loads(text) if source.endswith(".toml") else json.loads(text)
+    except ValueError as error:
+        raise CommandFailed(f"{source}: {error}", USAGE) from None
+    unknown = sorted(set(_map(told, source, "it")) - set(_KINDS))
+    if unknown:
+        raise CommandFailed(
+            f"{source}: there is no kind {unknown[0]!r}; there are {', '.join(_KINDS)}", USAGE
+        )
+    found: Definitions = {}
+    for kind in _KINDS:
+        entries = found[kind] = {}
+        for name, value in _map(told.get(kind, {}), source, kind).items():
+            if kind not in _OF_STREAM:
+                entries[name,] = _settings(value, source, f"{kind}.{name}")
+                continue
+            for inner, settings in _map(value, source, f"{kind}.{name}").items():
+                entries[name, inner] = _settings(settings, source, f"{kind}.{name}.{inner}")
+    return found
+
+
+def _settings(value: Any, source: str, what: str) -> dict[str, Any]:
+    """Return settings, whose sizes and times may have units."""
+    given = _map(value, source, what)
+    try:
+        read = {
+            name: value if name == "schema" else wanted(None, **{name: value})[name]
+            for name, value in given.items()
+        }
+        bytes.fromhex(read.get("schema", ""))
+    except (CommandFailed, ValueError, TypeError) as error:
+        raise CommandFailed(f"{source}: {what}: {error}", USAGE) from None
+    return read
+
+
+def _map(value: Any, source: str, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise CommandFailed(f"{source}: {what} is no map of names", USAGE)
+    return value

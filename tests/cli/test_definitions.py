@@ -1,0 +1,136 @@
+"""`malamute export` and `import`: what there is, made the same elsewhere, once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from malamute_py import EmbeddedBroker
+from tests.cli.running import Run
+
+
+@pytest.fixture
+def there() -> Iterator[EmbeddedBroker]:
+    """A broker with one thing of each kind."""
+    with EmbeddedBroker(tcp=True) as running, running.connect_sync() as client:
+        client.create_stream("trades", max_age_ms=5_000, description="of today")
+        client.create_stream("plain")
+        client.edit_mailbox("desk", max_messages=7)
+        client.edit_service("lookup", attempts_max=3, dead_letters="ops")
+        client.cursor("trades", "etl").edit(pin=True)
+        with client.group("trades", "packers", settings={"attempts_max": 2}) as member:
+            member.accepted()
+        yield running
+
+
+@pytest.fixture
+def empty() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(tcp=True) as running:
+        yield running
+
+
+def at(broker: EmbeddedBroker) -> dict[str, str]:
+    return {"MALAMUTE_ENDPOINT": broker.tcp_endpoint}
+
+
+def actions(rows: list[list[str]]) -> list[list[str]]:
+    return [row[:3] for row in rows]
+
+
+def test_definitions_are_made_elsewhere_and_the_second_time_nothing_differs(
+    m: Run, there: EmbeddedBroker, empty: EmbeddedBroker
+) -> None:
+    told = m("export", env=at(there)).ok()
+    assert told.json["streams"]["trades"]["max_age_ms"] == 5_000
+    assert told.json["cursors"]["trades"]["etl"]["pin"] is True
+    assert told.json["groups"]["trades"]["packers"]["attempts_max"] == 2
+    expected = [
+        ["streams", "plain", "create"], ["streams", "trades", "create"],
+        ["mailboxes", "desk", "create"], ["services", "lookup", "create"],
+        ["cursors", "trades/etl", "create"], ["groups", "trades/packers", "missing"],
+    ]  # fmt: skip
+    for _ in range(2):  # A dry run changes nothing.
+        dry = m("import", "-", "--dry-run", stdin=told.out, env=at(empty)).ok()
+        assert actions(dry.rows) == expected
+    made = m("import", "-", stdin=told.out, env=at(empty)).ok()
+    assert actions(made.rows) == expected
+    assert "made by their first members" in made.err
+    again = m("import", "-", stdin=told.out, env=at(empty)).ok()
+    assert actions(again.rows) == expected[-1:]
+    with empty.connect_sync() as client, client.group("trades", "packers") as member:
+        member.accepted()
+    assert actions(m("import", "-", stdin=told.out, env=at(empty)).ok().rows) == [
+        ["groups", "trades/packers", "edit"]
+    ]
+    assert m("import", "-", stdin=told.out, env=at(empty)).ok().out == ""
+    assert m("export", env=at(empty)).ok().json == told.json
+
+
+def test_toml_with_units_sets_what_it_names_and_leaves_the_rest(
+    m: Run, there: EmbeddedBroker, tmp_path: Path
+) -> None:
+    file = tmp_path / "d.toml"
+    file.write_text('[streams.trades]\nmax_age_ms = "7d"\n[mailboxes.desk]\nmax_bytes = "1MiB"\n')
+    told = m("import", str(file), "--dry-run", "--json", env=at(there)).ok().json
+    assert [(each["kind"], each["settings"]) for each in told] == [
+        ("streams", {"max_age_ms": 604_800_000}),
+        ("mailboxes", {"max_bytes": 1 << 20}),
+    ]
+    rows = m("import", str(file), env=at(there)).ok().rows
+    assert rows[0][3] == "max_age_ms: 5000 to 604800000"
+    settings = m("export", env=at(there)).ok().json["streams"]["trades"]
+    assert (settings["max_age_ms"], settings["description"]) == (604_800_000, "of today")
+    with there.connect_sync() as client:
+        assert client.mailbox_info("desk").settings["max_messages"] == 7
+
+
+def test_what_the_broker_refuses_is_named_and_the_rest_is_done(
+    m: Run, there: EmbeddedBroker
+) -> None:
+    asked = {"streams": {"trades": {"memory": True}}, "mailboxes": {"new": {"max_messages": 5}}}
+    told = m("import", "-", "--json", stdin=json.dumps(asked), env=at(there))
+    assert told.code == 1
+    stream, mailbox = told.json
+    assert "bad_setting" in stream["refused"]
+    assert mailbox["refused"] == ""
+    with there.connect_sync() as client:
+        assert client.mailbox_info("new").settings["max_messages"] == 5
+
+
+def test_an_export_may_be_of_a_part_by_its_prefix(m: Run, there: EmbeddedBroker) -> None:
+    told = m("export", "--prefix", "tr", env=at(there)).ok().json
+    assert (list(told["streams"]), told["mailboxes"]) == (["trades"], {})
+    assert list(told["cursors"]) == list(told["groups"]) == ["trades"]
+
+
+def test_a_schema_survives_as_text(m: Run, there: EmbeddedBroker, empty: EmbeddedBroker) -> None:
+    with there.connect_sync() as client:
+        client.create_stream("typed", body_kind="arrow", schema=b"\x00\x01schema")
+    told = m("export", "--prefix", "typed", env=at(there)).ok().out
+    m("import", "-", stdin=told, env=at(empty)).ok()
+    with empty.connect_sync() as client:
+        assert client.stream_info("typed").settings["schema"] == b"\x00\x01schema"
+    assert m("import", "-", stdin=told, env=at(empty)).ok().out == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "-: "),
+        ("[]", "it is no map"),
+        ('{"stream": {}}', "there is no kind 'stream'"),
+        ('{"streams": {"t": 5}}', "streams.t is no map"),
+        ('{"cursors": {"t": {"c": true}}}', "cursors.t.c is no map"),
+        ('{"streams": {"t": {"max_bytes": "much"}}}', "streams.t: 'much' is not a size"),
+        ('{"streams": {"t": {"schema": "zz"}}}', "streams.t: "),
+    ],
+)
+def test_a_file_that_is_no_definitions_is_refused_before_anything_is_done(
+    m: Run, text: str, words: str
+) -> None:
+    told = m("import", "-", stdin=text)
+    assert told.code == 2
+    assert words in told.err
