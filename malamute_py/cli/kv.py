@@ -56,7 +56,7 @@ def _view(client: SyncClient, stream: str) -> SyncKeyView:
     if not known(client, stream).settings.get("keep"):
         raise CommandFailed(
             f"stream '{stream}' has no keys; one that has some is made by `malamute stream create"
-            f" {stream} --ring-bytes 64MiB --set keep=last-per-subject`"
+            f" {stream} --keys --ring-bytes 64MiB`"
         )
     return client.kv(stream)
 

@@ -154,6 +154,7 @@ def _told(more: dict[str, Any]) -> dict[str, Any]:
 Examples:
   malamute stream create orders --max-age 7d --description 'all orders'
   malamute stream create ticks --ring-bytes 1GiB --full refuse
+  malamute stream create settings --keys --ring-bytes 64MiB
   malamute stream create scratch --memory --set max_bytes=64MiB
   malamute stream create flights --schema flights.parquet""",
 )
@@ -173,6 +174,10 @@ def create(
         str | None,
         typer.Option(metavar="WORD", help="A full ring of its own: overwrite or refuse."),
     ] = None,
+    keys: Annotated[
+        bool,
+        typer.Option("--keys", help="Keep the newest record of each subject, for `malamute kv`."),
+    ] = False,
     level: LevelOption = None,
     body_kind: BodyKind = None,
     schema: SchemaFile = None,
@@ -184,7 +189,7 @@ def create(
     asked = wanted(
         settings, max_age_ms=max_age, max_bytes=max_bytes, max_records=max_records,
         memory=memory or None, ring_bytes=ring_bytes, full=full, level=level, body_kind=body_kind,
-        description=description, schema=None if schema is None else schema_of(schema),
+        keep="last-per-subject" if keys else None, description=description, schema=None if schema is None else schema_of(schema),
     )  # fmt: skip
     with linked(ctx) as client:
         client.create_stream(stream, asked)

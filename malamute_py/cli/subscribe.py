@@ -402,7 +402,7 @@ def tell_notice(notice: Notice) -> None:
         lost = count_text(notice.to_offset - notice.from_offset, "record")
         say(f"gap: offsets {notice.from_offset} to {notice.to_offset - 1} ({lost}) are gone: {why}")
     elif isinstance(notice, BegunNotice):
-        say(f"the oldest record that is left has offset {notice.offset}: retention took the others")
+        say(f"the oldest record that is left has offset {notice.offset}: others were removed")
     elif isinstance(notice, RewoundNotice):
         say(
             f"rewound: the log ends at {notice.to_offset}, before offset {notice.from_offset}: it"

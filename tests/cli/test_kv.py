@@ -13,7 +13,7 @@ from tests.cli.running import Run
 def keys(m: Run, stream: str) -> str:
     """A stream with keys."""
     m(
-        "stream", "create", stream, "--ring-bytes", "4MiB", "--set", "keep=last-per-subject"
+        "stream", "create", stream, "--keys", "--ring-bytes", "4MiB"
     ).ok()  # fmt: skip
     return stream
 
@@ -54,4 +54,4 @@ def test_a_stream_without_keys_is_named_with_how_to_make_one(m: Run, stream: str
     m("stream", "create", stream).ok()
     refused = m("kv", "get", stream, "a")
     assert refused.code == 1
-    assert "keep=last-per-subject" in refused.err
+    assert "--keys --ring-bytes" in refused.err

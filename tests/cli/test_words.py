@@ -143,7 +143,7 @@ def test_notices_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
     rewound, gap, begun = capsys.readouterr().err.splitlines()
     assert "ends at 100, before offset 120" in rewound
     assert gap.startswith("gap: offsets 5 to 5 (1 record) are gone: ")
-    assert begun == "the oldest record that is left has offset 7: retention took the others"
+    assert begun == "the oldest record that is left has offset 7: others were removed"
 
 
 @pytest.mark.parametrize("width", [20, 50, 200])
