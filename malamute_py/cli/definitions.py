@@ -52,6 +52,8 @@ not name stay as they are; a new cursor stands at the earliest record. Nothing i
 _KINDS: Final = ("streams", "mailboxes", "services", "cursors", "groups")
 _OF_STREAM: Final = ("cursors", "groups")
 _SETTLED: Final = ("body_kind", "schema")
+_THE_BROKERS: Final = "former_schemas"
+"""Setting that the broker keeps itself, and takes from no client."""
 
 Name = tuple[str, ...]
 """Name of a thing; of a cursor or group its stream's name before it."""
@@ -151,13 +153,16 @@ def _tell(changes: list[Change], refused: dict[int, str], dry_run: bool, as_json
 
 
 def _shown(change: Change) -> str:
-    def text(value: Any) -> str:
+    def text(key: str, value: Any) -> str:
+        if key == "schema":
+            return f"{len(value or '') // 2} bytes"
         return json.dumps(value, ensure_ascii=False)
 
     if change.action != "edit":
-        return ", ".join(f"{key}={text(value)}" for key, value in change.settings.items() if value)
+        given = change.settings.items()
+        return ", ".join(f"{key}={text(key, value)}" for key, value in given if value)
     return ", ".join(
-        f"{key}: {text(change.before[key])} to {text(value)}"
+        f"{key}: {text(key, change.before[key])} to {text(key, value)}"
         for key, value in change.settings.items()
     )
 
@@ -201,10 +206,12 @@ def _there(client: SyncClient, prefix: str) -> Definitions:
 def _kept(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings as the file has them; what the first batch of a stream settles is no choice.
 
-    A schema is written as hexadecimal text.
+    The newest schema of a typed stream is written as hexadecimal text.
     """
     kept = {
-        name: value.hex() if isinstance(value, bytes) else value for name, value in settings.items()
+        name: value.hex() if isinstance(value, bytes) else value
+        for name, value in settings.items()
+        if name != _THE_BROKERS
     }
     return {name: value for name, value in kept.items() if value or name not in _SETTLED}
 

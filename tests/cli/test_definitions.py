@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from malamute_py import EmbeddedBroker
@@ -106,13 +107,19 @@ def test_an_export_may_be_of_a_part_by_its_prefix(m: Run, there: EmbeddedBroker)
     assert list(told["cursors"]) == list(told["groups"]) == ["trades"]
 
 
-def test_a_schema_survives_as_text(m: Run, there: EmbeddedBroker, empty: EmbeddedBroker) -> None:
+def test_a_typed_stream_keeps_its_newest_schema(
+    m: Run, there: EmbeddedBroker, empty: EmbeddedBroker
+) -> None:
+    price, place = pa.field("price", pa.float64()), pa.field("place", pa.string())
+    newest = pa.schema([price, place])
     with there.connect_sync() as client:
-        client.create_stream("typed", body_kind="arrow", schema=b"\x00\x01schema")
+        client.create_stream("typed", schema=pa.schema([price]))
+        client.edit_stream("typed", schema=newest)
+        kept = client.stream_info("typed").settings["schema"]
     told = m("export", "--prefix", "typed", env=at(there)).ok().out
     m("import", "-", stdin=told, env=at(empty)).ok()
     with empty.connect_sync() as client:
-        assert client.stream_info("typed").settings["schema"] == b"\x00\x01schema"
+        assert client.stream_info("typed").settings["schema"] == kept
     assert m("import", "-", stdin=told, env=at(empty)).ok().out == ""
 
 

@@ -92,3 +92,10 @@ def test_a_bench_whose_link_cannot_be_had_ends_with_3(
     ended = m("--connect-timeout", "200ms", "bench", "pub")
     assert ended.code == 3
     assert "no broker answers" in ended.err
+
+
+def test_a_bench_that_fails_leaves_nothing_either(m: Run, broker: EmbeddedBroker) -> None:
+    ended = m("bench", "pub", "--batch", "1", "--count", "2", "--size", "100MiB")
+    assert ended.code != 0
+    assert ended.err.startswith("error: ")
+    assert not _is_left(broker)

@@ -65,6 +65,15 @@ def test_a_client_needs_no_extra() -> None:
     assert ended.stdout == "[b'1', b'2', b'3']\nb'gate'\n", ended.stderr
 
 
+def test_the_command_line_judges_and_watches_without_the_extra_http() -> None:
+    ended = run_without(
+        [package for package, extra in EXTRAS.items() if extra == "http"],
+        "import malamute_py.cli.check, malamute_py.cli.screens, malamute_py.cli.top\n"
+        "import malamute_py.http.console.troubles, malamute_py.http.health\n",
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
 @pytest.mark.parametrize(
     ("package", "program", "advice"),
     [
