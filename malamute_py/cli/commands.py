@@ -60,6 +60,9 @@ COMMANDS: Final[dict[str, Entry]] = {
     "client": Entry("links:app", "Clients that are linked: list, kick."),
     "info": Entry("links:info", "Show facts and counters of the broker."),
     "top": Entry("top:top", "Watch the broker: rates, lags, rings, and what is slow or stuck."),
+    "watch": Entry(
+        "watch:watch", "Print what happens: links, gaps, dead letters, errors, troubles."
+    ),
     "check": Entry(
         "check:check", "Judge the broker: one line and an exit code for monitoring systems."
     ),

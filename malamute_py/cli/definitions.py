@@ -34,9 +34,9 @@ EPILOG: Final = """\b
 Examples:
   malamute export > definitions.json
   malamute export --prefix trades
-  malamute --context test import definitions.json --dry-run
-  malamute --context test import definitions.json
-  malamute export | malamute --context test import -
+  malamute import definitions.json --dry-run --context test
+  malamute import definitions.json --context test
+  malamute export | malamute import - --context test
 
 \b
 The file is JSON, or TOML by the ending .toml:
@@ -62,7 +62,7 @@ Definitions = dict[str, dict[Name, dict[str, Any]]]
 
 
 class Change(NamedTuple):
-    """What an import does about one thing."""
+    """One difference between a file and a broker, and how an import ends it."""
 
     kind: str
     name: Name

@@ -1,4 +1,4 @@
-"""What `malamute top` shows of two looks at the broker: its figures, troubles and tables.
+"""Screens of `malamute top`: figures, troubles and tables, made of two looks at the broker.
 
 Owns the columns, the order of rows and the lines of a screen. The rules: a rate is the growth
 between two looks by the broker's clock, and is left out where there is one look only; the screen
@@ -255,7 +255,7 @@ def _sorted(rows: list[dict[str, Value]], by: Field, *, turned: bool) -> list[di
 
 
 class Screen:
-    """What the person looks at: the table, its order, and how far it is scrolled."""
+    """One terminal: the table on it, the order of its rows, and how far it is scrolled."""
 
     def __init__(self) -> None:
         self._view = 0

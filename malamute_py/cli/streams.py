@@ -189,7 +189,8 @@ def create(
     asked = wanted(
         settings, max_age_ms=max_age, max_bytes=max_bytes, max_records=max_records,
         memory=memory or None, ring_bytes=ring_bytes, full=full, level=level, body_kind=body_kind,
-        keep="last-per-subject" if keys else None, description=description, schema=None if schema is None else schema_of(schema),
+        keep="last-per-subject" if keys else None, description=description,
+        schema=None if schema is None else schema_of(schema),
     )  # fmt: skip
     with linked(ctx) as client:
         client.create_stream(stream, asked)

@@ -1,0 +1,94 @@
+"""`malamute watch`: differences of two looks as events, each once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from malamute_py import EmbeddedBroker
+from malamute_py.cli.looking import Look
+from malamute_py.cli.watch import COUNTERS, happened
+from malamute_py.client.facts import LinkFacts, MailboxFacts, ServiceFacts
+from malamute_py.http.source import Everything, Facts
+from malamute_py.http.table import COUNTERS as OF_THE_CORE
+from malamute_py.http.table import SHELL
+from tests.cli.running import Run
+
+NOW_MS = 10_000_000
+
+
+def look(counters: dict[str, int] | None = None, *, epoch: int = 1, links: tuple[int, ...] = (),
+         **things: Any) -> Look:  # fmt: skip
+    broker = {"now_ms": NOW_MS, "epoch": epoch, "counters": counters or {}}
+    opened = [LinkFacts(link=each, identity=f"c{each}", software="x") for each in links]
+    return Look(Everything(Facts(broker), **things), opened)
+
+
+def words(now: Look, before: Look) -> list[tuple[str, str]]:
+    return [(each.kind, each.words) for each in happened(now, before)]
+
+
+def test_nothing_happened_between_two_equal_looks() -> None:
+    assert words(look({"gaps": 3}, links=(1,)), look({"gaps": 3}, links=(1,))) == []
+
+
+def test_clients_that_came_and_went_are_named() -> None:
+    assert words(look(links=(2, 3)), look(links=(1, 2))) == [
+        ("unlinked", "c1 (x, link 1)"), ("linked", "c3 (x, link 3)"),
+    ]  # fmt: skip
+
+
+def test_no_client_is_said_to_come_or_go_where_not_all_can_be_seen() -> None:
+    assert words(look(links=tuple(range(1, 1001))), look(links=tuple(range(1000)))) == []
+
+
+def test_growth_of_a_counter_is_an_event_and_dead_letters_say_where() -> None:
+    before = look({"gaps": 1, "dead_letters": 4}, services=[ServiceFacts(name="up", dead=4)])
+    now = look({"gaps": 3, "dead_letters": 5}, services=[ServiceFacts(name="up", dead=5)])
+    assert words(now, before) == [
+        ("gap", "gaps told to readers: 2"),
+        ("dead", "dead letters: 1 (service up)"),
+    ]
+
+
+def test_a_broker_that_was_started_anew_counts_from_the_beginning() -> None:
+    assert words(look({"gaps": 2}, epoch=2), look({"gaps": 90})) == [
+        ("started", "the broker was started anew, epoch 2"), ("gap", "gaps told to readers: 2"),
+    ]  # fmt: skip
+
+
+def test_a_trouble_is_said_when_it_begins_and_when_it_is_over() -> None:
+    stuck = look(mailboxes=[MailboxFacts(name="desk", messages=1, oldest_ms=NOW_MS - 90_000)])
+    older = look(mailboxes=[MailboxFacts(name="desk", messages=2, oldest_ms=NOW_MS - 95_000)])
+    assert words(stuck, look()) == [
+        ("stuck", "mailbox desk: 1 message, the oldest for 1 min 30 s: no reader")
+    ]
+    assert words(older, stuck) == []
+    assert words(look(), older) == [("over", "mailbox desk")]
+
+
+def test_every_counter_that_is_watched_is_one_of_the_brokers() -> None:
+    assert COUNTERS.keys() <= {*OF_THE_CORE, *SHELL}
+
+
+def test_events_come_from_a_broker_until_enough_were_said(
+    m: Run, broker: EmbeddedBroker, stream: str
+) -> None:
+    import threading
+
+    ended = threading.Event()
+
+    def come_and_go() -> None:
+        while not ended.is_set():
+            with broker.connect_sync(identity=stream):
+                ended.wait(0.3)
+
+    coming = threading.Thread(target=come_and_go)
+    coming.start()
+    try:
+        told = m("watch", "--every", "100ms", "--count", "2", "--json").ok().json_lines
+    finally:
+        ended.set()
+        coming.join()
+    assert len(told) == 2
+    assert {each["kind"] for each in told} <= {"linked", "unlinked", "stuck", "slow", "over"}
+    assert m("watch", "--every", "1ms").code == 2
