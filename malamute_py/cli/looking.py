@@ -62,8 +62,10 @@ def look(client: SyncClient, kinds: Container[str] = KINDS, *, limit: int = 0) -
 
     try:
         told = client.broker_info()
-        broker = {"software": told.software, "epoch": told.epoch, "counters": told.counters,
-                  **told.more}  # fmt: skip
+        # The shell counts apart from the core.
+        counters = {**told.counters, **told.more.get("shell", {})}
+        broker = {"software": told.software, "epoch": told.epoch, **told.more,
+                  "counters": counters}  # fmt: skip
     except BrokerRefused as error:
         unseen["broker"] = str(error)
         broker = {}

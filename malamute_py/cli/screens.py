@@ -7,7 +7,9 @@ fits the terminal, whatever its size: a line is cut and rows are scrolled, a fig
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from malamute_py.cli.looking import Look
@@ -375,12 +377,7 @@ def _head(now: Sample, before: Sample | None, gone: str) -> list[Text]:
             else "rates come with the second look"
         )
     )
-    latency = broker.get("latency", {})
-    spans = [
-        f"{name} p99 within {latency[name]['p99_within_ms']:g} ms"
-        for name in ("confirm", "sync")
-        if latency.get(name, {}).get("p99_within_ms") is not None
-    ]
+    spans = [f"{name} p99 within {within_s * 1000:g} ms" for name, within_s in _spans(now, before)]
     rings = [
         f"{name} {used:.0%} {'refuses' if full == 'refuse' else 'overwrites'}"
         for name, used, full in sorted(_rings(now), key=lambda ring: -ring[1])
@@ -396,6 +393,25 @@ def _head(now: Sample, before: Sample | None, gone: str) -> list[Text]:
     if len(troubles) > _TROUBLES_MAX:
         lines.append(_text(f"and {count_text(len(troubles) - _TROUBLES_MAX)} more", "dim"))
     return lines
+
+
+def _spans(now: Sample, before: Sample | None) -> Iterator[tuple[str, float]]:
+    """Give the time within which 99 of 100 confirms and syncs since the look before came."""
+    kept = before.look.broker.get("latency", {}) if before and _spent_s(now, before) else {}
+    for name in ("confirm", "sync"):
+        new, old = now.look.broker.get("latency", {}).get(name), kept.get(name)
+        if new and old:
+            counts = [
+                late - early for late, early in zip(new["counts"], old["counts"], strict=True)
+            ]
+            bounds_s = [*new["bounds_s"], math.inf]
+            within_s = next(
+                bound_s
+                for bound_s, reached in zip(bounds_s, accumulate(counts), strict=False)
+                if reached >= 0.99 * sum(counts)
+            )
+            if sum(counts) and within_s < math.inf:
+                yield name, within_s
 
 
 def _taken(widths: Sequence[int], shown: Sequence[int]) -> int:

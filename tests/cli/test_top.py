@@ -97,6 +97,20 @@ def test_rates_are_growth_by_the_brokers_clock_and_none_over_a_restart() -> None
     assert rates(sample(epoch=2), before) == {}
 
 
+def test_latency_is_that_of_what_came_since_the_look_before() -> None:
+    def of(counts: list[int], at_ms: int) -> Sample:
+        found = sample(at_ms)
+        histogram = {"bounds_s": [0.001, 0.01], "counts": counts}  # the last: above all bounds
+        found.look.broker["latency"] = {"confirm": histogram}
+        return found
+
+    before, now = of([1000, 0, 5], NOW_MS - 1_000), of([1000, 50, 5], NOW_MS)
+    assert "confirm p99 within 10 ms" in "\n".join(lines(Screen(), now, before))
+    for quiet in (before, None):  # Nothing came since, or there is one look only.
+        same = of([1000, 0, 5], NOW_MS)
+        assert "p99" not in "\n".join(lines(Screen(), same, quiet))
+
+
 def test_each_table_begins_with_the_worst_and_can_be_sorted_and_turned() -> None:
     now = sample(
         cursors=[CursorFacts(stream="t", cursor=name, lag=lag, moved_ms=moved)

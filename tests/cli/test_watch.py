@@ -6,6 +6,7 @@ from typing import Any
 
 from malamute_py import EmbeddedBroker
 from malamute_py.cli.looking import Look
+from malamute_py.cli.looking import look as look_at
 from malamute_py.cli.watch import COUNTERS, happened
 from malamute_py.client.facts import LinkFacts, MailboxFacts, ServiceFacts
 from malamute_py.http.source import Everything, Facts
@@ -68,6 +69,12 @@ def test_a_trouble_is_said_when_it_begins_and_when_it_is_over() -> None:
 
 def test_every_counter_that_is_watched_is_one_of_the_brokers() -> None:
     assert COUNTERS.keys() <= {*OF_THE_CORE, *SHELL}
+
+
+def test_a_look_has_the_counters_of_the_core_and_of_the_shell(broker: EmbeddedBroker) -> None:
+    with broker.connect_sync() as client:
+        counters = look_at(client).broker["counters"]
+    assert {"links_opened", "messages_in_total"} <= counters.keys()
 
 
 def test_events_come_from_a_broker_until_enough_were_said(
