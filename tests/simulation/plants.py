@@ -1171,7 +1171,7 @@ PLANTS: dict[str, Planted] = {
     ),
     "hand-out-failed": Planted(
         "clients", "a step that comes again and is refused fails the hand-out after it",
-        _hand_out_failed, _codes("dead"), 60, 760,
+        _hand_out_failed, _codes("dead"), 60, 1_380,
     ),
     "waits-for-ever": Planted(
         "clients", "who waits for a reply that was lost waits on when its time is over",
