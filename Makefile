@@ -83,7 +83,8 @@ LOOK_INSIDE := tests/broker/log/test_steps.py::test_a_step_that_is_too_large_is_
     tests/broker/mail/test_inboxes.py::test_an_acknowledgement_of_many_ranges_looks_for_a_batch_once \
     tests/broker/groups/test_many_members.py::test_members_that_leave_together_are_divided_once \
     tests/matcher/test_numbers_and_memo.py::test_nothing_is_left_of_conjunctions_once_they_are_all_discarded \
-    tests/protocol/test_tables_in_steps.py::test_a_table_that_is_wrong_is_free_when_it_was_refused
+    tests/protocol/test_tables_in_steps.py::test_a_table_that_is_wrong_is_free_when_it_was_refused \
+    tests/protocol/test_tables_in_steps.py::test_a_table_whose_reading_is_given_up_is_free_at_once
 REPLACES := tests/simulation/test_plants.py tests/broker/subscriptions/test_gathering.py \
     tests/broker/subscriptions/test_matching.py tests/broker/test_containment.py \
     tests/broker/test_proportion.py tests/broker/test_random_crowd.py tests/broker/test_shares.py \
