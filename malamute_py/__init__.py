@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from malamute_py.client.position import (
         AfterMessage,
         AtClientTime,
+        AtMessage,
         AtTime,
         Confirmation,
         FromCursor,
@@ -141,6 +142,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "malamute_py.client.position": (
         "AfterMessage",
         "AtClientTime",
+        "AtMessage",
         "AtTime",
         "Confirmation",
         "FromCursor",
@@ -205,6 +207,7 @@ __all__ = [
     "AckWhen",
     "AfterMessage",
     "AtClientTime",
+    "AtMessage",
     "AtTime",
     "AtomicStep",
     "Batch",

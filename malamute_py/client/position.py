@@ -64,6 +64,12 @@ class AfterMessage(NamedTuple):
     id: bytes
 
 
+class AtMessage(NamedTuple):
+    """Start with the record that has this message id (16 bytes)."""
+
+    id: bytes
+
+
 class LastPerSubject(NamedTuple):
     """Start with the latest record of each subject, then go on live without a gap."""
 
@@ -77,7 +83,14 @@ class FromCursor(NamedTuple):
 
 
 OtherStart: TypeAlias = (
-    Literal["earliest", "latest"] | int | datetime | Position | AtTime | AtClientTime | AfterMessage
+    Literal["earliest", "latest"]
+    | int
+    | datetime
+    | Position
+    | AtTime
+    | AtClientTime
+    | AfterMessage
+    | AtMessage
 )
 """Every start point that names a place by itself."""
 
@@ -124,11 +137,13 @@ def start_on_wire(start: StartPoint) -> list[Any]:
             return [int(StartKind.TIME), milliseconds(start.time), bool(start.inclusive)]
         case AtClientTime():
             return [int(StartKind.CLIENT_TIME), milliseconds(start.time), bool(start.inclusive)]
-        case AfterMessage():
-            after: Any = start.id
-            if not isinstance(after, bytes):
-                raise wrong("id of AfterMessage", after, "a message id, 16 bytes", "bad_start")
-            return [int(StartKind.AFTER_ID), after]
+        case AfterMessage() | AtMessage():
+            known: Any = start.id
+            if not isinstance(known, bytes):
+                what = f"id of {type(start).__name__}"
+                raise wrong(what, known, "a message id, 16 bytes", "bad_start")
+            inclusive = [True] if isinstance(start, AtMessage) else []
+            return [int(StartKind.AFTER_ID), known, *inclusive]
         case LastPerSubject():
             return [int(StartKind.LAST_PER_SUBJECT)]
         case FromCursor():
@@ -142,7 +157,7 @@ def start_on_wire(start: StartPoint) -> list[Any]:
     raise LocalProtocolError(
         "bad_start",
         f"{start!r} is no start point; use 'earliest', 'latest', an offset, a datetime, "
-        "a Position, AtTime, AtClientTime, AfterMessage, LastPerSubject or FromCursor",
+        "a Position, AtTime, AtClientTime, AfterMessage, AtMessage, LastPerSubject or FromCursor",
     )
 
 

@@ -163,7 +163,8 @@ class Reading:
         if kind == StartKind.OFFSET:
             return self._from_position(stop, *arguments)
         if kind == StartKind.AFTER_ID:
-            return self._rewound(parse_message_id(arguments[0])[1] + 1, stop)
+            offset = parse_message_id(arguments[0])[1]
+            return self._rewound(offset + (not any(arguments[1:])), stop)
         if kind == StartKind.TIME:
             time_ms, inclusive = arguments
             return self._at_time(time_ms, inclusive, stop)

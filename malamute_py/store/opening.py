@@ -1,9 +1,10 @@
 """Opening the tables beside a journal: new, as they were, or not at all.
 
 Owns the decision whether tables and log belong together. The rules: nothing is guessed; tables that
-are missing, damaged, of another directory, or ahead of the log stop the start, with what to do;
-tables are made only where the log says that there never were any. Whether the log goes on where the
-tables end shows by its offsets when it is read (reading.py). Source: docs/design.md, Queues and the
+are missing, damaged, of another directory, or ahead of the log are refused, with what to do; the
+caller builds them again from a complete log (server/checkpointing/recovered.py); tables are made
+only where the log says that there never were any. Whether the log goes on where the tables end
+shows by its offsets when it is read (reading.py). Source: docs/design.md, Queues and the
 checkpoint.
 """
 

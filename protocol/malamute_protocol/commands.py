@@ -71,7 +71,7 @@ class StartKind(enum.IntEnum):
     CLIENT_TIME = 4
     """[4, time_ms, inclusive?] by client time."""
     AFTER_ID = 5
-    """[5, message id of 16 bytes]: the record after it."""
+    """[5, message id of 16 bytes, inclusive?]: the record after it, or (inclusive) it."""
     LAST_PER_SUBJECT = 6
     """[6]: the latest record of each subject, then live."""
     CURSOR = 7

@@ -27,6 +27,7 @@ from malamute_py.client.aio.queues import StreamCursor
 from malamute_py.client.position import (
     AfterMessage,
     AtClientTime,
+    AtMessage,
     AtTime,
     LastPerSubject,
     Position,
@@ -151,6 +152,7 @@ def test_starts_have_the_wire_form_of_the_specification() -> None:
         (AtTime(5, inclusive=False), [3, 5, False]),
         (AtClientTime(noon), [4, milliseconds, True]),
         (AfterMessage(b"i" * 16), [5, b"i" * 16]),
+        (AtMessage(b"i" * 16), [5, b"i" * 16, True]),
         (LastPerSubject(), [6]),
     ]
     for start, wire in table:

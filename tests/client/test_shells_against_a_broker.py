@@ -125,6 +125,7 @@ async def test_a_subscription_starts_where_it_was_asked_to(shell: Any) -> None:
         (second.append_time, [1, 2, 3]),
         (malamute.AtTime(second.append_time_ms, inclusive=False), [2, 3]),
         (malamute.AfterMessage(second.id), [2, 3]),
+        (malamute.AtMessage(second.id), [1, 2, 3]),
         (malamute.LastPerSubject(), [2, 3]),
         (position.position, [2, 3]),
     ]

@@ -73,6 +73,7 @@ def test_reading_begins_at_a_time(log: Log, reader: LogReader, tidied: bool) -> 
     assert first(datetime.fromtimestamp(1.5, UTC)) == 50
     assert first(malamute.AtClientTime(0)) == 0
     assert first(malamute.AfterMessage(message_id(1500, 50))) == 51
+    assert first(malamute.AtMessage(message_id(1500, 50))) == 50
     assert records(reader.read("trades", start=malamute.AtTime(9999), until="tail")) == []
 
 

@@ -98,7 +98,7 @@ class Starts:
         elif kind == StartKind.OFFSET:
             found(by_offset(stream, tail, *arguments))
         elif kind == StartKind.AFTER_ID:
-            next = arguments[0] + 1
+            next = arguments[0]
             found(Begin(next) if next <= tail else Begin(tail, rewound_from=next))
         elif kind == StartKind.LAST_PER_SUBJECT:
             self._last_per_subject(stream, tail, min(tail, end), pattern, found, asker, wanted)
@@ -209,9 +209,10 @@ def _parse(start: Sequence[Any]) -> tuple[int, tuple[Any, ...]]:
                 offset = parse_message_id(rest[0])[1]
             except BatchError as error:
                 raise BrokerRefused("bad_start", error.reason) from error
-            if _number(offset):
-                return kind, (offset,)
-        raise BrokerRefused("bad_start", "[5, message id of 16 bytes]")
+            inclusive = rest[1] if len(rest) > 1 else False
+            if _number(offset) and type(inclusive) is bool:
+                return kind, (offset if inclusive else offset + 1,)
+        raise BrokerRefused("bad_start", "[5, message id of 16 bytes, inclusive]")
     if kind == StartKind.CURSOR:
         otherwise = rest[1] if len(rest) > 1 else None
         if otherwise is not None:

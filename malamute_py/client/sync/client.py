@@ -445,8 +445,8 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         pattern: text as on the command line ("forex.*", "prefix:a.", "fields:region=eu"), or what
         topic(), prefix(), regex(), fields(), any_of(), all_of() and not_() make.
         start: "earliest", "latest", an offset, a datetime, a Position, AtTime, AtClientTime,
-        AfterMessage or LastPerSubject. visibility: "live", or "durable": only what no power loss
-        takes back. end: stop before this offset; until="tail": at what is the tail
+        AfterMessage, AtMessage or LastPerSubject. visibility: "live", or "durable": only what no
+        power loss takes back. end: stop before this offset; until="tail": at what is the tail
         now. client_time: only records with a client time in [from, to). strict: a gap raises
         GapError in the loop; otherwise it is logged, counted and given to on_notice.
         create: make the stream when there is none; by default a name that is no stream's is

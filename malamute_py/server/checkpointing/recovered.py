@@ -2,9 +2,10 @@
 
 Owns the translation of a ring's recovery into the core's RingFacts, the first look at the tables of
 streams, which say how each stream's own ring has to be opened, and the order in which the queues
-come back: the tables of the checkpoint, then the log from there. The rule: nothing is guessed; a
-state that cannot be read whole stops the start by name. Source: broker/ready.py, RecoveredState;
-docs/design.md (Journal; Queues and the checkpoint).
+come back: the tables of the checkpoint, then the log from there. The rule: nothing is guessed.
+Tables that are missing, damaged or of another log are built again where the log is complete;
+otherwise the start stops with an error that names what is missing. Source: broker/ready.py,
+RecoveredState; docs/design.md (Journal; Queues and the checkpoint).
 """
 
 from __future__ import annotations
