@@ -97,10 +97,11 @@ class Acknowledgements:
         group = self._members.get(member)
         picked = None
         if group is not None:
-            if member.aside:
-                self._leases.heard(group, member)
             # A returned holder may acknowledge records that it had before it was lost.
             picked = group.holdings.pick(member, command.ranges, member is group.holder)
+            if member.aside:
+                # Only now: it may get the same records again, which this does not acknowledge.
+                self._leases.heard(group, member)
         if group is None or picked is None:
             raise BrokerRefused(
                 "not_held", "this member does not hold all of these records (any more)"

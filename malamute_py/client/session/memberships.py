@@ -327,7 +327,28 @@ class Membership(Opened):
         if form == DONE:
             for first, end in ranges:
                 self._acked.difference_update(range(first, end))
+            if self.lease_ms:
+                self._drop_again(ranges)
         self._memberships.freed(self)
+
+    def _drop_again(self, done: list[Range]) -> None:
+        """Drop records that came again, as their lease had ended, before they were done."""
+        again = set().union(*(self.in_hand.intersection(range(*each)) for each in done))
+        if not again:
+            return
+        self.in_hand -= again
+        items, self.queue = self.queue, deque()
+        for item in items:
+            if isinstance(item, HeldBatch):
+                rows = [row for row in rows_of(item) if item.offset_of(row) not in again]
+                if not rows:
+                    self._queued_bytes -= item.stamp.size
+                    continue
+                if len(rows) < len(item):
+                    self._queued_bytes -= item.stamp.size
+                    item = HeldBatch(chosen(item, rows), self, item.uuid, item.attempts)
+                    self._queued_bytes += item.stamp.size
+            self.queue.append(item)
 
     def not_acked(self, form: AckForm, number: int, error: MalamuteError) -> None:
         """The broker says that it is not ours any more."""
@@ -582,10 +603,14 @@ class Memberships(Acknowledging):
             self._end(membership)
 
     def take(self, now_ms: int, out: CommandSink) -> bool:
-        """Renew leases, acknowledge, leave groups that no caller reads."""
-        for membership in self._leased:
-            membership.renew_all(now_ms)
+        """Acknowledge, renew leases, leave groups that no caller reads."""
         self.acks.take(now_ms, out)
+        if self._leased:
+            # Afterwards: a renewal that comes too late has the broker hand the same records out
+            # again, and an acknowledgement behind it would be taken for that hand-out.
+            for membership in self._leased:
+                membership.renew_all(now_ms)
+            self.acks.take(now_ms, out)
         for membership in list(self._leaving):
             if not membership.settling:
                 # Not before: ENDED would overtake the confirms, which wait for the disk.

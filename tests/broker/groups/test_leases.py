@@ -117,3 +117,17 @@ def test_a_group_without_a_lease_sets_no_timer() -> None:
     wait(shell, 4_000)
     assert got(shell, 2) == [0, 1, 2]
     assert info(shell)["held"] == 3
+
+
+def test_what_comes_too_late_acknowledges_nothing_of_the_next_hand_out() -> None:
+    """The lone member whose lease ended gets its records again only after its late word."""
+    shell = world()
+    leased(shell, 2)
+    publish(shell, 2)
+    wait(shell, OVER_MS + 20)
+    assert got(shell, 2) == [0, 1]
+    assert ack(shell, 2, (0, 2)) == "not_held"
+    assert got(shell, 2) == [0, 1, 0, 1]
+    assert info(shell)["next"] == 0
+    assert isinstance(ack(shell, 2, (0, 2)), wire.Confirm)
+    assert info(shell)["next"] == 2

@@ -462,3 +462,20 @@ def test_a_group_without_a_lease_renews_nothing() -> None:
     script.take()
     said = [*script.wait(5_000), *script.step()]
     assert not [one for one in said if isinstance(one, c.AckRecords)]
+
+
+def test_records_that_came_again_before_they_were_done_are_not_handed_over_again() -> None:
+    """Their lease had ended; the broker took the late word for the next hand-out."""
+    script = Leased()
+    script.hand(2, 0)
+    held = script.take()
+    [late] = script.ack(held.numbers, "all")
+    halves = script.say(c.Refused(64, late.tracker, "not_held"))
+    halves += script.hand(3, 0)
+    for one in [*halves, *script.step()]:
+        if isinstance(one, c.AckRecords):
+            script.confirmed(one)
+    assert script.settled() == {"all": True}
+    assert script.take().numbers == [2]
+    assert script.member.in_hand == {2}
+    assert script.member.take() is None
