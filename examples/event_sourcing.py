@@ -1,7 +1,7 @@
 """Event sourcing into SQLite: each event is applied once, whenever the program is killed.
 
-Run it beside a broker: `python examples/event_sourcing.py accounts.db`. The table and the position
-in the stream are written in one transaction of SQLite, so that they never differ.
+Run it beside a broker: `python examples/event_sourcing.py accounts.db [ENDPOINT]`. The table and
+the position in the stream are written in one transaction of SQLite, so that they never differ.
 """
 
 from __future__ import annotations
@@ -60,4 +60,5 @@ def main(endpoint: str, path: str) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    print(main(ENDPOINT, sys.argv[1] if len(sys.argv) > 1 else "accounts.db"))
+    path, endpoint, *_ = [*sys.argv[1:], *["accounts.db", ENDPOINT][len(sys.argv) - 1 :]]
+    print(main(endpoint, path))
