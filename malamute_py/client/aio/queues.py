@@ -576,7 +576,8 @@ class QueueVerbs(AsyncVerbs):
         """Have members get the records of dead letters again; returns how many.
 
         numbers: of the messages in the group's dead-letter mailbox; none: all of them. A dead
-        letter whose record the stream has no longer stays where it is. Raises BrokerRefused.
+        letter whose record the stream has no longer stays where it is. Raises BrokerRefused:
+        `unknown_request` when there is none.
         """
         listed = numbers_of_requests(numbers)
         value = await self._link.ask(lambda number: c.RequeueGroup(number, stream, group, listed))
@@ -688,7 +689,8 @@ class QueueVerbs(AsyncVerbs):
     async def requeue(self, service: str, numbers: Sequence[int] = ()) -> int:
         """Put dead letters, or requests that workers hold, back into the queue.
 
-        numbers: which; none: all dead letters. Returns how many. Raises BrokerRefused.
+        numbers: which; none: all dead letters. Returns how many. Raises BrokerRefused:
+        `unknown_request` when there is none.
         """
         listed = numbers_of_requests(numbers)
         value = await self._link.ask(lambda number: c.Requeue(number, service, listed))

@@ -563,7 +563,8 @@ class SyncQueueVerbs(SyncVerbs):
         """Have members get the records of dead letters again; returns how many.
 
         numbers: of the messages in the group's dead-letter mailbox; none: all of them. A dead
-        letter whose record the stream has no longer stays where it is. Raises BrokerRefused.
+        letter whose record the stream has no longer stays where it is. Raises BrokerRefused:
+        `unknown_request` when there is none.
         """
         listed = numbers_of_requests(numbers)
         value = self._link.ask(lambda number: c.RequeueGroup(number, stream, group, listed))
@@ -673,7 +674,8 @@ class SyncQueueVerbs(SyncVerbs):
     def requeue(self, service: str, numbers: Sequence[int] = ()) -> int:
         """Put dead letters, or requests that workers hold, back into the queue.
 
-        numbers: which; none: all dead letters. Returns how many. Raises BrokerRefused.
+        numbers: which; none: all dead letters. Returns how many. Raises BrokerRefused:
+        `unknown_request` when there is none.
         """
         listed = numbers_of_requests(numbers)
         value = self._link.ask(lambda number: c.Requeue(number, service, listed))
