@@ -239,6 +239,9 @@ def threshold(kind: Kind, text: str) -> Threshold:
         if not warn and not crit:
             raise ValueError("it has no value")
         read = [kind.read(each.strip()) if each.strip() else None for each in (warn, crit)]
+        given = [each for each in read if each is not None]
+        if given != sorted(given, reverse=kind.low):
+            raise ValueError(f"CRIT is {'above' if kind.low else 'below'} WARN")
     except (ValueError, CommandFailed) as error:
         raise CommandFailed(
             f"--{kind.option} {text}: {error}; write it as {'' if kind.alone else '[NAME=]'}"

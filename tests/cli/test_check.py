@@ -108,7 +108,7 @@ def test_a_broker_that_is_not_ready_is_critical_and_a_warning_warns() -> None:
 @pytest.mark.parametrize(
     ("option", "text"),
     [("depth", "x"), ("depth", ""), ("depth", "desk="), ("oldest", "5"), ("headroom", "200%"),
-     ("clients-least", "a=1"), ("depth", "-1")],
+     ("clients-least", "a=1"), ("depth", "-1"), ("depth", "5,1"), ("clients-least", "1,5")],
 )  # fmt: skip
 def test_what_is_no_threshold_is_refused_with_its_form(option: str, text: str) -> None:
     with pytest.raises(CommandFailed, match="write it as"):
