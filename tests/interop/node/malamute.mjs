@@ -65,6 +65,8 @@ const FITS = {
   "[int, int]": (v) => Array.isArray(v) && v.length === 2 && v.every(integer),
   "[int, int, bin]": (v) =>
     Array.isArray(v) && v.length === 3 && v.slice(0, 2).every(integer) && FITS.bin(v[2]),
+  "[str, str, int, [int]]": (v) =>
+    Array.isArray(v) && v.length === 4 && v.slice(0, 2).every(FITS.str) && integer(v[2]) && FITS["[int]"](v[3]),
 };
 function fits(kind, v) {
   if (kind.endsWith(" or nil")) return v === null || fits(kind.slice(0, -7), v);
@@ -121,7 +123,9 @@ function checkBounds(name, fields) {
   }
   need(numbers >= 1n && numbers <= 1048576n, "ranges", "malformed");
 }
-const PARTS = new Set(["PUBLISH", "SEND", "REQUEST", "REPLY", "ACK_MAIL", "ACK_WORK", "ACK_RECORDS", "MOVE_CURSOR"]);
+const PARTS = new Set([
+  "PUBLISH", "SEND", "REQUEST", "REPLY", "ACK_MAIL", "ACK_WORK", "ACK_RECORDS", "MOVE_CURSOR", "TRIM", "PURGE_SUBJECTS",
+]);
 function checkStep(commands, place) {
   const { count } = commands[place].fields;
   const parts = commands.slice(place + 1, place + 1 + count);
