@@ -268,11 +268,12 @@ def ring_names(storage: Storage) -> list[str]:
     return [
         unquote(directory)
         for directory in rings.children()
-        if is_directory_name(directory) and _is_ring(rings.child(directory))
+        if is_directory_name(directory) and is_ring(rings.child(directory))
     ]
 
 
-def _is_ring(storage: Storage) -> bool:
+def is_ring(storage: Storage) -> bool:
+    """True for a directory in which a broker has begun a ring."""
     names = storage.names()
     # The file that says so may be missing: its segments tell as well.
     return RING_FILE in names or any(segment_number(name) is not None for name in names)

@@ -7,11 +7,13 @@ refused by name. Source: FORMAT.md, sections 1 and 8.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import Final
 
 from malamute_protocol.pattern import Pattern
 from malamute_py.client.arguments import callback_of, integer, one_of, truth
@@ -25,6 +27,7 @@ from malamute_py.journal.directory import (
     RINGS,
     directory_name,
     expected_of,
+    is_ring,
 )
 from malamute_py.journal.errors import JournalCorrupt, NotAFile
 from malamute_py.journal.layout import RING_FILE, file_version
@@ -32,13 +35,16 @@ from malamute_py.journal.marks import read_meta
 from malamute_py.journal.storage import FileStorage, read_file
 from malamute_py.mapped.errors import NewerFormat, NoJournal, UnknownStream
 from malamute_py.mapped.missing import find_missing
-from malamute_py.mapped.reading import Reading, Request
+from malamute_py.mapped.reading import POLL_S, Reading, Request
 from malamute_py.mapped.segments import Segments
 from malamute_py.mapped.streams import Catalogue, StreamEntry
 from malamute_py.mapped.tail import RingTail
 
 _MAIN = "main"
 """The ring of the change log."""
+_BEGIN_S: Final = 5.0
+"""How long a reading waits for the ring of a stream that was just created: a thread of the broker
+begins rings one after the other, and create_stream() does not wait for it."""
 _VERSION = 1
 """Newest version of the small files (see layout.py) that this reader understands."""
 
@@ -84,8 +90,9 @@ class LogReader:
         copy: batches own their bytes. By default they are views of the broker's files: right when
         they are handed out, until the ring comes round; that is checked when the next one is asked
         for, by MappedBatch.check(), and for tables by Reading.check().
-        Raises UnknownStream, PatternError, LocalProtocolError, GapError when strict, OSError,
-        JournalCorrupt: the stream's ring is missing.
+        A stream that was just created may have no files yet: read() waits up to 5 s for them.
+        Raises UnknownStream, PatternError, LocalProtocolError, GapError when strict, OSError;
+        NoJournal: the broker has not begun the stream's ring; JournalCorrupt: the ring is missing.
         """
         one_of("visibility", visibility, ("live", "durable"))
         one_of("until", until, ("", "tail"))
@@ -102,7 +109,7 @@ class LogReader:
             on_notice,
         )
         entry = self._entry(stream)
-        segments, tail = self._ring(entry.ring)
+        segments, tail = self._ring(entry.ring, _BEGIN_S)
         missing = partial(find_missing, segments, self._directory, entry.ring)
         return Reading(entry, segments, tail, self._catalogue, missing, request)
 
@@ -137,27 +144,40 @@ class LogReader:
             )
         return entry
 
-    def _ring(self, name: str) -> tuple[Segments, RingTail]:
+    def _ring(self, name: str, wait_s: float = 0.0) -> tuple[Segments, RingTail]:
+        """Open a ring, once; wait_s: for how long to wait for a ring that is not begun."""
         found = self._rings.get(name)
-        if found is None:
-            try:
-                storage = self._directory.child(RINGS).child(directory_name(name))
-            except FileNotFoundError as error:
-                if expected_of(self._directory, name) is not None:
-                    raise JournalCorrupt(
-                        f"ring {name}", "its directory is missing, and it has a manifest"
-                    ) from error
+        if found is not None:
+            return found
+        until = time.monotonic() + wait_s
+        while (storage := self._begun(name)) is None:
+            if time.monotonic() >= until:
                 raise NoJournal(
                     f"{self._directory.describe()} has no ring {name}: no broker has begun it yet,"
                     " or its stream was just removed"
-                ) from error
-            _check_version(storage, RING_FILE)
-            meta = read_meta(storage)
-            if meta is None:
-                raise JournalCorrupt(RING_FILE, f"there is no ring in {storage.describe()}")
-            segments = Segments(storage, meta)
-            found = self._rings[name] = segments, RingTail(segments, self._directory)
+                )
+            time.sleep(POLL_S)
+        _check_version(storage, RING_FILE)
+        meta = read_meta(storage)
+        if meta is None:
+            raise JournalCorrupt(RING_FILE, f"there is no ring in {storage.describe()}")
+        segments = Segments(storage, meta)
+        found = self._rings[name] = segments, RingTail(segments, self._directory)
         return found
+
+    def _begun(self, name: str) -> FileStorage | None:
+        """Return a ring's directory; None while the broker has written no file of the ring."""
+        try:
+            storage = self._directory.child(RINGS).child(directory_name(name))
+        except FileNotFoundError as error:
+            if expected_of(self._directory, name) is not None:
+                raise JournalCorrupt(
+                    f"ring {name}", "its directory is missing, and it has a manifest"
+                ) from error
+            return None
+        if is_ring(storage) or expected_of(self._directory, name) is not None:
+            return storage
+        return None
 
 
 def open_reader(path: str | Path) -> LogReader:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 LOG = logging.getLogger("malamute.mapped")
-_POLL_S: Final = 0.002
+POLL_S: Final = 0.002
 """Time between two looks at the end of the log while no batch comes."""
 _ADVANCES_MAX: Final = 64
 """Steps to the end of the log before reading begins: one for each damage, and a writer goes on."""
@@ -429,7 +429,7 @@ class Reading:
         self._look_again(now)
         if deadline is not None and now >= deadline:
             raise Timeout(f"no record of '{self._entry.name}' came in time")
-        time.sleep(_POLL_S if deadline is None else min(_POLL_S, deadline - now))
+        time.sleep(POLL_S if deadline is None else min(POLL_S, deadline - now))
 
     def _read_floor(self) -> int:
         """Return the offset before which limits and removals left no record."""

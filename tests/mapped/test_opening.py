@@ -34,6 +34,36 @@ def test_a_directory_in_which_no_broker_has_begun_is_refused(log: Log) -> None:
         open_reader(log.path)
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_reading_waits_for_the_ring_of_a_stream_that_was_just_created(
+    log: Log, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    number = log.create("quiet", "quiet")
+    if begun:  # The directory is there, and no file of the ring's.
+        (log.path / "rings" / "quiet").mkdir()
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            log.fill(number, 2)
+
+    monkeypatch.setattr("malamute_py.mapped.reader.time.sleep", wait)
+    with open_reader(log.path) as reader:
+        assert records(reader.read("quiet")) == filled(0, 2)
+    assert len(waits) == 3
+
+
+def test_a_reading_of_a_ring_that_no_broker_begins_ends_by_name(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.create("quiet", "quiet")
+    monkeypatch.setattr("malamute_py.mapped.reader.time.sleep", lambda _: None)
+    monkeypatch.setattr("malamute_py.mapped.reader._BEGIN_S", 0.0)
+    with open_reader(log.path) as reader, pytest.raises(NoJournal, match="has begun it yet"):
+        reader.read("quiet")
+
+
 @pytest.mark.parametrize("name", ["journal", "rings/main/ring"])
 def test_files_of_a_later_version_are_refused(log: Log, name: str) -> None:
     with (log.path / name).open("r+b") as file:
