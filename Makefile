@@ -37,7 +37,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup run compile sync-client spark-options metrics-page docs check test test-compiled test-floors test-needs demo simulate fuzz perf micro clean
+.PHONY: help setup run compile sync-client spark-options metrics-page docs check lint test test-compiled test-floors test-needs demo simulate fuzz perf micro clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -63,12 +63,14 @@ docs: $(DOCS_STAMP) ## build the documents into build/docs; a warning is an erro
 	$(PY) -m sphinx -q -W --keep-going -b html docs build/docs
 	@echo "build/docs/index.html"
 
-check: $(DEV_STAMP) ## lint, types, import contracts and the fast tests, in under a minute
+check: lint ## lint, types, import contracts and the fast tests, in under a minute
+	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "$(FAST)" $(QUICKLY)
+
+lint: $(DEV_STAMP) ## lint, types and import contracts
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
 	$(BIN)/mypy
-	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "$(FAST)" $(QUICKLY)
 
 test: test-needs ## all tests: in parallel, then those that must be alone, then Spark's in one process
 	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "not spark and not alone" $(ARGS)
