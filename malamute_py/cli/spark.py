@@ -230,10 +230,8 @@ def replay(
 
         def tell(done: pipelines.Replayed) -> None:
             late = f", {duration_text(done.late_ms)} late" if factor else ""
-            text = (
-                f"{done.records_done:,} of {count_text(done.records, 'record')} up to"
-                f" {iso_text(done.time_ms)}{late}"
-            )
+            place = f" up to {iso_text(done.time_ms)}" if done.steps_done else ""
+            text = f"{done.records_done:,} of {count_text(done.records, 'record')}{place}{late}"
             progress.update(done.records_done, text, total=max(1, done.records))
             if as_json:
                 output.print_json(done._asdict(), compact=True)

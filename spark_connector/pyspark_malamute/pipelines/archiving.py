@@ -127,11 +127,12 @@ def clock_ms() -> int:
 
 
 def partitioned(frame: DataFrame, settings: Settings) -> DataFrame:
-    """The rows with the columns that are in a file's path."""
+    """The rows with the columns that are in a file's path; a path has no empty text, but null."""
+    tokens = sf.substring_index("subject", ".", settings.subject_tokens)
     return frame.withColumns(
         {
             "date": day(sf.col(settings.date_of)),
-            "subject_tokens": sf.substring_index("subject", ".", settings.subject_tokens),
+            "subject_tokens": sf.nullif(tokens, sf.lit("")),
         }
     )
 

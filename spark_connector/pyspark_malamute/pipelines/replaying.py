@@ -24,7 +24,7 @@ from pyspark_malamute.pipelines.archiving import day
 from pyspark_malamute.pipelines.folder import Folder
 from pyspark_malamute.pipelines.given import texts
 from pyspark_malamute.pipelines.reading import opened, rows_of
-from pyspark_malamute.sink_commits import BatchName, read_published
+from pyspark_malamute.sink_commits import BatchName, CommitRecord
 from pyspark_malamute.sink_options import SinkOptions, parse_sink_options
 from pyspark_malamute.sink_task import Written, linked, write_partition
 
@@ -141,22 +141,21 @@ class _Run:
         return progress
 
     def _done(self) -> int:
-        """How many steps are published: they are in order."""
-        low, high = 0, len(self._plan.steps)
+        """How many steps are published: they are in order, each with a commit."""
         mine = self._options.named(f"spark-{self._options.sink_id}-replay")
         try:
             with links.explained(mine, "read what is published"):
                 client = linked(mine)
-                while low < high:
-                    middle = (low + high) // 2
-                    name = BatchName(mine.sink_id, middle)
-                    if read_published(client, mine, name).commit is None:
-                        high = middle
-                    else:
-                        low = middle + 1
+                if not client.list_streams(mine.commit_stream):
+                    return 0
+                with client.subscribe(
+                    mine.commit_stream, f"{mine.sink_id}.*.commit", start="earliest",
+                    until="tail", visibility="durable", timeout_ms=mine.request_timeout_ms,
+                ) as reading:  # fmt: skip
+                    found = (msgspec.json.decode(each.body, type=CommitRecord) for each in reading)
+                    return max((record.batch + 1 for record in found), default=0)
         finally:
             links.drop(mine)
-        return low
 
     def _progress(self, done: int) -> Replayed:
         steps = self._plan.steps

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 from malamute_py.client.sync.client import SyncClient
 from pyspark_malamute.errors import MalamuteSourceError, OptionError
-from pyspark_malamute.pipelines import aggregate, aggregating
+from pyspark_malamute.pipelines import aggregate, aggregating, archive, read_archive, replay
+from pyspark_malamute.pipelines.archive_log import ArchiveError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -101,3 +103,26 @@ def test_a_checkpoint_of_another_window_is_refused(
         run(window="5 minutes")
     with pytest.raises(OptionError, match=r"'field'.*only one"):
         run(column="price")
+
+
+def test_a_typed_streams_column_is_aggregated_and_the_stream_archived_but_not_replayed(
+    spark: SparkSession, client: SyncClient, endpoint: str, stream: str, tmp_path: Path,
+    run: Callable[..., Any],
+) -> None:  # fmt: skip
+    schema: Any = pa.schema([("carrier", pa.string()), ("delay", pa.int32())])
+    client.create_stream(stream, schema=schema)
+    at: Any = pa.timestamp("ms", "UTC")
+    wider = schema.append(pa.field("at", at))
+    ticks = [{"carrier": "AA", "delay": delay, "at": at_s * 1000}
+             for at_s, delay in ((10, 4), (20, 6), (90, 1))]  # fmt: skip
+    client.publish_table(stream, pa.Table.from_pylist(ticks, wider), client_time="at")
+    run(field="", column="delay")
+    assert [(bar["first"], bar["mean"], bar["last"]) for bar in bars(client, stream)] == [(4, 5, 6)]
+
+    path = str(tmp_path / "archive")
+    given: dict[str, Any] = {"endpoint": endpoint, "stream": stream, "bodyType": "typed"}
+    assert archive(spark, path, date_of="client_time", **given).awaitTermination(180)
+    found = read_archive(spark, path).select("offset", "carrier", "delay").collect()
+    assert sorted(map(tuple, found)) == [(0, "AA", 4), (1, "AA", 6), (2, "AA", 1)]
+    with pytest.raises(ArchiveError, match="an archive of a typed stream"):
+        replay(spark, path, "x", name="x", endpoint=endpoint)

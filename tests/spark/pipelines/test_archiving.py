@@ -189,7 +189,24 @@ def test_a_stream_that_came_while_no_run_was_on_is_archived_from_its_first_recor
     publish(client, f"{stream}-a", 0, 10)
     go()
     publish(client, f"{stream}-b", 100, 10)
+    client.publish(f"{stream}-b", b"110", subject="")
     go()
     found = read_archive(spark, path)
-    assert numbers(found) == [*range(10), *range(100, 110)]
+    assert numbers(found) == [*range(10), *range(100, 111)]
     assert {row.stream for row in found.collect()} == {f"{stream}-a", f"{stream}-b"}
+
+
+def test_any_subject_may_be_in_a_files_path(
+    spark: SparkSession, client: SyncClient, endpoint: str, stream: str, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "archive")
+    subjects = ["", "a/b", "*?[x]{y}", "50%2F=", "über #", "plain.more"]
+    for subject in subjects:
+        client.publish(stream, b"", subject=subject)
+    assert archive(spark, path, endpoint=endpoint, stream=stream).awaitTermination(180)
+    client.publish(stream, b"", subject="")
+    found = history(spark, path, endpoint=endpoint).select("subject", "subject_tokens").collect()
+    assert sorted((row[0], row[1]) for row in found if row[0]) == sorted(
+        (subject, subject.split(".")[0]) for subject in subjects if subject
+    )
+    assert [row[1] for row in found if not row[0]] == [None, None]
