@@ -39,7 +39,7 @@ from malamute_py.client.aio.mail import MailVerbs
 from malamute_py.client.aio.queues import QueueVerbs
 from malamute_py.client.aio.subscription import Subscription
 from malamute_py.client.aio.work import Served, WorkVerbs
-from malamute_py.client.arguments import settings_of
+from malamute_py.client.arguments import integer, name_of, settings_of
 from malamute_py.client.engine.waits import ACKED, OPENED, PUBLISHED, WINDOW
 from malamute_py.client.facts import (
     BrokerFacts,
@@ -458,6 +458,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         timeout_ms: how long nothing may be confirmed while that is waited for, or the window be
         full; None: for ever.
         """
+        name_of("stream", stream)
         return BulkPublisher(self._link, stream, level_number(confirm), keep, timeout_ms)
 
     # --- subscribing ---------------------------------------------------------------------------
@@ -577,6 +578,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
 
         limit: at most so many, the first by name; 0: all.
         """
+        integer("limit", limit, 0)
         found: list[StreamFacts] = []
         after = ""
         while True:

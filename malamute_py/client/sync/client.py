@@ -31,7 +31,7 @@ from malamute_protocol.errors import (
 from malamute_protocol.pattern import Pattern
 from malamute_protocol.schema import Schemas
 from malamute_protocol.version import Feature
-from malamute_py.client.arguments import settings_of
+from malamute_py.client.arguments import integer, name_of, settings_of
 from malamute_py.client.engine.waits import ACKED, OPENED, PUBLISHED, WINDOW
 from malamute_py.client.facts import (
     BrokerFacts,
@@ -418,6 +418,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         timeout_ms: how long nothing may be confirmed while that is waited for, or the window be
         full; None: for ever.
         """
+        name_of("stream", stream)
         return SyncBulkPublisher(self._link, stream, level_number(confirm), keep, timeout_ms)
 
     # --- subscribing ---------------------------------------------------------------------------
@@ -538,6 +539,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
 
         limit: at most so many, the first by name; 0: all.
         """
+        integer("limit", limit, 0)
         found: list[StreamFacts] = []
         after = ""
         while True:
