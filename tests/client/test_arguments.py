@@ -222,6 +222,14 @@ async def test_each_wrong_argument_is_named_and_every_other_call_goes_on(shell: 
     assert shell.client.reconnects == 0
 
 
+async def test_a_wrong_wait_or_count_of_a_receiver_is_named(shell: Any) -> None:
+    worker, subscription = shell.client.worker("v"), shell.client.subscribe("s")
+    with pytest.raises(LocalProtocolError, match="timeout_ms=b'x': allowed is an integer"):
+        await shell.call(worker.next, b"x")
+    with pytest.raises(LocalProtocolError, match=r"records=1\.5: allowed is an integer"):
+        await shell.call(subscription.to_arrow, 1.5)
+
+
 async def test_what_is_no_arrow_table_is_named(shell: Any) -> None:
     pa = pytest.importorskip("pyarrow")
     table = pa.table({"a": [b"x"]})
