@@ -174,6 +174,7 @@ class GroupAdministration:
         self._answers.result(link, command, {"entries": entries, "more": more})
 
     def _facts(self, group: Group) -> dict[str, Any]:
+        """Return a group's facts for an answer, with those of its members."""
         holdings, stream, row = group.holdings, group.stream, group.row
         low = holdings.low
         letters = self._mailboxes.get(group.dead_letters)
@@ -208,6 +209,7 @@ class GroupAdministration:
         }
 
     def _member_facts(self, group: Group, member: Member) -> dict[str, Any]:
+        """Return a member's facts for an answer."""
         return {
             "identity": member.identity,
             "link": member.link.number,

@@ -230,6 +230,7 @@ class Groups:
         )  # fmt: skip
 
     def _check(self, link: Link, command: JoinGroup) -> None:
+        """Raise BrokerRefused unless a link may join a group as the command says."""
         settings = self._shard.settings
         self._links.check_number(link, command.subscription)
         if not settings.permit(link.owner, "read", command.stream):
@@ -332,6 +333,7 @@ class Groups:
         )  # fmt: skip
 
     def _create(self, stream: Stream, command: JoinGroup, next: int, link: Link) -> None:
+        """Log a new group with the pattern and settings of its first member."""
         place = stream.number, command.group
         settings = GroupSettings()
         if command.settings:
@@ -399,6 +401,7 @@ class Groups:
             self._begin(member, command, group)
 
     def _begin(self, member: Member, command: JoinGroup, group: Group) -> None:
+        """Let a member in: send SUBSCRIBED, and MODE where the hold of an exclusive group moved."""
         stream, links = group.stream, self._links
         if not group.members:
             group.waker = partial(self.reader.wake, group)

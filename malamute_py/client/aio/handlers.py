@@ -60,6 +60,7 @@ class HandlerRun:
             threads.shutdown(wait=False, cancel_futures=True)
 
     async def _handle_all(self, call: Callable[[Any], Awaitable[Any]]) -> None:
+        """Call the handler for one request after the other, and answer or return each."""
         # A request that is there already is begun with without a coroutine more.
         while (request := self._begin() or await self._next()) is not None:
             request.running = True

@@ -179,6 +179,7 @@ class LoopLink:
             self._step()
 
     def _step(self) -> None:
+        """Let the engine work once, and tell callers and receivers what came of it."""
         self._scheduled = False
         while self._dropped:
             self.session.drop(self._dropped.popleft())
@@ -248,6 +249,7 @@ class LoopLink:
                 self.loop.add_reader(descriptor, self._signalled, descriptor)
 
     def _set_timer(self) -> None:
+        """Have a step made when the engine, or the earliest wait of a caller, is due."""
         at_ms = self.engine.next_wake()
         for limit_ms in (
             self._stamped_ms + _STAMP_MS if self.fresh else None,
@@ -284,6 +286,7 @@ class LoopLink:
     # --- what happened -----------------------------------------------------------------------
 
     def _handle(self, event: Event) -> None:
+        """Pass one event of the session on to the callers or receivers that wait for it."""
         if type(event) is Published:
             if event.single:
                 _confirm(event.tokens, event.outcome)
@@ -365,6 +368,7 @@ class LoopLink:
             self._fresh_max = max(_FRESH_MIN, 2 * len(fresh))
 
     def _stamp(self, now_ms: int) -> None:
+        """Give the calls since the last look the times at which their waits end."""
         self._stamped_ms = now_ms
         by_default_ms = self.engine.settings.call_timeout_ms
         for future, asked_ms, what, name in self.fresh:

@@ -350,6 +350,7 @@ class MailVerbs(AsyncVerbs):
                 yield reply
 
     async def _replies(self, replies: Replies) -> AsyncGenerator[Reply, None]:
+        """Yield the replies of a request until the last; let go of it at any end."""
         link = self._link
         try:
             while True:

@@ -367,6 +367,7 @@ class Step:
         self._acknowledge(held, AckForm(state, duration("delay_ms", delay_ms)))
 
     def _acknowledge(self, held: Any, form: AckForm) -> None:
+        """Add the numbers of a message, request, record or batch to what the step acknowledges."""
         batch = getattr(held, "batch", held)
         opened = getattr(held, "opened", None) or getattr(batch, "opened", None)
         if opened is None:
@@ -451,6 +452,7 @@ class Step:
         return integer("before", before, 0, code="bad_start"), 0, b""
 
     def _add(self, place: Place, row: OutgoingRow) -> None:
+        """Add a row to the part for its place; each part leaves as one command."""
         if self.state != OPEN:
             self._check_open()
         if row.packing is not None:
@@ -726,6 +728,7 @@ def _alone(part: Command, tracker: int, level: int) -> Command:
 
 
 def _owning(place: Place, rows: list[OutgoingRow], random: Callable[[int], bytes]) -> Command:
+    """Return the command that owns the content of these rows."""
     kind = place[0]
     if kind == _PUBLISH:
         return Publish(place[1], 0)
@@ -796,6 +799,7 @@ class Steps(Lanes[OutgoingSteps]):
         self.window.queued_bytes += step.size
 
     def _check(self, step: Step) -> None:
+        """Raise LocalProtocolError unless a step is open and fits in one message and bundle."""
         if step.state != OPEN:
             step._check_open()
         if self.fatal is not None:

@@ -343,6 +343,7 @@ class SyncMailVerbs(SyncVerbs):
         return self._replies(replies)
 
     def _replies(self, replies: Replies) -> Generator[Reply, None, None]:
+        """Yield the replies of a request until the last; let go of it at any end."""
         link = self._link
         try:
             while True:
