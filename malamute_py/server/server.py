@@ -39,6 +39,7 @@ from malamute_py.journal import (
     JournalFailed,
     JournalLocked,
     MemoryStorage,
+    NewerFormat,
     Recovery,
     Storage,
 )
@@ -534,7 +535,7 @@ class Server:
             raise StartError(error.what, where, "one directory serves one broker") from error
         except DiskFull as error:
             raise StartError(str(error), where, f"free space on its disk, {elsewhere}") from error
-        except JournalCorrupt as error:
+        except (JournalCorrupt, NewerFormat) as error:
             raise StartError(str(error), where, "nothing was changed") from error
         except JournalError as error:
             raise StartError(str(error), where, elsewhere.removeprefix("or ")) from error
