@@ -108,7 +108,7 @@ def _remove(client: Any) -> None:
 
 
 def seen(client: Any) -> dict[str, Any]:
-    """What a client of any version sees of everything that is kept."""
+    """Facts that a client of any version sees of everything that is kept."""
     streams = {}
     for stream in client.list_streams():
         streams[stream.name] = {
