@@ -68,6 +68,7 @@ class LoopLink:
         on_link: Callable[[LinkEvent], None] | None,
     ) -> None:
         """on_link: called with each change of the link; what it raises is logged."""
+        self.loop = watching_loop()
         self.engine = Engine(settings, context)
         self.session = self.engine.session
         self.session.mailboxes.may_hold = True
@@ -78,7 +79,6 @@ class LoopLink:
         """Set with each change of the link."""
         self.quiet = asyncio.Event()
         """Set when nothing is unconfirmed; a caller that waits for that clears it first."""
-        self.loop = asyncio.get_running_loop()
         self._on_link = on_link
         self._generation = 0
         self._watched: list[int] = []
@@ -504,6 +504,18 @@ class LoopLink:
         except (Timeout, asyncio.CancelledError):
             self.session.give_up(future)
             raise
+
+
+def watching_loop() -> asyncio.AbstractEventLoop:
+    """Return the running event loop. Raises RuntimeError for one that watches no descriptors."""
+    loop = asyncio.get_running_loop()
+    if type(loop).add_reader is asyncio.AbstractEventLoop.add_reader:
+        raise RuntimeError(
+            f"{type(loop).__name__} cannot watch the socket of a client (on Windows it is the"
+            " default): run the program with"
+            " asyncio.Runner(loop_factory=asyncio.SelectorEventLoop), or use connect_sync()"
+        )
+    return loop
 
 
 def _settle(future: asyncio.Future[Any], outcome: Any) -> None:
