@@ -42,10 +42,11 @@ _frozen_in = 0
 def fetch_all(options: SourceOptions, part: InputPartition) -> Iterator[Any]:
     """The selected records of a task, as pyarrow.RecordBatch. Raises as fetch() does."""
     ranges = part.ranges if isinstance(part, Ranges) else [part]
-    for each in ranges:
-        # Spark makes a partition of its own of an empty list of partitions.
-        if isinstance(each, Range):
-            yield from fetch(options, each)
+    with links.in_use(options):
+        for each in ranges:
+            # Spark makes a partition of its own of an empty list of partitions.
+            if isinstance(each, Range):
+                yield from fetch(options, each)
 
 
 def fetch(options: SourceOptions, part: Range) -> Iterator[Any]:
