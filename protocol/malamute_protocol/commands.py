@@ -396,7 +396,7 @@ class FindOffset(Command, tag=35, frozen=True):
 class PlanRead(Command, tag=36, frozen=True):
     """Plan a bounded read from the index: an end under caps, and split points.
 
-    RESULT: {"stream" (uuid), "epoch", "first", "tail", "from", "to",
+    RESULT: {"stream" (uuid), "epoch", "first", "trimmed", "tail", "from", "to",
     "splits": [[from, to, bytes], ...], "records", "bytes", "rewound" (bool)}.
     """
 
