@@ -608,6 +608,25 @@ def _record_attempts_dropped(stack: contextlib.ExitStack) -> None:
     _put(stack, Groups, "recovered", make)
 
 
+def _holder_forgotten(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.groups.holders import Holders
+
+    _put(stack, Holders, "take_up", lambda original: lambda self, group, give_up: None)
+
+
+def _holder_not_logged(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.groups.holders import Holders
+
+    def make(original: Any) -> Any:
+        def settle(self: Any, group: Any) -> None:
+            group.sure = True
+            self._begin(group)
+
+        return settle
+
+    _put(stack, Holders, "settle", make)
+
+
 def _record_attempts_in_memory(stack: contextlib.ExitStack) -> None:
     from malamute_py.broker.groups.holdings import ranges_of
     from malamute_py.broker.groups.returns import Returns
@@ -1072,6 +1091,14 @@ PLANTS: dict[str, Planted] = {
     "record-attempts-dropped": Planted(
         "work", "a start forgets the attempts of a group's records",
         _record_attempts_dropped, _codes("tables", "attempts", "dead"), 60, 40,
+    ),
+    "holder-forgotten": Planted(
+        "work", "a start forgets which member has the place of an exclusive group",
+        _holder_forgotten, _codes("place"), 60,
+    ),
+    "holder-not-logged": Planted(
+        "work", "the holder of an exclusive group is given records before the log has it",
+        _holder_not_logged, _codes("place"), 60,
     ),
     "record-attempts-in-memory": Planted(
         "work", "an attempt that a lost link has ended is counted in memory only",

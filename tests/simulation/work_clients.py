@@ -190,6 +190,8 @@ class Peer(Client):
             self.say(c.Offer(sub.number, sub.place, sub.pattern, sub.window, size, sub.lease_ms))
         else:
             stream, _, group = sub.place.partition("/")
+            if sub.group == "exclusive":
+                self.model.joins(sub.place, self.identity, self.session)
             self.say(
                 c.JoinGroup(
                     sub.number, stream, group, sub.pattern, sub.group, [0], sub.window, size,
@@ -308,6 +310,8 @@ class Peer(Client):
                 )  # fmt: skip
             elif isinstance(command, c.Deliver):
                 sub = self.subs[command.subscription - 1]
+                if sub.group == "exclusive":
+                    model.exclusive(link, sub.place, self.identity, self.session)
                 rows = model.record(
                     link, sub.place, command, owned, sub.group == "keyed",
                     lambda serial, sub=sub: selects(sub.pattern, self.world.records[serial]),
