@@ -243,6 +243,8 @@ class RequestPut(msgspec.Struct, array_like=True, gc=False, tag="request_put"):
     key: bytes = b""
     subjects: list[str] = []
     """Subjects of the requests: one for all rows, or one for each row."""
+    delay_ms: int = 0
+    """Time from `at_ms` on before which the requests are not handed out."""
 
 
 class WorkTaken(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="work_taken"):

@@ -209,7 +209,7 @@ class RequestRow(msgspec.Struct, gc=False):
     delayed: dict[int, int] = {}
     """Time -> bitmap of the waiting rows that are not handed out before it."""
     pause_ms: int = 0
-    """The longest pause that was recorded for any of the rows."""
+    """The longest pause, or delay, that was recorded for any of the rows."""
 
 
 class CursorRow(msgspec.Struct):
@@ -504,10 +504,14 @@ def _service_removed(tables: Tables, queues: Queues, change: ServiceRemoved) -> 
 
 def _request_put(tables: Tables, queues: Queues, put: RequestPut) -> None:
     every = (1 << put.count) - 1
-    queues.requests[put.base] = RequestRow(put, every, every)
+    row = RequestRow(put, every, every)
+    if put.delay_ms:
+        row.delayed = {put.at_ms + put.delay_ms: every}
+        row.pause_ms = put.delay_ms
+    queues.requests[put.base] = row
     if put.key:
-        row = KeyRow(put.base, put.count, put.at_ms, put.service)
-        _remember(queues, put.sender, put.key, row)
+        known = KeyRow(put.base, put.count, put.at_ms, put.service)
+        _remember(queues, put.sender, put.key, known)
 
 
 def _work_taken(tables: Tables, queues: Queues, change: WorkTaken) -> None:

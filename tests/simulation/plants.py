@@ -664,6 +664,20 @@ def _dead_record_not_put(stack: contextlib.ExitStack) -> None:
     _put(stack, DeadLetters, "without", make)
 
 
+def _delay_forgotten(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.services.recovery import Recovery
+
+    def make(original: Any) -> Any:
+        def recovered(self: Any) -> None:
+            for row in self._shard.queues.requests.values():
+                row.delayed = {}
+            original(self)
+
+        return recovered
+
+    _put(stack, Recovery, "recovered", make)
+
+
 def _notices_forgotten(stack: contextlib.ExitStack) -> None:
     from malamute_py.broker.mail.puts import Puts
 
@@ -1115,6 +1129,10 @@ PLANTS: dict[str, Planted] = {
     "group-ignores-the-sync": Planted(
         "work", "members of a durable group see what is only appended",
         _group_sees_all, _codes("early"), 60,
+    ),
+    "delay-forgotten": Planted(
+        "work", "a start forgets until when requests are delayed",
+        _delay_forgotten, _codes("expired", "tables"), 60,
     ),
     "notices-forgotten": Planted(
         "work", "requests end without a word to who asked",

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from random import Random
 from typing import Any
 
 import msgspec
@@ -539,7 +540,9 @@ class Peer(Client):
         if key:
             self.queued.append((service, key))
         timeout_ms = self.rng.choice((0, 0, 0, 30, 400))
-        command = c.Request(service, 0, "", timeout_ms, self.level, key)
+        # Apart from the other choices, so that a seed is what it was before there were delays.
+        delay_ms = Random(f"delay {serials} {self.world.seed}").choice((0, 0, 0, 0, 20, 300))
+        command = c.Request(service, 0, "", timeout_ms, self.level, key, delay_ms=delay_ms)
         return command, Wish("request", service, serials), frame
 
     def _publish(self) -> None:

@@ -287,6 +287,8 @@ class State:
         for row in range(put.count):
             self.jobs[put.base + row] = self.jobs_put[put.base + row] = Job(
                 put.service, (put.sender, put.key), row, put.deadline_ms, put.reply_to,
+                not_before_ms=put.at_ms + put.delay_ms if put.delay_ms else 0,
+                fresh=not put.delay_ms,
                 subject=put.subjects[row if len(put.subjects) > 1 else 0],
             )  # fmt: skip
         self._key(put.sender, put.key, put.base, lsn)
@@ -312,7 +314,7 @@ class State:
                     raise Violation(
                         "two_hands", f"request {number} of {job.holder} goes to {change.holder}"
                     )
-                if job.deadline_ms and job.deadline_ms + self.slack_ms <= change.at_ms:
+                if job.deadline_ms and job.deadline_ms <= change.at_ms:
                     raise Violation(
                         "expired", f"request {number} of {job.deadline_ms} taken at {change.at_ms}"
                     )
