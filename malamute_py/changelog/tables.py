@@ -22,10 +22,12 @@ from malamute_py.changelog.records import (
     CursorSet,
     GroupDone,
     GroupEdited,
+    GroupHeld,
     GroupRemoved,
     GroupReturned,
     GroupRevived,
     GroupSet,
+    Holder,
     MailAgain,
     MailboxRemoved,
     MailboxSet,
@@ -207,7 +209,7 @@ class RequestRow(msgspec.Struct, gc=False):
     delayed: dict[int, int] = {}
     """Time -> bitmap of the waiting rows that are not handed out before it."""
     pause_ms: int = 0
-    """The longest pause that was recorded for any of the rows."""
+    """The longest pause, or delay, that was recorded for any of the rows."""
 
 
 class CursorRow(msgspec.Struct):
@@ -242,6 +244,8 @@ class GroupRow(msgspec.Struct):
     settings: GroupSettings = GroupSettings()
     tries: list[Tries] = []
     """Attempts of records that are not done: ascending, without overlap."""
+    holder: Holder | None = None
+    """Exclusive groups only: the member that has its place; None: no member has."""
 
 
 class KeyRow(msgspec.Struct, gc=False):
@@ -502,10 +506,14 @@ def _service_removed(tables: Tables, queues: Queues, change: ServiceRemoved) -> 
 
 def _request_put(tables: Tables, queues: Queues, put: RequestPut) -> None:
     every = (1 << put.count) - 1
-    queues.requests[put.base] = RequestRow(put, every, every)
+    row = RequestRow(put, every, every)
+    if put.delay_ms:
+        row.delayed = {put.at_ms + put.delay_ms: every}
+        row.pause_ms = put.delay_ms
+    queues.requests[put.base] = row
     if put.key:
-        row = KeyRow(put.base, put.count, put.at_ms, put.service)
-        _remember(queues, put.sender, put.key, row)
+        known = KeyRow(put.base, put.count, put.at_ms, put.service)
+        _remember(queues, put.sender, put.key, known)
 
 
 def _work_taken(tables: Tables, queues: Queues, change: WorkTaken) -> None:
@@ -720,9 +728,12 @@ def _cursor_removed(tables: Tables, queues: Queues, change: CursorRemoved) -> No
 
 
 def _group_set(tables: Tables, queues: Queues, change: GroupSet) -> None:
-    queues.groups[change.stream, change.name] = GroupRow(
+    place = change.stream, change.name
+    known = queues.groups.get(place)
+    queues.groups[place] = GroupRow(
         change.stream, change.name, change.kind, change.pattern, change.next, [],
         change.at_ms, change.by, change.epoch, change.durable, change.settings, change.tries,
+        None if known is None else known.holder,
     )  # fmt: skip
 
 
@@ -731,6 +742,14 @@ def _group_edited(tables: Tables, queues: Queues, change: GroupEdited) -> None:
     row = queues.groups.get(place)
     if row is not None:
         row.settings = change.settings
+        queues.groups[place] = row
+
+
+def _group_held(tables: Tables, queues: Queues, change: GroupHeld) -> None:
+    place = change.stream, change.name
+    row = queues.groups.get(place)
+    if row is not None:
+        row.holder = change.holder
         queues.groups[place] = row
 
 
@@ -928,6 +947,7 @@ _EFFECTS: Final[dict[type, Callable[[Tables, Queues, Any], None]]] = {
     CursorRemoved: _cursor_removed,
     GroupSet: _group_set,
     GroupEdited: _group_edited,
+    GroupHeld: _group_held,
     GroupReturned: _group_returned,
     GroupRevived: _group_revived,
     GroupDone: _group_done,
