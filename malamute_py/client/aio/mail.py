@@ -45,6 +45,8 @@ _PAUSE_EVERY: Final = 256  # asyncio only
 class MailVerbs(AsyncVerbs):
     """Verbs for mailboxes, and for those that ask a service."""
 
+    _inbox_type: type[Inbox]
+
     # --- sending -------------------------------------------------------------------------------
 
     async def send(
@@ -234,7 +236,7 @@ class MailVerbs(AsyncVerbs):
         Raises LocalProtocolError; a refusal is raised by the iteration.
         """
         asked = inbox_options(mailbox, credit_records, credit_bytes, settings, ack)
-        return Inbox(
+        return self._inbox_type(
             self._link,
             asked,
             ack,
