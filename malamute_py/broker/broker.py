@@ -567,9 +567,8 @@ class Broker:
                 refuse(link, command, "forbidden", f"you may not write to stream '{name}'")
                 return
         size = len(memoryview(frame))
-        window = self._shard.settings.window_bytes
-        if link.unconfirmed_bytes and link.unconfirmed_bytes + size > window:
-            refuse(link, command, "window", f"more than {window} unconfirmed bytes on this link")
+        if link.unconfirmed_bytes and link.unconfirmed_bytes + size > link.window_bytes:
+            refuse(link, command, "window", link.overrun(self._shard.settings.window_bytes))
             return
         link.unconfirmed_bytes += size
         use = partial(self._publish_to, link, command, frame, size, self._shard.contents, bound)

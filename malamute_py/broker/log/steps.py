@@ -249,10 +249,8 @@ class Steps:
         settings = self._shard.settings
         self.check_ring()
         waiting = link.unconfirmed_bytes
-        if awaited and size and waiting and waiting + size > settings.window_bytes:
-            raise BrokerRefused(
-                "window", f"more than {settings.window_bytes} unconfirmed bytes on this link"
-            )
+        if awaited and size and waiting and waiting + size > link.window_bytes:
+            raise BrokerRefused("window", link.overrun(settings.window_bytes))
         if adds and self.pressed:
             raise BrokerRefused(
                 "wait", "the log waits for its checkpoint: only what frees it is taken",

@@ -110,13 +110,13 @@ class Publishing:
             self.refuse(link, command, "wait", "the stream is being created")
             return
         size = STAMP_BYTES + head.content_bytes
-        if tracker and link.unconfirmed_bytes:
-            window = shard.settings.window_bytes
-            if link.unconfirmed_bytes + size > window:
-                self.refuse(
-                    link, command, "window", f"more than {window} unconfirmed bytes on this link"
-                )
-                return
+        if (
+            tracker
+            and link.unconfirmed_bytes
+            and link.unconfirmed_bytes + size > link.window_bytes
+        ):
+            self.refuse(link, command, "window", link.overrun(shard.settings.window_bytes))
+            return
         if self.unsettled_bytes + size > shard.settings.unsynced_bytes_max:
             self.refuse(link, command, "wait", "too much waits for the disk")
             return

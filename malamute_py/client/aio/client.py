@@ -40,7 +40,7 @@ from malamute_py.client.aio.mail import Inbox, MailVerbs
 from malamute_py.client.aio.queues import AtomicStep, Member, QueueVerbs
 from malamute_py.client.aio.subscription import Subscription
 from malamute_py.client.aio.work import Served, Worker, WorkVerbs
-from malamute_py.client.arguments import settings_of
+from malamute_py.client.arguments import integer, name_of, settings_of
 from malamute_py.client.engine.waits import ACKED, OPENED, PUBLISHED, WINDOW
 from malamute_py.client.facts import (
     BrokerFacts,
@@ -479,11 +479,20 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         timeout_ms: how long nothing may be confirmed while that is waited for, or the window be
         full; None: for ever.
         """
-        return BulkPublisher(self._link, stream, level_number(confirm), keep, timeout_ms)
+        return self._window(stream, confirm, timeout_ms, keep)
 
-    def _window(self, stream: str, confirm: ConfirmAt, timeout_ms: Wait) -> BulkPublisher:
-        """A run of publishing within one call of this client."""
-        return BulkPublisher(self._link, stream, level_number(confirm), True, timeout_ms)
+    def _window(
+        self,
+        stream: str,
+        confirm: ConfirmAt,
+        timeout_ms: Wait,
+        keep: bool = True,
+        kind: type[BulkPublisher] | None = None,
+    ) -> BulkPublisher:
+        """A run of publishing. kind: of a client that asks for another than the plain one."""
+        name_of("stream", stream)
+        kind = BulkPublisher if kind is None else kind
+        return kind(self._link, stream, level_number(confirm), keep, timeout_ms)
 
     # --- subscribing ---------------------------------------------------------------------------
 
@@ -602,6 +611,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
 
         limit: at most so many, the first by name; 0: all.
         """
+        integer("limit", limit, 0)
         found: list[StreamFacts] = []
         after = ""
         while True:

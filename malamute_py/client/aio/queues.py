@@ -22,6 +22,7 @@ from malamute_py.client.aio.link import AsyncVerbs, LoopLink
 from malamute_py.client.arguments import (
     beginning,
     duration,
+    integer,
     numbers_of_requests,
     settings_of,
 )
@@ -711,6 +712,7 @@ class QueueVerbs(AsyncVerbs):
 
         make: (request number, after) -> the question.
         """
+        integer("limit", limit, 0)
         found: list[Kind] = []
         after = ""
         while True:

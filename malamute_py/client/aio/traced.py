@@ -27,7 +27,6 @@ from malamute_py.client.engine.log import LINK_LOG, LOG
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.letters import HandoutBatch, Reply
 from malamute_py.client.session.memberships import HeldBatch
-from malamute_py.client.session.publisher import level_number
 from malamute_py.client.settings import Wait
 from malamute_py.client.spans import TRACE_IDS, Spans, ending
 from malamute_py.client.tracing import Tracing
@@ -255,8 +254,7 @@ class TracedClient(Client):
         timeout_ms: Wait = "default",
     ) -> BulkPublisher:
         """A run of publishing in which each call has a span; see Client.publisher()."""
-        level = level_number(confirm)
-        return TracedBulkPublisher(self._link, stream, level, keep, timeout_ms)
+        return self._window(stream, confirm, timeout_ms, keep, TracedBulkPublisher)
 
     def requests(self, service: str, body: Any, **options: Any) -> AsyncGenerator[Reply, None]:
         """Ask a service for several replies, within one span; see Client.requests()."""

@@ -343,13 +343,14 @@ class Worker:
         """
         # sync: request: Request | None = next_job(self._link, self._offering, timeout_ms)
         # sync: return request
-        if timeout_ms is None:  # asyncio only
+        wait_ms = self._link.engine.settings.wait_ms(timeout_ms)  # asyncio only
+        if wait_ms is None:  # asyncio only
             return await self._next()
         try:  # asyncio only
-            async with asyncio.timeout(timeout_ms / 1000):
+            async with asyncio.timeout(wait_ms / 1000):
                 return await self._next()
         except TimeoutError:
-            raise timed_out(NOTHING, "request", timeout_ms, self._link.standing()) from None
+            raise timed_out(NOTHING, "request", wait_ms, self._link.standing()) from None
 
     async def _next(self) -> Request | None:  # asyncio only
         offering = self._offering

@@ -21,6 +21,7 @@ from malamute_protocol.limits import DEFAULT_LIMITS
 from malamute_protocol.pattern import Pattern, from_text, validate
 from malamute_py.client.arguments import (
     codec_of,
+    column_of,
     column_time,
     fields_of,
     integer,
@@ -159,7 +160,7 @@ class Bulk:
         if subjects is not None:
             if subject is not None:
                 raise LocalProtocolError("bad_batch", "give subject or subjects, not both")
-            self._columns["subject"] = subjects
+            self._columns["subject"] = column_of("subjects", subjects, len(bodies))
         else:
             self._whole["subject"] = subject if subject is None else subject_of(subject)
         unknown = options.keys() - _BULK_OPTIONS
@@ -178,11 +179,8 @@ class Bulk:
             if name == "expires_at_ms" and not is_column:
                 value = later_of(name, value, "bad_batch")
             (self._columns if is_column else self._whole)[name] = value
-        for name, column in self._columns.items():
-            if len(column) != len(bodies):
-                raise LocalProtocolError(
-                    "bad_batch", f"{len(column)} values in {name} for {len(bodies)} records"
-                )
+        for name, values in self._columns.items():
+            column_of(name, values, len(bodies))
 
     def cuts(self) -> Iterator[tuple[int, int]]:
         """(first, end) of the records of each batch."""

@@ -38,6 +38,7 @@ from malamute_protocol.pattern import Pattern
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.client.arguments import (
     NAMES,
+    column_of,
     duration,
     integer,
     key_of,
@@ -506,9 +507,7 @@ OPEN: Final = -1
 def _column(name: str, value: Any, count: int) -> Iterable[Any]:
     if value is None or isinstance(value, str | int | Mapping):
         return repeat(value, count)
-    if len(value) != count:
-        raise LocalProtocolError("bad_batch", f"{len(value)} values in {name} for {count} records")
-    return value  # type: ignore[no-any-return]
+    return column_of(name, value, count)
 
 
 class OutgoingSteps(OutgoingBatch):

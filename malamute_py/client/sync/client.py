@@ -32,7 +32,7 @@ from malamute_protocol.errors import (
 from malamute_protocol.pattern import Pattern
 from malamute_protocol.schema import Schemas
 from malamute_protocol.version import Feature
-from malamute_py.client.arguments import settings_of
+from malamute_py.client.arguments import integer, name_of, settings_of
 from malamute_py.client.engine.waits import ACKED, OPENED, PUBLISHED, WINDOW
 from malamute_py.client.facts import (
     BrokerFacts,
@@ -439,11 +439,20 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         timeout_ms: how long nothing may be confirmed while that is waited for, or the window be
         full; None: for ever.
         """
-        return SyncBulkPublisher(self._link, stream, level_number(confirm), keep, timeout_ms)
+        return self._window(stream, confirm, timeout_ms, keep)
 
-    def _window(self, stream: str, confirm: ConfirmAt, timeout_ms: Wait) -> SyncBulkPublisher:
-        """A run of publishing within one call of this client."""
-        return SyncBulkPublisher(self._link, stream, level_number(confirm), True, timeout_ms)
+    def _window(
+        self,
+        stream: str,
+        confirm: ConfirmAt,
+        timeout_ms: Wait,
+        keep: bool = True,
+        kind: type[SyncBulkPublisher] | None = None,
+    ) -> SyncBulkPublisher:
+        """A run of publishing. kind: of a client that asks for another than the plain one."""
+        name_of("stream", stream)
+        kind = SyncBulkPublisher if kind is None else kind
+        return kind(self._link, stream, level_number(confirm), keep, timeout_ms)
 
     # --- subscribing ---------------------------------------------------------------------------
 
@@ -563,6 +572,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
 
         limit: at most so many, the first by name; 0: all.
         """
+        integer("limit", limit, 0)
         found: list[StreamFacts] = []
         after = ""
         while True:

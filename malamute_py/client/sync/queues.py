@@ -21,6 +21,7 @@ from malamute_protocol.pattern import Pattern
 from malamute_py.client.arguments import (
     beginning,
     duration,
+    integer,
     numbers_of_requests,
     settings_of,
 )
@@ -694,6 +695,7 @@ class SyncQueueVerbs(SyncVerbs):
 
         make: (request number, after) -> the question.
         """
+        integer("limit", limit, 0)
         found: list[Kind] = []
         after = ""
         while True:

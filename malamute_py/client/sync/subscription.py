@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from malamute_protocol.batch import Batch, Record
 from malamute_protocol.errors import BrokerRefused
+from malamute_py.client.arguments import integer
 from malamute_py.client.engine.waits import NOTHING, OPENED
 from malamute_py.client.position import Position
 from malamute_py.client.readers.records import SubscriptionBase
@@ -137,7 +138,7 @@ class SyncSubscription(SubscriptionBase):
         from malamute_protocol.arrow import batches_to_table
 
         pieces = []
-        left = records
+        left = None if records is None else integer("records", records, 0)
         while left is None or left > 0:
             batch = self.next_batch(self._timeout_ms)
             if batch is None:

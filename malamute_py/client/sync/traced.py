@@ -20,7 +20,6 @@ from malamute_py.client.engine.log import LINK_LOG, LOG
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.letters import HandoutBatch, Reply
 from malamute_py.client.session.memberships import HeldBatch
-from malamute_py.client.session.publisher import level_number
 from malamute_py.client.settings import Wait
 from malamute_py.client.spans import TRACE_IDS, Spans, ending
 from malamute_py.client.sync.client import SyncBulkPublisher, SyncClient
@@ -246,8 +245,7 @@ class SyncTracedClient(SyncClient):
         timeout_ms: Wait = "default",
     ) -> SyncBulkPublisher:
         """A run of publishing in which each call has a span; see SyncClient.publisher()."""
-        level = level_number(confirm)
-        return SyncTracedBulkPublisher(self._link, stream, level, keep, timeout_ms)
+        return self._window(stream, confirm, timeout_ms, keep, SyncTracedBulkPublisher)
 
     def requests(self, service: str, body: Any, **options: Any) -> Generator[Reply, None, None]:
         """Ask a service for several replies, within one span; see SyncClient.requests()."""
