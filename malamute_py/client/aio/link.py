@@ -12,7 +12,7 @@ import contextlib
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import zmq
 
@@ -38,6 +38,9 @@ from malamute_py.client.session.events import (
 from malamute_py.client.session.publisher import confirmations
 from malamute_py.client.session.session import Session
 from malamute_py.client.settings import ClientSettings, Wait
+
+if TYPE_CHECKING:
+    from malamute_py.client.spans import Spans
 
 _STAMP_MS: Final = 100
 """Bounded waits are counted from the next multiple of this on: no clock is read for each call."""
@@ -73,6 +76,8 @@ class LoopLink:
         self.session = self.engine.session
         self.session.mailboxes.may_hold = True
         self.publisher = self.session.publisher
+        self.spans: Spans | None = None
+        """Maker of spans, of a traced client."""
         self.last: LinkEvent | None = None
         """The newest change of the link."""
         self.changed = asyncio.Event()

@@ -46,6 +46,8 @@ _PAUSE_EVERY: Final = 256  # asyncio only
 class MailVerbs(AsyncVerbs):
     """Verbs for mailboxes, and for those that ask a service."""
 
+    _inbox_type: type[Inbox]
+
     # --- sending -------------------------------------------------------------------------------
 
     async def send(
@@ -235,7 +237,7 @@ class MailVerbs(AsyncVerbs):
         Raises LocalProtocolError; a refusal is raised by the iteration.
         """
         asked = inbox_options(mailbox, credit_records, credit_bytes, settings, ack)
-        return Inbox(
+        return self._inbox_type(
             self._link,
             asked,
             ack,

@@ -415,6 +415,9 @@ class Member(MemberBase):
 class QueueVerbs(AsyncVerbs):
     """Verbs over cursors, groups, steps, mailboxes and services."""
 
+    _member_type: type[Member]
+    _step_type: type[AtomicStep]
+
     # --- steps -----------------------------------------------------------------------------
 
     def atomic(self, *, confirm: ConfirmAt = "default", key: bytes = b"") -> AtomicStep:
@@ -426,7 +429,7 @@ class QueueVerbs(AsyncVerbs):
         it is tried, by this or a later process of the same identity.
         Raises LocalProtocolError: a key, and the client has no identity.
         """
-        return AtomicStep(self._link, confirm, key)
+        return self._step_type(self._link, confirm, key)
 
     # --- removal -----------------------------------------------------------------------------
 
@@ -533,7 +536,7 @@ class QueueVerbs(AsyncVerbs):
             credit_records, credit_bytes, hold_ms, group_visibility(visibility), create,
             settings_of(settings, {}),
         ).check()  # fmt: skip
-        return Member(
+        return self._member_type(
             self._link,
             asked,
             ack=ack,

@@ -71,6 +71,7 @@ class WorkVerbs(AsyncVerbs):
     """Verbs for workers of a service."""
 
     _served: list[Served]
+    _worker_type: type[Worker]
 
     def worker(
         self,
@@ -97,7 +98,7 @@ class WorkVerbs(AsyncVerbs):
         offered = offer_options(
             service, pattern, concurrency, lease_ms, confirm, credit_bytes, settings
         )
-        return Worker(
+        return self._worker_type(
             self._link,
             offered,
             # sync: timeout_ms,
@@ -156,7 +157,7 @@ class WorkVerbs(AsyncVerbs):
             await together(self._run_one(served) for served in self._served)  # asyncio only
             # sync: runs = []
             # sync: for served in self._served:
-            # sync:     worker = stack.enter_context(Worker(self._link, served.offered))
+            # sync:     worker = stack.enter_context(self._worker_type(self._link, served.offered))
             # sync:     run = worker.start(served.handler, served.on_error, served.delay_ms)
             # sync:     runs.append(run)
             # sync: until_one_is_over(self._link, runs)
@@ -166,7 +167,7 @@ class WorkVerbs(AsyncVerbs):
         # sync:     run.raise_error()
 
     async def _run_one(self, served: Served) -> None:  # asyncio only
-        async with Worker(self._link, served.offered) as worker:
+        async with self._worker_type(self._link, served.offered) as worker:
             await worker.run(served.handler, on_error=served.on_error, delay_ms=served.delay_ms)
 
 

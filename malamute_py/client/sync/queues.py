@@ -404,6 +404,9 @@ class SyncMember(MemberBase):
 class SyncQueueVerbs(SyncVerbs):
     """Verbs over cursors, groups, steps, mailboxes and services."""
 
+    _member_type: type[SyncMember]
+    _step_type: type[SyncAtomicStep]
+
     # --- steps -----------------------------------------------------------------------------
 
     def atomic(self, *, confirm: ConfirmAt = "default", key: bytes = b"") -> SyncAtomicStep:
@@ -415,7 +418,7 @@ class SyncQueueVerbs(SyncVerbs):
         it is tried, by this or a later process of the same identity.
         Raises LocalProtocolError: a key, and the client has no identity.
         """
-        return SyncAtomicStep(self._link, confirm, key)
+        return self._step_type(self._link, confirm, key)
 
     # --- removal -----------------------------------------------------------------------------
 
@@ -520,7 +523,7 @@ class SyncQueueVerbs(SyncVerbs):
             credit_records, credit_bytes, hold_ms, group_visibility(visibility), create,
             settings_of(settings, {}),
         ).check()  # fmt: skip
-        return SyncMember(
+        return self._member_type(
             self._link,
             asked,
             ack=ack,
