@@ -24,6 +24,7 @@ from malamute_protocol.commands import (
     Mode,
     RemoveGroup,
     RequeueGroup,
+    ResetGroup,
     Rewound,
     Schema,
     StartKind,
@@ -40,6 +41,7 @@ from malamute_py.broker.groups.member import Member
 from malamute_py.broker.groups.progress import Progress
 from malamute_py.broker.groups.reader import GroupReader
 from malamute_py.broker.groups.requeueing import Requeueing
+from malamute_py.broker.groups.resetting import Resetting
 from malamute_py.broker.groups.returns import NO_ATTEMPT, Returns
 from malamute_py.broker.links.links import ERRED, Link, Links
 from malamute_py.broker.log.answers import Answers
@@ -111,6 +113,10 @@ class Groups:
         self._administration = GroupAdministration(
             shard, catalogue, steps, answers, self._groups, puts.mailboxes, self.reader.wake
         )
+        self._resetting = Resetting(
+            shard, links, catalogue, steps, starts, answers, self._groups,
+            set_aside=self._set_aside, renewed=self._renewed, facts=self._administration.facts,
+        )  # fmt: skip
 
     # --- facts ------------------------------------------------------------------------------
 
@@ -131,6 +137,7 @@ class Groups:
             GroupInfo: self._administration.group_info,
             EditGroup: self._administration.edit_group,
             RequeueGroup: self._requeueing.requeue,
+            ResetGroup: self._resetting.reset,
             RemoveGroup: self._administration.remove_group,
         }
 
@@ -541,6 +548,27 @@ class Groups:
         holder = group.holder
         if holder is not None:
             self._links.say(holder.link, Mode(holder.number, True, group.holdings.low))
+
+    # --- a reset --------------------------------------------------------------------------------
+
+    def _set_aside(self, group: Group) -> None:
+        """End the memberships of a group that is being reset; members that join now wait."""
+        self._coming[group.stream.number, group.name] = []
+        # What members, timers and the log still say of this run of the group has no effect.
+        group.gone = True
+        for member in reversed(list(group.members)):
+            self.end(member, "cancelled")
+        if group.absent_holder is not None:
+            group.give_up_absent_holder()
+
+    def _renewed(self, group: Group, end_lsn: int) -> None:
+        """Take a group up anew as the log has it, and let in the members that wait."""
+        stream, place = group.stream, (group.stream.number, group.name)
+        if stream.removed:
+            self._not_created(place, "stream_removed", f"'{stream.name}' was removed", 0)
+            return
+        self._take_up(stream, self._shard.queues.groups[place])
+        self._answers.settle(end_lsn, partial(self._let_in, stream, place))
 
     # --- what is gone -------------------------------------------------------------------------
 
