@@ -108,6 +108,7 @@ def _packed(body: Any, codec: str | None) -> tuple[bytes | list[bytes], int, Pac
 
 
 def _blob(body: Any) -> bytes:
+    """Return one body as bytes. Raises LocalProtocolError."""
     if isinstance(body, str):
         try:
             return body.encode()
