@@ -189,7 +189,7 @@ class GroupAdministration:
             "pattern": group.selection.pattern,
             "next": low,
             "read": holdings.read,
-            "first": stream.first,
+            "first": stream.begin,
             "tail": stream.next,
             "lag": stream.next - low,
             "logged": row.next,
