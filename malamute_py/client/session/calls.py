@@ -25,6 +25,7 @@ from malamute_py.client.arguments import (
     fields_of,
     integer,
     later_of,
+    no_near_column,
     one_of,
     pattern_of,
     properties_of,
@@ -247,6 +248,7 @@ def arrow_contents(table: Any, body: str, subject: str) -> Iterator[tuple[bytes,
         text(name, given, DEFAULT_LIMITS.command_frame_bytes_max, "bad_batch")
     if body not in whole.column_names:
         raise LocalProtocolError("bad_batch", f"the table has no column {body!r}")
+    no_near_column(subject, whole.column_names)
     for piece in whole.to_batches(max_chunksize=_ROWS_MAX):
         if not piece.num_rows:
             continue

@@ -395,10 +395,10 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         """Publish the rows of a table into a typed stream, validated in full before it is sent.
 
         table: of pyarrow, polars, pandas or DuckDB; it has the columns of the stream's newest
-        schema. subject: name of a column, or one subject for all. client_time: name of a column
-        of timestamps. These two columns need not be in the schema. Returns one Confirmation a
-        batch. Raises LocalProtocolError `bad_schema`: the table does not fit; otherwise as
-        publish().
+        schema. subject: name of a column, or one subject for all, which is refused where a column
+        is called nearly so. client_time: name of a column of timestamps. These two columns need
+        not be in the schema. Returns one Confirmation a batch. Raises LocalProtocolError
+        `bad_schema`: the table does not fit; otherwise as publish().
         """
         with self.publisher(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
             window.publish_table(table, subject=subject, client_time=client_time, codec=codec)
