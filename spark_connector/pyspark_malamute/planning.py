@@ -244,7 +244,7 @@ def stored(parts: list[InputPartition]) -> list[list[list[Any]]]:
     A sink knows rows that come again by their task. Planned anew, a batch may be cut elsewhere:
     its caps are not known any more, other options may hold, and the index has coarser entries.
     """
-    return [[[each.name, each.start, each.end] for each in _ranges_of(part)] for part in parts]
+    return [[[each.name, each.start, each.end] for each in ranges_of(part)] for part in parts]
 
 
 def restored(
@@ -265,11 +265,12 @@ def restored(
     return found
 
 
-def _ranges_of(part: InputPartition) -> list[Range]:
+def ranges_of(part: InputPartition) -> list[Range]:
+    """The ranges of a task, in the order in which it reads them."""
     if isinstance(part, Ranges):
         return part.ranges
-    assert isinstance(part, Range)
-    return [part]
+    # Spark makes a partition of its own of an empty list of partitions.
+    return [part] if isinstance(part, Range) else []
 
 
 def _cut_by_records(

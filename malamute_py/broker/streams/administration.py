@@ -389,6 +389,7 @@ def _settings(stream: Stream) -> dict[str, Any]:
 
 
 def _short(stream: Stream, now_ms: int) -> dict[str, Any]:
+    """Return the facts of a stream that a list of streams shows."""
     first = stream.first_at(now_ms)
     return {
         "name": stream.name,
