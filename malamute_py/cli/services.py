@@ -200,7 +200,8 @@ def _left(until_ms: int) -> str:
     "peek",
     epilog="""In a pipe a line has, with tabs between: number, subject, requester, time at which it
 was put, attempts, state (waiting, delayed, held), worker that has it, since when, end of its lease,
-deadline, time before which no worker gets it; times in milliseconds, 0: none. --json names them.
+deadline, time before which no worker gets it, priority; times in milliseconds, 0: none. --json
+names them.
 
 \b
 Examples:
@@ -241,6 +242,7 @@ def peek(
             Column("lease_until_ms", "Lease until", spare=True),
             Column("deadline_ms", "Deadline", spare=True),
             Column("not_before_ms", "Not before", spare=True),
+            Column("priority", "Priority", right=True, spare=True),
         ],
         [
             (
@@ -255,6 +257,7 @@ def peek(
                 _time(each.lease_until_ms),
                 _time(each.deadline_ms),
                 _time(each.not_before_ms),
+                each.priority,
             )
             for each in found
         ],

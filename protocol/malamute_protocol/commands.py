@@ -21,6 +21,7 @@ from malamute_protocol.limits import (
     PRIORITY_MIN,
     RANGES_MAX,
     REASON_BYTES_MAX,
+    REQUEST_PRIORITY_MAX,
     RUNS_MAX,
     TIME_MAX,
 )
@@ -449,6 +450,7 @@ Time: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=TIME_MAX)]
 Again: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=TIME_MAX)]
 """-1: done; otherwise wanted again after so many milliseconds."""
 Priority: TypeAlias = Annotated[int, msgspec.Meta(ge=PRIORITY_MIN, le=PRIORITY_MAX)]
+RequestPriority: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=REQUEST_PRIORITY_MAX)]
 
 
 def check_ranges(ranges: Iterable[tuple[int, int]]) -> None:
@@ -610,6 +612,8 @@ class Request(Command, tag=50, frozen=True):
     now."""
     delay_ms: Time = 0
     """Time before which no worker gets the requests, from when they were taken."""
+    priority: RequestPriority = 0
+    """Requests of a higher one are handed out before those of a lower one."""
 
     @property
     def content_frames(self) -> int:
