@@ -21,7 +21,7 @@ from malamute_py.cli.mailboxes import age, beside, made, since
 from malamute_py.cli.output import Cell, Column
 from malamute_py.cli.parameters import MemoryOnCreate, Prefix
 from malamute_py.cli.progress import watched
-from malamute_py.cli.settings import Description, LevelOption, Settings, shown, wanted
+from malamute_py.cli.settings import Description, LevelOption, Replace, Settings, shown, wanted
 from malamute_py.cli.values import count_text, duration_text, now_ms, size_text, time_text
 
 if TYPE_CHECKING:
@@ -350,6 +350,7 @@ def edit(
     level: LevelOption = None,
     description: Description = None,
     settings: Settings = None,
+    replace: Replace = False,
     create: Annotated[
         bool, typer.Option("--create", help="Make the service when there is none.")
     ] = False,
@@ -362,12 +363,12 @@ def edit(
         max_bytes=max_bytes, dead_letters=dead_letters, memory=memory or None, level=level,
         description=description,
     )  # fmt: skip
-    if not asked and not create:
+    if not (asked or create or replace):
         raise CommandFailed("nothing to change; name a setting, such as --lease 30s", USAGE)
     with linked(ctx) as client:
         if not create:
             known(client, service, "--create makes it")
-        found = client.edit_service(service, asked)
+        found = client.edit_service(service, asked, replace=replace)
     if as_json:
         _show(found, as_json)
     else:

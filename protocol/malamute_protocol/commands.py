@@ -361,6 +361,8 @@ class EditStream(Command, tag=31, frozen=True):
     request: int
     stream: str
     settings: dict[str, Any]
+    replace: bool = False
+    """True: settings that are not named go back to their defaults."""
 
 
 class RemoveStream(Command, tag=32, frozen=True):
@@ -578,6 +580,8 @@ class EditMailbox(Command, tag=47, frozen=True):
     request: int
     mailbox: str
     settings: dict[str, Any]
+    replace: bool = False
+    """True: settings that are not named go back to their defaults."""
 
 
 class RemoveMailbox(Command, tag=48, frozen=True):
@@ -751,6 +755,8 @@ class EditService(Command, tag=57, frozen=True):
     request: int
     service: str
     settings: dict[str, Any]
+    replace: bool = False
+    """True: settings that are not named go back to their defaults."""
 
 
 class Requeue(Command, tag=58, frozen=True):
@@ -896,6 +902,8 @@ class EditCursor(Command, tag=67, frozen=True):
     settings: dict[str, Any] = {}
     start: Start = []
     """Start of a new cursor; empty: earliest."""
+    replace: bool = False
+    """True: settings that are not named go back to their defaults."""
 
 
 class RemoveGroup(Command, tag=68, frozen=True):
@@ -995,6 +1003,8 @@ class EditGroup(Command, tag=80, frozen=True):
     stream: str
     group: str
     settings: dict[str, Any]
+    replace: bool = False
+    """True: settings that are not named go back to their defaults."""
 
 
 class RequeueGroup(Command, tag=81, frozen=True):

@@ -70,6 +70,7 @@ EXAMPLES: list[Command] = [
     c.OpenProducer(1, 2**40, 1, True),
     c.CreateStream(1, "flights", {"ring_bytes": 1 << 30, "full": "refuse", "memory": False}),
     c.EditStream(1, "flights", {"max_age_ms": 1000}),
+    c.EditStream(2, "flights", {}, True),
     c.RemoveStream(1, "flights"),
     c.StreamInfo(1, "flights"),
     c.ListStreams(1, "fl", "flightr", 10),
