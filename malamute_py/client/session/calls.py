@@ -17,7 +17,7 @@ from malamute_protocol.batch import encode_bulk, encode_columns, encode_lists
 from malamute_protocol.commands import ListStreams, PlanRead
 from malamute_protocol.content import HEAD
 from malamute_protocol.errors import LocalProtocolError, MalamuteError
-from malamute_protocol.limits import DEFAULT_LIMITS
+from malamute_protocol.limits import DEFAULT_LIMITS, REQUEST_PRIORITY_MAX
 from malamute_protocol.pattern import Pattern, from_text, validate
 from malamute_py.client.arguments import (
     codec_of,
@@ -123,9 +123,13 @@ def _blob(body: Any) -> bytes:
     )
 
 
-def request_terms(need_workers: bool, delay_ms: int) -> Terms:
+def request_terms(need_workers: bool, delay_ms: int, priority: int) -> Terms:
     """Terms that few requests have. Raises LocalProtocolError."""
-    return Terms(bool(need_workers), duration("delay_ms", delay_ms))
+    return Terms(
+        bool(need_workers),
+        duration("delay_ms", delay_ms),
+        integer("priority", priority, 0, REQUEST_PRIORITY_MAX),
+    )
 
 
 class BulkOptions(TypedDict, total=False):
