@@ -22,7 +22,8 @@ class Event(NamedTuple):
 
 EVENTS: Final = (
     Event("listening", "info", "the broker serves"),
-    Event("stopped", "info", "the broker ended in order"),
+    Event("stopping", "info", "the broker was asked to stop, with so many `links`: it takes nothing more, confirms what it took, says goodbye, and writes a checkpoint; a second signal ends it at once"),
+    Event("stopped", "info", "the broker ended in order, after `took_ms`; `untold_links` did not take their last answers within `loop.drain_ms`"),
     Event("open_files", "info", "how many files the broker may have open"),
     Event("recovered", "info", "a ring was read back"),
     Event("queues_recovered", "info", "mailboxes, services, cursors and groups were read back"),

@@ -374,6 +374,7 @@ class Broker:
         self._clean_up()
 
     def _receive(self, link: Link, commands: Sequence[Command], frames: Sequence[Any]) -> None:
+        """Take up the commands of one message in order, each with the frames that it owns."""
         commands_max = self._shard.settings.limits.message_commands_max
         if len(commands) > commands_max:
             self._malformed(
@@ -482,6 +483,7 @@ class Broker:
         return parts
 
     def _dispatch(self, link: Link, kind: type[Command], command: Command) -> None:
+        """Call the handler of a command, unless too many results wait to be sent on the link."""
         handler = self._handlers.get(kind)
         settings = self._shard.settings
         if handler is None:
@@ -605,6 +607,7 @@ class Broker:
         self._publishing.refuse(link, command, code, reason, retry_ms)
 
     def _subscribe(self, link: Link, command: wire.Subscribe) -> None:
+        """Check a SUBSCRIBE, enter it, and begin it once its stream is there."""
         subscriptions = self._subscriptions
         number = command.subscription
         wrong: tuple[str, str] | None

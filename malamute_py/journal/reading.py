@@ -688,6 +688,7 @@ class Reader:
         records_max: int,
         bytes_max: int,
         split_bytes: int,
+        left: Sequence[tuple[Candidates, int]],
     ) -> Plan:
         """See Ring.plan."""
         state = self._streams.states.get(stream)
@@ -707,9 +708,13 @@ class Reader:
                 break
             index = self.index(segment)
             entries = index.entries(stream, position, end)
-            chosen = _choose(index, stream, entries, search, None)
             rows = entries.rows
-            weights = np.where(np.asarray(chosen, np.bool_), rows["bytes"], 0).tolist()
+            chosen = np.asarray(_choose(index, stream, entries, search, None), np.bool_)
+            for those_left, before in left:
+                if before > position and len(rows):
+                    kept = _choose(index, stream, entries, those_left, None)
+                    chosen &= np.asarray(kept, np.bool_) | (rows["next"] > before)
+            weights = np.where(chosen, rows["bytes"], 0).tolist()
             for weight, after in zip(weights, rows["next"].tolist(), strict=True):
                 cutter.add(weight, min(after, end))
                 if cutter.full():

@@ -257,6 +257,7 @@ class Member(MemberBase):
         return batch
 
     async def _next(self, timeout_ms: int | None) -> HeldBatch | None:
+        """Return the next batch of records, past the notices before it; None once closed."""
         membership, link = self._membership, self._link
         while True:
             if True:  # sync: with link.lock:

@@ -23,6 +23,7 @@ from malamute_py.client.arguments import (
     codec_of,
     column_of,
     column_time,
+    duration,
     fields_of,
     integer,
     later_of,
@@ -36,6 +37,7 @@ from malamute_py.client.arguments import (
     wrong,
 )
 from malamute_py.client.position import StartPoint, start_on_wire
+from malamute_py.client.session.requests import Terms
 from malamute_py.client.session.rows import PACKINGS, More, OutgoingRow, Packing
 from malamute_py.client.session.subscription import VISIBILITIES, SubscribeOptions
 from malamute_py.client.words import ReadVisibility, Until
@@ -117,6 +119,11 @@ def _blob(body: Any) -> bytes:
         "bad_batch",
         f"a body is bytes, str or a list of these, not {type(body).__name__}; encode it first",
     )
+
+
+def request_terms(need_workers: bool, delay_ms: int) -> Terms:
+    """Terms that few requests have. Raises LocalProtocolError."""
+    return Terms(bool(need_workers), duration("delay_ms", delay_ms))
 
 
 class BulkOptions(TypedDict, total=False):

@@ -551,6 +551,7 @@ class Session:
             self._commands = [Bye(error.code, error.reason[:200])]
 
     def _on_welcome(self, command: Welcome, _: Sequence[Any]) -> None:
+        """Take up a new link: its limits, and all that has to be opened or sent again."""
         if not VERSIONS[0] <= command.version <= VERSIONS[1]:
             self.lost("version", f"the broker speaks {command.version}", self._now_ms, final=True)
             return
@@ -626,6 +627,7 @@ class Session:
         )
 
     def _on_refused(self, command: Refused, _: Sequence[Any]) -> None:
+        """Hand a refusal to whatever its reference names: a call, a receiver, or the link."""
         error = BrokerRefused(command.code, command.reason, command.retry_ms)
         if command.revision >= 0:
             error = RevisionConflict(command.reason, command.revision)

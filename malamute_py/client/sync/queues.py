@@ -252,6 +252,7 @@ class SyncMember(MemberBase):
         return batch
 
     def _next(self, timeout_ms: int | None) -> HeldBatch | None:
+        """Return the next batch of records, past the notices before it; None once closed."""
         membership, link = self._membership, self._link
         while True:
             with link.lock:
