@@ -237,7 +237,7 @@ async def test_a_step_has_one_span_whose_context_its_records_carry(traced: Trace
 
 async def test_a_window_has_a_span_a_call_and_a_group_names_itself(traced: Traced) -> None:
     window = traced.client.publisher(traced.name)
-    await traced.shell.call(window.publish_many, [b"1", b"2"])
+    await traced.shell.call(window.publish_many, bodies=[b"1", b"2"], subject="gate")
     await traced.shell.call(window.wait)
     member = traced.client.group(traced.name, "crew", start="earliest")
     batch = await traced.shell.call(member.next_batch)
@@ -247,6 +247,24 @@ async def test_a_window_has_a_span_a_call_and_a_group_names_itself(traced: Trace
     assert attributes(published)["batch.message_count"] == 2
     assert attributes(received)["consumer.group.name"] == "crew"
     assert parent_of(traced.one(f"process {traced.name}")) == id_of(published)
+
+
+async def test_a_table_and_a_change_of_a_key_carry_their_contexts(traced: Traced) -> None:
+    pa = pytest.importorskip("pyarrow")
+    schema = pa.schema([pa.field("gate", pa.int32())])
+    typed, plain, keyed = (f"{traced.name}.{kind}" for kind in ("typed", "plain", "keyed"))
+    await traced.shell.do("create_stream", typed, schema=schema)
+    await traced.shell.do("create_stream", keyed, keep="last-per-subject", ring_bytes=192 << 20)
+    table = pa.table({"gate": pa.array([1, 2], pa.int32())})
+    await traced.shell.do("publish_table", typed, table, properties={"x": 1})
+    await traced.shell.do("publish_arrow", plain, pa.table({"body": [b"1", b"2"]}))
+    await traced.shell.call(traced.client.kv(keyed).put, "colour", b"red")
+    for stream in (typed, plain, keyed):
+        subscription = traced.client.subscribe(stream, start="earliest")
+        batch = await traced.shell.call(subscription.next_batch)
+        found = get_current_span(traced.tracing.context_of(batch)).get_span_context()
+        assert found.span_id == id_of(traced.one(f"publish {stream}")), stream
+        assert (stream == typed) == ("x" in batch.properties_of(0))
 
 
 async def test_several_replies_are_one_span_and_a_failed_handler_is_named_in_the_log(
