@@ -1011,6 +1011,20 @@ class PeekRequests(Command, tag=82, frozen=True):
     limit: int = 100
 
 
+class ResetGroup(Command, tag=83, frozen=True):
+    """Operator has a group stand elsewhere; what was done before counts no longer.
+
+    RESULT: as of GROUP_INFO, and `before`: where it stood.
+    """
+
+    request: int
+    stream: str
+    group: str
+    start: Start
+    force: bool = False
+    """True: members are no hindrance: their memberships end, and they may join again."""
+
+
 # --- 85 to 86: typed streams (feature TYPED) ------------------------------------------
 
 
@@ -1057,7 +1071,7 @@ AnyCommand: TypeAlias = Union[  # noqa: UP007 - msgspec reads the union at run t
     RemoveService,
     MoveCursor, CursorInfo, RemoveCursor, JoinGroup, AckRecords, GroupInfo, Atomic,
     EditCursor, RemoveGroup, Trim, PurgeSubjects, EditGroup, RequeueGroup, PeekRequests,
-    UpdateKey, GetKey, ListKeys, StreamSchemas, Schema, ReloadConfig,
+    ResetGroup, UpdateKey, GetKey, ListKeys, StreamSchemas, Schema, ReloadConfig,
 ]  # fmt: skip
 
 STEP_PARTS: tuple[type[Command], ...] = (

@@ -73,7 +73,7 @@ def test_the_command_line_judges_and_watches_without_the_extra_http() -> None:
     ended = run_without(
         [package for package, extra in EXTRAS.items() if extra == "http"],
         "import malamute_py.cli.check, malamute_py.cli.screens, malamute_py.cli.top\n"
-        "import malamute_py.http.console.troubles, malamute_py.http.health\n",
+        "import malamute_py.health.troubles, malamute_py.health.readiness\n",
     )
     assert ended.returncode == 0, ended.stderr
 

@@ -24,6 +24,7 @@ from malamute_protocol.commands import (
     Mode,
     RemoveGroup,
     RequeueGroup,
+    ResetGroup,
     Rewound,
     Schema,
     StartKind,
@@ -41,6 +42,7 @@ from malamute_py.broker.groups.member import Member
 from malamute_py.broker.groups.progress import Progress
 from malamute_py.broker.groups.reader import GroupReader
 from malamute_py.broker.groups.requeueing import Requeueing
+from malamute_py.broker.groups.resetting import Resetting
 from malamute_py.broker.groups.returns import NO_ATTEMPT, Returns
 from malamute_py.broker.links.links import ERRED, Link, Links
 from malamute_py.broker.log.answers import Answers
@@ -113,6 +115,10 @@ class Groups:
         self._administration = GroupAdministration(
             shard, catalogue, steps, answers, self._groups, puts.mailboxes, self.reader.wake
         )
+        self._resetting = Resetting(
+            shard, links, catalogue, steps, starts, answers, self._groups,
+            set_aside=self._set_aside, renewed=self._renewed, facts=self._administration.facts,
+        )  # fmt: skip
 
     # --- facts ------------------------------------------------------------------------------
 
@@ -133,6 +139,7 @@ class Groups:
             GroupInfo: self._administration.group_info,
             EditGroup: self._administration.edit_group,
             RequeueGroup: self._requeueing.requeue,
+            ResetGroup: self._resetting.reset,
             RemoveGroup: self._administration.remove_group,
         }
 
@@ -543,6 +550,27 @@ class Groups:
         self.reader.gone_by(group)
         self._holders.settle(group)
         self.reader.wake(group)
+
+    # --- a reset --------------------------------------------------------------------------------
+
+    def _set_aside(self, group: Group) -> None:
+        """End the memberships of a group that is being reset; members that join now wait."""
+        self._coming[group.stream.number, group.name] = []
+        # What members, timers and the log still say of this run of the group has no effect.
+        group.gone = True
+        for member in reversed(list(group.members)):
+            self.end(member, "cancelled")
+        if group.absent_holder is not None:
+            group.give_up_absent_holder()
+
+    def _renewed(self, group: Group, end_lsn: int) -> None:
+        """Take a group up anew as the log has it, and let in the members that wait."""
+        stream, place = group.stream, (group.stream.number, group.name)
+        if stream.removed:
+            self._not_created(place, "stream_removed", f"'{stream.name}' was removed", 0)
+            return
+        self._take_up(stream, self._shard.queues.groups[place])
+        self._answers.settle(end_lsn, partial(self._let_in, stream, place))
 
     # --- what is gone -------------------------------------------------------------------------
 

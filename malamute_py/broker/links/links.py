@@ -184,9 +184,9 @@ class Link:
     def overrun(self, window_bytes: int) -> str:
         """Narrow the window of a client that does not keep it; return the reason of the refusal.
 
-        window_bytes: what WELCOME said. The window stays narrow as long as the link: a client that sends
-        without regard to it would otherwise always have a whole window before the disk, and every
-        other client's confirm waits for that to be synced (compression-bombs: 100 ms).
+        window_bytes: what WELCOME said. The window stays narrow as long as the link: a client that
+        sends without regard to it would otherwise always have a whole window before the disk, and
+        every other client's confirm waits for that to be synced (compression-bombs: 100 ms).
         """
         reason = f"more than {self.window_bytes} unconfirmed bytes on this link"
         self.window_bytes = window_bytes // _OVERRUN_PART

@@ -81,7 +81,7 @@ from malamute_py.client.session.events import (
     Watched,
 )
 from malamute_py.client.session.mailboxes import MailboxView, OpenedMailboxes
-from malamute_py.client.session.memberships import Memberships
+from malamute_py.client.session.memberships import Membership, Memberships
 from malamute_py.client.session.messages import OutgoingMessages
 from malamute_py.client.session.offering import Offering
 from malamute_py.client.session.offers import Offerings
@@ -398,6 +398,15 @@ class Session:
         if self.state is LinkState.LINKED:
             self._commands.append(command)
         return opened
+
+    def memberships_of(self, stream: str, group: str) -> list[Membership]:
+        """Return this client's memberships of a group that have not ended."""
+        return [
+            opened
+            for opened in self.receivers.by_number.values()
+            if isinstance(opened, Membership)
+            and (opened.asked.stream, opened.asked.group) == (stream, group)
+        ]
 
     def unsubscribe(self, opened: Opened) -> None:
         """End what was opened; what it has not consumed is dropped."""
