@@ -105,6 +105,21 @@ async def test_a_publish_is_a_producer_span_whose_context_the_record_carries(
     assert found.span_id == id_of(published)
 
 
+async def test_a_context_that_is_forwarded_gives_way_to_the_new_one_as_a_whole(
+    traced: Traced,
+) -> None:
+    old = {"traceparent": "00-" + "1" * 32 + "-" + "2" * 16 + "-01", "tracestate": "a=b", "x": 1}
+    await traced.shell.do("publish", traced.name, b"1", properties=old)
+    await traced.shell.do("publish_many", traced.name, [b"2", b"3"], properties=[old, None])
+    subscription = traced.client.subscribe(traced.name, start="earliest")
+    records = await traced.shell.take(subscription, 3)
+    assert [set(record.properties) - {"traceparent"} for record in records] == [{"x"}, {"x"}, set()]
+    published = [id_of(span) for span in traced.spans(f"publish {traced.name}")]
+    for record, span in zip(records, [published[0], published[1], published[1]], strict=True):
+        found = get_current_span(traced.tracing.context_of(record)).get_span_context()
+        assert found.span_id == span
+
+
 async def test_many_records_of_one_call_carry_one_context_between_them(traced: Traced) -> None:
     stream = traced.name
     await traced.shell.do(
@@ -376,6 +391,18 @@ async def test_a_context_that_cannot_be_read_is_none(
     assert traced.one(f"receive {name}").parent is None
     with pytest.raises(TypeError, match="no record, message, request or batch"):
         traced.tracing.context_of("a text")
+
+
+def test_a_span_names_the_server_where_there_is_one() -> None:
+    made = Traced(SyncShell(), "server")
+    for endpoints in (("tcp://[::1]:9797",), ("inproc://x",), ("tcp://a:1", "tcp://b:2")):
+        made.tracing.spans.connected(endpoints, lambda: "web-1").start(
+            "atomic", SpanKind.CLIENT
+        ).end()
+    first, *others = (dict(span.attributes or {}) for span in made.spans("atomic"))
+    assert (first["server.address"], first["server.port"]) == ("::1", 9797)
+    assert first["messaging.client.id"] == "web-1"
+    assert not [one for one in others if "server.address" in one]
 
 
 async def test_what_a_tracing_may_be(broker: EmbeddedBroker) -> None:
