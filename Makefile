@@ -56,7 +56,7 @@ sync-client: $(DEV_STAMP) ## write malamute_py/client/sync from client/aio; make
 spark-options: $(DEV_STAMP) ## write the options into spark_connector/README.md; make check compares them
 	$(PY) -m tools.spark_options
 
-metrics-page: $(DEV_STAMP) ## write the table of deploy/metrics.md from malamute_py/http/table.py
+metrics-page: $(DEV_STAMP) ## write the tables of deploy/metrics.md from malamute_py/http/table.py and events.py
 	$(PY) -m tools.metrics_page
 
 docs: $(DOCS_STAMP) ## build the documents into build/docs; a warning is an error

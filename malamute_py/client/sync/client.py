@@ -96,7 +96,8 @@ def connect_sync(
     (None: for ever); otherwise the first failure is raised. options: fields of
     ClientSettings, which help(ClientSettings) explains.
     context: a zmq.Context, needed for inproc endpoints. on_link: told each change of the link, in
-    the client's own thread. tracing: spans of OpenTelemetry; needs the extra `otel`.
+    the client's own thread. tracing: spans of OpenTelemetry, True or a Tracing; needs the extra
+    `otel`.
     Raises SettingError, Timeout, ConnectionLost or BrokerRefused (a credential or version that was
     refused is final).
     """
@@ -128,6 +129,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
     """One session with a broker, with a thread of its own; for callers in any thread."""
 
     _subscription_type = SyncSubscription
+    _keys_type = SyncKeyView
     _inbox_type = SyncInbox
     _worker_type = SyncWorker
     _member_type = SyncMember
@@ -389,16 +391,17 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         *,
         body: str = "body",
         subject: str = "",
+        properties: Properties | None = None,
         confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
     ) -> list[Confirmation]:
         """Publish a pyarrow table or record batch, without a Python object a row.
 
         body: the column with the bodies (binary or string). subject: name of a column, or
-        one subject for all. Raises as publish().
+        one subject for all. properties: of each row. Raises as publish().
         """
         with self._window(stream, confirm, timeout_ms) as window:
-            for content, _ in arrow_contents(table, body, subject):
+            for content, _ in arrow_contents(table, body, subject, properties):
                 window.publish_batch(content)
         return window.confirmations
 
@@ -409,6 +412,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         *,
         subject: str = "",
         client_time: str = "",
+        properties: Properties | None = None,
         codec: str | None = None,
         confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
@@ -418,11 +422,17 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         table: of pyarrow, polars, pandas or DuckDB; it has the columns of the stream's newest
         schema. subject: name of a column, or one subject for all, which is refused where a column
         is called nearly so. client_time: name of a column of timestamps. These two columns need
-        not be in the schema. Returns one Confirmation a batch. Raises LocalProtocolError
-        `bad_schema`: the table does not fit; otherwise as publish().
+        not be in the schema. properties: of each row. Returns one Confirmation a batch. Raises
+        LocalProtocolError `bad_schema`: the table does not fit; otherwise as publish().
         """
         with self._window(stream, confirm, timeout_ms) as window:
-            window.publish_table(table, subject=subject, client_time=client_time, codec=codec)
+            window.publish_table(
+                table,
+                subject=subject,
+                client_time=client_time,
+                properties=properties,
+                codec=codec,
+            )
         return window.confirmations
 
     def publisher(
@@ -516,7 +526,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         Such a stream is made by create_stream(name, keep="last-per-subject", ring_bytes=...). This
         asks the broker nothing.
         """
-        return SyncKeyView(self._link, stream)
+        return self._keys_type(self._link, stream)
 
     # --- asking --------------------------------------------------------------------------------
 
@@ -732,6 +742,7 @@ class SyncBulkPublisher:
         *,
         subject: str = "",
         client_time: str = "",
+        properties: Properties | None = None,
         codec: str | None = None,
     ) -> None:
         """Publish a table's rows; returns when the last is in the window, not yet confirmed.
@@ -755,7 +766,9 @@ class SyncBulkPublisher:
                 rows = TableRows(
                     table, known, subject=subject, client_time=client_time, codec=codec
                 )
-        for content, count in rows.contents(self._link.session.batch_bytes, self._publisher.limits):
+        for content, count in rows.contents(
+            self._link.session.batch_bytes, self._publisher.limits, properties
+        ):
             self._add(content, count)
 
     def _add(self, content: bytes | bytearray, count: int) -> None:
