@@ -45,7 +45,10 @@ COMMANDS: Final[dict[str, Entry]] = {
     "inbox": Entry("inbox:inbox", "Read a mailbox: print its messages and take them out."),
     "request": Entry("asking:request", "Ask a service and print the reply."),
     "work": Entry("working:work", "Work for a service: run a command for each request."),
-    "stream": Entry("streams:app", "Streams: list, show, create, edit, trim, purge, remove, peek."),
+    "stream": Entry(
+        "streams:app",
+        "Streams: list, show, create, edit, trim, purge, remove, peek, export, import.",
+    ),
     "kv": Entry("kv:app", "Keys of a stream: get, put, update, delete, keys, watch, history."),
     "mailbox": Entry("mailboxes:app", "Mailboxes: list, show, peek, purge, edit, remove."),
     "service": Entry("services:app", "Services: list, show, peek, requeue, edit, remove."),
