@@ -40,7 +40,7 @@ Examples:
   malamute stream import trades events.jsonl --no-keys   into a stream with a ring of its own
 
 An import that was cut off is run again, and goes on where it was: each 1,000 records are a step
-with a key, which the broker takes once. It remembers the newest 65,536 keys, shared between all
+with a key, which the broker takes once. It remembers the newest 100,000 keys, shared between all
 senders. Lines that are added to a file later are imported by the next run, but the
 last step of the run before, when it had fewer than 1,000 records, counts as another one then.
 

@@ -238,7 +238,7 @@ class Console:
                 return checked
             session, form = checked
             try:
-                session.note("done", await action.run(session, form))
+                session.note(action.outcome, await action.run(session, form))
             except MalamuteError as error:
                 session.note("failed", str(error))
             return _see(action.back(form))
