@@ -21,6 +21,12 @@ from malamute_py.http.source import LISTED_MAX
 
 ROWS_MAX: Final = 50
 """Rows of one page of a list."""
+VERBS: Final = (
+    "read", "replay", "write", "create", "trim", "send", "receive", "purge", "request", "work",
+    "manage_streams", "manage_queues", "manage_clients", "manage_users",
+)  # fmt: skip
+"""Verbs that a person may ask about."""
+WITHOUT_NAMES: Final = ("manage_clients", "manage_users")
 _LOOK_RECORDS: Final = 20
 
 Query = Mapping[str, str]
@@ -170,6 +176,19 @@ async def clients(session: Session, query: Query) -> Values:
     fitting = [each for each in found if each.identity.startswith(begin)]
     rows = ((each, list(troubles.of_link(each))) for each in fitting)
     return _listed(query, rows, len(found))
+
+
+async def users(session: Session, query: Query) -> Values:
+    """Users with the permissions in force, and who may do something."""
+    verb, name = query.get("verb", ""), query.get("name", "").strip()
+    found = await session.client.list_users(verb, name)
+    begin = query.get("prefix", "")
+    fitting = [each for each in found if each.user.startswith(begin)]
+    asked = bool(verb) and (bool(name) or verb in WITHOUT_NAMES)
+    return _listed(
+        query, ((each, []) for each in fitting), len(found),
+        verbs=VERBS, asked=asked, without_names=WITHOUT_NAMES,
+    )  # fmt: skip
 
 
 async def settings(session: Session, query: Query) -> Values:

@@ -78,6 +78,10 @@ def test_the_overview_names_what_is_stuck_first(root: Browser) -> None:
         ("cursor", {"stream": "open.trades", "name": "reader"}, ["Next offset 40", "Behind 60"]),
         ("clients", {}, ["malamute console", "root"]),
         ("clients", {"prefix": "nothing"}, ["No clients"]),
+        ("users", {}, ["root", "reader", "read: open.*", "admin", "password"]),
+        ("users", {"verb": "read", "name": "open.x"}, ["May read open.x", "✓ yes"]),
+        ("users", {"verb": "work", "name": "up", "prefix": "rea"}, ["✕ no", "1 listed"]),
+        ("users", {"verb": "work"}, ["Not asked: name the stream"]),
         ("settings", {}, ["links", "Limits of a link", "malamute-py"]),
     ],
 )
@@ -246,7 +250,8 @@ def test_a_range_is_copied_into_another_stream(root: Browser, client: SyncClient
     fields = {"name": "source", "to": "target", "from": "0", "until": "101", "pattern": ""}
     page = root.post("do/copy", fields)
     assert "Begun: Copying source into target" in page.words
-    until(lambda: "101 records copied into target" in root.get("stream", name="source").words)
+    told = "101 records copied into target, 101 of them confirmed"
+    until(lambda: told in root.get("stream", name="source").words)
     assert client.stream_info("target").records == 101
     copied = next(iter(client.subscribe("target", start="earliest", until="tail")))
     assert (copied.subject, copied.fields, copied.body) == ("a.x", {"k": "v"}, b"one")
@@ -305,6 +310,7 @@ def test_a_copy_that_has_no_sense_is_refused(
         ("group", {"stream": "closed", "name": "crew"}),
         ("cursor", {"stream": "closed", "name": "reader"}),
         ("clients", {}),
+        ("users", {}),
     ],
 )
 def test_what_a_person_may_not_see_is_not_shown(
