@@ -97,7 +97,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "who-can": Entry("grants:who_can", "Tell which users may do something.", at_a_broker=False),
 }
 
-_SHARED: Final = frozenset({"endpoint", "context_name", "identity", "connect_timeout"})
+SHARED: Final = frozenset({"endpoint", "context_name", "identity", "connect_timeout"})
 """Options of the root that a command which talks to a broker also takes."""
 
 
@@ -129,7 +129,7 @@ class Commands(TyperGroup):
         if command is None:
             command = self._loaded[cmd_name] = _load(cmd_name, entry)
             if entry.at_a_broker:
-                shared = [param for param in self.params if param.name in _SHARED]
+                shared = [param for param in self.params if param.name in SHARED]
                 for leaf in _leaves(command):
                     if entry.at_a_broker in (True, leaf.name):
                         leaf.params.extend(shared)
