@@ -39,6 +39,7 @@ from malamute_py.journal import (
     JournalFailed,
     JournalLocked,
     MemoryStorage,
+    NewerFormat,
     Recovery,
     Storage,
 )
@@ -536,7 +537,7 @@ class Server:
             raise StartError(error.what, where, "one directory serves one broker") from error
         except DiskFull as error:
             raise StartError(str(error), where, f"free space on its disk, {elsewhere}") from error
-        except JournalCorrupt as error:
+        except (JournalCorrupt, NewerFormat) as error:
             raise StartError(str(error), where, "nothing was changed") from error
         except JournalError as error:
             raise StartError(str(error), where, elsewhere.removeprefix("or ")) from error
@@ -858,8 +859,10 @@ class Server:
             while not self._stopping:
                 loop.turn()
                 self._supervisor.alive()
-            self._supervisor.tell("STOPPING=1")
-            loop.finish(self.config.loop.drain_ms)
+            begun_s = time.monotonic()
+            self.log.info("stopping", links=self._core.gauges["links"])
+            self._supervisor.tell("STOPPING=1\nSTATUS=confirms what was taken, and ends")
+            untold = loop.finish(self.config.loop.drain_ms)
         except BaseException as error:  # noqa: BLE001 - a bug: said aloud, and the daemon ends
             self.failure = error
             self.log.critical("failed", error=repr(error), trace=traceback.format_exc())
@@ -870,7 +873,8 @@ class Server:
             self.failure = self.failure or error
             self.log.critical("failed_at_end", error=repr(error), trace=traceback.format_exc())
         if self.failure is None:
-            self.log.info("stopped")
+            took_ms = round(1_000 * (time.monotonic() - begun_s))
+            self.log.info("stopped", took_ms=took_ms, untold_links=untold)
 
     def _close_journal(self) -> None:
         try:

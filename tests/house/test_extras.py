@@ -18,7 +18,11 @@ from tests.house.checkout import pyproject
 from tests.house.test_packaging import distribution_name
 
 OPTIONAL = pyproject()["project"]["optional-dependencies"]
-DISTRIBUTIONS = {"prometheus_client": "prometheus-client", "re2": "google-re2"}
+DISTRIBUTIONS = {
+    "opentelemetry": "opentelemetry-api",
+    "prometheus_client": "prometheus-client",
+    "re2": "google-re2",
+}
 """Distribution of a package whose import name differs from it."""
 
 

@@ -31,6 +31,13 @@ MEMBERS_OF_A_PAGE: Final = 5_000
 """Members in one page of GROUP_INFO, unless a single group has more."""
 
 
+_UNKNOWN: Final[dict[str, Any]] = {
+    "link": 0, "subscription": 0, "held": 0, "since_ms": 0, "oldest_ms": 0, "credit_records": 0,
+    "lease_ms": 0, "aside": False, "holds": False,
+}  # fmt: skip
+"""Facts of a holder whose place is kept from before the broker began."""
+
+
 class GroupAdministration:
     """The commands about groups as a whole."""
 
@@ -179,8 +186,11 @@ class GroupAdministration:
         low = holdings.low
         letters = self._mailboxes.get(group.dead_letters)
         members = [self._member_facts(group, member) for member in group.members]
-        if group.absent_holder is not None:
-            lost = self._member_facts(group, group.absent_holder)
+        absent = group.absent_holder
+        if absent is not None:
+            lost = self._member_facts(group, absent) if isinstance(absent, Member) else {
+                **_UNKNOWN, "identity": absent.identity,
+            }  # fmt: skip
             members.append({**lost, "returns_ms": group.returns_ms})
         return {
             "stream": stream.name,
@@ -209,6 +219,7 @@ class GroupAdministration:
         }
 
     def _member_facts(self, group: Group, member: Member) -> dict[str, Any]:
+        """Return a member's facts for an answer."""
         return {
             "identity": member.identity,
             "link": member.link.number,

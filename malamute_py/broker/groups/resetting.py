@@ -22,7 +22,7 @@ from malamute_py.broker.log.steps import Steps, Then
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.named import Named
 from malamute_py.broker.streams.start_positions import Begin, Starts
-from malamute_py.changelog.records import GroupSet
+from malamute_py.changelog.records import Change, GroupHeld, GroupSet
 
 
 class Resetting:
@@ -121,7 +121,11 @@ class Resetting:
         renewing = Then(partial(self._renewed, group), partial(self._stays, group))
         answer = Answer(self._answers, link, command, partial(self._told, group, before))
         self._set_aside(group)
-        self._steps.put([change], renewing, answer, memory=stream.ring.memory)
+        changes: list[Change] = [change]
+        if row.kind == "exclusive":
+            # The place is free: its holder has to join again as everyone has.
+            changes.append(GroupHeld(stream.number, group.name, None))
+        self._steps.put(changes, renewing, answer, memory=stream.ring.memory)
 
     def _stays(self, group: Group, code: str, reason: str, retry_ms: int) -> None:
         self._renewed(group, 0)

@@ -22,6 +22,7 @@ from malamute_py.client.aio.link import AsyncVerbs, LoopLink
 from malamute_py.client.arguments import (
     beginning,
     duration,
+    integer,
     numbers_of_requests,
     settings_of,
 )
@@ -258,6 +259,7 @@ class Member(MemberBase):
         return batch
 
     async def _next(self, timeout_ms: int | None) -> HeldBatch | None:
+        """Return the next batch of records, past the notices before it; None once closed."""
         membership, link = self._membership, self._link
         while True:
             if True:  # sync: with link.lock:
@@ -415,6 +417,9 @@ class Member(MemberBase):
 class QueueVerbs(AsyncVerbs):
     """Verbs over cursors, groups, steps, mailboxes and services."""
 
+    _member_type: type[Member]
+    _step_type: type[AtomicStep]
+
     # --- steps -----------------------------------------------------------------------------
 
     def atomic(self, *, confirm: ConfirmAt = "default", key: bytes = b"") -> AtomicStep:
@@ -426,7 +431,7 @@ class QueueVerbs(AsyncVerbs):
         it is tried, by this or a later process of the same identity.
         Raises LocalProtocolError: a key, and the client has no identity.
         """
-        return AtomicStep(self._link, confirm, key)
+        return self._step_type(self._link, confirm, key)
 
     # --- removal -----------------------------------------------------------------------------
 
@@ -533,7 +538,7 @@ class QueueVerbs(AsyncVerbs):
             credit_records, credit_bytes, hold_ms, group_visibility(visibility), create,
             settings_of(settings, {}),
         ).check()  # fmt: skip
-        return Member(
+        return self._member_type(
             self._link,
             asked,
             ack=ack,
@@ -728,6 +733,7 @@ class QueueVerbs(AsyncVerbs):
 
         make: (request number, after) -> the question.
         """
+        integer("limit", limit, 0)
         found: list[Kind] = []
         after = ""
         while True:

@@ -499,6 +499,7 @@ class Session:
         return messages
 
     def _put_outgoing(self, now_ms: int, message: OutgoingMessages) -> None:
+        """Put commands, then batches of all senders in turn, then questions into a message."""
         message.suspect = None
         if self._suspects.suspicious and self.state is LinkState.LINKED:
             message.suspect = self._suspects.suspect
@@ -560,6 +561,7 @@ class Session:
             self._commands = [Bye(error.code, error.reason[:200])]
 
     def _on_welcome(self, command: Welcome, _: Sequence[Any]) -> None:
+        """Take up a new link: its limits, and all that has to be opened or sent again."""
         if not VERSIONS[0] <= command.version <= VERSIONS[1]:
             self.lost("version", f"the broker speaks {command.version}", self._now_ms, final=True)
             return
@@ -635,6 +637,7 @@ class Session:
         )
 
     def _on_refused(self, command: Refused, _: Sequence[Any]) -> None:
+        """Hand a refusal to whatever its reference names: a call, a receiver, or the link."""
         error = BrokerRefused(command.code, command.reason, command.retry_ms)
         if command.revision >= 0:
             error = RevisionConflict(command.reason, command.revision)

@@ -21,6 +21,7 @@ from malamute_protocol.pattern import Pattern
 from malamute_py.client.arguments import (
     beginning,
     duration,
+    integer,
     numbers_of_requests,
     settings_of,
 )
@@ -254,6 +255,7 @@ class SyncMember(MemberBase):
         return batch
 
     def _next(self, timeout_ms: int | None) -> HeldBatch | None:
+        """Return the next batch of records, past the notices before it; None once closed."""
         membership, link = self._membership, self._link
         while True:
             with link.lock:
@@ -405,6 +407,9 @@ class SyncMember(MemberBase):
 class SyncQueueVerbs(SyncVerbs):
     """Verbs over cursors, groups, steps, mailboxes and services."""
 
+    _member_type: type[SyncMember]
+    _step_type: type[SyncAtomicStep]
+
     # --- steps -----------------------------------------------------------------------------
 
     def atomic(self, *, confirm: ConfirmAt = "default", key: bytes = b"") -> SyncAtomicStep:
@@ -416,7 +421,7 @@ class SyncQueueVerbs(SyncVerbs):
         it is tried, by this or a later process of the same identity.
         Raises LocalProtocolError: a key, and the client has no identity.
         """
-        return SyncAtomicStep(self._link, confirm, key)
+        return self._step_type(self._link, confirm, key)
 
     # --- removal -----------------------------------------------------------------------------
 
@@ -521,7 +526,7 @@ class SyncQueueVerbs(SyncVerbs):
             credit_records, credit_bytes, hold_ms, group_visibility(visibility), create,
             settings_of(settings, {}),
         ).check()  # fmt: skip
-        return SyncMember(
+        return self._member_type(
             self._link,
             asked,
             ack=ack,
@@ -712,6 +717,7 @@ class SyncQueueVerbs(SyncVerbs):
 
         make: (request number, after) -> the question.
         """
+        integer("limit", limit, 0)
         found: list[Kind] = []
         after = ""
         while True:

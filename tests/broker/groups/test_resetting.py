@@ -103,6 +103,9 @@ def test_a_group_that_keeps_a_place_is_not_reset() -> None:
     lose(shell, 2)
     assert reset(shell, 0) == "in_use"
     assert reset(shell, 0, force=True)["members"] == []
+    shell.restart()
+    join(shell, 3, "exclusive")
+    assert got(shell, 3) == [0, 1, 2, 3], "the place is free, now and after a restart"
 
 
 @pytest.mark.parametrize("kind", ["shared", "exclusive", "keyed"])
