@@ -30,8 +30,8 @@ class ConfigError(MalamuteError):
 def open_to_others(facts: os.stat_result, refused: int) -> int:
     """Return the bits of a file's mode that let others use its secret, of those that are refused.
 
-    A file of root's may be read by its group, to which an administrator added the program: so
-    Kubernetes and Docker hand secrets to a program that is not root, and so PostgreSQL takes them.
+    A file of root's may be read by its group, as an operator put the program into that group:
+    Kubernetes and Docker hand secrets so to a program that is not root, and PostgreSQL takes them.
     """
     if facts.st_uid == 0 != os.geteuid():
         refused &= ~0o040

@@ -263,6 +263,11 @@ class Server:
         """Take up a configuration that was read anew (the loop's thread), and tell who asked."""
         before, reading = self._reading, reread.reading
         after = reading.complete
+        if reread.link:
+            # First: the link that asked may be one of those that end.
+            told = [list(change) for change in reading.changes[:_CHANGES_SHOWN]]
+            value = {"changes": told, "more": len(reading.changes) > _CHANGES_SHOWN}
+            self._core.reloaded(reread.link, reread.request, value)
         gone = lost_credentials(before.complete, after)
         if after != before.complete:
             self._reading, self.config = reading._replace(changes=[]), reading.config
@@ -295,10 +300,6 @@ class Server:
             "configuration_reloaded", link=reread.link, applied=counts[APPLIED],
             refused=counts[REFUSED], restart=counts[RESTART],
         )  # fmt: skip
-        if reread.link:
-            told = [list(change) for change in changes[:_CHANGES_SHOWN]]
-            value = {"changes": told, "more": len(changes) > _CHANGES_SHOWN}
-            self._core.reloaded(reread.link, reread.request, value)
 
     def __enter__(self) -> Self:
         """Start the broker."""

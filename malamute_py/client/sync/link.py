@@ -15,7 +15,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import zmq
 
@@ -40,6 +40,9 @@ from malamute_py.client.session.events import (
 from malamute_py.client.session.publisher import confirmations
 from malamute_py.client.session.session import Session
 from malamute_py.client.settings import ClientSettings, Wait
+
+if TYPE_CHECKING:
+    from malamute_py.client.spans import Spans
 
 Value = TypeVar("Value")
 
@@ -95,6 +98,8 @@ class ThreadLink:
         """on_link: called in the link's thread; what it raises is logged."""
         self.lock = threading.Lock()
         """Over the session and everything that callers share with the thread."""
+        self.spans: Spans | None = None
+        """Maker of spans, of a traced client."""
         self.last: LinkEvent | None = None
         self.engine = Engine(settings, context)
         self.session = self.engine.session
