@@ -92,6 +92,11 @@ COMMANDS: Final[dict[str, Entry]] = {
         "A broker's configuration: check, show, reload.",
         at_a_broker=("reload",),
     ),
+    "deploy": Entry(
+        "deploying:deploy",
+        "Write files to run a broker with: a unit, an image, a chart, alerts, a dashboard.",
+        at_a_broker=False,
+    ),
     "context": Entry(
         "naming:app", "Contexts: brokers by name, with their credentials.", at_a_broker=False
     ),
