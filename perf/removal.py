@@ -32,7 +32,7 @@ SUBJECTS = [f"s.{number}" for number in range(40)]
 
 
 class Round(NamedTuple):
-    """What the publishers did in one round."""
+    """Figures of the publishers in one round."""
 
     records: float
     """Records a second, in bulk."""
