@@ -115,7 +115,7 @@ class StreamAdmin:
             return
         answer = Answer(self._answers, link, command, partial(self._facts, stream))
         try:
-            self._catalogue.edit(stream, command.settings, answer)
+            self._catalogue.edit(stream, command.settings, answer, replace=command.replace)
         except BrokerRefused as error:
             self._answers.refuse(link, command, error.code, error.reason)
 
