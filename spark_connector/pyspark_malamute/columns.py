@@ -13,7 +13,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -51,6 +51,24 @@ Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 # The stubs of pyarrow know too few of its overloads: what is built here is Any, and
 # test_columns.py holds it to Spark's schema.
 _arrow: Final[Any] = pa
+
+
+class Columns(Protocol):
+    """Collected rows of batches, given out as record batches."""
+
+    @property
+    def full(self) -> bool: ...  # noqa: D102
+    def pieces(self, batch: Batch) -> Iterator[Batch]: ...  # noqa: D102
+    def add(self, batch: Batch) -> None: ...  # noqa: D102
+    def take(self) -> Iterator[Any]: ...  # noqa: D102
+
+
+def taken(columns: Columns, batch: Batch) -> Iterator[Any]:
+    """Take a batch in, and yield the record batches that are full."""
+    for piece in columns.pieces(batch):
+        columns.add(piece)
+        if columns.full:
+            yield from columns.take()
 
 
 class _Column:

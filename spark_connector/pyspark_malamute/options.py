@@ -118,6 +118,8 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     min_partitions: int
     rows_per_partition: int
     split_bytes: int
+    log_directory: str
+    """Data directory of the broker, for tasks on its machine; empty: all is read over the wire."""
     columns: tuple[str, ...]
     """Names of the columns, in order; each is one of COLUMNS or of field_columns."""
     field_columns: tuple[str, ...]
@@ -288,6 +290,9 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("minPartitions", as_number, "0", "at least so many tasks, where the data allow it"),
     Option("maxRecordsPerPartition", as_positive, None, "most selected records of one task"),
     Option("splitBytes", as_size, "32m", "about how many bytes one task reads"),
+    Option("logDirectory", as_text, "",
+           "the broker's data directory: a task on the broker's machine that may read its files "
+           "reads them in place"),
     Option("columns", as_names, None,
            "names of the columns, in order; what is not named is not made"),
     Option("fieldColumns", as_names, None,
@@ -379,6 +384,7 @@ def parse_options(raw: Mapping[str, str]) -> SourceOptions:
         min_partitions=values["minPartitions"],
         rows_per_partition=values["maxRecordsPerPartition"] or 0,
         split_bytes=_at_least_a_mib(values["splitBytes"]),
+        log_directory=values["logDirectory"],
         columns=(_typed_columns if values["bodyType"] == "typed" else _columns)(given, values),
         field_columns=values["fieldColumns"] or (),
         body_type=values["bodyType"],

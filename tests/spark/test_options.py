@@ -46,7 +46,7 @@ SAMPLES = {
     "includeProperties": "true", "bodyType": "list", "user": "ann", "password": "of ann",
     "curveServerKey": KEY, "curvePublicKey": KEY, "curveSecretKey": KEY, "identity": "spark-1",
     "connectTimeoutMs": "5", "requestTimeoutMs": "5", "brokerOutageMs": "5",
-    "fetchTimeoutMs": "5", "fetchRetries": "5", "idleWaitMs": "5",
+    "fetchTimeoutMs": "5", "fetchRetries": "5", "idleWaitMs": "5", "logDirectory": "/data",
 }  # fmt: skip
 """A value of each option that is not its default."""
 TOGETHER = (

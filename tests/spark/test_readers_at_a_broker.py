@@ -59,3 +59,19 @@ def test_a_cap_of_records_counts_those_that_match(
     tasks = [task for task in reader.partitions(begin, end) if isinstance(task, Range)]
     rows = sum(batch.num_rows for task in tasks for batch in reader.read(task))
     assert rows == 40
+
+
+def test_tasks_of_a_checkpoint_know_with_which_record_the_stream_begins_now(
+    endpoint: str, client: SyncClient, stream: str
+) -> None:
+    client.publish_many(stream, [b"x"] * 100, confirm="synced")
+    reader = reader_of(endpoint, stream)
+    begin = reader.initialOffset()
+    end = reader.latestOffset(begin, ALL)
+    client.edit_stream(stream, max_records=10)
+    client.publish_many(stream, [b"x"] * 10, confirm="synced")
+    first = client.plan_read(stream).first
+    assert first
+    restarted = reader_of(endpoint, stream, failOnDataLoss="false")
+    tasks = restarted.partitions(begin, end)
+    assert [(task.start, task.first) for task in tasks if isinstance(task, Range)] == [(0, first)]
