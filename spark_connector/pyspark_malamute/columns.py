@@ -42,6 +42,7 @@ _PARSED: Final = 30
 """Bytes of a map of properties as Python objects for each byte of its MessagePack, at most."""
 _LEAN_ROW_BYTES: Final = 32
 """Bytes of a row in columns without bodies, about."""
+_EMPTY_ROWS_MAX: Final = 1 << 17
 _TABLES_KEPT: Final = 256
 _STALE: Final = 10_000
 """Batches gathered at most, so that a record batch of empty bodies ends, too."""
@@ -69,6 +70,34 @@ def taken(columns: Columns, batch: Batch) -> Iterator[Any]:
         columns.add(piece)
         if columns.full:
             yield from columns.take()
+
+
+class RowCount:
+    """Rows without columns: what they hold is not looked at."""
+
+    def __init__(self) -> None:
+        self._rows = 0
+
+    @property
+    def full(self) -> bool:
+        """True when enough rows have been counted for a record batch."""
+        return self._rows >= _EMPTY_ROWS_MAX
+
+    def pieces(self, batch: Batch) -> Iterator[Batch]:
+        """A batch in parts: one."""
+        yield batch
+
+    def add(self, batch: Batch) -> None:
+        """Count the delivered rows of a batch."""
+        self._rows += len(batch)
+
+    def take(self) -> Iterator[Any]:
+        """Yield the counted rows as a record batch; then begin anew."""
+        if self._rows:
+            nothing = _arrow.struct([])
+            rows = _arrow.StructArray.from_buffers(nothing, self._rows, [None])
+            yield _arrow.RecordBatch.from_struct_array(rows)
+        self._rows = 0
 
 
 class _Column:

@@ -27,7 +27,7 @@ from malamute_py.client.position import Position
 from malamute_py.client.session.subscription import GapNotice, Notice, RewoundNotice
 from malamute_py.client.sync.client import SyncSubscription
 from pyspark_malamute import links
-from pyspark_malamute.columns import Columns, Gather, taken
+from pyspark_malamute.columns import Columns, Gather, RowCount, taken
 from pyspark_malamute.errors import SourceUnavailable
 from pyspark_malamute.local_log import LocalLog
 from pyspark_malamute.loss import lost, rewound
@@ -110,7 +110,7 @@ def fetch(
     _spare_the_collector()
     options = options.of(part.name)
     pipe = pipe or _Pipe(options, [part])
-    gather: Columns = TypedGather(options) if options.body_type == "typed" else Gather(options)
+    gather = _columns(options)
     position = part.start
     if log is not None:
         position = yield from log.read(options, part, gather)
@@ -152,6 +152,12 @@ def fetch(
                 raise
             LOG.warning("malamute source: asking again from offset %d: %s", position, error)
     yield from gather.take()
+
+
+def _columns(options: SourceOptions) -> Columns:
+    if options.body_type == "typed":
+        return TypedGather(options)
+    return RowCount() if options.counts_only else Gather(options)
 
 
 def _subscribe(options: SourceOptions, part: Range, position: int) -> SyncSubscription:

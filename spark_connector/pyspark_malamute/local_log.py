@@ -76,7 +76,8 @@ class LocalLog:
                 visibility="live",
                 end=part.end,
                 client_time=options.client_time,
-                copy=True,
+                # Nothing is taken from a batch that is only counted.
+                copy=not options.counts_only,
                 strict=True,
             )
         except _TROUBLE as error:

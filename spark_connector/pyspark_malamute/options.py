@@ -121,7 +121,8 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     log_directory: str
     """Data directory of the broker, for tasks on its machine; empty: all is read over the wire."""
     columns: tuple[str, ...]
-    """Names of the columns, in order; each is one of COLUMNS or of field_columns."""
+    """Names of the columns, in order; each is one of COLUMNS or of field_columns. None: rows have
+    no column, or with bodyType typed all of the stream's."""
     field_columns: tuple[str, ...]
     """Fields that have a column of their own."""
     body_type: str
@@ -161,6 +162,11 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.stream:
             return f"stream '{self.stream}'"
         return f"streams '{self.streams_pattern or ', '.join(self.streams)}'"
+
+    @property
+    def counts_only(self) -> bool:
+        """Whether rows have no column, so that only their number is of interest."""
+        return not self.columns and self.body_type != "typed"
 
     @property
     def is_alone(self) -> bool:
@@ -237,6 +243,10 @@ def _pattern(value: str) -> Pattern:
         raise ValueError(error.reason) from error
 
 
+def _column_names(value: str) -> tuple[str, ...]:
+    return as_names(value) if value.strip() else ()
+
+
 # --- the table ---------------------------------------------------------------------------
 
 COLUMNS: Final = (
@@ -293,8 +303,9 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("logDirectory", as_text, "",
            "the broker's data directory: a task on the broker's machine that may read its files "
            "reads them in place"),
-    Option("columns", as_names, None,
-           "names of the columns, in order; what is not named is not made"),
+    Option("columns", _column_names, None,
+           "names of the columns, in order; what is not named is not made; empty: none, for "
+           "`count()`"),
     Option("fieldColumns", as_names, None,
            "fields that get a string column each, in place of the map of all"),
     Option("includeFields", as_flag, None,
@@ -487,6 +498,8 @@ def _typed_columns(given: Mapping[str, str], values: Mapping[str, Any]) -> tuple
                  "pushFilters"):  # fmt: skip
         if name in given:
             raise OptionError(name, "says nothing with bodyType 'typed': leave it out")
+    if values["columns"] == ():
+        raise OptionError("columns", "is empty: leave out bodyType 'typed', to count records")
     columns: tuple[str, ...] = values["columns"] or ()
     return columns
 

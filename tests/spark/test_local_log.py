@@ -170,6 +170,20 @@ def test_typed_columns_are_read_in_place(
     assert subscriptions == 0
 
 
+@pytest.mark.parametrize("prepare", [mixed, expired, purged])
+def test_rows_without_columns_are_as_many_as_rows_with_them(
+    machine: Machine, stream: str, caplog: pytest.LogCaptureFixture, prepare: Prepare
+) -> None:
+    machine.client.create_stream(stream)
+    prepare(machine.client, stream)
+    for more in ({}, {"pattern": "flights.2.*"}):
+        rows, _, _ = machine.over_both(stream, caplog, **more)
+        counted, _, subscriptions = machine.over_both(stream, caplog, columns="", **more)
+        assert len(counted) == len(rows)
+        assert not any(counted)
+        assert subscriptions == 0
+
+
 def trimmed(client: SyncClient, stream: str) -> None:
     mixed(client, stream)
     client.trim(stream, Position(b"", 0, 300))

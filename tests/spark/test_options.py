@@ -105,6 +105,13 @@ def test_places_by_stream_are_ours_or_kafkas() -> None:
     assert options.ending.of("flights") == Place("time", 1_357_016_400_000)
 
 
+def test_no_columns_are_an_empty_list_of_them_and_no_typed_stream() -> None:
+    assert parse_options({**LEAST, "columns": " "}).counts_only
+    assert not parse_options({**LEAST, "columns": "offset"}).counts_only
+    assert not parse_options({**LEAST, "bodyType": "typed"}).counts_only
+    assert "leave out bodyType" in refusal(bodyType="typed", columns="")
+
+
 def test_several_streams_have_a_column_that_says_which() -> None:
     several = parse_options({"endpoint": "tcp://a:1", "streams": "flights, weather"})
     assert several.streams == ("flights", "weather")
