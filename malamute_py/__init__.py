@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from malamute_py.client.sync.queues import SyncAtomicStep, SyncMember
     from malamute_py.client.sync.subscription import SyncSubscription
     from malamute_py.client.sync.work import SyncRequest, SyncWorker
+    from malamute_py.client.tracing import Tracing
     from malamute_py.client.words import (
         AckWhen,
         ConfirmAt,
@@ -190,6 +191,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "SyncRequest",
         "SyncWorker",
     ),
+    "malamute_py.client.tracing": ("Tracing",),
     "malamute_py.client.words": (
         "AckWhen",
         "ConfirmAt",
@@ -266,6 +268,7 @@ __all__ = [
     "SyncSubscription",
     "SyncWorker",
     "Timeout",
+    "Tracing",
     "Until",
     "Worker",
     "all_of",

@@ -267,6 +267,16 @@ def several(name: str, value: Any) -> None:
         raise wrong(name, value, f"a sequence of bytes, not a {type(value).__name__}", "bad_batch")
 
 
+def column_of(name: str, value: Any, count: int) -> Sequence[Any]:
+    """Values of which each record of a batch has one. Raises LocalProtocolError `bad_batch`."""
+    if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__getitem__"):
+        allowed = f"a sequence of one value a record, not a {type(value).__name__}"
+        raise wrong(name, value, allowed, "bad_batch")
+    if len(value) != count:
+        raise LocalProtocolError("bad_batch", f"{len(value)} values in {name} for {count} records")
+    return value  # type: ignore[no-any-return]
+
+
 def pattern_of(value: Any) -> Any:
     """A pattern in its wire form. Raises LocalProtocolError."""
     if isinstance(value, bytes) or not isinstance(value, Sequence):

@@ -89,7 +89,7 @@ EXAMPLES: list[Command] = [
     c.MailboxInfo(1, "b*", "bob", 10),
     c.EditMailbox(1, "bob", {"max_bytes": 1, "level": "stored"}),
     c.RemoveMailbox(1, "bob", "bob"),
-    c.Request("resize", 1, "bob", 30000, 2, b"key", True),
+    c.Request("resize", 1, "bob", 30000, 2, b"key", True, 60000),
     c.Offer(3, "resize", ["prefix", "image."], 4, 1 << 20, 10000, {"attempts_max": 3}),
     c.Work(3, "~" + UUID.hex(), "bob", 1_700_000_030_000, 2, 10000, 2, b"\x01", b"key"),
     c.AckWork(3, [(9, 10)], 4, 5, 3, 0, "cannot read it", b"end 9"),
@@ -130,6 +130,7 @@ EXAMPLES: list[Command] = [
     c.EditGroup(1, "flights", "loaders", {"attempts_max": 5}),
     c.RequeueGroup(1, "flights", "loaders", [5, 2**40]),
     c.PeekRequests(1, "resize", 4, 10),
+    c.ResetGroup(1, "flights", "loaders", [2, 100], True),
     c.StreamSchemas(1, "flights"),
     c.Schema(1, 2**32 - 1, b"schema"),
 ]

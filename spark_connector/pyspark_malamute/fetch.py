@@ -30,7 +30,7 @@ from pyspark_malamute import links
 from pyspark_malamute.columns import Columns, Gather, RowCount, taken
 from pyspark_malamute.errors import SourceUnavailable
 from pyspark_malamute.local_log import LocalLog
-from pyspark_malamute.loss import lost, rewound
+from pyspark_malamute.loss import lost, purged, rewound
 from pyspark_malamute.offsets import StreamOffset, check_stream
 from pyspark_malamute.options import SourceOptions
 from pyspark_malamute.planning import Range, ranges_of
@@ -225,7 +225,10 @@ def _is_rewound(options: SourceOptions, reading: SyncSubscription, part: Range) 
     for notice in reading.notices():
         if isinstance(notice, GapNotice):
             end = min(notice.to_offset, part.end)
-            lost(options, notice.from_offset, end, notice.code, notice.reason)
+            if notice.code == "purged":
+                purged(options, notice.from_offset, end)
+            else:
+                lost(options, notice.from_offset, end, notice.code, notice.reason)
         elif isinstance(notice, RewoundNotice):
             rewound(options, notice.from_offset, notice.to_offset)
             return True

@@ -17,7 +17,7 @@ from malamute_py.client.facts import ReadPlan, Split
 from malamute_py.client.position import AtTime, Position, StartPoint
 from pyspark_malamute.errors import OptionError
 from pyspark_malamute.links import Broker
-from pyspark_malamute.loss import lost, rewound
+from pyspark_malamute.loss import gone, rewound
 from pyspark_malamute.offsets import StreamOffset
 from pyspark_malamute.options import Place, SourceOptions
 
@@ -94,7 +94,7 @@ def locate(broker: Broker, options: SourceOptions, place: Place, option: str) ->
         if offset > found.tail:
             raise OptionError(option, f"{offset} is beyond the stream's end, {found.tail}")
         if offset < found.first:
-            lost(options, offset, found.first, "retention")
+            gone(options, offset, found.first, found.trimmed, "retention")
             offset = found.first
     return Spot(found.stream.hex(), found.epoch, found.first, found.tail, offset)
 
@@ -181,7 +181,7 @@ def check_plan(
                 options,
             )
             code = "lost" if facts.settings.get("memory") else code
-        lost(options, start, min(plan.first, plan.to_offset), code)
+        gone(options, start, min(plan.first, plan.to_offset), plan.trimmed, code)
 
 
 def ranges(

@@ -241,6 +241,20 @@ def test_a_gap_fails_the_task_or_is_logged_and_skipped(
     assert link.readings[0].closed
 
 
+def test_a_trim_amid_a_range_is_logged_and_fails_only_a_task_that_asks_for_it(
+    use: Use, caplog: pytest.LogCaptureFixture
+) -> None:
+    script: list[Event] = [(0, 10), GapNotice(10, 20, "purged", ""), (20, 30)]
+    use(ScriptedLinks([*script]))
+    with caplog.at_level(logging.WARNING):
+        read = offsets_of(fetch(options(), part(0, 30)))
+    assert read == [*range(10), *range(20, 30)]
+    assert "offsets 10 to 19 were removed by a trim" in caplog.text
+    use(ScriptedLinks([*script]))
+    with pytest.raises(DataLoss, match=r"offsets 10 to 19 were removed by a trim"):
+        offsets_of(fetch(options(failOnDataLoss="all"), part(0, 30)))
+
+
 def test_a_rewound_stream_ends_the_range_and_gives_no_new_records_for_old_offsets(
     use: Use,
 ) -> None:

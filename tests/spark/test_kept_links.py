@@ -197,7 +197,7 @@ def inodes_to(port: int) -> set[str]:
 
 
 def worker_descriptors() -> dict[str, list[str]]:
-    """Names of the open descriptors of each Python worker of the session."""
+    """Return the descriptors of each Python worker of the session."""
     found: dict[str, list[str]] = {}
     for process in Path("/proc").iterdir():
         with contextlib.suppress(OSError):

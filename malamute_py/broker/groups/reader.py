@@ -228,6 +228,7 @@ class GroupReader:
         self._gap(group, (batch.base, batch.next, "damaged", reason))
 
     def _share_out(self, group: Group, batch: StampedBatch) -> int:
+        """Deliver what waits of a batch to the members; returns how many rows were given."""
         now_ms = self._shard.now_ms
         holdings = group.holdings
         if batch.next > holdings.read:
@@ -332,6 +333,7 @@ class GroupReader:
     # --- reads of history -------------------------------------------------------------------------
 
     def _read(self, group: Group, offset: int) -> None:
+        """Have the journal read on for a group, from the oldest offset that it wants."""
         stream = group.stream
         if not self.turns.may_read:
             self.turns.starve(group, None)
@@ -373,6 +375,7 @@ class GroupReader:
         return True
 
     def _answered(self, group: Group, answer: HistoryRead) -> None:
+        """Hand out what the journal read; members end if reading brings nothing on."""
         holdings = group.holdings
         before = holdings.read, group.deliveries, holdings.open, holdings.waiting
         offset = group.wanted()
@@ -404,6 +407,7 @@ class GroupReader:
             member.owner.end(member, answer.code)
 
     def _hand_out_history(self, group: Group, answer: HistoryRead) -> None:
+        """Hand out batches of the journal until the members take no more."""
         holdings, stream = group.holdings, group.stream
         if stream.bounded:
             kept = first_within_bounds(stream, answer, self._shard.now_ms)
@@ -462,6 +466,7 @@ class GroupReader:
             self._close(group, (first, end, code, reason))
 
     def _close(self, group: Group, gap: tuple[int, int, str, str]) -> None:
+        """Count a gap's records as passed over, and tell every member of it."""
         first, end, code, reason = gap
         first, count = group.close_between(first, end)
         if not count:

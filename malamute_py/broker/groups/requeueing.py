@@ -69,6 +69,7 @@ class Requeueing:
         self._revive(_Job(group, places, command.numbers, answer), 0)
 
     def _group(self, link: Link, command: RequeueGroup) -> Group:
+        """Return the group that a REQUEUE_GROUP names. Raises BrokerRefused."""
         name = command.stream
         if not self._shard.settings.permit(link.owner, "manage_streams", name):
             raise BrokerRefused("forbidden", f"you may not admin groups of '{name}'")
@@ -132,6 +133,7 @@ class Requeueing:
         return rows
 
     def _take(self, job: _Job, mailbox: Mailbox, rows: list[RowsOfPut]) -> None:
+        """Log that the records of some dead letters wait again, and that the letters are gone."""
         group = job.group
         again: dict[int, int] = {}
         for _, mask, row in rows:

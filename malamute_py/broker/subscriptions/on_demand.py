@@ -604,6 +604,7 @@ class OnDemand:
                 del self._in_history[sub.stream]
 
     def _read(self, sub: Subscription) -> None:
+        """Have the journal read for a subscription, as much as its credit and its link take."""
         stream = sub.stream
         end = min(sub.tail, sub.stop, stream.hot_first)
         size = min(self._shard.settings.quantum_bytes, sub.left_bytes)
@@ -784,6 +785,7 @@ class OnDemand:
                 self._note_progress(sub, position)
 
     def _deliver_history(self, sub: Subscription, answer: HistoryRead) -> None:
+        """Deliver what the journal read, thinned out where not all of it is wanted."""
         end = min(sub.tail, sub.stop)
         now_ms = self._shard.now_ms
         if sub.stream.bounded or sub.position < sub.stream.first:

@@ -19,6 +19,7 @@ from malamute_protocol.keys import DELETION_FIELD
 from malamute_protocol.pattern import Pattern
 from malamute_py.client.aio.link import LoopLink
 from malamute_py.client.aio.subscription import Subscription
+from malamute_py.client.arguments import integer
 from malamute_py.client.engine.waits import PUBLISHED
 from malamute_py.client.keys import (
     KeyEntry,
@@ -173,6 +174,7 @@ class KeyView:
 
         pattern: of a kind that asks for nothing but the subject. limit: at most so many; 0: all.
         """
+        integer("limit", limit, 0)
         stream, wire = self._stream, make_pattern(pattern)
         found: dict[str, int] = {}
         after, more = "", True

@@ -140,6 +140,7 @@ class TableRows:
             yield content, count
 
     def _headers(self, first: int, count: int) -> dict[str, Any]:
+        """Return the subjects and client times of some rows, as options of the encoder."""
         import pyarrow as pa
 
         options: dict[str, Any] = {"subject": self._subject}

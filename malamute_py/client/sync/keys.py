@@ -16,6 +16,7 @@ from malamute_protocol import commands as c
 from malamute_protocol.errors import BrokerRefused
 from malamute_protocol.keys import DELETION_FIELD
 from malamute_protocol.pattern import Pattern
+from malamute_py.client.arguments import integer
 from malamute_py.client.engine.waits import PUBLISHED
 from malamute_py.client.keys import (
     KeyEntry,
@@ -170,6 +171,7 @@ class SyncKeyView:
 
         pattern: of a kind that asks for nothing but the subject. limit: at most so many; 0: all.
         """
+        integer("limit", limit, 0)
         stream, wire = self._stream, make_pattern(pattern)
         found: dict[str, int] = {}
         after, more = "", True
