@@ -214,3 +214,16 @@ def test_tasks_of_a_checkpoint_know_with_which_record_the_stream_begins_now(
     restarted = reader_of(endpoint, stream, failOnDataLoss="false")
     tasks = restarted.partitions(begin, end)
     assert [(task.start, task.first) for task in tasks if isinstance(task, Range)] == [(0, first)]
+
+
+def test_records_outside_the_window_of_client_times_are_not_read(
+    endpoint: str, client: SyncClient, stream: str
+) -> None:
+    client.publish_many(stream, [b"x"] * 50, client_time_ms=[1000 * n for n in range(50)])
+    for more, expected in (
+        ({"clientTimeFrom": "10000", "clientTimeTo": "20000"}, range(10, 20)),
+        ({"clientTimeFrom": "10000"}, range(10, 50)),
+        ({"clientTimeTo": "20000"}, range(20)),
+    ):
+        reader = MalamuteReader(parse_options({"endpoint": endpoint, "stream": stream, **more}))
+        assert offsets_of(reader, reader.partitions()) == list(expected)
