@@ -115,7 +115,7 @@ class Resetting:
             return
         stream, row, before = group.stream, group.row, group.holdings.low
         change = GroupSet(
-            stream.number, group.name, row.kind, row.pattern, max(begin.next, stream.first),
+            stream.number, group.name, row.kind, row.pattern, max(begin.next, stream.begin),
             self._shard.now_ms, "reset", row.by, self._shard.epoch, row.durable, row.settings,
         )  # fmt: skip
         renewing = Then(partial(self._renewed, group), partial(self._stays, group))

@@ -40,7 +40,7 @@ from malamute_py.client.aio.mail import Inbox, MailVerbs
 from malamute_py.client.aio.queues import AtomicStep, Member, QueueVerbs
 from malamute_py.client.aio.subscription import Subscription
 from malamute_py.client.aio.work import Served, Worker, WorkVerbs
-from malamute_py.client.arguments import integer, name_of, settings_of
+from malamute_py.client.arguments import integer, name_of, settings_of, truth
 from malamute_py.client.engine.waits import ACKED, OPENED, PUBLISHED, WINDOW
 from malamute_py.client.facts import (
     BrokerFacts,
@@ -459,10 +459,10 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         """Publish the rows of a table into a typed stream, validated in full before it is sent.
 
         table: of pyarrow, polars, pandas or DuckDB; it has the columns of the stream's newest
-        schema. subject: name of a column, or one subject for all. client_time: name of a column
-        of timestamps. These two columns need not be in the schema. properties: of each row.
-        Returns one Confirmation a batch. Raises LocalProtocolError `bad_schema`: the table does
-        not fit; otherwise as publish().
+        schema. subject: name of a column, or one subject for all, which is refused where a column
+        is called nearly so. client_time: name of a column of timestamps. These two columns need
+        not be in the schema. properties: of each row. Returns one Confirmation a batch. Raises
+        LocalProtocolError `bad_schema`: the table does not fit; otherwise as publish().
         """
         async with self._window(stream, confirm, timeout_ms) as window:
             await window.publish_table(
@@ -587,16 +587,23 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         return facts(StreamFacts, {"name": stream, **value})
 
     async def edit_stream(
-        self, stream: str, settings: Mapping[str, Any] | None = None, /, **more: Any
+        self,
+        stream: str,
+        settings: Mapping[str, Any] | None = None,
+        /,
+        *,
+        replace: bool = False,
+        **more: Any,
     ) -> StreamFacts:
         """Change settings of a stream; those not named stay.
 
-        settings: as those of create_stream(). A new schema has the columns of the old one, some
-        perhaps wider (int32 to int64, float to double), and nullable ones after them; another is
-        refused `bad_schema`. Raises BrokerRefused.
+        settings: as those of create_stream(). replace: those not named go back to what a new stream
+        has; what cannot be changed stays, and so do body_kind and schema. A new schema has the
+        columns of the old one, some perhaps wider (int32 to int64, float to double), and nullable
+        ones after them; another is refused `bad_schema`. Raises BrokerRefused.
         """
-        named = stream_settings(settings_of(settings, more))
-        value = await self._link.ask(lambda number: c.EditStream(number, stream, named))
+        named, swap = stream_settings(settings_of(settings, more)), truth("replace", replace)
+        value = await self._link.ask(lambda number: c.EditStream(number, stream, named, swap))
         return facts(StreamFacts, {"name": stream, **value})
 
     async def remove_stream(self, stream: str) -> None:

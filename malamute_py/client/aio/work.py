@@ -270,6 +270,7 @@ class Request(RequestBase):
         again_ms: int = 0,
         reason: str = "",
     ) -> bool:
+        """Give a request an end, and wait for the broker's word on it where that is asked for."""
         link: LoopLink = self.offering.offerings.link
         future: asyncio.Future[bool] | None = link.loop.create_future() if wait else None
         if True:  # sync: with link.lock:

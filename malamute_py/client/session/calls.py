@@ -17,7 +17,7 @@ from malamute_protocol.batch import encode_bulk, encode_columns, encode_lists
 from malamute_protocol.commands import ListStreams, PlanRead
 from malamute_protocol.content import HEAD
 from malamute_protocol.errors import LocalProtocolError, MalamuteError
-from malamute_protocol.limits import DEFAULT_LIMITS
+from malamute_protocol.limits import DEFAULT_LIMITS, REQUEST_PRIORITY_MAX
 from malamute_protocol.pattern import Pattern, from_text, validate
 from malamute_py.client.arguments import (
     codec_of,
@@ -27,6 +27,7 @@ from malamute_py.client.arguments import (
     fields_of,
     integer,
     later_of,
+    no_near_column,
     one_of,
     pattern_of,
     properties_of,
@@ -108,6 +109,7 @@ def _packed(body: Any, codec: str | None) -> tuple[bytes | list[bytes], int, Pac
 
 
 def _blob(body: Any) -> bytes:
+    """Return one body as bytes. Raises LocalProtocolError."""
     if isinstance(body, str):
         try:
             return body.encode()
@@ -121,9 +123,13 @@ def _blob(body: Any) -> bytes:
     )
 
 
-def request_terms(need_workers: bool, delay_ms: int) -> Terms:
+def request_terms(need_workers: bool, delay_ms: int, priority: int) -> Terms:
     """Terms that few requests have. Raises LocalProtocolError."""
-    return Terms(bool(need_workers), duration("delay_ms", delay_ms))
+    return Terms(
+        bool(need_workers),
+        duration("delay_ms", delay_ms),
+        integer("priority", priority, 0, REQUEST_PRIORITY_MAX),
+    )
 
 
 class BulkOptions(TypedDict, total=False):
@@ -255,6 +261,7 @@ def arrow_contents(
     kept = None if properties is None else properties_of(properties)
     if body not in whole.column_names:
         raise LocalProtocolError("bad_batch", f"the table has no column {body!r}")
+    no_near_column(subject, whole.column_names)
     for piece in whole.to_batches(max_chunksize=_ROWS_MAX):
         if not piece.num_rows:
             continue

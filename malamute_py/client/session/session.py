@@ -499,6 +499,7 @@ class Session:
         return messages
 
     def _put_outgoing(self, now_ms: int, message: OutgoingMessages) -> None:
+        """Put commands, then batches of all senders in turn, then questions into a message."""
         message.suspect = None
         if self._suspects.suspicious and self.state is LinkState.LINKED:
             message.suspect = self._suspects.suspect

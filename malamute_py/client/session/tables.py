@@ -16,7 +16,7 @@ from malamute_protocol.encode import encode_arrow
 from malamute_protocol.errors import LocalProtocolError
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 from malamute_protocol.schema import SchemaError, Schemas, read_schema
-from malamute_py.client.arguments import codec_of, properties_of, text, wrong
+from malamute_py.client.arguments import codec_of, no_near_column, properties_of, text, wrong
 
 _ROWS_MAX: Final = DEFAULT_LIMITS.batch_records_max
 _TYPES: Final = "a table of pyarrow, polars, pandas or DuckDB, or a pyarrow record batch"
@@ -107,6 +107,7 @@ class TableRows:
         self._subject = subject
         self._properties: Mapping[str, Any] | None = None
         self._columns: dict[str, Any] = {}
+        no_near_column(subject, whole.column_names)
         if subject in whole.column_names:
             self._columns["subject"] = whole.column(subject)
         if client_time:

@@ -116,8 +116,9 @@ class SyncKeyView:
     ) -> int:
         """Delete a key by a marker, and return the marker's offset.
 
-        The marker is kept for the broker's `streams.deleted_keys_ms`. revision: delete the key only
-        if this is its revision. Raises as update().
+        The marker is kept for the broker's `streams.deleted_keys_ms`. A key that is not there gets
+        one, too: deleting twice is deleting once. revision: delete the key only if this is its
+        revision, so that one that is not there is refused. Raises as update().
         """
         empty = self._known()
         wanted = None if revision is None else revision_of(revision)

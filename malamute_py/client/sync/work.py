@@ -258,6 +258,7 @@ class SyncRequest(RequestBase):
         again_ms: int = 0,
         reason: str = "",
     ) -> bool:
+        """Give a request an end, and wait for the broker's word on it where that is asked for."""
         link: ThreadLink = self.offering.offerings.link
         pending: Pending[bool] | None = Pending(link) if wait else None
         with link.lock:

@@ -97,6 +97,7 @@ def _note_latest(
     content: Content, base: int, first: int, end: int,
     matches: Callable[..., bool], latest: dict[str, int],
 ) -> None:  # fmt: skip
+    """Note each matching subject's newest offset in one batch."""
     headers, codes = content.headers()
     low, high = max(first - base, 0), min(end - base, len(content))
     if high <= low:
