@@ -37,7 +37,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup run compile sync-client spark-options metrics-page docs check lint test test-compiled test-floors test-needs demo simulate fuzz perf micro clean
+.PHONY: help setup run compile sync-client spark-options metrics-page man docs check lint test test-compiled test-floors test-needs demo simulate fuzz perf micro clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -58,6 +58,9 @@ spark-options: $(DEV_STAMP) ## write the options into spark_connector/README.md;
 
 metrics-page: $(DEV_STAMP) ## write the tables of deploy/metrics.md from malamute_py/http/table.py and events.py
 	$(PY) -m tools.metrics_page
+
+man: $(DEV_STAMP) ## write deploy/man/malamute.1 from the commands; make check compares them
+	$(PY) -m tools.man_page
 
 docs: $(DOCS_STAMP) ## build the documents into build/docs; a warning is an error
 	$(PY) -m sphinx -q -W --keep-going -b html docs build/docs

@@ -1073,6 +1073,16 @@ class ReloadConfig(Command, tag=90, frozen=True):
     request: int
 
 
+class ListUsers(Command, tag=91, frozen=True):
+    """Ask for the users and permissions in force, and who may do something; needs manage_users."""
+
+    request: int
+    verb: str = ""
+    """Verb of a permission; empty: nothing is asked of each user."""
+    name: str = ""
+    """Stream, mailbox or service that the verb is about."""
+
+
 AnyCommand: TypeAlias = Union[  # noqa: UP007 - msgspec reads the union at run time
     Hello, Welcome, Ping, Pong, Bye, Refused, Result,
     Publish, Confirm, Subscribe, Subscribed, Unsubscribe, Ended, Credit, Deliver, Cover, Gap,
@@ -1085,7 +1095,7 @@ AnyCommand: TypeAlias = Union[  # noqa: UP007 - msgspec reads the union at run t
     RemoveService,
     MoveCursor, CursorInfo, RemoveCursor, JoinGroup, AckRecords, GroupInfo, Atomic,
     EditCursor, RemoveGroup, Trim, PurgeSubjects, EditGroup, RequeueGroup, PeekRequests,
-    ResetGroup, UpdateKey, GetKey, ListKeys, StreamSchemas, Schema, ReloadConfig,
+    ResetGroup, UpdateKey, GetKey, ListKeys, StreamSchemas, Schema, ReloadConfig, ListUsers,
 ]  # fmt: skip
 
 STEP_PARTS: tuple[type[Command], ...] = (

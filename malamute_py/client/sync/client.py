@@ -40,6 +40,7 @@ from malamute_py.client.facts import (
     ReadPlan,
     ReloadedSetting,
     StreamFacts,
+    UserFacts,
     fact_list,
     facts,
 )
@@ -651,6 +652,15 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
     def kick(self, link: int, reason: str = "") -> None:
         """End a link by its number. Raises BrokerRefused."""
         self._link.ask(lambda number: c.Kick(number, link, reason))
+
+    def list_users(self, verb: str = "", name: str = "") -> list[UserFacts]:
+        """Ask for the users and permissions in force, by name. Needs the permission manage_users.
+
+        verb, name: what each user is asked about, such as "read" and a stream's name: see `may`.
+        Raises BrokerRefused.
+        """
+        value = self._link.ask(lambda number: c.ListUsers(number, verb, name))
+        return fact_list(UserFacts, value, "users")
 
     def reload_config(self) -> list[ReloadedSetting]:
         """Have the broker read its configuration and users anew. Raises BrokerRefused.
