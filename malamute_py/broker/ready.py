@@ -146,6 +146,11 @@ class HistoryRead(msgspec.Struct, frozen=True, gc=False):
     gaps: tuple[tuple[int, int, str, str], ...] = ()
     """(from, to, code, reason) of offsets that are gone by retention, or damaged."""
 
+    @property
+    def gave_up(self) -> bool:
+        """Whether records were gone, so that copies are to be read in a stream with keys."""
+        return any(code == "retention" for _, _, code, _ in self.gaps)
+
 
 class ReadFailed(msgspec.Struct, frozen=True, gc=False):
     """Answer to ReadRange that could not be read; the core ends the subscription by name."""

@@ -94,7 +94,7 @@ def replay(
     if to_stream == stream:
         raise CommandFailed("--to-stream is the stream itself; name another", USAGE)
     check_kind(pattern)
-    factor = _factor(pace)
+    factor = factor_of(pace)
     asked = StreamRange(begin, end, by == "client")
     with ExitStack() as open_parts:
         client = open_parts.enter_context(linked(ctx, stays=True))
@@ -124,7 +124,7 @@ def replay(
     return INTERRUPTED if interrupted else 0
 
 
-def _factor(text: str) -> float | None:
+def factor_of(text: str) -> float | None:
     """Return the factor of the pace; None: as fast as possible. Raises CommandFailed."""
     lowered = text.strip().lower()
     if lowered in ("flat", "flat-out", "max"):

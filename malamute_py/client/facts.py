@@ -211,6 +211,7 @@ class PeekedRequest(Facts, frozen=True, kw_only=True):
     """Time at which the request was put."""
     deadline_ms: int = 0
     """Time at which it is given up; 0: never."""
+    priority: int = 0
     attempts: int = 0
     """Hand-outs so far."""
     state: str = ""

@@ -104,11 +104,18 @@ class GroupAdministration:
         group.gone = True
 
     def settings_of(
-        self, link: Link, values: dict[str, Any], over: GroupSettings | None
+        self,
+        link: Link,
+        values: dict[str, Any],
+        over: GroupSettings | None,
+        defaults: dict[str, Any] | None = None,
     ) -> GroupSettings:
-        """Put the settings that a client named over those that hold. Raises BrokerRefused."""
+        """Put the settings that a client named over those that hold. Raises BrokerRefused.
+
+        defaults: as queue_settings() has it.
+        """
         limits = self._shard.settings
-        settings = queue_settings(GroupSettings, values, limits.settings_bytes_max, over)
+        settings = queue_settings(GroupSettings, values, limits.settings_bytes_max, over, defaults)
         mailbox = settings.dead_letters
         if "dead_letters" in values and mailbox and not limits.permit(link.owner, "send", mailbox):
             raise BrokerRefused("forbidden", f"you may not send to mailbox '{mailbox}'")
@@ -131,7 +138,10 @@ class GroupAdministration:
             self._answers.refuse(link, command, code, f"there is no {kind} '{name}'")
             return
         try:
-            settings = self.settings_of(link, command.settings, self.settings_to_be(group))
+            defaults: dict[str, Any] | None = {} if command.replace else None
+            settings = self.settings_of(
+                link, command.settings, self.settings_to_be(group), defaults
+            )
         except BrokerRefused as error:
             self._answers.refuse(link, command, error.code, error.reason)
             return
@@ -214,7 +224,7 @@ class GroupAdministration:
             "pattern": group.selection.pattern,
             "next": low,
             "read": holdings.read,
-            "first": stream.first,
+            "first": stream.begin,
             "tail": stream.next,
             "lag": stream.next - low,
             "logged": row.next,

@@ -116,7 +116,7 @@ class Resetting:
             return
         stream, row, before = group.stream, group.row, group.holdings.low
         change = GroupSet(
-            stream.number, group.name, row.kind, row.pattern, max(begin.next, stream.first),
+            stream.number, group.name, row.kind, row.pattern, max(begin.next, stream.begin),
             self._shard.now_ms, "reset", row.by, self._shard.epoch, row.durable,
             self._administration.settings_to_be(group),
         )  # fmt: skip

@@ -361,13 +361,16 @@ class Catalogue:
 
     # --- changing ----------------------------------------------------------------------------
 
-    def edit(self, stream: Stream, values: dict[str, Any], effect: Effect) -> None:
-        """Change settings of a stream. Raises BrokerRefused."""
+    def edit(
+        self, stream: Stream, values: dict[str, Any], effect: Effect, *, replace: bool = False
+    ) -> None:
+        """Change settings of a stream, or all of them. Raises BrokerRefused."""
         old = stream.settings
         bytes_max = self._shard.settings.settings_bytes_max
         if stream.number in self._declaring:
             raise BrokerRefused("wait", "the stream's schema is being changed")
-        wanted = evolved(old, settings_of(values, bytes_max, old), bytes_max)
+        defaults = self._shard.settings.default_stream if replace else None
+        wanted = evolved(old, settings_of(values, bytes_max, old, defaults), bytes_max)
         for name in FIXED_SETTINGS:
             if getattr(wanted, name) != getattr(old, name):
                 raise BrokerRefused(
