@@ -141,6 +141,7 @@ def _show(found: StreamFacts, as_json: bool) -> None:
             "subscriptions": found.subscriptions,
             "epoch": found.epoch,
             "uuid": found.uuid.hex(),
+            "generation": found.generation,
             **_told(found.more),
             "settings": shown(found.settings, {"ring_bytes": "shared"}),
         },

@@ -30,6 +30,8 @@ class StreamFacts(Facts, frozen=True, kw_only=True):
 
     name: str = ""
     uuid: Uuid = b""
+    generation: int = 0
+    """Rises with each stream that is made under the same name after one was removed."""
     epoch: int = 0
     first: int = 0
     """Oldest offset that can be read."""

@@ -395,6 +395,7 @@ def _short(stream: Stream, now_ms: int) -> dict[str, Any]:
         "name": stream.name,
         "uuid": stream.uuid,
         "number": stream.number,
+        "generation": stream.row.generation,
         "first": first,
         "tail": stream.next,
         "bytes": stream.ledger.bytes,

@@ -27,7 +27,7 @@ from malamute_py.client.arguments import (
     settings_of,
     truth,
 )
-from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, STEP
+from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, PASSED_OVER, STEP
 from malamute_py.client.facts import (
     CursorFacts,
     Facts,
@@ -281,7 +281,7 @@ class Member(MemberBase):
                         lambda: bool(membership.queue) or self.ended,
                         membership,
                         timeout_ms,
-                        NOTHING,
+                        PASSED_OVER if membership.passed_over else NOTHING,
                         "record",
                     )
                     continue

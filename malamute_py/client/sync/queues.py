@@ -26,7 +26,7 @@ from malamute_py.client.arguments import (
     settings_of,
     truth,
 )
-from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, STEP
+from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, PASSED_OVER, STEP
 from malamute_py.client.facts import (
     CursorFacts,
     Facts,
@@ -276,7 +276,7 @@ class SyncMember(MemberBase):
                     timeout_ms = link.until(
                         lambda: bool(membership.queue) or self.ended,
                         timeout_ms,
-                        NOTHING,
+                        PASSED_OVER if membership.passed_over else NOTHING,
                         "record",
                     )
                     continue
