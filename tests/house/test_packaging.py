@@ -174,7 +174,8 @@ def test_the_wheel_holds_three_typed_packages_and_the_licence(tmp_path: Path) ->
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     tops = {name.partition("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
+    assert {top for top in tops if not top.endswith((".dist-info", ".data"))} == set(PACKAGES)
+    assert any(name.endswith(".data/data/share/man/man1/malamute.1") for name in names)
     assert {f"{package}/py.typed" for package in PACKAGES} <= set(names)
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
     deploy = ROOT / "deploy"

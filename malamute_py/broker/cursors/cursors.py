@@ -320,8 +320,9 @@ class Cursors:
         cursor = self._cursors.get(place)
         known = self._edits.get(place) or (None if cursor is None else cursor.row.settings)
         return queue_settings(
-            CursorSettings, command.settings, self._shard.settings.settings_bytes_max, known
-        )
+            CursorSettings, command.settings, self._shard.settings.settings_bytes_max, known,
+            {} if command.replace else None,
+        )  # fmt: skip
 
     def _edit(self, link: Link, command: EditCursor, stream: Stream, next: int, why: str) -> None:
         """Log a cursor's changed settings, or a new place for it; answer with its facts."""
