@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         GapNotice,
         ModeNotice,
         Notice,
+        PassedOverNotice,
         RewoundNotice,
     )
     from malamute_py.client.settings import (
@@ -160,6 +161,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "GapNotice",
         "ModeNotice",
         "Notice",
+        "PassedOverNotice",
         "RewoundNotice",
     ),
     "malamute_py.client.settings": (
@@ -242,6 +244,7 @@ __all__ = [
     "ModeNotice",
     "Notice",
     "OnError",
+    "PassedOverNotice",
     "Pattern",
     "PatternError",
     "Plain",

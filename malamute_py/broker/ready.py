@@ -34,11 +34,6 @@ MAIL_STREAM = 0xFFFF_FFFE
 numbered over all mailboxes and services, so that a number names one message in the broker."""
 
 
-MOVED_STREAM = 0xFFFF_FFFD
-"""The stream number of copies of newest records whose segment is given up, in the ring of a stream
-with keys: hidden. A record of it holds a whole batch as the stream had it, or some of its rows."""
-
-
 class Append(msgspec.Struct, frozen=True, gc=False):
     """One batch to be appended to a ring.
 
@@ -145,6 +140,11 @@ class HistoryRead(msgspec.Struct, frozen=True, gc=False):
     """Offset before which everything was read, skipped or is named in `gaps`."""
     gaps: tuple[tuple[int, int, str, str], ...] = ()
     """(from, to, code, reason) of offsets that are gone by retention, or damaged."""
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether records were gone, so that copies are to be read in a stream with keys."""
+        return any(code == "retention" for _, _, code, _ in self.gaps)
 
 
 class ReadFailed(msgspec.Struct, frozen=True, gc=False):

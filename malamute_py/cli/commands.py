@@ -45,7 +45,10 @@ COMMANDS: Final[dict[str, Entry]] = {
     "inbox": Entry("inbox:inbox", "Read a mailbox: print its messages and take them out."),
     "request": Entry("asking:request", "Ask a service and print the reply."),
     "work": Entry("working:work", "Work for a service: run a command for each request."),
-    "stream": Entry("streams:app", "Streams: list, show, create, edit, trim, purge, remove, peek."),
+    "stream": Entry(
+        "streams:app",
+        "Streams: list, show, create, edit, trim, purge, remove, peek, export, import.",
+    ),
     "kv": Entry("kv:app", "Keys of a stream: get, put, update, delete, keys, watch, history."),
     "mailbox": Entry("mailboxes:app", "Mailboxes: list, show, peek, purge, edit, remove."),
     "service": Entry("services:app", "Services: list, show, peek, requeue, edit, remove."),
@@ -89,6 +92,11 @@ COMMANDS: Final[dict[str, Entry]] = {
         "A broker's configuration: check, show, reload.",
         at_a_broker=("reload",),
     ),
+    "deploy": Entry(
+        "deploying:deploy",
+        "Write files to run a broker with: a unit, an image, a chart, alerts, a dashboard.",
+        at_a_broker=False,
+    ),
     "context": Entry(
         "naming:app", "Contexts: brokers by name, with their credentials.", at_a_broker=False
     ),
@@ -101,7 +109,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "who-can": Entry("grants:who_can", "Tell which users may do something.", at_a_broker=False),
 }
 
-_SHARED: Final = frozenset({"endpoint", "context_name", "identity", "connect_timeout"})
+SHARED: Final = frozenset({"endpoint", "context_name", "identity", "connect_timeout"})
 """Options of the root that a command which talks to a broker also takes."""
 
 
@@ -133,7 +141,7 @@ class Commands(TyperGroup):
         if command is None:
             command = self._loaded[cmd_name] = _load(cmd_name, entry)
             if entry.at_a_broker:
-                shared = [param for param in self.params if param.name in _SHARED]
+                shared = [param for param in self.params if param.name in SHARED]
                 for leaf in _leaves(command):
                     if entry.at_a_broker is True or leaf.name in (entry.at_a_broker or ()):
                         leaf.params.extend(shared)

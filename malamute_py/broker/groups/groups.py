@@ -50,6 +50,7 @@ from malamute_py.broker.log.steps import Part, Steps, Then
 from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.mail.puts import Puts
 from malamute_py.broker.streams.catalogue import Catalogue
+from malamute_py.broker.streams.conditions import check_ready
 from malamute_py.broker.streams.named import Named, Place
 from malamute_py.broker.streams.start_positions import Begin, Starts, by_offset
 from malamute_py.broker.structures.timers import Timers
@@ -105,7 +106,7 @@ class Groups:
         )
         self._returns = returns = Returns(shard, steps, self.reader, self.timers)
         self._holders = holders = Holders(shard, links, steps, answers, self.reader, self.timers)
-        self._leases = Leases(shard, holders, self.reader, returns, self.timers)
+        self._leases = Leases(shard, links, holders, self.reader, returns, self.timers)
         self.acknowledgements: Final = Acknowledgements(
             shard, self.reader, progress, returns, self._leases, self._members
         )
@@ -117,7 +118,7 @@ class Groups:
         )
         self._resetting = Resetting(
             shard, links, catalogue, steps, starts, answers, self._groups,
-            set_aside=self._set_aside, renewed=self._renewed, facts=self._administration.facts,
+            set_aside=self._set_aside, renewed=self._renewed, administration=self._administration,
         )  # fmt: skip
 
     # --- facts ------------------------------------------------------------------------------
@@ -164,7 +165,7 @@ class Groups:
 
     def _clamp(self, stream: Stream, row: GroupRow) -> list[Change]:
         """Return changes that bring a group's row within its stream; the row has them already."""
-        first, end = stream.first, stream.position_end(row.epoch)
+        first, end = stream.begin, stream.position_end(row.epoch)
         before, epoch = row.next, self._shard.epoch
         changes: list[Change] = []
         newest = max(row.done[-1][1] if row.done else 0, row.tries[-1][1] if row.tries else 0)
@@ -287,6 +288,12 @@ class Groups:
 
     def _find(self, member: Member, command: JoinGroup, stream: Stream) -> None:
         """Find the group of a member whose stream is there, or create the group."""
+        try:
+            if stream.keys is not None:
+                check_ready(stream, stream.keys)
+        except BrokerRefused as error:
+            self._turn_away(member, error.code, error.reason, self._shard.settings.retry_ms)
+            return
         place = stream.number, command.group
         waiting = self._coming.get(place)
         if waiting is not None:
@@ -325,7 +332,7 @@ class Groups:
             elif stream.removed:
                 self._not_created(place, "stream_removed", f"'{stream.name}' was removed", 0)
             else:
-                self._create(stream, command, max(begin.next, stream.first), link)
+                self._create(stream, command, max(begin.next, stream.begin), link)
 
         def create(begin: Begin | BrokerRefused) -> None:
             try:
@@ -430,7 +437,7 @@ class Groups:
                 stream.uuid,
                 self._shard.epoch,
                 low,
-                stream.first,
+                stream.begin,
                 stream.next,
                 -1,
                 member.lease_ms,

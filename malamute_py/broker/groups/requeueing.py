@@ -120,7 +120,7 @@ class Requeueing:
             assert row.rare is not None
             origin = row.rare.origin
             assert origin is not None
-            first = stream.first_at(self._shard.now_ms)
+            first = stream.first_to_read(self._shard.now_ms)
             end = stream.position_end(origin.epoch)
             keyless = job.group.slots is not None and not origin.slots
             kept = 0

@@ -115,7 +115,7 @@ class StreamAdmin:
             return
         answer = Answer(self._answers, link, command, partial(self._facts, stream))
         try:
-            self._catalogue.edit(stream, command.settings, answer)
+            self._catalogue.edit(stream, command.settings, answer, replace=command.replace)
         except BrokerRefused as error:
             self._answers.refuse(link, command, error.code, error.reason)
 
@@ -195,7 +195,7 @@ class StreamAdmin:
                 link, command,
                 {
                     "stream": stream.uuid, "epoch": self._shard.epoch, "offset": begin.next,
-                    "first": _first(stream, self._shard.now_ms), "tail": stream.next,
+                    "first": stream.first_to_read(self._shard.now_ms), "tail": stream.next,
                     "rewound": begin.rewound_from is not None,
                 },
             )  # fmt: skip
@@ -243,7 +243,7 @@ class StreamAdmin:
         tail = stream.visible_next if durable else stream.next
         end = tail if command.end < 0 else min(command.end, tail)
         now_ms, keys = self._shard.now_ms, stream.keys
-        kept = _first(stream, now_ms)
+        kept = stream.first_to_read(now_ms)
         first = max(begin.next, kept)
         value: dict[str, Any] = {
             "stream": stream.uuid, "epoch": self._shard.epoch, "first": kept,
@@ -361,11 +361,6 @@ class StreamAdmin:
         return {"id": producer.id, "epoch": producer.epoch, "next": next}
 
 
-def _first(stream: Stream, now_ms: int) -> int:
-    """First offset at which a reader finds a record, or one after it."""
-    return stream.first_at(now_ms) if stream.keys is None else stream.begin
-
-
 def _add_given_up(plan: dict[str, Any], first: int) -> None:
     """Let a plan of a stream with keys begin where it was to begin.
 
@@ -400,6 +395,7 @@ def _short(stream: Stream, now_ms: int) -> dict[str, Any]:
         "name": stream.name,
         "uuid": stream.uuid,
         "number": stream.number,
+        "generation": stream.row.generation,
         "first": first,
         "tail": stream.next,
         "bytes": stream.ledger.bytes,

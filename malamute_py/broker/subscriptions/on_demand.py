@@ -703,7 +703,7 @@ class OnDemand:
             try:
                 if places is not None:
                     self._deliver_moved(sub, answer, places)
-                elif sub.stream.keys is None or not _given_up(answer):
+                elif sub.stream.keys is None or not answer.gave_up:
                     self._deliver_history(sub, answer)
             except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
                 self._erred(sub, error)
@@ -942,8 +942,3 @@ class OnDemand:
         portion.flush()
         sub.position = max(sub.position, first)
         self._gap(sub, to, code, reason)
-
-
-def _given_up(answer: HistoryRead) -> bool:
-    """Whether records were given up while a stream was read, so that copies are to be read."""
-    return any(code == "retention" for _, _, code, _ in answer.gaps)

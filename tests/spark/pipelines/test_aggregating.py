@@ -109,8 +109,8 @@ def test_a_typed_streams_column_is_aggregated_and_the_stream_archived_but_not_re
     spark: SparkSession, client: SyncClient, endpoint: str, stream: str, tmp_path: Path,
     run: Callable[..., Any],
 ) -> None:  # fmt: skip
-    columns: Any = pa.schema  # its stubs know one form of columns at a time
-    schema = columns([("carrier", pa.string()), ("delay", pa.int32())])
+    columns: Any = [("carrier", pa.string()), ("delay", pa.int32())]
+    schema: Any = pa.schema(columns)
     client.create_stream(stream, schema=schema)
     at: Any = pa.timestamp("ms", "UTC")
     wider = schema.append(pa.field("at", at))
