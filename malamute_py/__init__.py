@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from malamute_py.client.sync.subscription import SyncSubscription
     from malamute_py.client.sync.transactions import SyncTransaction
     from malamute_py.client.sync.work import SyncRequest, SyncWorker
+    from malamute_py.client.tracing import Tracing
     from malamute_py.client.words import (
         AckWhen,
         ConfirmAt,
@@ -194,6 +195,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "SyncRequest",
         "SyncWorker",
     ),
+    "malamute_py.client.tracing": ("Tracing",),
     "malamute_py.client.words": (
         "AckWhen",
         "ConfirmAt",
@@ -271,6 +273,7 @@ __all__ = [
     "SyncTransaction",
     "SyncWorker",
     "Timeout",
+    "Tracing",
     "Transaction",
     "Until",
     "Worker",

@@ -114,14 +114,19 @@ ROOM_MS: Final = "timeout_ms: how long to wait for room in the window; None: unt
 FILES: Final = {
     "client.py": File(
         (
+            "AtomicStep",
             "BulkPublisher",
             "Client",
+            "Inbox",
             "KeyView",
             "MailVerbs",
+            "Member",
             "QueueVerbs",
             "Served",
             "Subscription",
+            "TracedClient",
             "WorkVerbs",
+            "Worker",
         ),
         (
             ("The asyncio client", "The synchronous client"),
@@ -251,6 +256,27 @@ FILES: Final = {
             ),
             ("as many at a time as the", "in as many threads as the"),
         ),
+    ),
+    "traced.py": File(
+        (
+            "BulkPublisher",
+            "Client",
+            "AtomicStep",
+            "Inbox",
+            "Member",
+            "Request",
+            "Subscription",
+            "TracedBulkPublisher",
+            "TracedClient",
+            "TracedInbox",
+            "TracedMember",
+            "TracedStep",
+            "TracedSubscription",
+            "TracedWorker",
+            "Worker",
+        ),
+        (("which connect(tracing=...) chooses", "which connect_sync(tracing=...) chooses"),),
+        {"aclosing": "closing"},
     ),
     "subscription.py": File(
         ("Subscription", "Client"),

@@ -51,6 +51,16 @@ class Origin(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Keyed groups only: the slot of each of these records."""
 
 
+class Holder(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The member that has the place of an exclusive group, and for how long it is kept for it."""
+
+    identity: str
+    session: bytes
+    """Session of the member's link; it tells one without an identity from others."""
+    hold_ms: int
+    """Time for which the place is kept when the member's link is lost, or the broker begins."""
+
+
 # --- streams and producers ------------------------------------------------------------
 
 
@@ -233,6 +243,8 @@ class RequestPut(msgspec.Struct, array_like=True, gc=False, tag="request_put"):
     key: bytes = b""
     subjects: list[str] = []
     """Subjects of the requests: one for all rows, or one for each row."""
+    delay_ms: int = 0
+    """Time from `at_ms` on before which the requests are not handed out."""
 
 
 class WorkTaken(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="work_taken"):
@@ -350,6 +362,14 @@ class GroupEdited(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="g
     name: str
     settings: GroupSettings
     at_ms: int
+
+
+class GroupHeld(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="group_held"):
+    """The place of an exclusive group is a member's from here on; None: it is no member's."""
+
+    stream: int
+    name: str
+    holder: Holder | None
 
 
 class GroupReturned(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="group_returned"):
@@ -485,7 +505,7 @@ Change: TypeAlias = (
     | ServiceSet | ServiceRemoved | RequestPut | WorkTaken | WorkReceived | WorkReturned
     | RequestDone | RequestDead | RequestRevived
     | CursorSet | CursorRemoved
-    | GroupSet | GroupEdited | GroupReturned | GroupRevived | GroupDone | GroupRemoved
+    | GroupSet | GroupEdited | GroupHeld | GroupReturned | GroupRevived | GroupDone | GroupRemoved
     | StepTaken
     | TransactionBegun | TransactionStaged | TransactionCommitted | TransactionMoved
     | TransactionEnded

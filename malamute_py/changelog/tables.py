@@ -22,10 +22,12 @@ from malamute_py.changelog.records import (
     CursorSet,
     GroupDone,
     GroupEdited,
+    GroupHeld,
     GroupRemoved,
     GroupReturned,
     GroupRevived,
     GroupSet,
+    Holder,
     MailAgain,
     MailboxRemoved,
     MailboxSet,
@@ -212,7 +214,7 @@ class RequestRow(msgspec.Struct, gc=False):
     delayed: dict[int, int] = {}
     """Time -> bitmap of the waiting rows that are not handed out before it."""
     pause_ms: int = 0
-    """The longest pause that was recorded for any of the rows."""
+    """The longest pause, or delay, that was recorded for any of the rows."""
 
 
 class CursorRow(msgspec.Struct):
@@ -247,6 +249,8 @@ class GroupRow(msgspec.Struct):
     settings: GroupSettings = GroupSettings()
     tries: list[Tries] = []
     """Attempts of records that are not done: ascending, without overlap."""
+    holder: Holder | None = None
+    """Exclusive groups only: the member that has its place; None: no member has."""
 
 
 class KeyRow(msgspec.Struct, gc=False):
@@ -446,6 +450,7 @@ def _mailbox_removed(tables: Tables, queues: Queues, change: MailboxRemoved) -> 
 
 
 def _mail_put(tables: Tables, queues: Queues, put: MailPut) -> None:
+    """Enter messages that were put together as one row, and their key."""
     rare = None
     every = (1 << put.count) - 1
     if put.expiries or put.about or put.last or put.why or put.asked_by:
@@ -481,6 +486,7 @@ def _with_left(row: MessageRow, left: int) -> MessageRow:
 
 
 def _mail_again(tables: Tables, queues: Queues, change: MailAgain) -> None:
+    """Note one attempt more of messages, and when they are delivered again."""
     for base, rows in change.rows:
         place = change.mailbox, base
         row = queues.messages.get(place)
@@ -532,13 +538,18 @@ def _service_removed(tables: Tables, queues: Queues, change: ServiceRemoved) -> 
 
 def _request_put(tables: Tables, queues: Queues, put: RequestPut) -> None:
     every = (1 << put.count) - 1
-    queues.requests[put.base] = RequestRow(put, every, every)
+    row = RequestRow(put, every, every)
+    if put.delay_ms:
+        row.delayed = {put.at_ms + put.delay_ms: every}
+        row.pause_ms = put.delay_ms
+    queues.requests[put.base] = row
     if put.key:
-        row = KeyRow(put.base, put.count, put.at_ms, put.service)
-        _remember(queues, put.sender, put.key, row)
+        known = KeyRow(put.base, put.count, put.at_ms, put.service)
+        _remember(queues, put.sender, put.key, known)
 
 
 def _work_taken(tables: Tables, queues: Queues, change: WorkTaken) -> None:
+    """Move requests from waiting to held, as one hold of a worker."""
     for base, rows in change.rows:
         row = queues.requests.get(base)
         if row is None:
@@ -615,6 +626,7 @@ def _received(row: RequestRow) -> int:
 
 
 def _work_returned(tables: Tables, queues: Queues, change: WorkReturned) -> None:
+    """Move requests from held to waiting, with their attempts as the reason has it."""
     for base, rows in change.rows:
         row = queues.requests.get(base)
         if row is None:
@@ -656,6 +668,7 @@ def _request_done(tables: Tables, queues: Queues, change: RequestDone) -> None:
 
 
 def _request_dead(tables: Tables, queues: Queues, change: RequestDead) -> None:
+    """Move requests into the row of a dead letter."""
     for base, rows in change.rows:
         left = _leave(queues, base, rows)
         if left is None or not left[1]:
@@ -707,6 +720,7 @@ def _each(
 
 
 def _request_revived(tables: Tables, queues: Queues, change: RequestRevived) -> None:
+    """Move requests from a dead letter back into their service, with no attempts."""
     for base, rows in change.rows:
         place = change.mailbox, base
         message = queues.messages.get(place)
@@ -746,9 +760,12 @@ def _cursor_removed(tables: Tables, queues: Queues, change: CursorRemoved) -> No
 
 
 def _group_set(tables: Tables, queues: Queues, change: GroupSet) -> None:
-    queues.groups[change.stream, change.name] = GroupRow(
+    place = change.stream, change.name
+    known = queues.groups.get(place)
+    queues.groups[place] = GroupRow(
         change.stream, change.name, change.kind, change.pattern, change.next, [],
         change.at_ms, change.by, change.epoch, change.durable, change.settings, change.tries,
+        None if known is None else known.holder,
     )  # fmt: skip
 
 
@@ -757,6 +774,14 @@ def _group_edited(tables: Tables, queues: Queues, change: GroupEdited) -> None:
     row = queues.groups.get(place)
     if row is not None:
         row.settings = change.settings
+        queues.groups[place] = row
+
+
+def _group_held(tables: Tables, queues: Queues, change: GroupHeld) -> None:
+    place = change.stream, change.name
+    row = queues.groups.get(place)
+    if row is not None:
+        row.holder = change.holder
         queues.groups[place] = row
 
 
@@ -986,6 +1011,7 @@ _EFFECTS: Final[dict[type, Callable[[Tables, Queues, Any], None]]] = {
     CursorRemoved: _cursor_removed,
     GroupSet: _group_set,
     GroupEdited: _group_edited,
+    GroupHeld: _group_held,
     GroupReturned: _group_returned,
     GroupRevived: _group_revived,
     GroupDone: _group_done,

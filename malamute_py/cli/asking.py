@@ -36,6 +36,7 @@ Examples:
   malamute request resize --timeout 5m < photo.jpg > small.jpg
   malamute request report 2026-01 --stream       every reply until the last
   malamute request report 2026-01 --reply-to desk
+  malamute request remind LH123 --no-wait --delay 2h
   malamute inbox desk                            later: the replies to that
 
 Exit codes: 0 answered, 1 the service gave it up (why is on standard error), 4 no answer within
@@ -91,6 +92,10 @@ def request(
         bool,
         typer.Option("--need-workers", help="Fail at once when no worker offers the service."),
     ] = False,
+    delay: Annotated[
+        str,
+        typer.Option(metavar="DURATION", help="No worker gets it before; --timeout begins then."),
+    ] = "",
     bodies_only: BodiesOnly = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON, a line each reply.")] = False,
 ) -> int:  # fmt: skip
@@ -106,6 +111,7 @@ def request(
         "properties": pairs(properties, "--property") or None,
         "key": key.encode() or None,
         "need_workers": need_workers,
+        "delay_ms": duration_ms(delay) if delay else 0,
     }
     body = inputs.whole() if given is None else given.encode("utf-8", "surrogateescape")
     # A request may take long: it outlives a restart of the broker.

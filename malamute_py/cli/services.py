@@ -200,7 +200,7 @@ def _left(until_ms: int) -> str:
     "peek",
     epilog="""In a pipe a line has, with tabs between: number, subject, requester, time at which it
 was put, attempts, state (waiting, delayed, held), worker that has it, since when, end of its lease,
-deadline; times in milliseconds, 0: none. --json names them.
+deadline, time before which no worker gets it; times in milliseconds, 0: none. --json names them.
 
 \b
 Examples:
@@ -240,6 +240,7 @@ def peek(
             Column("since_ms", "For", right=True),
             Column("lease_until_ms", "Lease until", spare=True),
             Column("deadline_ms", "Deadline", spare=True),
+            Column("not_before_ms", "Not before", spare=True),
         ],
         [
             (
@@ -253,6 +254,7 @@ def peek(
                 age(each.since_ms),
                 _time(each.lease_until_ms),
                 _time(each.deadline_ms),
+                _time(each.not_before_ms),
             )
             for each in found
         ],

@@ -95,6 +95,8 @@ class ReadPlan(Facts, frozen=True, kw_only=True, rename={"from_offset": "from", 
     """UUID of the stream."""
     epoch: int = 0
     first: int = 0
+    trimmed: int = 0
+    """Offset before which a TRIM removed all records; 0: none."""
     tail: int = 0
     from_offset: int = 0
     to_offset: int = 0

@@ -821,8 +821,11 @@ class Loop:
 
     # --- the end -------------------------------------------------------------------
 
-    def finish(self, drain_ms: int) -> None:
-        """Confirm what was taken, say goodbye, and wait until that has left; at most drain_ms."""
+    def finish(self, drain_ms: int) -> int:
+        """Confirm what was taken, say goodbye, and wait until that has left; at most drain_ms.
+
+        Returns how many links did not take all of it in that time.
+        """
         until_ms = self._clock() + drain_ms
         self._finishing = True
         self._turn_until = sys.maxsize
@@ -839,7 +842,9 @@ class Loop:
         while self._waiting and self._clock() < until_ms:
             self._retry(self._clock())
             self._wait()
+        untold = len(self._waiting)
         self._ends(self._clock())
+        return untold
 
     def abandon(self) -> None:
         """Tell every peer that can be told, after a bug, so that none waits for its expiry."""

@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 import google_crc32c
 import msgspec
 
-from malamute_py.changelog.records import Range, RequestPut, Tries
+from malamute_py.changelog.records import Holder, Range, RequestPut, Tries
 from malamute_py.changelog.settings import (
     CursorSettings,
     GroupSettings,
@@ -99,6 +99,7 @@ class _GroupForm(msgspec.Struct, array_like=True):
     durable: bool = False
     settings: GroupSettings = GroupSettings()
     tries: list[Tries] = []
+    holder: Holder | None = None
 
 
 class _TransactionForm(msgspec.Struct, array_like=True):
@@ -227,7 +228,7 @@ def _cursor(data: Any) -> tuple[tuple[int, str], CursorRow]:
 def _pack_group(key: tuple[int, str], row: GroupRow) -> bytes:
     return _ENCODE((
         row.stream, row.name, row.kind, row.pattern, row.next, row.done, row.moved_ms, row.by,
-        row.epoch, row.durable, row.settings, row.tries,
+        row.epoch, row.durable, row.settings, row.tries, row.holder,
     ))  # fmt: skip
 
 
@@ -236,6 +237,7 @@ def _group(data: Any) -> tuple[tuple[int, str], GroupRow]:
     row = GroupRow(
         form.stream, form.name, form.kind, form.pattern, form.next, form.done,
         form.moved_ms, form.by, form.epoch, form.durable, form.settings, form.tries,
+        form.holder,
     )  # fmt: skip
     return (form.stream, form.name), row
 

@@ -396,7 +396,7 @@ class FindOffset(Command, tag=35, frozen=True):
 class PlanRead(Command, tag=36, frozen=True):
     """Plan a bounded read from the index: an end under caps, and split points.
 
-    RESULT: {"stream" (uuid), "epoch", "first", "tail", "from", "to",
+    RESULT: {"stream" (uuid), "epoch", "first", "trimmed", "tail", "from", "to",
     "splits": [[from, to, bytes], ...], "records", "bytes", "rewound" (bool)}.
     """
 
@@ -600,7 +600,7 @@ class Request(Command, tag=50, frozen=True):
     reply_to: str = ""
     """Mailbox for replies; empty: the identity's mailbox, or the session's temporary one."""
     timeout_ms: Time = 0
-    """Time after which the requests are given up; 0: never."""
+    """Time after which the requests are given up, from the end of `delay_ms`; 0: never."""
     level: int = 0
     key: Key = b""
     """Name of this batch and, with the row, of each request of it: when it is sent again with the
@@ -608,6 +608,8 @@ class Request(Command, tag=50, frozen=True):
     need_workers: bool = False
     """True: refuse with `no_workers` when no worker offers the service for one of the subjects
     now."""
+    delay_ms: Time = 0
+    """Time before which no worker gets the requests, from when they were taken."""
 
     @property
     def content_frames(self) -> int:
@@ -1009,6 +1011,20 @@ class PeekRequests(Command, tag=82, frozen=True):
     limit: int = 100
 
 
+class ResetGroup(Command, tag=83, frozen=True):
+    """Operator has a group stand elsewhere; what was done before counts no longer.
+
+    RESULT: as of GROUP_INFO, and `before`: where it stood.
+    """
+
+    request: int
+    stream: str
+    group: str
+    start: Start
+    force: bool = False
+    """True: members are no hindrance: their memberships end, and they may join again."""
+
+
 # --- 85 to 86: typed streams (feature TYPED) ------------------------------------------
 
 
@@ -1129,7 +1145,7 @@ AnyCommand: TypeAlias = Union[  # noqa: UP007 - msgspec reads the union at run t
     RemoveService,
     MoveCursor, CursorInfo, RemoveCursor, JoinGroup, AckRecords, GroupInfo, Atomic,
     EditCursor, RemoveGroup, Trim, PurgeSubjects, EditGroup, RequeueGroup, PeekRequests,
-    UpdateKey, GetKey, ListKeys, StreamSchemas, Schema, ReloadConfig,
+    ResetGroup, UpdateKey, GetKey, ListKeys, StreamSchemas, Schema, ReloadConfig,
     BeginTransaction, Stage, CommitTransaction, RollBackTransaction, ListTransactions,
     EndTransaction, AwaitTransaction,
 ]  # fmt: skip

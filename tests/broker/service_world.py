@@ -50,7 +50,7 @@ class World:
     def request(
         self, link: int, *bodies: bytes, service: str = "s", key: bytes = b"",
         subject: str = "x", level: int = 0, reply_to: str = "", timeout_ms: int = 0,
-        subjects: Sequence[str] = (),
+        subjects: Sequence[str] = (), **fields: Any,
     ) -> int:  # fmt: skip
         """Queue a batch of requests; returns the tracker."""
         self.trackers += 1
@@ -59,7 +59,7 @@ class World:
             table = list(dict.fromkeys(subjects))
             codes = [table.index(one) for one in subjects]
             options = {"subject_table": table, "subject_codes": codes}
-        command = wire.Request(service, self.trackers, reply_to, timeout_ms, level, key)
+        command = wire.Request(service, self.trackers, reply_to, timeout_ms, level, key, **fields)
         self.shell.send(link, command, frames=[encode(list(bodies), **options)])
         return self.trackers
 

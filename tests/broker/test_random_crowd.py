@@ -56,8 +56,9 @@ class Crowd(World):
                     place = (member.left_records, member.served, member)
                     assert group.kind == "exclusive" or place in entries
             assert group.free.count == sum(member.filed for member in group.members)
-            absent = 0 if group.absent_holder is None else group.absent_holder.held
-            held = sum(member.held for member in group.members) + absent
+            absent = group.absent_holder
+            held = sum(member.held for member in group.members)
+            held += absent.held if isinstance(absent, Member) else 0
             assert held == group.holdings.held
 
 

@@ -96,9 +96,13 @@ def _providers() -> Mapping[str, list[str]]:
     return packages_distributions()
 
 
+SHARED = {"opentelemetry": ["opentelemetry-api"]}
+"""Top-level name that several distributions share -> the one that is imported from."""
+
+
 def foreign(names: set[str]) -> set[str]:
     """Return the distributions of these top-level names that are neither ours nor Python's."""
-    providers = _providers()
+    providers = {**_providers(), **SHARED}
     return {
         re.sub(r"[._-]+", "-", providers.get(name, [name])[0]).lower()
         for name in names
@@ -130,6 +134,8 @@ def extras_of_the_place(path: Path) -> list[str]:
         return ["arrow"]
     if path.is_relative_to(PACKAGES["malamute_py"] / "cli"):
         return ["cli"]
+    if path.name in ("spans.py", "traced.py"):
+        return ["otel"]
     if path.is_relative_to(PACKAGES["malamute_py"] / "http"):
         return ["http"]
     if any(path.is_relative_to(PACKAGES["malamute_py"] / part) for part in BROKER_PARTS):

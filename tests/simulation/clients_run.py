@@ -85,6 +85,8 @@ class ClientsRun(WorkRun):
         """(link, subscription) -> (kind, place, pattern, kind of the group)."""
         self.holders: dict[int, str] = {}
         """Link -> name by which the broker knows its holder."""
+        self.sessions: dict[int, bytes] = {}
+        """Link -> the session of its HELLO."""
         self.cut_share = self.rng.choice((0.0, 0.3, 0.6))
         """Share of connections that have an appointed end."""
 
@@ -269,6 +271,7 @@ class ClientsRun(WorkRun):
             kind = type(command)
             if kind is c.Hello:
                 self.holders[link] = process.identity or anonymous(command.session)
+                self.sessions[link] = command.session
             elif kind is c.OpenInbox:
                 box = command.mailbox or self.holders[link]
                 self.subs[link, command.subscription] = "inbox", box, ALL, ""
@@ -277,6 +280,8 @@ class ClientsRun(WorkRun):
             elif kind is c.JoinGroup:
                 place = f"{command.stream}/{command.group}"
                 self.subs[link, command.subscription] = "group", place, ALL, command.kind
+                if command.kind == "exclusive":
+                    model.joins(place, process.identity, self.sessions[link])
             elif kind is c.Unsubscribe:
                 model.left((link, command.subscription))
             elif kind is c.AckMail and command.again_ms >= 0:
@@ -310,6 +315,8 @@ class ClientsRun(WorkRun):
             elif isinstance(command, c.Work):
                 rows = model.work(link, self.holders[link], place, command, owned, _selects_all)
             else:
+                if group == "exclusive":
+                    model.exclusive(link, place, process.identity, self.sessions[link])
                 rows = model.record(link, place, command, owned, group == "keyed", _selects_all)
             self.trace.note(type(command).__name__.lower(), process.name, place, rows)
 

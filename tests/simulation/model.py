@@ -53,6 +53,7 @@ VIOLATIONS = {
     "late": "what a lost link had in hand came back by the end of its lease only",
     "since": "a cursor was moved though it did not stand where the mover said",
     "limit": "a mailbox took more than its bound",
+    "place": "the place of an exclusive group went to another within its holder's window",
     "done_before": "a record counts as done in a group before it was appended",
     "dead": "a request became a dead letter without cause",
     "wrong_reply": "a call got the answer to another, or one that no worker gave",

@@ -656,6 +656,25 @@ def _record_attempts_dropped(stack: contextlib.ExitStack) -> None:
     _put(stack, Groups, "recovered", make)
 
 
+def _holder_forgotten(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.groups.holders import Holders
+
+    _put(stack, Holders, "take_up", lambda original: lambda self, group, give_up: None)
+
+
+def _holder_not_logged(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.groups.holders import Holders
+
+    def make(original: Any) -> Any:
+        def settle(self: Any, group: Any) -> None:
+            group.sure = True
+            self._begin(group)
+
+        return settle
+
+    _put(stack, Holders, "settle", make)
+
+
 def _record_attempts_in_memory(stack: contextlib.ExitStack) -> None:
     from malamute_py.broker.groups.holdings import ranges_of
     from malamute_py.broker.groups.returns import Returns
@@ -691,6 +710,20 @@ def _dead_record_not_put(stack: contextlib.ExitStack) -> None:
         return without
 
     _put(stack, DeadLetters, "without", make)
+
+
+def _delay_forgotten(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.services.recovery import Recovery
+
+    def make(original: Any) -> Any:
+        def recovered(self: Any) -> None:
+            for row in self._shard.queues.requests.values():
+                row.delayed = {}
+            original(self)
+
+        return recovered
+
+    _put(stack, Recovery, "recovered", make)
 
 
 def _notices_forgotten(stack: contextlib.ExitStack) -> None:
@@ -1121,6 +1154,14 @@ PLANTS: dict[str, Planted] = {
         "work", "a start forgets the attempts of a group's records",
         _record_attempts_dropped, _codes("tables", "attempts", "dead"), 60, 40,
     ),
+    "holder-forgotten": Planted(
+        "work", "a start forgets which member has the place of an exclusive group",
+        _holder_forgotten, _codes("place"), 60,
+    ),
+    "holder-not-logged": Planted(
+        "work", "the holder of an exclusive group is given records before the log has it",
+        _holder_not_logged, _codes("place"), 60,
+    ),
     "record-attempts-in-memory": Planted(
         "work", "an attempt that a lost link has ended is counted in memory only",
         _record_attempts_in_memory, _codes("attempts", "dead"), 60, 40,
@@ -1136,6 +1177,10 @@ PLANTS: dict[str, Planted] = {
     "group-ignores-the-sync": Planted(
         "work", "members of a durable group see what is only appended",
         _group_sees_all, _codes("early"), 60,
+    ),
+    "delay-forgotten": Planted(
+        "work", "a start forgets until when requests are delayed",
+        _delay_forgotten, _codes("expired", "tables"), 60,
     ),
     "notices-forgotten": Planted(
         "work", "requests end without a word to who asked",

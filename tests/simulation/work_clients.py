@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from random import Random
 from typing import Any
 
 import msgspec
@@ -190,6 +191,8 @@ class Peer(Client):
             self.say(c.Offer(sub.number, sub.place, sub.pattern, sub.window, size, sub.lease_ms))
         else:
             stream, _, group = sub.place.partition("/")
+            if sub.group == "exclusive":
+                self.model.joins(sub.place, self.identity, self.session)
             self.say(
                 c.JoinGroup(
                     sub.number, stream, group, sub.pattern, sub.group, [0], sub.window, size,
@@ -308,6 +311,8 @@ class Peer(Client):
                 )  # fmt: skip
             elif isinstance(command, c.Deliver):
                 sub = self.subs[command.subscription - 1]
+                if sub.group == "exclusive":
+                    model.exclusive(link, sub.place, self.identity, self.session)
                 rows = model.record(
                     link, sub.place, command, owned, sub.group == "keyed",
                     lambda serial, sub=sub: selects(sub.pattern, self.world.records[serial]),
@@ -535,7 +540,9 @@ class Peer(Client):
         if key:
             self.queued.append((service, key))
         timeout_ms = self.rng.choice((0, 0, 0, 30, 400))
-        command = c.Request(service, 0, "", timeout_ms, self.level, key)
+        # Apart from the other choices, so that a seed is what it was before there were delays.
+        delay_ms = Random(f"delay {serials} {self.world.seed}").choice((0, 0, 0, 0, 20, 300))
+        command = c.Request(service, 0, "", timeout_ms, self.level, key, delay_ms=delay_ms)
         return command, Wish("request", service, serials), frame
 
     def _publish(self) -> None:

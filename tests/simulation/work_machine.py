@@ -142,6 +142,7 @@ class WorkMachine(Machine):
         self.ring_uuid = b""
         self.room_bytes = 150_000
         self.model.now_us = lambda: self.clock.now_us
+        self.model.now_ms = self._now
         self.model.first_of = self._first_of
 
     def sync_delays(self, name: str) -> tuple[int, ...]:

@@ -132,6 +132,8 @@ class State:
     jobs: dict[int, Job] = field(default_factory=dict)
     cursors: dict[tuple[int, str], int] = field(default_factory=dict)
     groups: dict[tuple[int, str], tuple[int, frozenset[int]]] = field(default_factory=dict)
+    holders: dict[tuple[int, str], r.Holder | None] = field(default_factory=dict)
+    """Group -> the member that has its place, as the log has it."""
     group_attempts: int = 0
     """Bound of the attempts of each group's records; 0: they have none."""
     tries: dict[tuple[int, str], dict[int, tuple[int, str]]] = field(default_factory=dict)
@@ -285,6 +287,8 @@ class State:
         for row in range(put.count):
             self.jobs[put.base + row] = self.jobs_put[put.base + row] = Job(
                 put.service, (put.sender, put.key), row, put.deadline_ms, put.reply_to,
+                not_before_ms=put.at_ms + put.delay_ms if put.delay_ms else 0,
+                fresh=not put.delay_ms,
                 subject=put.subjects[row if len(put.subjects) > 1 else 0],
             )  # fmt: skip
         self._key(put.sender, put.key, put.base, lsn)
@@ -310,7 +314,7 @@ class State:
                     raise Violation(
                         "two_hands", f"request {number} of {job.holder} goes to {change.holder}"
                     )
-                if job.deadline_ms and job.deadline_ms + self.slack_ms <= change.at_ms:
+                if job.deadline_ms and job.deadline_ms <= change.at_ms:
                     raise Violation(
                         "expired", f"request {number} of {job.deadline_ms} taken at {change.at_ms}"
                     )
@@ -407,6 +411,7 @@ class State:
     def _group_set(self, change: r.GroupSet, lsn: int) -> None:
         place = change.stream, change.name
         self.groups[place] = change.next, frozenset()
+        self.holders.setdefault(place, None)
         self.tries[place] = {
             offset: (times, why)
             for first, end, times, why in change.tries for offset in range(first, end)
@@ -414,6 +419,11 @@ class State:
 
     def _group_edited(self, change: r.GroupEdited, lsn: int) -> None:
         pass
+
+    def _group_held(self, change: r.GroupHeld, lsn: int) -> None:
+        place = change.stream, change.name
+        if place in self.groups:
+            self.holders[place] = change.holder
 
     def _group_returned(self, change: r.GroupReturned, lsn: int) -> None:
         place = change.stream, change.name
@@ -461,6 +471,7 @@ class State:
     def _group_removed(self, change: r.GroupRemoved, lsn: int) -> None:
         self.groups.pop((change.stream, change.name), None)
         self.tries.pop((change.stream, change.name), None)
+        self.holders.pop((change.stream, change.name), None)
 
     def _step_taken(self, change: r.StepTaken, lsn: int) -> None:
         self._key(change.sender, change.key, -1, lsn)
@@ -547,6 +558,11 @@ class WorkModel:
         self.first_of: Callable[[int], int] = lambda stream: 0
         """The oldest record of a stream."""
         self.now_us: Callable[[], int] = lambda: 0
+        self.now_ms: Callable[[], int] = lambda: 0
+        """Time of the broker's clock."""
+        self.kept: dict[tuple[int, str], tuple[r.Holder, int]] = {}
+        """Exclusive group -> its holder when the broker began that has not joined it since, and
+        until when no other may have its place."""
         self.hands: dict[int, int] = {}
         """Request -> the link that it was handed out to last, since the broker began."""
         self.ended_us: dict[int, int] = {}
@@ -625,6 +641,8 @@ class WorkModel:
         if bundle.lsn < self.end_lsn:
             raise Violation("reused", f"a bundle at {bundle.lsn}, the log ends at {self.end_lsn}")
         self.bundles.append(bundle)
+        if self.kept:
+            self._within_windows(changes_of(bundle))
         acts = self._enter(bundle)
         for act in acts:
             self._whole(act, bundle)
@@ -1160,6 +1178,33 @@ class WorkModel:
             self._hold(("record", place, offset), owner)
         return rows
 
+    def exclusive(self, link: int, place: str, identity: str, session: bytes) -> None:
+        """Judge that a member of an exclusive group is given records: the log has it as holder."""
+        holder = self.state.holders.get(self.place_of(place))
+        known = holder is not None and is_again(holder, identity, session)
+        if not known and link not in self.blocked:
+            raise Violation("place", f"{place}: {identity or session!r} gets records of {holder}")
+
+    def joins(self, place: str, identity: str, session: bytes) -> None:
+        """Note that a member joins: a holder that is back may leave at any time."""
+        at = self.place_of(place)
+        kept = self.kept.get(at)
+        if kept is not None and is_again(kept[0], identity, session):
+            del self.kept[at]
+
+    def _within_windows(self, changes: list[Any]) -> None:
+        """Check that no place that is kept since the broker began goes to another member."""
+        for change in changes:
+            if not isinstance(change, r.GroupHeld):
+                continue
+            kept = self.kept.pop((change.stream, change.name), None)
+            if kept is None or self.now_ms() >= kept[1]:
+                continue
+            if change.holder is None or not is_again(
+                kept[0], change.holder.identity, change.holder.session
+            ):
+                raise Violation("place", f"{change} at {self.now_ms()}, and it was kept: {kept}")
+
     # --- recovery ---------------------------------------------------------------------------
 
     def recovered(self, batches: list[tuple[int, int, int, Batch]], start_lsn: int, end_lsn: int,
@@ -1169,6 +1214,7 @@ class WorkModel:
         batches: (LSN of the bundle, LSN, epoch, batch) from start_lsn to end_lsn.
         """
         self.recoveries += 1
+        self.kept.clear()
         main = RingTruth(self.ring(MAIN).failed, self.bundles, self.unsure)
         dropped, more = self._survived(main, MAIN, batches, start_lsn, end_lsn, power=power)
         self.bundles = main.bundles
@@ -1178,6 +1224,11 @@ class WorkModel:
             self.appended(bundle)
         for bundle in self.bundles:
             bundle.promised = bundle.promised or "kept by a recovery"
+        now_ms = self.now_ms()
+        self.kept = {
+            place: (holder, now_ms + holder.hold_ms)
+            for place, holder in self.state.holders.items() if holder is not None
+        }  # fmt: skip
         self.unsure.clear()
         self.acknowledged.clear()
         self.held.clear()
@@ -1263,7 +1314,9 @@ class WorkModel:
                 raise Violation("tables", f"{name}: " + difference(mine, others))
         seen = state_of(queues)
         state = self.state
-        for name in ("boxes", "services", "mail", "cursors", "groups", "tries", "keys"):
+        for name in (
+            "boxes", "services", "mail", "cursors", "groups", "holders", "tries", "keys",
+        ):  # fmt: skip
             mine, others = getattr(state, name), seen[name]
             if mine != others:
                 raise Violation("tables", f"{name}, by row: " + difference(mine, others))
@@ -1320,6 +1373,11 @@ def changes_of(bundle: Bundle) -> list[Any]:
         if batch.stream == CHANGE_STREAM and batch.kind
         for body in control_bodies(batch.content)
     ]
+
+
+def is_again(holder: r.Holder, identity: str, session: bytes) -> bool:
+    """Whether a client is the holder of an exclusive group that has come back."""
+    return session == holder.session or (identity != "" and identity == holder.identity)
 
 
 def is_durable(place: str) -> bool:
@@ -1416,6 +1474,7 @@ def state_of(queues: Queues) -> dict[str, Any]:
         "jobs": jobs,
         "cursors": {place: row.next for place, row in queues.cursors.items()},
         "groups": groups,
+        "holders": {place: row.holder for place, row in queues.groups.items()},
         "tries": tries,
         "keys": {place: row.base for place, row in dict(keys).items()},
     }

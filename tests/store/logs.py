@@ -141,8 +141,8 @@ class RandomChanges:
             "mailbox", "mail", "mail", "mail", "done", "done", "again", "service", "request",
             "request", "taken", "taken", "received", "returned", "completed", "dead", "revived",
             "cursor", "cursor_removed", "group", "group_done", "group_done", "group_removed",
-            "group_edited", "group_returned", "group_returned", "group_revived", "step",
-            "mailbox_removed", "service_removed", "producer", "stream",
+            "group_edited", "group_held", "group_returned", "group_returned", "group_revived",
+            "step", "mailbox_removed", "service_removed", "producer", "stream",
             "begun", "staged", "staged", "moved", "committed", "ended",
         ]  # fmt: skip
         return getattr(self, f"_{draw.choice(kinds)}")(draw, queues)
@@ -246,6 +246,10 @@ class RandomChanges:
     def _group_edited(self, draw: random.Random, queues: Queues) -> Any:
         settings = GroupSettings(attempts_max=draw.randrange(4))
         return r.GroupEdited(1, f"g{draw.randrange(2)}", settings, 4)
+
+    def _group_held(self, draw: random.Random, queues: Queues) -> Any:
+        holder = r.Holder(draw.choice(["", "ann"]), draw.randbytes(16), draw.randrange(9))
+        return r.GroupHeld(1, f"g{draw.randrange(2)}", draw.choice([holder, None]))
 
     def _group_returned(self, draw: random.Random, queues: Queues) -> Any:
         first = draw.randrange(200)

@@ -324,6 +324,7 @@ class Cursors:
         )
 
     def _edit(self, link: Link, command: EditCursor, stream: Stream, next: int, why: str) -> None:
+        """Log a cursor's changed settings, or a new place for it; answer with its facts."""
         place = stream.number, command.cursor
         try:
             settings = self._edited(place, command)
@@ -388,6 +389,7 @@ class Cursors:
         return {} if cursor is None else self._facts(cursor)
 
     def _facts(self, cursor: Cursor) -> dict[str, Any]:
+        """Return a cursor's facts for an answer."""
         stream, row = cursor.stream, cursor.row
         self.pins.measure(cursor)
         return {

@@ -31,6 +31,13 @@ MEMBERS_OF_A_PAGE: Final = 5_000
 """Members in one page of GROUP_INFO, unless a single group has more."""
 
 
+_UNKNOWN: Final[dict[str, Any]] = {
+    "link": 0, "subscription": 0, "held": 0, "since_ms": 0, "oldest_ms": 0, "credit_records": 0,
+    "lease_ms": 0, "aside": False, "holds": False,
+}  # fmt: skip
+"""Facts of a holder whose place is kept from before the broker began."""
+
+
 class GroupAdministration:
     """The commands about groups as a whole."""
 
@@ -74,7 +81,7 @@ class GroupAdministration:
                 link, command, "unknown_group", f"there is no group '{command.group}'"
             )
             return
-        if group.members or group.absent_holder is not None:
+        if group.in_use or group.gone:
             self._answers.refuse(
                 link, command, "in_use", f"group '{command.group}' has members, or keeps a place"
             )
@@ -127,7 +134,7 @@ class GroupAdministration:
             self._answers.refuse(link, command, error.code, error.reason)
             return
         change = GroupEdited(stream.number, group.name, settings, self._shard.now_ms)
-        answer = Answer(self._answers, link, command, partial(self._facts, group))
+        answer = Answer(self._answers, link, command, partial(self.facts, group))
         self._steps.put(
             [change], Then(partial(self._edited, group)), answer, memory=stream.ring.memory
         )
@@ -157,7 +164,7 @@ class GroupAdministration:
             if group is None:
                 self._answers.refuse(link, command, "unknown_group", f"there is no group '{name}'")
             else:
-                self._answers.result(link, command, self._facts(group))
+                self._answers.result(link, command, self.facts(group))
             return
         page, more = self._groups.page(
             self._catalogue, partial(settings.permit, link.owner, "read"), command.stream,
@@ -170,16 +177,20 @@ class GroupAdministration:
             if left < 0 and entries:
                 more = True
                 break
-            entries.append(self._facts(group))
+            entries.append(self.facts(group))
         self._answers.result(link, command, {"entries": entries, "more": more})
 
-    def _facts(self, group: Group) -> dict[str, Any]:
+    def facts(self, group: Group) -> dict[str, Any]:
+        """Return facts about a group, as GROUP_INFO tells them."""
         holdings, stream, row = group.holdings, group.stream, group.row
         low = holdings.low
         letters = self._mailboxes.get(group.dead_letters)
         members = [self._member_facts(group, member) for member in group.members]
-        if group.absent_holder is not None:
-            lost = self._member_facts(group, group.absent_holder)
+        absent = group.absent_holder
+        if absent is not None:
+            lost = self._member_facts(group, absent) if isinstance(absent, Member) else {
+                **_UNKNOWN, "identity": absent.identity,
+            }  # fmt: skip
             members.append({**lost, "returns_ms": group.returns_ms})
         return {
             "stream": stream.name,
@@ -189,7 +200,7 @@ class GroupAdministration:
             "pattern": group.selection.pattern,
             "next": low,
             "read": holdings.read,
-            "first": stream.first,
+            "first": stream.begin,
             "tail": stream.next,
             "lag": stream.next - low,
             "logged": row.next,
@@ -208,6 +219,7 @@ class GroupAdministration:
         }
 
     def _member_facts(self, group: Group, member: Member) -> dict[str, Any]:
+        """Return a member's facts for an answer."""
         return {
             "identity": member.identity,
             "link": member.link.number,

@@ -4,7 +4,8 @@ Owns the members of one group, and what each kind of group allows them. The rule
 record goes to the member with the most free credit, which gets at most its share of what waits, so
 that a lone batch is spread and a backlog goes out in whole batches; where there are more members
 than it pays to give one record each, a member gets at most what it has shown to be quick with.
-Exclusive: records go to the holder, whose place is kept for a while when it is lost. Keyed: a
+Exclusive: records go to the holder once the log has it, and its place is kept for a while when it
+is lost. Keyed: a
 record goes to the member that its slot belongs to by rendezvous hash, and a slot moves only when
 its old member holds nothing of it, so that records of one key are in one place, in order. A slot is
 one of 1,024 into which first keys hash: memory does not grow with the keys, and a batch costs by
@@ -36,7 +37,7 @@ from malamute_py.broker.structures.bitmaps import (
     ones,
     rows_of_bits,
 )
-from malamute_py.changelog.records import Range, Tries
+from malamute_py.changelog.records import Holder, Range, Tries
 from malamute_py.changelog.tables import GroupRow, without_done
 
 KINDS: Final = ("shared", "exclusive", "keyed")
@@ -77,6 +78,7 @@ class Group:
         "idle_reads",
         "kind",
         "lease_due_ms",
+        "logging",
         "lost",
         "members",
         "moved_ms",
@@ -91,7 +93,9 @@ class Group:
         "selection",
         "slots",
         "stream",
+        "sure",
         "timer",
+        "told",
         "waker",
         "window",
     )
@@ -121,10 +125,17 @@ class Group:
         self.free = FreeMembers()
         self.holder: Member | None = None
         """The member that is given the records, in an exclusive group."""
-        self.absent_holder: Member | None = None
-        """A lost holder of an exclusive group whose place, with what it holds, is kept."""
+        self.absent_holder: Member | Holder | None = None
+        """A lost holder of an exclusive group whose place, with what it holds, is kept; a Holder
+        has it from before the broker began."""
         self.returns_ms = 0
         """Time until which the absent holder may return."""
+        self.sure = False
+        """Whether the log has durably who has the place: the holder may be given records."""
+        self.logging = False
+        """Whether a change of who has the place is on its way into the log."""
+        self.told: Member | None = None
+        """The member that was told that it is the holder."""
         self.slots = Slots() if row.kind == "keyed" else None
         self.by_place: dict[int, Member] = {}
         self._slots_of: tuple[int, SlotsOfRows] = (NOBODY, np.empty(0, np.uint16))
@@ -189,7 +200,7 @@ class Group:
         """Let a member go on in the place of the absent holder; returns what that one held."""
         absent, self.absent_holder = self.absent_holder, None
         self.holder = member
-        return [] if absent is None else self._release(absent, self.counts)
+        return self._release_absent(absent)
 
     def leave(self, member: Member, keep_until_ms: int, fault: bool) -> Picked:
         """Remove a member of an exclusive group; returns the records that it held.
@@ -244,9 +255,17 @@ class Group:
         Returns the records that it held.
         """
         absent, self.absent_holder = self.absent_holder, None
-        released = [] if absent is None else self._release(absent, self.counts)
+        released = self._release_absent(absent)
         self.next_holder()
         return released
+
+    @property
+    def place(self) -> Holder | None:
+        """The member that has the place of an exclusive group, or for which it is kept."""
+        one = self.holder or self.absent_holder
+        if isinstance(one, Member):
+            return Holder(one.identity, one.session, one.hold_ms)
+        return one
 
     def next_holder(self) -> None:
         """Make the member that has waited longest the holder."""
@@ -273,6 +292,9 @@ class Group:
         elif self.kind == "exclusive" and (self.holder is None or self.holder.aside):
             self.holder = member
 
+    def _release_absent(self, absent: Member | Holder | None) -> Picked:
+        return self._release(absent, self.counts) if isinstance(absent, Member) else []
+
     def _release(self, member: Member, counts: bool) -> Picked:
         member.returned(member.held)
         return self.holdings.release({member}, leaving=counts)
@@ -281,7 +303,7 @@ class Group:
     def takes(self) -> bool:
         """Whether some member may be given something."""
         if self.kind == "exclusive":
-            return self.holder is not None and self.holder.able
+            return self.sure and self.holder is not None and self.holder.able
         return self.free.first() is not None
 
     # --- what to read next -----------------------------------------------------------------------
@@ -475,6 +497,11 @@ class Group:
             rows = rows_of_bits(bits, batch.next - batch.base)
             self.slots.hand(self._row_slots(batch)[rows], member.place)
         return count
+
+    @property
+    def in_use(self) -> bool:
+        """Whether it has members, or keeps a place for one."""
+        return bool(self.members) or self.absent_holder is not None
 
     # --- attempts --------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from malamute_protocol.commands import (
     Mode,
     RemoveGroup,
     RequeueGroup,
+    ResetGroup,
     Rewound,
     Schema,
     StartKind,
@@ -35,11 +36,13 @@ from malamute_py.broker.groups.acknowledgements import Acknowledgements
 from malamute_py.broker.groups.administration import GroupAdministration
 from malamute_py.broker.groups.dead_letters import DeadLetters
 from malamute_py.broker.groups.group import KINDS, Group
+from malamute_py.broker.groups.holders import Holders
 from malamute_py.broker.groups.leases import Leases
 from malamute_py.broker.groups.member import Member
 from malamute_py.broker.groups.progress import Progress
 from malamute_py.broker.groups.reader import GroupReader
 from malamute_py.broker.groups.requeueing import Requeueing
+from malamute_py.broker.groups.resetting import Resetting
 from malamute_py.broker.groups.returns import NO_ATTEMPT, Returns
 from malamute_py.broker.links.links import ERRED, Link, Links
 from malamute_py.broker.log.answers import Answers
@@ -47,12 +50,13 @@ from malamute_py.broker.log.steps import Part, Steps, Then
 from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.mail.puts import Puts
 from malamute_py.broker.streams.catalogue import Catalogue
+from malamute_py.broker.streams.conditions import check_ready
 from malamute_py.broker.streams.named import Named, Place
 from malamute_py.broker.streams.start_positions import Begin, Starts, by_offset
 from malamute_py.broker.structures.timers import Timers
 from malamute_py.broker.subscriptions.live import Delivery
 from malamute_py.broker.subscriptions.matching import Matching
-from malamute_py.changelog.records import Change, GroupDone, GroupRemoved, GroupSet
+from malamute_py.changelog.records import Change, GroupDone, GroupRemoved, GroupSet, Holder
 from malamute_py.changelog.settings import GroupSettings
 from malamute_py.changelog.tables import GroupRow, with_done, without_tries
 from malamute_py.matcher import compile_pattern
@@ -101,7 +105,8 @@ class Groups:
             shard, links, delivery, matching, progress, self.timers, dead_letters
         )
         self._returns = returns = Returns(shard, steps, self.reader, self.timers)
-        self._leases = Leases(shard, links, self.reader, returns, self.timers)
+        self._holders = holders = Holders(shard, links, steps, answers, self.reader, self.timers)
+        self._leases = Leases(shard, holders, self.reader, returns, self.timers)
         self.acknowledgements: Final = Acknowledgements(
             shard, self.reader, progress, returns, self._leases, self._members
         )
@@ -111,6 +116,10 @@ class Groups:
         self._administration = GroupAdministration(
             shard, catalogue, steps, answers, self._groups, puts.mailboxes, self.reader.wake
         )
+        self._resetting = Resetting(
+            shard, links, catalogue, steps, starts, answers, self._groups,
+            set_aside=self._set_aside, renewed=self._renewed, facts=self._administration.facts,
+        )  # fmt: skip
 
     # --- facts ------------------------------------------------------------------------------
 
@@ -131,6 +140,7 @@ class Groups:
             GroupInfo: self._administration.group_info,
             EditGroup: self._administration.edit_group,
             RequeueGroup: self._requeueing.requeue,
+            ResetGroup: self._resetting.reset,
             RemoveGroup: self._administration.remove_group,
         }
 
@@ -155,7 +165,7 @@ class Groups:
 
     def _clamp(self, stream: Stream, row: GroupRow) -> list[Change]:
         """Return changes that bring a group's row within its stream; the row has them already."""
-        first, end = stream.first, stream.position_end(row.epoch)
+        first, end = stream.begin, stream.position_end(row.epoch)
         before, epoch = row.next, self._shard.epoch
         changes: list[Change] = []
         newest = max(row.done[-1][1] if row.done else 0, row.tries[-1][1] if row.tries else 0)
@@ -198,6 +208,7 @@ class Groups:
         window = self._shard.settings.group_window_records
         group = Group(stream, row, window, self._leases.watch)
         self._groups.add((stream.number, row.name), group, row.by)
+        self._holders.take_up(group, self._give_up)
         return group
 
     # --- members ------------------------------------------------------------------------------
@@ -230,6 +241,7 @@ class Groups:
         )  # fmt: skip
 
     def _check(self, link: Link, command: JoinGroup) -> None:
+        """Raise BrokerRefused unless a link may join a group as the command says."""
         settings = self._shard.settings
         self._links.check_number(link, command.subscription)
         if not settings.permit(link.owner, "read", command.stream):
@@ -276,6 +288,12 @@ class Groups:
 
     def _find(self, member: Member, command: JoinGroup, stream: Stream) -> None:
         """Find the group of a member whose stream is there, or create the group."""
+        try:
+            if stream.keys is not None:
+                check_ready(stream, stream.keys)
+        except BrokerRefused as error:
+            self._turn_away(member, error.code, error.reason, self._shard.settings.retry_ms)
+            return
         place = stream.number, command.group
         waiting = self._coming.get(place)
         if waiting is not None:
@@ -314,7 +332,7 @@ class Groups:
             elif stream.removed:
                 self._not_created(place, "stream_removed", f"'{stream.name}' was removed", 0)
             else:
-                self._create(stream, command, max(begin.next, stream.first), link)
+                self._create(stream, command, max(begin.next, stream.begin), link)
 
         def create(begin: Begin | BrokerRefused) -> None:
             try:
@@ -332,6 +350,7 @@ class Groups:
         )  # fmt: skip
 
     def _create(self, stream: Stream, command: JoinGroup, next: int, link: Link) -> None:
+        """Log a new group with the pattern and settings of its first member."""
         place = stream.number, command.group
         settings = GroupSettings()
         if command.settings:
@@ -399,6 +418,7 @@ class Groups:
             self._begin(member, command, group)
 
     def _begin(self, member: Member, command: JoinGroup, group: Group) -> None:
+        """Let a member in: send SUBSCRIBED, and MODE where the hold of an exclusive group moved."""
         stream, links = group.stream, self._links
         if not group.members:
             group.waker = partial(self.reader.wake, group)
@@ -408,8 +428,7 @@ class Groups:
         before = group.holder
         held = group.enter(member)
         if before is not None and group.holder is not before:
-            # The former holder was passed over.
-            links.say(before.link, Mode(before.number, False, group.holdings.low))
+            self._holders.pass_over(group, before)
         low = group.holdings.low
         links.say(
             member.link,
@@ -418,7 +437,7 @@ class Groups:
                 stream.uuid,
                 self._shard.epoch,
                 low,
-                stream.first,
+                stream.begin,
                 stream.next,
                 -1,
                 member.lease_ms,
@@ -431,7 +450,9 @@ class Groups:
                 rewound = Rewound(member.number, begin.rewound_from, begin.next, self._shard.epoch)
                 links.say(member.link, rewound)
         if group.kind == "exclusive":
-            links.say(member.link, Mode(member.number, member is group.holder, low))
+            if member is not group.holder:
+                links.say(member.link, Mode(member.number, False, low))
+            self._holders.settle(group)
         self._shard.event(
             "group_joined", stream=stream.name, group=group.name, link=member.link.number,
             identity=member.identity, returned=held is not None,
@@ -488,7 +509,7 @@ class Groups:
         if group.absent_holder is member:
             self.timers.set(group.returns_ms, partial(self._give_up, group, member))
         elif before is member:
-            self._say_holder(group)
+            self._holders.settle(group)
 
     def _part_together(
         self, group: Group | None, members: list[Member], why: str, fault: bool
@@ -521,26 +542,42 @@ class Groups:
             self._progress.flush_later(group)
         self.reader.wake(group)
 
-    def _give_up(self, group: Group, absent: Member) -> None:
+    def _give_up(self, group: Group, absent: Member | Holder) -> None:
         """Give up the kept place of a holder that did not return in time."""
         if group.absent_holder is not absent or group.gone:
             return
         self._shard.counters["group_places_lost"] += 1
         self._shard.event(
             "group_place_lost", stream=group.stream.name, group=group.name,
-            identity=absent.identity, held=absent.held,
+            identity=absent.identity, held=absent.held if isinstance(absent, Member) else 0,
         )  # fmt: skip
         released = group.give_up_absent_holder()
         if group.counts:
             self._returns.count(group, released, DIED)
         self.reader.gone_by(group)
-        self._say_holder(group)
+        self._holders.settle(group)
         self.reader.wake(group)
 
-    def _say_holder(self, group: Group) -> None:
-        holder = group.holder
-        if holder is not None:
-            self._links.say(holder.link, Mode(holder.number, True, group.holdings.low))
+    # --- a reset --------------------------------------------------------------------------------
+
+    def _set_aside(self, group: Group) -> None:
+        """End the memberships of a group that is being reset; members that join now wait."""
+        self._coming[group.stream.number, group.name] = []
+        # What members, timers and the log still say of this run of the group has no effect.
+        group.gone = True
+        for member in reversed(list(group.members)):
+            self.end(member, "cancelled")
+        if group.absent_holder is not None:
+            group.give_up_absent_holder()
+
+    def _renewed(self, group: Group, end_lsn: int) -> None:
+        """Take a group up anew as the log has it, and let in the members that wait."""
+        stream, place = group.stream, (group.stream.number, group.name)
+        if stream.removed:
+            self._not_created(place, "stream_removed", f"'{stream.name}' was removed", 0)
+            return
+        self._take_up(stream, self._shard.queues.groups[place])
+        self._answers.settle(end_lsn, partial(self._let_in, stream, place))
 
     # --- what is gone -------------------------------------------------------------------------
 

@@ -11,14 +11,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from malamute_protocol.commands import Mode
 from malamute_py.broker.context import Shard
 from malamute_py.broker.groups.group import Group
+from malamute_py.broker.groups.holders import Holders
 from malamute_py.broker.groups.holdings import Picked
 from malamute_py.broker.groups.member import Member
 from malamute_py.broker.groups.reader import GroupReader
 from malamute_py.broker.groups.returns import Returns
-from malamute_py.broker.links.links import Links
 from malamute_py.broker.structures.bitmaps import low_bit
 from malamute_py.broker.structures.timers import Timers
 
@@ -30,10 +29,10 @@ class Leases:
     """The leases of all groups of one core."""
 
     def __init__(
-        self, shard: Shard, links: Links, reader: GroupReader, returns: Returns, timers: Timers
+        self, shard: Shard, holders: Holders, reader: GroupReader, returns: Returns, timers: Timers
     ) -> None:
         self._shard = shard
-        self._links = links
+        self._holders = holders
         self._reader = reader
         self._returns = returns
         self._timers = timers
@@ -69,7 +68,7 @@ class Leases:
         before = group.holder
         group.bring_back(member)
         if group.holder is not before:
-            self._say_holder(group)
+            self._holders.settle(group)
         self._reader.wake(group)
 
     def _end(self, group: Group) -> None:
@@ -103,10 +102,5 @@ class Leases:
         else:
             self._reader.back(group, picked, 0)
         if group.holder is not before:
-            self._links.say(member.link, Mode(member.number, False, group.holdings.low))
-            self._say_holder(group)
-
-    def _say_holder(self, group: Group) -> None:
-        holder = group.holder
-        if holder is not None:
-            self._links.say(holder.link, Mode(holder.number, True, group.holdings.low))
+            self._holders.pass_over(group, member)
+            self._holders.settle(group)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from malamute_py.broker.groups.slots import NOBODY
 from malamute_py.broker.links.links import Link, Owner, Receiver
+from malamute_py.changelog.records import Holder
 
 if TYPE_CHECKING:
     from malamute_protocol.commands import JoinGroup
@@ -146,6 +147,6 @@ class Member(Receiver):
         most = int(sqrt(deals * DEAL_MS / self.pace_ms))
         return min(most, deals // SPREAD_MIN) - self.held
 
-    def is_again(self, lost: Member) -> bool:
+    def is_again(self, lost: Member | Holder) -> bool:
         """Whether this is a lost member that has come back."""
         return self.session == lost.session or bool(self.identity == lost.identity != "")

@@ -69,18 +69,20 @@ class WorkDelivery:
         if offer.ended:
             return
         batch, rows = work.batch, 0
+        deadline_ms = batch.row.put.deadline_ms
+        over = deadline_ms and deadline_ms <= self._shard.now_ms
         for lease in offer.in_flight.leases.get(batch.base, ()):
             # Rows that came back and were handed out anew wait in later work. The number of
             # attempts does not tell: a request that was released is at the same attempt again.
             if lease.hand_out == work.hand_out:
                 rows |= lease.rows
         gone = (work.rows & ~rows).bit_count()
-        if rows and work.body is not None:
+        if rows and work.body is not None and not over:
             self._work(offer, batch, rows, work.body, work.cost)
         else:
             gone = work.rows.bit_count()
             offer.left_bytes += work.cost
-            if rows:
+            if rows and not over:
                 self._lost(batch, rows)
         if gone:
             # Nothing was sent for these, so their credit is returned.
@@ -99,6 +101,7 @@ class WorkDelivery:
         self._steps.take([part])
 
     def _work(self, offer: Offer, batch: RequestBatch, rows: int, body: Body, cost: int) -> None:
+        """Put rows of a batch into the outbox of an offer's link, a WORK for each attempt count."""
         change = batch.row.put
         settings = self._shard.settings
         link = offer.link

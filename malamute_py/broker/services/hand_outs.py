@@ -1,8 +1,9 @@
 """Hand-outs: requests that wait go to workers that are ready for them.
 
 Owns the hand-outs that are on their way into the log. The rules: a request goes to an offer only
-within its credit, and only once the log has the hand-out; one turn hands out a bounded number of
-requests, and the services take turns. Source: docs/design.md (Flow control; Queues and the
+within its credit, and only once the log has the hand-out; a request past its deadline goes to none,
+also while the log refuses its end; one turn hands out a bounded number of requests, and the
+services take turns. Source: docs/design.md (Flow control; Queues and the
 checkpoint).
 """
 
@@ -96,6 +97,7 @@ class HandOuts:
             service.scan(more)
             budget -= 1
         shares: list[Share] = []
+        now_ms = self._shard.now_ms
         while budget > 0:
             queue = service.next_queue()
             if queue is None:
@@ -103,9 +105,12 @@ class HandOuts:
             budget -= SLOW_LOOK if service.is_slow(queue) else 1
             _, rows, batch = queue.head()
             rows &= batch.free
+            put = batch.row.put
+            if put.deadline_ms and put.deadline_ms <= now_ms:
+                rows = 0
             if rows:
                 # Rows with different numbers of attempts leave as a WORK each.
-                cost = batch.row.put.size * max(1, len(batch.attempts(rows)))
+                cost = put.size * max(1, len(batch.attempts(rows)))
                 for offer, some in service.allot(queue, rows, cost, queue.rows):
                     shares.append((offer, batch, some, cost))
                     rows ^= some

@@ -22,6 +22,7 @@ from malamute_py.broker.log.steps import NO_TABLES, Effect, Part, Steps, content
 from malamute_py.broker.mail.puts import Puts
 from malamute_py.broker.services.hand_outs import HandOuts
 from malamute_py.broker.services.registry import Registry
+from malamute_py.broker.services.returns import Returns
 from malamute_py.broker.services.service import DRAFT, REMOVING, Offer, RequestBatch, Service
 from malamute_py.broker.structures.bitmaps import ones, runs_of
 from malamute_py.changelog.records import Change, RequestPut, WorkTaken
@@ -43,6 +44,7 @@ class Requests:
         bodies: Bodies,
         puts: Puts,
         registry: Registry,
+        returns: Returns,
         hand_outs: HandOuts,
     ) -> None:
         self._shard = shard
@@ -51,6 +53,7 @@ class Requests:
         self._mailboxes = puts.mailboxes
         self._puts = puts
         self._registry = registry
+        self._returns = returns
         self._hand_outs = hand_outs
 
     def prepare(self, link: Link, command: Request, frame: Any) -> Part:
@@ -77,6 +80,9 @@ class Requests:
         self._shard.quotas.check_sent(link.holder, service.resource, size)
         if not 0 <= command.timeout_ms <= TIME_MAX:
             raise BrokerRefused("malformed", f"a timeout is 0 to {TIME_MAX} ms")
+        delay_ms = command.delay_ms
+        if not 0 <= delay_ms <= TIME_MAX:
+            raise BrokerRefused("malformed", f"a delay is 0 to {TIME_MAX} ms")
         reply_to = command.reply_to
         if not reply_to:
             reply_to = link.identity or self._mailboxes.temporary(link)
@@ -89,15 +95,17 @@ class Requests:
         timeout_ms = command.timeout_ms or service.row.settings.timeout_ms
         change = RequestPut(
             service.number, -1, count, size, link.holder, reply_to, now_ms,
-            now_ms + timeout_ms if timeout_ms else 0, command.key,
-            subjects,
+            now_ms + delay_ms + timeout_ms if timeout_ms else 0, command.key,
+            subjects, delay_ms,
         )  # fmt: skip
+        kind = _Later if delay_ms else _Incoming
         return Part(
-            [change], content, frame, effects=[_Incoming(self, service, change, {})],
+            [change], content, frame, effects=[kind(self, service, change, {})],
             level=service.level, memory=service.memory, place=service.number,
         )  # fmt: skip
 
     def _check_served(self, service: Service, subjects: Sequence[str]) -> None:
+        """Raise BrokerRefused `no_workers` for a subject that no offer takes."""
         slow = 0
         for subject in dict.fromkeys(subjects):
             queue = service.queue_of(subject, waits=False)
@@ -162,6 +170,7 @@ class Requests:
             raise BrokerRefused("forbidden", f"you may not send to mailbox '{reply_to}'")
 
     def _check_room(self, service: Service, count: int, size: int) -> None:
+        """Raise BrokerRefused unless a service has room for so many requests and bytes."""
         limits, settings = self._shard.settings, service.row.settings
         rows_max = settings.max_requests or limits.service_requests_max
         size_max = settings.max_bytes or limits.service_bytes_max
@@ -201,6 +210,7 @@ class _Incoming(Effect):
         self.requests._registry.weigh(service, change.sender, change.size)
 
     def based(self, part: Part) -> None:
+        """Lay down the changes: the requests, and what offers take of them at once."""
         service, change = self.service, self.change
         base = change.base = part.base
         changes: list[Change] = []
@@ -231,6 +241,7 @@ class _Incoming(Effect):
                 shares[offer] = before | some, cost + change.size
 
     def appended(self, part: Part, end_lsn: int) -> None:
+        """Enter the requests, hand out the shares of offers, and let the rest wait."""
         requests, service, change = self.requests, self.service, self.change
         content = part.content
         assert content is not None
@@ -253,8 +264,11 @@ class _Incoming(Effect):
             requests._hand_outs.lease(offer, batch, rows, cost)
         rest = ones(change.count) & ~given
         if rest:
-            service.wait(batch, rest, again=False)
-            requests._registry.runnable[service] = None
+            self._wait(batch, rest)
+
+    def _wait(self, batch: RequestBatch, rows: int) -> None:
+        self.service.wait(batch, rows, again=False)
+        self.requests._registry.runnable[self.service] = None
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
         requests, service, change = self.requests, self.service, self.change
@@ -265,6 +279,17 @@ class _Incoming(Effect):
             requests._hand_outs.return_credit(offer, rows.bit_count(), cost)
         self.shares = {}
         requests._registry.unused(service)
+
+
+class _Later(_Incoming):
+    """One batch of requests that no worker gets before its time."""
+
+    def _share(self) -> None:
+        """Give no worker anything."""
+
+    def _wait(self, batch: RequestBatch, rows: int) -> None:
+        put = self.change
+        self.requests._returns.delay(batch, rows, put.at_ms + put.delay_ms)
 
 
 def _subjects(content: Content, most: int) -> list[str]:

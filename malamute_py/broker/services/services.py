@@ -51,7 +51,7 @@ class Services:
         self._hand_outs = hand_outs = HandOuts(
             shard, links, steps, registry, returns, self._delivery
         )
-        requests = Requests(shard, steps, bodies, puts, registry, hand_outs)
+        requests = Requests(shard, steps, bodies, puts, registry, returns, hand_outs)
         self._offers = Offers(shard, links, steps, registry, returns, answers)
         claims = Claims(shard, hand_outs)
         replies = Replies(shard, puts, registry, ends, returns, claims)

@@ -15,6 +15,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from functools import partial
 from types import TracebackType
 from typing import Any, Unpack
 
@@ -35,11 +36,11 @@ from malamute_protocol.schema import Schemas
 from malamute_protocol.version import Feature
 from malamute_py.client.aio.keys import KeyView
 from malamute_py.client.aio.link import LoopLink
-from malamute_py.client.aio.mail import MailVerbs
-from malamute_py.client.aio.queues import QueueVerbs
+from malamute_py.client.aio.mail import Inbox, MailVerbs
+from malamute_py.client.aio.queues import AtomicStep, Member, QueueVerbs
 from malamute_py.client.aio.subscription import Subscription
-from malamute_py.client.aio.work import Served, WorkVerbs
-from malamute_py.client.arguments import settings_of
+from malamute_py.client.aio.work import Served, Worker, WorkVerbs
+from malamute_py.client.arguments import integer, name_of, settings_of
 from malamute_py.client.engine.waits import ACKED, OPENED, PUBLISHED, WINDOW
 from malamute_py.client.facts import (
     BrokerFacts,
@@ -72,6 +73,7 @@ from malamute_py.client.session.publisher import LEVEL_NAMES, confirmation, leve
 from malamute_py.client.session.subscription import Notice
 from malamute_py.client.session.tables import TableRows, stream_settings
 from malamute_py.client.settings import ClientOptions, ClientSettings, Wait, make_settings, no_link
+from malamute_py.client.tracing import Tracing, tracing_of
 from malamute_py.client.words import ConfirmAt, ReadVisibility, Until
 
 __all__ = ["BulkPublisher", "Client", "Connecting", "Subscription", "connect"]  # asyncio only
@@ -112,6 +114,7 @@ def connect(
     timeout_ms: int | None = CONNECT_MS,
     context: zmq.Context[Any] | None = None,
     on_link: Callable[[LinkEvent], None] | None = None,
+    tracing: bool | Tracing = False,
     **options: Unpack[ClientOptions],
 ) -> Connecting:  # sync: ) -> Client:
     """Connect to a broker; await it, or use it with `async with`.
@@ -120,17 +123,29 @@ def connect(
     (None: for ever); otherwise the first failure is raised. options: fields of
     ClientSettings, which help(ClientSettings) explains.
     context: a zmq.Context, needed for inproc endpoints. on_link: told each change of the link.
+    tracing: spans of OpenTelemetry; needs the extra `otel`.
     Raises SettingError at once; Timeout, ConnectionLost or BrokerRefused (a credential or
     version that was refused is final) when awaited.
     """
     settings = make_settings(endpoint, options, timeout_ms)
-    # sync: return _opened(Client(settings, context=context, on_link=on_link), wait, timeout_ms)
+    make = Client if tracing is False else _traced(tracing)
+    # sync: return _opened(make(settings, context=context, on_link=on_link), wait, timeout_ms)
 
     async def open_client() -> Client:  # asyncio only
-        client = Client(settings, context=context, on_link=on_link)
+        client = make(settings, context=context, on_link=on_link)
         return await _opened(client, wait, timeout_ms)
 
     return Connecting(open_client)  # asyncio only
+
+
+def _traced(asked: Any) -> Callable[..., Client]:
+    """The maker of clients for a tracing that was asked for. Raises SettingError."""
+    tracing = tracing_of(asked)
+    if tracing is None:
+        return Client
+    from malamute_py.client.aio.traced import TracedClient
+
+    return partial(TracedClient, tracing)
 
 
 async def _opened(client: Client, wait: bool, timeout_ms: int | None) -> Client:
@@ -144,6 +159,12 @@ async def _opened(client: Client, wait: bool, timeout_ms: int | None) -> Client:
 
 class Client(MailVerbs, WorkVerbs, QueueVerbs):
     """One session with a broker, in the event loop that made it; use it from that loop only."""
+
+    _subscription_type = Subscription
+    _inbox_type = Inbox
+    _worker_type = Worker
+    _member_type = Member
+    _step_type = AtomicStep
 
     def __init__(
         self,
@@ -371,7 +392,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         timeout_ms: how long nothing may be confirmed, or the window be full.
         Raises as publish(); batches before the one that failed may be in the log.
         """
-        async with self.publisher(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
+        async with self._window(stream, confirm, timeout_ms) as window:
             await window.publish_many(
                 bodies,
                 subject=subject,
@@ -397,7 +418,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         It goes as it is but for its producer and sequence, unless `idempotent` is off: then a
         refusal of these (`unknown_producer`, `out_of_sequence`) is raised. Raises as publish().
         """
-        async with self.publisher(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
+        async with self._window(stream, confirm, timeout_ms) as window:
             await window.publish_batch(content)
         return window.confirmations[0]
 
@@ -416,7 +437,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         body: the column with the bodies (binary or string). subject: name of a column, or
         one subject for all. Raises as publish().
         """
-        async with self.publisher(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
+        async with self._window(stream, confirm, timeout_ms) as window:
             for content, _ in arrow_contents(table, body, subject):
                 await window.publish_batch(content)
         return window.confirmations
@@ -435,12 +456,12 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         """Publish the rows of a table into a typed stream, validated in full before it is sent.
 
         table: of pyarrow, polars, pandas or DuckDB; it has the columns of the stream's newest
-        schema. subject: name of a column, or one subject for all. client_time: name of a column
-        of timestamps. These two columns need not be in the schema. Returns one Confirmation a
-        batch. Raises LocalProtocolError `bad_schema`: the table does not fit; otherwise as
-        publish().
+        schema. subject: name of a column, or one subject for all, which is refused where a column
+        is called nearly so. client_time: name of a column of timestamps. These two columns need
+        not be in the schema. Returns one Confirmation a batch. Raises LocalProtocolError
+        `bad_schema`: the table does not fit; otherwise as publish().
         """
-        async with self.publisher(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
+        async with self._window(stream, confirm, timeout_ms) as window:
             await window.publish_table(table, subject=subject, client_time=client_time, codec=codec)
         return window.confirmations
 
@@ -458,7 +479,20 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         timeout_ms: how long nothing may be confirmed while that is waited for, or the window be
         full; None: for ever.
         """
-        return BulkPublisher(self._link, stream, level_number(confirm), keep, timeout_ms)
+        return self._window(stream, confirm, timeout_ms, keep)
+
+    def _window(
+        self,
+        stream: str,
+        confirm: ConfirmAt,
+        timeout_ms: Wait,
+        keep: bool = True,
+        kind: type[BulkPublisher] | None = None,
+    ) -> BulkPublisher:
+        """A run of publishing. kind: of a client that asks for another than the plain one."""
+        name_of("stream", stream)
+        kind = BulkPublisher if kind is None else kind
+        return kind(self._link, stream, level_number(confirm), keep, timeout_ms)
 
     # --- subscribing ---------------------------------------------------------------------------
 
@@ -507,7 +541,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
             credit_records=credit_records,
             credit_bytes=credit_bytes,
         )
-        return Subscription(
+        return self._subscription_type(
             self._link,
             request,
             strict=strict,
@@ -577,6 +611,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
 
         limit: at most so many, the first by name; 0: all.
         """
+        integer("limit", limit, 0)
         found: list[StreamFacts] = []
         after = ""
         while True:

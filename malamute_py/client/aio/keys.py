@@ -19,6 +19,7 @@ from malamute_protocol.keys import DELETION_FIELD
 from malamute_protocol.pattern import Pattern
 from malamute_py.client.aio.link import LoopLink
 from malamute_py.client.aio.subscription import Subscription
+from malamute_py.client.arguments import integer
 from malamute_py.client.engine.waits import PUBLISHED
 from malamute_py.client.keys import (
     KeyEntry,
@@ -117,8 +118,9 @@ class KeyView:
     ) -> int:
         """Delete a key by a marker, and return the marker's offset.
 
-        The marker is kept for the broker's `streams.deleted_keys_ms`. revision: delete the key only
-        if this is its revision. Raises as update().
+        The marker is kept for the broker's `streams.deleted_keys_ms`. A key that is not there gets
+        one, too: deleting twice is deleting once. revision: delete the key only if this is its
+        revision, so that one that is not there is refused. Raises as update().
         """
         empty = await self._known()
         wanted = None if revision is None else revision_of(revision)
@@ -173,6 +175,7 @@ class KeyView:
 
         pattern: of a kind that asks for nothing but the subject. limit: at most so many; 0: all.
         """
+        integer("limit", limit, 0)
         stream, wire = self._stream, make_pattern(pattern)
         found: dict[str, int] = {}
         after, more = "", True

@@ -29,12 +29,13 @@ from malamute_py.client.session.calls import (
     Properties,
     Time,
     make_row,
+    request_terms,
 )
 from malamute_py.client.session.letters import Letter, Reply, ranges_of
 from malamute_py.client.session.mailboxes import CREDIT_BYTES, CREDIT_RECORDS, InboxOptions
 from malamute_py.client.session.outbox import Tally
 from malamute_py.client.session.publisher import level_number
-from malamute_py.client.session.requests import Replies
+from malamute_py.client.session.requests import PLAIN, Replies
 from malamute_py.client.settings import Wait
 from malamute_py.client.words import AckWhen, ConfirmAt
 
@@ -44,6 +45,8 @@ _PAUSE_EVERY: Final = 256  # asyncio only
 
 class MailVerbs(AsyncVerbs):
     """Verbs for mailboxes, and for those that ask a service."""
+
+    _inbox_type: type[Inbox]
 
     # --- sending -------------------------------------------------------------------------------
 
@@ -234,7 +237,7 @@ class MailVerbs(AsyncVerbs):
         Raises LocalProtocolError; a refusal is raised by the iteration.
         """
         asked = inbox_options(mailbox, credit_records, credit_bytes, settings, ack)
-        return Inbox(
+        return self._inbox_type(
             self._link,
             asked,
             ack,
@@ -256,14 +259,15 @@ class MailVerbs(AsyncVerbs):
         key: bytes | None = None,
         reply_to: str = "",
         need_workers: bool = False,
+        delay_ms: int = 0,
         confirm: ConfirmAt = "none",
     ) -> Reply:
         """Ask a service and wait for the (first) reply of a worker.
 
         body, codec: as of publish(). subject: what workers' patterns are matched with. timeout_ms:
-        after it the broker
-        takes the request from its holder; None: never; by default the client's settings say
-        when. key: at most 128 bytes that name
+        after it the broker takes the request from its holder, and no worker gets it any more; None:
+        never; by default the client's settings say when. delay_ms: time before which no worker gets
+        the request; timeout_ms begins after it. key: at most 128 bytes that name
         the request, so that it is taken once even if another process sends it again. reply_to:
         a mailbox to be read for replies; empty: the client's own, temporary when it has no
         identity (replies to it are lost while the broker is away).
@@ -279,6 +283,9 @@ class MailVerbs(AsyncVerbs):
         link, session = self._link, self._session
         wait_ms = session.settings.wait_ms(timeout_ms)
         future: asyncio.Future[Reply] = link.loop.create_future()
+        terms = PLAIN
+        if need_workers or delay_ms:
+            terms = request_terms(need_workers, delay_ms)
         row = make_row(body, subject, fields, None, None, properties, future, codec)
         if True:  # sync: with link.lock:
             if not link.has_room():
@@ -291,8 +298,8 @@ class MailVerbs(AsyncVerbs):
                 reply_to=reply_to,
                 timeout_ms=wait_ms or 0,
                 key=b"" if key is None else key_of(key),
-                need_workers=need_workers,
-                until_ms=0 if wait_ms is None else clock_ms() + wait_ms,
+                terms=terms,
+                until_ms=0 if wait_ms is None else clock_ms() + terms.delay_ms + wait_ms,
             )
             link.asked()
         try:
@@ -316,6 +323,7 @@ class MailVerbs(AsyncVerbs):
         key: bytes | None = None,
         reply_to: str = "",
         need_workers: bool = False,
+        delay_ms: int = 0,
         confirm: ConfirmAt = "none",
     ) -> AsyncGenerator[Reply, None]:
         """Ask a service for several replies: iterate to the last of them.
@@ -328,6 +336,9 @@ class MailVerbs(AsyncVerbs):
         link, session = self._link, self._session
         wait_ms = session.settings.wait_ms(timeout_ms)
         replies = Replies()
+        terms = PLAIN
+        if need_workers or delay_ms:
+            terms = request_terms(need_workers, delay_ms)
         row = make_row(body, subject, fields, None, None, properties, replies, codec)
         if True:  # sync: with link.lock:
             if not link.has_room():
@@ -340,8 +351,8 @@ class MailVerbs(AsyncVerbs):
                 reply_to=reply_to,
                 timeout_ms=wait_ms or 0,
                 key=b"" if key is None else key_of(key),
-                need_workers=need_workers,
-                until_ms=0 if wait_ms is None else clock_ms() + wait_ms,
+                terms=terms,
+                until_ms=0 if wait_ms is None else clock_ms() + terms.delay_ms + wait_ms,
             )
             link.wake_up()
         # sync: return self._replies(replies)
@@ -350,6 +361,7 @@ class MailVerbs(AsyncVerbs):
                 yield reply
 
     async def _replies(self, replies: Replies) -> AsyncGenerator[Reply, None]:
+        """Yield the replies of a request until the last; let go of it at any end."""
         link = self._link
         try:
             while True:
@@ -380,12 +392,14 @@ class MailVerbs(AsyncVerbs):
         key: bytes | None = None,
         reply_to: str = "",
         need_workers: bool = False,
+        delay_ms: int = 0,
         confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
     ) -> Confirmation:
         """Queue a request without waiting for a reply; returns when the broker has taken it.
 
-        request_timeout_ms: after it the broker gives the request up. Replies are mail of
+        request_timeout_ms: after it the broker gives the request up; it begins after delay_ms.
+        Replies are mail of
         `reply_to`, by default the client's own mailbox; mail.about is (key, 0) then, so give
         a key to know them by. need_workers: as in request().
         timeout_ms: for the broker's confirm. The Confirmation's offset
@@ -394,6 +408,9 @@ class MailVerbs(AsyncVerbs):
         link, session = self._link, self._session
         wait_ms = session.settings.wait_ms(timeout_ms)
         future: asyncio.Future[Confirmation] = link.loop.create_future()
+        terms = PLAIN
+        if need_workers or delay_ms:
+            terms = request_terms(need_workers, delay_ms)
         row = make_row(body, subject, fields, None, None, properties, future, codec)
         if True:  # sync: with link.lock:
             if not link.has_room():
@@ -408,7 +425,7 @@ class MailVerbs(AsyncVerbs):
                 if request_timeout_ms is None
                 else duration("request_timeout_ms", request_timeout_ms),
                 key=b"" if key is None else key_of(key),
-                need_workers=need_workers,
+                terms=terms,
                 until_ms=0 if wait_ms is None else clock_ms() + wait_ms,
                 waits=False,
             )

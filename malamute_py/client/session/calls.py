@@ -21,10 +21,13 @@ from malamute_protocol.limits import DEFAULT_LIMITS
 from malamute_protocol.pattern import Pattern, from_text, validate
 from malamute_py.client.arguments import (
     codec_of,
+    column_of,
     column_time,
+    duration,
     fields_of,
     integer,
     later_of,
+    no_near_column,
     one_of,
     pattern_of,
     properties_of,
@@ -35,6 +38,7 @@ from malamute_py.client.arguments import (
     wrong,
 )
 from malamute_py.client.position import StartPoint, start_on_wire
+from malamute_py.client.session.requests import Terms
 from malamute_py.client.session.rows import PACKINGS, More, OutgoingRow, Packing
 from malamute_py.client.session.subscription import VISIBILITIES, SubscribeOptions
 from malamute_py.client.words import ReadVisibility, Until
@@ -105,6 +109,7 @@ def _packed(body: Any, codec: str | None) -> tuple[bytes | list[bytes], int, Pac
 
 
 def _blob(body: Any) -> bytes:
+    """Return one body as bytes. Raises LocalProtocolError."""
     if isinstance(body, str):
         try:
             return body.encode()
@@ -116,6 +121,11 @@ def _blob(body: Any) -> bytes:
         "bad_batch",
         f"a body is bytes, str or a list of these, not {type(body).__name__}; encode it first",
     )
+
+
+def request_terms(need_workers: bool, delay_ms: int) -> Terms:
+    """Terms that few requests have. Raises LocalProtocolError."""
+    return Terms(bool(need_workers), duration("delay_ms", delay_ms))
 
 
 class BulkOptions(TypedDict, total=False):
@@ -159,7 +169,7 @@ class Bulk:
         if subjects is not None:
             if subject is not None:
                 raise LocalProtocolError("bad_batch", "give subject or subjects, not both")
-            self._columns["subject"] = subjects
+            self._columns["subject"] = column_of("subjects", subjects, len(bodies))
         else:
             self._whole["subject"] = subject if subject is None else subject_of(subject)
         unknown = options.keys() - _BULK_OPTIONS
@@ -178,11 +188,8 @@ class Bulk:
             if name == "expires_at_ms" and not is_column:
                 value = later_of(name, value, "bad_batch")
             (self._columns if is_column else self._whole)[name] = value
-        for name, column in self._columns.items():
-            if len(column) != len(bodies):
-                raise LocalProtocolError(
-                    "bad_batch", f"{len(column)} values in {name} for {len(bodies)} records"
-                )
+        for name, values in self._columns.items():
+            column_of(name, values, len(bodies))
 
     def cuts(self) -> Iterator[tuple[int, int]]:
         """(first, end) of the records of each batch."""
@@ -247,6 +254,7 @@ def arrow_contents(table: Any, body: str, subject: str) -> Iterator[tuple[bytes,
         text(name, given, DEFAULT_LIMITS.command_frame_bytes_max, "bad_batch")
     if body not in whole.column_names:
         raise LocalProtocolError("bad_batch", f"the table has no column {body!r}")
+    no_near_column(subject, whole.column_names)
     for piece in whole.to_batches(max_chunksize=_ROWS_MAX):
         if not piece.num_rows:
             continue

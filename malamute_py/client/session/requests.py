@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import repeat
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from malamute_protocol.address import NAME_BYTES_MAX
 from malamute_protocol.batch import Batch
@@ -43,6 +43,17 @@ _NOTICE_MS: Final = 60_000
 """Time for which the broker's notice is awaited after the callers' time is over."""
 
 
+class Terms(NamedTuple):
+    """The terms of requests that most requests leave out."""
+
+    need_workers: bool = False
+    delay_ms: int = 0
+    """Time before which no worker gets them, from when the broker took them."""
+
+
+PLAIN: Final = Terms()
+
+
 class _GivenUp(Inner):
     """Stands for a caller that waits no longer."""
 
@@ -70,8 +81,7 @@ class OutgoingRequests(KeyedBatch):
     """Requests to one service, until each of them is answered."""
 
     __slots__ = (
-        "epoch", "inbox", "left", "need_workers", "reply_to", "requests", "timeout_ms",
-        "tokens",
+        "epoch", "inbox", "left", "reply_to", "requests", "terms", "timeout_ms", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -82,7 +92,7 @@ class OutgoingRequests(KeyedBatch):
         reply_to: str,
         timeout_ms: int,
         inbox: OpenedMailbox | None,
-        need_workers: bool,
+        terms: Terms,
     ) -> None:
         """inbox: where the replies come; None: no caller here waits for them."""
         super().__init__(lane, level)
@@ -91,7 +101,7 @@ class OutgoingRequests(KeyedBatch):
         self.reply_to = reply_to
         self.timeout_ms = timeout_ms
         self.inbox = inbox
-        self.need_workers = need_workers
+        self.terms = terms
         self.tokens: list[Any] = []
         """Callers by row, from when the batch leaves; None: the row was answered."""
         self.left = 0
@@ -128,7 +138,7 @@ class OutgoingRequests(KeyedBatch):
         """Make an empty batch of the same kind for the same place."""
         return OutgoingRequests(
             self.lane, self.level, self.requests, self.reply_to, self.timeout_ms, self.inbox,
-            self.need_workers,
+            self.terms,
         )  # fmt: skip
 
     def send(self, out: CommandSink, tracker: int) -> None:
@@ -141,7 +151,8 @@ class OutgoingRequests(KeyedBatch):
                 self.timeout_ms,
                 self.level,
                 self.key,
-                self.need_workers,
+                self.terms.need_workers,
+                self.terms.delay_ms,
             ),
             self.content,
         )
@@ -240,13 +251,12 @@ class PendingRequests:
         key: bytes = b"",
         until_ms: int = 0,
         waits: bool = True,
-        need_workers: bool = False,
+        terms: Terms = PLAIN,
     ) -> None:
         """Put one request on its way; its token gets the reply.
 
         waits: False: its token gets the confirm, and replies stay mail. until_ms: when its
         caller gives it up; 0: never. key: the caller's own: the request then leaves alone.
-        need_workers: it is refused `no_workers` when no worker is there.
         Raises LocalProtocolError `too_large`, `conflict` (the key is in use), or what ended
         the session.
         """
@@ -274,13 +284,11 @@ class PendingRequests:
             or last.timeout_ms != timeout_ms
             or last.reply_to != reply_to
             or last.inbox is not inbox
-            or last.need_workers is not need_workers
+            or (last.terms is not terms and last.terms != terms)
             or not outbox.join(last, row, until_ms)
         ):
             outbox.check(row)
-            last = OutgoingRequests(
-                lane, level, self, reply_to, timeout_ms, inbox, bool(need_workers)
-            )
+            last = OutgoingRequests(lane, level, self, reply_to, timeout_ms, inbox, terms)
             outbox.start(last, row, key, until_ms)
         if inbox is not None:
             inbox.waiting += 1
@@ -457,8 +465,10 @@ class PendingRequests:
 
     def timed_out(self, batch: OutgoingRequests) -> None:
         """Fail the callers, whose time is over; the broker's notice is awaited a while longer."""
+        delay_ms = batch.terms.delay_ms
+        since = f" after a delay of {delay_ms} ms" if delay_ms else ""
         error = Timeout(
-            f"no answer from service {batch.lane.place!r} within {batch.timeout_ms} ms; "
+            f"no answer from service {batch.lane.place!r} within {batch.timeout_ms} ms{since}; "
             f"{self._outbox.standing()}"
         )
         if not batch.tokens:

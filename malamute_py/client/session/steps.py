@@ -39,6 +39,7 @@ from malamute_protocol.pattern import Pattern
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.client.arguments import (
     NAMES,
+    column_of,
     duration,
     integer,
     key_of,
@@ -61,6 +62,7 @@ from malamute_py.client.session.calls import (
     content_count,
     make_pattern,
     make_row,
+    request_terms,
 )
 from malamute_py.client.session.events import Event, Settled
 from malamute_py.client.session.lanes import (
@@ -74,6 +76,7 @@ from malamute_py.client.session.lanes import (
 )
 from malamute_py.client.session.outgoing import RETRY_MS, RETRYABLE, CommandSink, Trackers, Window
 from malamute_py.client.session.publisher import confirmation, level_number, stamped_as
+from malamute_py.client.session.requests import PLAIN
 from malamute_py.client.session.rows import ROW_BYTES, OutgoingRow, content_of
 from malamute_py.client.settings import ClientSettings
 from malamute_py.client.words import ConfirmAt
@@ -287,11 +290,13 @@ class Step:
         timeout_ms: int = 0,
         key: bytes = b"",
         need_workers: bool = False,
+        delay_ms: int = 0,
     ) -> StepRequest:
         """A request for a service, whose replies come as mail to `reply_to`.
 
         reply_to: empty: the own mailbox. key: the caller's own name for it; else one is drawn.
         need_workers: the step is refused `no_workers` when no worker offers the service.
+        delay_ms: time before which no worker gets the request; timeout_ms begins after it.
         Returns what names it in its replies. Raises LocalProtocolError as send().
         """
         if type(service) is not str or service not in NAMES:
@@ -305,7 +310,10 @@ class Step:
             self.choosy = True
         asked = StepRequest(key)
         row = make_row(body, subject, fields, None, expires_at_ms, properties, asked, codec)
-        self._add((_REQUEST, service, reply_to, timeout_ms, key, bool(need_workers)), row)
+        terms = PLAIN
+        if need_workers or delay_ms:
+            terms = request_terms(need_workers, delay_ms)
+        self._add((_REQUEST, service, reply_to, timeout_ms, key, terms), row)
         return asked
 
     def reply(
@@ -361,6 +369,7 @@ class Step:
         self._acknowledge(held, AckForm(state, duration("delay_ms", delay_ms)))
 
     def _acknowledge(self, held: Any, form: AckForm) -> None:
+        """Add the numbers of a message, request, record or batch to what the step acknowledges."""
         batch = getattr(held, "batch", held)
         opened = getattr(held, "opened", None) or getattr(batch, "opened", None)
         if opened is None:
@@ -445,6 +454,7 @@ class Step:
         return integer("before", before, 0, code="bad_start"), 0, b""
 
     def _add(self, place: Place, row: OutgoingRow) -> None:
+        """Add a row to the part for its place; each part leaves as one command."""
         if self.state != OPEN:
             self._check_open()
         if row.packing is not None:
@@ -541,9 +551,7 @@ def rows_of_columns(
 def _column(name: str, value: Any, count: int) -> Iterable[Any]:
     if value is None or isinstance(value, str | int | Mapping):
         return repeat(value, count)
-    if len(value) != count:
-        raise LocalProtocolError("bad_batch", f"{len(value)} values in {name} for {count} records")
-    return value  # type: ignore[no-any-return]
+    return column_of(name, value, count)
 
 
 class OutgoingSteps(OutgoingBatch):
@@ -775,6 +783,7 @@ def _alone(part: Command, tracker: int, level: int) -> Command:
 
 
 def _owning(place: Place, rows: list[OutgoingRow], random: Callable[[int], bytes]) -> Command:
+    """Return the command that owns the content of these rows."""
     kind = place[0]
     if kind == _PUBLISH:
         return Publish(place[1], 0)
@@ -782,12 +791,14 @@ def _owning(place: Place, rows: list[OutgoingRow], random: Callable[[int], bytes
         _, mailbox, deliver_at_ms, priority = place[:4]
         return Send(mailbox, 0, 0, b"", deliver_at_ms, priority)
     if kind == _REQUEST:
-        _, service, reply_to, timeout_ms, key, need_workers = place[:6]
+        _, service, reply_to, timeout_ms, key, terms = place[:6]
         name = key or random(KEY_BYTES)
         for number, row in enumerate(rows):
             asked = row.token
             asked.key, asked.row = name, number
-        return Request(service, 0, reply_to, timeout_ms, 0, name, need_workers)
+        return Request(
+            service, 0, reply_to, timeout_ms, 0, name, terms.need_workers, terms.delay_ms
+        )
     _, holder, last, _ = place[:4]
     return Reply(holder.number, [row.token for row in rows], 0, last)
 
@@ -845,6 +856,7 @@ class Steps(Lanes[OutgoingSteps]):
         self.window.queued_bytes += step.size
 
     def _check(self, step: Step) -> None:
+        """Raise LocalProtocolError unless a step is open and fits in one message and bundle."""
         if step.state != OPEN:
             step._check_open()
         if self.fatal is not None:

@@ -16,7 +16,7 @@ from malamute_protocol.encode import encode_arrow
 from malamute_protocol.errors import LocalProtocolError
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 from malamute_protocol.schema import SchemaError, Schemas, read_schema
-from malamute_py.client.arguments import codec_of, text, wrong
+from malamute_py.client.arguments import codec_of, no_near_column, text, wrong
 
 _ROWS_MAX: Final = DEFAULT_LIMITS.batch_records_max
 _TYPES: Final = "a table of pyarrow, polars, pandas or DuckDB, or a pyarrow record batch"
@@ -106,6 +106,7 @@ class TableRows:
                 )
         self._subject = subject
         self._columns: dict[str, Any] = {}
+        no_near_column(subject, whole.column_names)
         if subject in whole.column_names:
             self._columns["subject"] = whole.column(subject)
         if client_time:
@@ -140,6 +141,7 @@ class TableRows:
             yield content, count
 
     def _headers(self, first: int, count: int) -> dict[str, Any]:
+        """Return the subjects and client times of some rows, as options of the encoder."""
         import pyarrow as pa
 
         options: dict[str, Any] = {"subject": self._subject}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import index
 from types import TracebackType
-from typing import Any, SupportsIndex, TypeVar
+from typing import Any, Final, SupportsIndex, TypeVar
 
 from malamute_protocol import commands as c
 from malamute_protocol.batch import Record
@@ -21,6 +21,7 @@ from malamute_protocol.pattern import Pattern
 from malamute_py.client.arguments import (
     beginning,
     duration,
+    integer,
     key_of,
     numbers_of_requests,
     settings_of,
@@ -53,6 +54,7 @@ from malamute_py.client.session.memberships import (
     RELEASED,
     GroupOptions,
     HeldBatch,
+    Membership,
     failed,
     group_visibility,
 )
@@ -62,6 +64,8 @@ from malamute_py.client.settings import Wait
 from malamute_py.client.sync.link import Pending, SyncVerbs, ThreadLink
 from malamute_py.client.sync.transactions import SyncTransaction
 from malamute_py.client.words import AckWhen, ConfirmAt, GroupKind, GroupVisibility
+
+JOINING: Final = "the membership"
 
 Kind = TypeVar("Kind", bound=Facts)
 
@@ -233,7 +237,7 @@ class SyncMember(MemberBase):
                 lambda: membership.accepted or self.ended,
                 timeout_ms,
                 OPENED,
-                "the membership",
+                JOINING,
             )
         if not membership.accepted:
             raise membership.error or BrokerRefused("cancelled")
@@ -254,6 +258,7 @@ class SyncMember(MemberBase):
         return batch
 
     def _next(self, timeout_ms: int | None) -> HeldBatch | None:
+        """Return the next batch of records, past the notices before it; None once closed."""
         membership, link = self._membership, self._link
         while True:
             with link.lock:
@@ -405,6 +410,9 @@ class SyncMember(MemberBase):
 class SyncQueueVerbs(SyncVerbs):
     """Verbs over cursors, groups, steps, mailboxes and services."""
 
+    _member_type: type[SyncMember]
+    _step_type: type[SyncAtomicStep]
+
     # --- steps -----------------------------------------------------------------------------
 
     def atomic(self, *, confirm: ConfirmAt = "default", key: bytes = b"") -> SyncAtomicStep:
@@ -416,7 +424,7 @@ class SyncQueueVerbs(SyncVerbs):
         it is tried, by this or a later process of the same identity.
         Raises LocalProtocolError: a key, and the client has no identity.
         """
-        return SyncAtomicStep(self._link, confirm, key)
+        return self._step_type(self._link, confirm, key)
 
     # --- transactions ------------------------------------------------------------------------
 
@@ -561,7 +569,7 @@ class SyncQueueVerbs(SyncVerbs):
             credit_records, credit_bytes, hold_ms, group_visibility(visibility), create,
             settings_of(settings, {}),
         ).check()  # fmt: skip
-        return SyncMember(
+        return self._member_type(
             self._link,
             asked,
             ack=ack,
@@ -599,6 +607,11 @@ class SyncQueueVerbs(SyncVerbs):
         gets it, for members that join from then on; 0: none), description. Raises BrokerRefused.
         """
         named = settings_of(settings, more)
+        link = self._link
+        with link.lock:
+            # The first member makes the group, and its command may be on its way yet.
+            for member in link.session.memberships_of(stream, group):
+                link.until(partial(_decided, member), "default", OPENED, JOINING)
         value = self._link.ask(lambda number: c.EditGroup(number, stream, group, named))
         return facts(GroupFacts, {"stream": stream, "group": group, **value})
 
@@ -612,6 +625,19 @@ class SyncQueueVerbs(SyncVerbs):
         listed = numbers_of_requests(numbers)
         value = self._link.ask(lambda number: c.RequeueGroup(number, stream, group, listed))
         return int(value.get("count", 0))
+
+    def reset_group(
+        self, stream: str, group: str, start: StartPoint, *, force: bool = False
+    ) -> GroupFacts:
+        """Have a group stand at a start point, wherever it stands; `more["before"]` says where.
+
+        What was done from there on comes again, and attempts are counted anew; dead letters stay.
+        force: members are no hindrance: their memberships end (`cancelled`), and they may join
+        again. Raises BrokerRefused: `in_use` when there are members, `bad_start`, `unknown_group`.
+        """
+        at = start_on_wire(start)
+        value = self._link.ask(lambda number: c.ResetGroup(number, stream, group, at, force))
+        return facts(GroupFacts, {"stream": stream, "group": group, **value})
 
     def remove_group(self, stream: str, group: str) -> None:
         """Forget a group without members. Raises BrokerRefused `in_use`, `unknown_group`."""
@@ -734,6 +760,7 @@ class SyncQueueVerbs(SyncVerbs):
 
         make: (request number, after) -> the question.
         """
+        integer("limit", limit, 0)
         found: list[Kind] = []
         after = ""
         while True:
@@ -749,6 +776,11 @@ class SyncQueueVerbs(SyncVerbs):
 
 def _following_transactions(after: bytes, number: int) -> Any:
     return c.ListTransactions(number, after)
+
+
+def _decided(member: Membership) -> bool:
+    """Whether the broker has accepted or refused a membership."""
+    return member.accepted or member.ended
 
 
 def _following(make: Callable[[int, str], Any], after: str, number: int) -> Any:

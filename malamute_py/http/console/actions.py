@@ -11,11 +11,12 @@ from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
 from malamute_py.client.position import Position
+from malamute_py.health.words import many
 from malamute_py.http.console.copying import Copy, check_range
 from malamute_py.http.console.forms import Form, of
 from malamute_py.http.console.rendering import url
 from malamute_py.http.console.sessions import Session
-from malamute_py.http.console.words import NotUnderstood, many, start_point, whole_number
+from malamute_py.http.console.words import NotUnderstood, start_point, whole_number
 
 _NUMBER_MAX: Final = 1 << 62
 

@@ -12,10 +12,10 @@ from typing import Any, Final, TypeVar
 from malamute_protocol.errors import BrokerRefused, MalamuteError
 from malamute_py.client.aio.client import Client
 from malamute_py.client.facts import GroupFacts, LinkFacts, PeekedMail, ServiceFacts
-from malamute_py.http.console import troubles
+from malamute_py.health import troubles
+from malamute_py.health.troubles import Trouble
 from malamute_py.http.console.records import NEWEST, RECORDS_MAX, SUBJECTS, Look, look
 from malamute_py.http.console.sessions import Session
-from malamute_py.http.console.troubles import Trouble
 from malamute_py.http.console.words import TEXT_BYTES_MAX, whole_number
 from malamute_py.http.source import LISTED_MAX
 

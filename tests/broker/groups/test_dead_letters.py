@@ -381,9 +381,9 @@ def test_a_requeued_record_comes_again_with_no_attempts(kind: str) -> None:
     ack(shell, 2, (1, 2))
     shell.restart()
     shell.hello(1)
-    join(shell, 3, kind)
-    assert got(shell, 3) == [2]
-    ack(shell, 3, (2, 3))
+    join(shell, 2, kind)
+    assert got(shell, 2) == [2]
+    ack(shell, 2, (2, 3))
     assert info(shell)["next"] == 5_005
     assert requeue(shell) == "unknown_request"
 

@@ -470,6 +470,109 @@ def test_a_lost_holder_that_waits_already_goes_on_at_once() -> None:
     assert (got(shell, 3), got(shell, 4)) == ([], [0, 1])
 
 
+@pytest.mark.parametrize("power_loss", [False, True])
+def test_a_restart_keeps_the_place_of_a_holder_for_its_window(power_loss: bool) -> None:
+    shell = exclusive()
+    shell.restart(power_loss=power_loss)
+    shell.hello(1)
+    join(shell, 3, "exclusive", hold_ms=1_000)
+    (member, absent) = info(shell)["members"]
+    assert (member["link"], member["holds"]) == (3, False)
+    assert (absent["link"], absent["held"]) == (0, 0)
+    assert absent["returns_ms"] == shell.now_ms + 1_000
+    shell.wait(999)
+    assert got(shell, 3) == []
+    shell.send(1, wire.RemoveGroup(1, "s", "g"))
+    assert shell.peers[1].last(wire.Refused).code == "in_use"
+    join(shell, 2, "exclusive", hold_ms=1_000)
+    assert got(shell, 2) == [0, 2, 3, 4]
+    shell.wait(5_000)
+    assert got(shell, 3) == []
+    assert [one["holds"] for one in info(shell)["members"]] == [False, True]
+
+
+def test_a_holder_without_a_session_of_before_returns_by_its_identity_after_a_restart() -> None:
+    shell = world()
+    shell.send(2, wire.Hello((1, 1), b"a" * 16), identity="ann")
+    join(shell, 2, "exclusive", hello=False, hold_ms=1_000)
+    publish(shell, 3)
+    shell.restart()
+    shell.hello(1)
+    join(shell, 3, "exclusive")
+    shell.send(4, wire.Hello((1, 1), b"b" * 16), identity="ann")
+    join(shell, 4, "exclusive", hello=False)
+    assert (got(shell, 3), got(shell, 4)) == ([], [0, 1, 2])
+    shell.restart()
+    shell.send(2, wire.Hello((1, 1), b"b" * 16), identity="other")
+    join(shell, 2, "exclusive", hello=False)
+    assert got(shell, 2) == [0, 1, 2]
+
+
+def test_after_a_restart_and_the_window_another_member_holds() -> None:
+    shell = exclusive()
+    lose(shell, 2)
+    shell.wait(900)
+    shell.restart()
+    shell.hello(1)
+    join(shell, 3, "exclusive", hold_ms=1_000)
+    shell.wait(999)
+    assert got(shell, 3) == []
+    shell.wait(1)
+    assert got(shell, 3) == [0, 2, 3, 4]
+    assert [one["held"] for one in events(shell, "group_place_lost")] == [0]
+    shell.restart()
+    join(shell, 3, "exclusive")
+    assert got(shell, 3) == [0, 2, 3, 4]
+
+
+@pytest.mark.parametrize("how", ["unsubscribe", "bye", "window"])
+def test_a_place_that_was_given_up_is_kept_for_no_one_after_a_restart(how: str) -> None:
+    shell = world()
+    join(shell, 2, "exclusive", hold_ms=1_000)
+    publish(shell, 2)
+    if how == "window":
+        lose(shell, 2)
+        shell.wait(1_000)
+    else:
+        shell.send(2, wire.Unsubscribe(M) if how == "unsubscribe" else wire.Bye())
+    shell.restart()
+    join(shell, 3, "exclusive")
+    assert got(shell, 3) == [0, 1]
+
+
+def test_a_new_holder_is_given_records_once_the_disk_has_it() -> None:
+    shell = exclusive()
+    shell.auto_sync = False
+    shell.send(2, wire.Unsubscribe(M))
+    assert (got(shell, 3), shell.peers[3].last(wire.Mode).live) == ([], False)
+    shell.sync()
+    shell.run()
+    assert (got(shell, 3), shell.peers[3].last(wire.Mode).live) == ([0, 2, 3, 4], True)
+
+
+def test_a_new_holder_that_the_log_refuses_begins_when_the_log_takes_it() -> None:
+    shell = exclusive()
+    shell.refuse["main"] = ("disk_full", "no space")
+    shell.send(2, wire.Unsubscribe(M))
+    assert got(shell, 3) == []
+    shell.refuse.clear()
+    shell.wait(2_000)
+    assert got(shell, 3) == [0, 2, 3, 4]
+
+
+def test_a_clamped_group_keeps_its_holder() -> None:
+    shell = world()
+    join(shell, 2, "exclusive", visibility=0)
+    shell.auto_sync = False
+    publish(shell, 2, level=2)
+    ack(shell, 2, (0, 2), level=2)
+    for power_loss in (True, False):
+        shell.restart(power_loss=power_loss)
+        shell.hello(1)
+        join(shell, 3, "exclusive", visibility=0)
+        assert [one["identity"] for one in info(shell)["members"]] == ["", ""]
+
+
 # --- keyed ---------------------------------------------------------------------------------------
 
 
@@ -808,7 +911,8 @@ def test_members_of_a_new_group_are_given_what_is_on_the_disk_only(kind: str) ->
     shell.send(2, wire.Unsubscribe(M))
     assert info(shell)["tail"] == 6
     join(shell, 3, kind)
-    assert got(shell, 3) == [0, 1, 2, 3]
+    # The disk has to have the new holder of an exclusive group, too.
+    assert got(shell, 3) == ([] if kind == "exclusive" else [0, 1, 2, 3])
     shell.sync()
     shell.run()
     assert got(shell, 3) == [0, 1, 2, 3, 4, 5]

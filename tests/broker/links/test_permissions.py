@@ -74,6 +74,7 @@ class Gate:
         (wire.StreamSchemas(9, "s"), {("read", "s"), ("write", "s")}),
         (wire.EditGroup(9, "s", "g", {}), {("manage_streams", "s")}),
         (wire.RequeueGroup(9, "s", "g"), {("manage_streams", "s")}),
+        (wire.ResetGroup(9, "s", "g", [0]), {("manage_streams", "s")}),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -207,3 +207,132 @@ def test_a_lease_whose_end_the_log_refuses_is_tried_again() -> None:
     world.shell.wait(1_100)
     world.shell.wait(LATER_MS)
     assert world.numbers(3) == [0]
+
+
+# --- delays, and what is past its deadline -----------------------------------------------------
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_a_delayed_request_goes_to_no_worker_before_its_time(memory: bool) -> None:
+    world = pair(default_service={"memory": memory})
+    world.offer(2)
+    world.request(1, b"late", delay_ms=1_000)
+    world.request(1, b"now")
+    assert [task.body for task in world.work(2)] == [b"now"]
+    assert (world.info(1)["delayed"], world.info(1)["held"]) == (1, 1)
+    world.shell.wait(999)
+    assert len(world.work(2)) == 1
+    world.shell.wait(1)
+    assert [task.body for task in world.work(2)] == [b"now", b"late"]
+    assert world.info(1)["delayed"] == 0
+
+
+def test_a_restart_keeps_a_delay_and_a_broker_that_was_away_for_longer_hands_out_at_once() -> None:
+    world = pair()
+    world.request(1, b"soon", delay_ms=1_000)
+    world.request(1, b"later", delay_ms=9_000)
+    world.shell.wait(600)
+    world.shell.restart()
+    world.client(1)
+    world.worker(2)
+    world.offer(2)
+    assert world.work(2) == []
+    world.shell.wait(399)
+    assert world.work(2) == []
+    world.shell.wait(1)
+    assert [task.body for task in world.work(2)] == [b"soon"]
+    world.shell.now_ms += 20_000
+    world.shell.restart()
+    world.worker(3)
+    world.offer(3)
+    world.shell.wait(1)
+    assert [task.body for task in world.work(3)] == [b"later"]
+
+
+def test_a_delay_is_as_long_as_it_was_asked_when_the_clock_was_set_back() -> None:
+    world = pair()
+    world.request(1, b"a", delay_ms=1_000)
+    world.shell.now_ms -= 86_400_000
+    world.shell.restart()
+    world.worker(2)
+    world.offer(2)
+    world.shell.wait(1_100)
+    assert [task.body for task in world.work(2)] == [b"a"]
+
+
+def test_the_time_of_a_request_begins_after_its_delay() -> None:
+    world = pair()
+    world.offer(2)
+    world.request(1, b"a", key=b"k", delay_ms=1_000, timeout_ms=500)
+    world.shell.wait(1_000)
+    assert world.work(2)[0].work.deadline_ms == world.shell.now_ms + 500
+    world.shell.wait(510)
+    assert world.mail(1)[0].mail.why == "expired"
+
+
+def test_a_delayed_request_can_be_cancelled() -> None:
+    world = pair()
+    world.offer(2)
+    world.request(1, b"a", b"b", key=b"k", delay_ms=1_000)
+    world.shell.send(1, wire.CancelRequest(7, "s", b"k", 0))
+    world.shell.wait(2_000)
+    assert [task.body for task in world.work(2)] == [b"b"]
+
+
+def test_a_delayed_batch_that_the_log_refuses_leaves_nothing() -> None:
+    world = pair()
+    world.shell.refuse["main"] = ("disk_full", "no space")
+    world.request(1, b"a", delay_ms=100)
+    world.shell.refuse.clear()
+    world.shell.wait(200)
+    assert world.queued() == 0
+    assert world.shell.broker._services._registry.timers.due_ms is None
+
+
+def test_what_is_past_its_deadline_goes_to_no_worker_while_the_log_refuses_its_end() -> None:
+    world = pair()
+    world.request(1, b"over", key=b"k", timeout_ms=100)
+    world.request(1, b"good", timeout_ms=60_000)
+    world.shell.refuse["main"] = ("disk_full", "no space")
+    world.shell.wait(200)
+    world.offer(2)
+    world.shell.wait(2_000)
+    assert world.work(2) == []
+    world.shell.refuse.clear()
+    world.shell.wait(3_000)
+    assert [task.body for task in world.work(2)] == [b"good"]
+    assert world.mail(1)[0].mail.why == "expired"
+
+
+def test_of_many_deadlines_in_one_turn_none_is_handed_out() -> None:
+    world = pair(timers_max=2)
+    for _ in range(10):
+        world.request(1, b"x", key=b"k%d" % world.trackers, timeout_ms=100)
+    shell, broker = world.shell, world.shell.broker
+    shell.now_ms += 100
+    broker.receive(2, "", [wire.Offer(1, "s", ["all"], 100, 1 << 40, 0)], [], shell.now_ms)
+    broker.tick(shell.now_ms)
+    shell.run()
+    shell.wait(50)
+    assert world.work(2) == []
+    assert len(world.mail(1)) == 10
+
+
+def test_a_body_that_is_read_back_after_the_deadline_is_not_sent() -> None:
+    world = pair(mail_hot_bytes=1, read=False)
+    world.request(1, b"a" * 100, key=b"k", timeout_ms=100)
+    world.request(1, b"b" * 100)
+    world.offer(2, credit=2)
+    world.shell.refuse["main"] = ("disk_full", "no space")
+    world.shell.wait(150)
+    world.shell.answer_bodies()
+    world.shell.run()
+    assert [task.body for task in world.work(2)] == [b"b" * 100]
+    world.shell.refuse.clear()
+    world.shell.wait(3_000)
+    assert world.counter("requests_expired") == 1
+    # Nothing was sent of the first one, so its credit is there again.
+    world.request(1, b"c" * 100)
+    world.shell.answer_bodies()
+    world.shell.run()
+    assert [task.body for task in world.work(2)][1:] == [b"c" * 100]

@@ -1,0 +1,63 @@
+"""Delay and deadline of requests, as both clients ask for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from malamute_protocol.errors import LocalProtocolError, Timeout
+from malamute_py.embedded import EmbeddedBroker
+from tests.client.shells import SHELLS, AsyncShell, SyncShell
+from tests.waiting import WAIT_MS
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[EmbeddedBroker]:
+    async with EmbeddedBroker() as embedded:
+        yield embedded
+
+
+@pytest.fixture(params=SHELLS, ids=lambda shell: shell.kind)
+async def shell(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> AsyncIterator[Any]:
+    made: AsyncShell | SyncShell = request.param()
+    await made.connect(broker.endpoint, context=broker.context, identity="asker")
+    yield made
+    await made.do("close", flush_ms=0)
+
+
+async def test_each_way_to_ask_may_name_a_delay(shell: Any, broker: EmbeddedBroker) -> None:
+    minute_ms = 60_000
+    await shell.do("submit", "svc", b"a", delay_ms=minute_ms, request_timeout_ms=1_000)
+    step = shell.client.atomic()
+    step.request("svc", b"b", delay_ms=minute_ms)
+    await shell.call(step.commit)
+    asking = asyncio.ensure_future(shell.do("request", "svc", b"c", delay_ms=1, timeout_ms=WAIT_MS))
+    async with broker.connect() as other:
+        worker = other.worker("svc")
+        taken = await worker.next()
+        assert taken is not None
+        assert taken.body == b"c"
+        await taken.reply(b"done")
+        seen = await other.peek_requests("svc")
+        await worker.close()
+    assert (await asking).body == b"done"
+    assert [(one.state, one.not_before_ms - one.at_ms) for one in seen] == [
+        ("delayed", minute_ms), ("delayed", minute_ms),
+    ]  # fmt: skip
+    assert [one.deadline_ms and one.deadline_ms - one.not_before_ms for one in seen] == [1_000, 0]
+
+
+async def test_a_request_that_no_worker_gets_in_time_ends_by_name(
+    shell: Any, broker: EmbeddedBroker
+) -> None:
+    with pytest.raises(Timeout, match=r"within 1 ms after a delay of 1 ms|within the request's"):
+        await shell.do("request", "svc", b"c", delay_ms=1, timeout_ms=1)
+
+
+@pytest.mark.parametrize("delay_ms", [-1, "5", 1.5])
+async def test_a_delay_that_is_none_is_refused_at_once(shell: Any, delay_ms: Any) -> None:
+    with pytest.raises(LocalProtocolError, match="delay_ms"):
+        await shell.do("request", "svc", b"", delay_ms=delay_ms)
