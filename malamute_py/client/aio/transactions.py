@@ -47,7 +47,7 @@ class Transaction:
         random = link.session.steps.random
         self._opened = OpenTransaction(random(ID_BYTES), random(KEY_BYTES), confirm)
         self._step: Step | None = None
-        """The chunk that is under way, whose answer `_future` gets."""
+        """The beginning or chunk that is under way, whose answer `_future` gets."""
         self._future: asyncio.Future[Confirmation] | None = None
 
     @property
@@ -58,13 +58,18 @@ class Transaction:
     # --- life ------------------------------------------------------------------------------
 
     async def begin(self, timeout_ms: Wait = "default") -> None:
-        """Open it; `async with` does this. Raises BrokerRefused `limit`, Timeout."""
-        step = self._opened.begin(self._timeout_ms, self._link.session.steps.limits)
+        """Open it, and wait until the broker has. Raises BrokerRefused `limit`, Timeout."""
+        await self._begin()
         try:
-            await self._take(step, timeout_ms)
+            await self._arrived(timeout_ms)
         except BaseException:
             self._opened.open = False
             raise
+
+    async def _begin(self) -> None:
+        """Have the broker open it, while the first records gather."""
+        step = self._opened.begin(self._timeout_ms, self._link.session.steps.limits)
+        await self._send(step)
 
     async def commit(self, timeout_ms: Wait = "default") -> Confirmation:
         """Have all of it appended to its streams, and wait until readers of the tail get it.
@@ -115,7 +120,9 @@ class Transaction:
             self._link.session.steps.withdraw(step)
 
     async def __aenter__(self) -> Transaction:
-        await self.begin()
+        """Begin; a refusal is raised where it is waited for next, at the commit at the latest."""
+        await self._begin()
+        await asyncio.sleep(0)  # asyncio only
         return self
 
     async def __aexit__(
@@ -162,7 +169,7 @@ class Transaction:
         row = make_row(
             body, subject, fields, client_time_ms, expires_at_ms, properties, None, codec
         )
-        await self._add(stream, row)
+        await self._add(stream, [row])
 
     async def publish_many(
         self,
@@ -184,8 +191,7 @@ class Transaction:
         rows = rows_of_columns(
             bodies, subject, fields, client_time_ms, expires_at_ms, properties, codec
         )
-        for row in rows:
-            await self._add(stream, row)
+        await self._add(stream, rows)
 
     async def publish_batch(self, stream: str, content: bytes) -> None:
         """Add records for a stream, as one batch content that malamute_protocol.batch encoded.
@@ -193,19 +199,23 @@ class Transaction:
         Raises as publish(), and LocalProtocolError: the content is no batch, or has a producer.
         """
         self._opened.chunk.publish_batch(stream, content)
-        if self._opened.is_full():
+        if self._opened.is_full:
             await self._flush()
 
-    async def _add(self, stream: str, row: OutgoingRow) -> None:
+    async def _add(self, stream: str, rows: Sequence[OutgoingRow]) -> None:
         opened = self._opened
-        if opened.is_full(row):
+        at = opened.add(stream, rows)
+        while at < len(rows):
             await self._flush()
-        opened.chunk.add_row(stream, row)
+            at = opened.add(stream, rows, at)
 
     async def _flush(self) -> None:
         """Send the records that have gathered, once the chunk before them was taken."""
         await self._arrived("default")
-        step = self._opened.take()
+        await self._send(self._opened.take())
+
+    async def _send(self, step: Step) -> None:
+        """Put a step on its way whose answer is waited for later."""
         future: asyncio.Future[Confirmation] = self._link.loop.create_future()
         await self._put(step, future, "default")
         self._step, self._future = step, future

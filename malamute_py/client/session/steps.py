@@ -11,7 +11,8 @@ docs/design.md, Queues and the checkpoint.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import repeat
+from itertools import groupby, repeat
+from operator import attrgetter
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
@@ -91,6 +92,7 @@ _PUBLISH, _SEND, _REQUEST, _REPLY, _ACK, _MOVE, _CONTENT, _TRIM, _PURGE, COMMAND
 _STAGE, _STAGE_CONTENT = range(10, 12)
 _OWNING: Final = (_PUBLISH, _SEND, _REQUEST, _REPLY, _CONTENT)
 
+_packing: Final = attrgetter("packing")
 Place: TypeAlias = tuple[Any, ...]
 """Facts that parts must share to be one: the kind, and all of the command but its rows."""
 
@@ -232,9 +234,14 @@ class Step:
         for row in rows:
             self._add((_PUBLISH, stream), row)
 
-    def add_row(self, stream: str, row: OutgoingRow) -> None:
-        """Add one row that was made before, for a stream."""
-        self._add((_PUBLISH, stream), row)
+    def add_rows(self, stream: str, rows: Sequence[OutgoingRow], size: int) -> None:
+        """Add rows that were made before, for a stream. size: their bytes, with ROW_BYTES each."""
+        self._check_open()
+        for packing, some in groupby(rows, _packing):
+            place = (_PUBLISH, stream) if packing is None else (_PUBLISH, stream, packing)
+            self.parts.setdefault(place, []).extend(some)
+        self.size += size
+        self.count += len(rows)
 
     def publish_batch(self, stream: str, content: bytes) -> None:
         """Records for a stream, as one batch content that malamute_protocol.batch encoded.

@@ -9,6 +9,7 @@ step of a transaction is merged with another. Source: SPEC.md, section 4.11.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from malamute_protocol.commands import (
@@ -60,12 +61,32 @@ class OpenTransaction:
         if not self.open:
             raise LocalProtocolError("unexpected", "the transaction is not open (any more)")
 
-    def is_full(self, row: OutgoingRow | None = None) -> bool:
-        """Whether the records must leave before another row is added."""
+    def add(self, stream: str, rows: Sequence[OutgoingRow], at: int = 0) -> int:
+        """Add rows from a place on, as many as fit; returns the place of the first that does not.
+
+        Where some do not, the records must leave before. Raises as `chunk`.
+        """
+        chunk = self.chunk
+        if self.is_full:
+            return at
+        room = self._bytes_max - chunk.size
+        size = 0
+        end = at
+        for row in rows[at : at + self._rows_max - chunk.count]:
+            larger = size + row.size + ROW_BYTES
+            if larger > room and (size or chunk.parts):
+                break
+            size = larger
+            end += 1
+        chunk.add_rows(stream, rows[at:end], size)
+        return end
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the records must leave before others are added."""
         chunk = self._chunk
-        size = chunk.size + (0 if row is None else row.size + ROW_BYTES)
-        return bool(chunk.parts) and (
-            size > self._bytes_max
+        return (
+            chunk.size > self._bytes_max
             or chunk.count >= self._rows_max
             or len(chunk.parts) >= PARTS_MAX - 1
         )

@@ -435,7 +435,9 @@ class SyncQueueVerbs(SyncVerbs):
 
         It may stay open while the caller does other work, and hold more than one step could: no
         reader sees a record of it before its commit, and none ever if it is rolled back, or open
-        for longer than timeout_ms (0: the broker's default). confirm: "synced" or "stored".
+        for longer than timeout_ms (0: the broker's default). confirm: "synced" or "stored". A
+        refusal to open it is raised by a later call, the commit at the latest; begin() waits for
+        it.
         """
         return SyncTransaction(self._link, timeout_ms, confirm)
 

@@ -47,7 +47,7 @@ class SyncTransaction:
         random = link.session.steps.random
         self._opened = OpenTransaction(random(ID_BYTES), random(KEY_BYTES), confirm)
         self._step: Step | None = None
-        """The chunk that is under way, whose answer `_future` gets."""
+        """The beginning or chunk that is under way, whose answer `_future` gets."""
         self._future: Pending[Confirmation] | None = None
 
     @property
@@ -58,13 +58,18 @@ class SyncTransaction:
     # --- life ------------------------------------------------------------------------------
 
     def begin(self, timeout_ms: Wait = "default") -> None:
-        """Open it; `with` does this. Raises BrokerRefused `limit`, Timeout."""
-        step = self._opened.begin(self._timeout_ms, self._link.session.steps.limits)
+        """Open it, and wait until the broker has. Raises BrokerRefused `limit`, Timeout."""
+        self._begin()
         try:
-            self._take(step, timeout_ms)
+            self._arrived(timeout_ms)
         except BaseException:
             self._opened.open = False
             raise
+
+    def _begin(self) -> None:
+        """Have the broker open it, while the first records gather."""
+        step = self._opened.begin(self._timeout_ms, self._link.session.steps.limits)
+        self._send(step)
 
     def commit(self, timeout_ms: Wait = "default") -> Confirmation:
         """Have all of it appended to its streams, and wait until readers of the tail get it.
@@ -112,7 +117,8 @@ class SyncTransaction:
             self._link.session.steps.withdraw(step)
 
     def __enter__(self) -> SyncTransaction:
-        self.begin()
+        """Begin; a refusal is raised where it is waited for next, at the commit at the latest."""
+        self._begin()
         return self
 
     def __exit__(
@@ -159,7 +165,7 @@ class SyncTransaction:
         row = make_row(
             body, subject, fields, client_time_ms, expires_at_ms, properties, None, codec
         )
-        self._add(stream, row)
+        self._add(stream, [row])
 
     def publish_many(
         self,
@@ -181,8 +187,7 @@ class SyncTransaction:
         rows = rows_of_columns(
             bodies, subject, fields, client_time_ms, expires_at_ms, properties, codec
         )
-        for row in rows:
-            self._add(stream, row)
+        self._add(stream, rows)
 
     def publish_batch(self, stream: str, content: bytes) -> None:
         """Add records for a stream, as one batch content that malamute_protocol.batch encoded.
@@ -190,19 +195,23 @@ class SyncTransaction:
         Raises as publish(), and LocalProtocolError: the content is no batch, or has a producer.
         """
         self._opened.chunk.publish_batch(stream, content)
-        if self._opened.is_full():
+        if self._opened.is_full:
             self._flush()
 
-    def _add(self, stream: str, row: OutgoingRow) -> None:
+    def _add(self, stream: str, rows: Sequence[OutgoingRow]) -> None:
         opened = self._opened
-        if opened.is_full(row):
+        at = opened.add(stream, rows)
+        while at < len(rows):
             self._flush()
-        opened.chunk.add_row(stream, row)
+            at = opened.add(stream, rows, at)
 
     def _flush(self) -> None:
         """Send the records that have gathered, once the chunk before them was taken."""
         self._arrived("default")
-        step = self._opened.take()
+        self._send(self._opened.take())
+
+    def _send(self, step: Step) -> None:
+        """Put a step on its way whose answer is waited for later."""
         pending: Pending[Confirmation] = Pending(self._link)
         self._put(step, pending, "default")
         self._step, self._future = step, pending

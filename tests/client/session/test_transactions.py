@@ -9,6 +9,7 @@ import pytest
 from malamute_protocol import commands as c
 from malamute_protocol.errors import LocalProtocolError
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
+from malamute_py.client.session.calls import make_row
 from malamute_py.client.session.steps import Step
 from malamute_py.client.session.transactions import CHUNK_ROWS, OpenTransaction
 from tests.client.session.test_steps import Stepping
@@ -61,24 +62,37 @@ def test_chunks_are_staged_and_have_their_places() -> None:
 
 def test_a_chunk_is_full_by_its_rows_and_by_its_bytes() -> None:
     transaction = opened()
-    assert not transaction.is_full()
+    assert not transaction.is_full
     transaction.chunk.publish_many("a", [b""] * (CHUNK_ROWS - 1))
-    assert not transaction.is_full()
+    assert not transaction.is_full
     transaction.chunk.publish("a", b"")
-    assert transaction.is_full()
+    assert transaction.is_full
     transaction.take()
     transaction.chunk.publish("a", b"x" * (1 << 20))
-    assert transaction.is_full()
+    assert transaction.is_full
 
 
 def test_a_chunk_is_no_larger_than_the_broker_takes() -> None:
     transaction = opened(Limits(batch_records_max=2, batch_bytes_max=1_000))
     transaction.chunk.publish("a", b"1")
     transaction.chunk.publish("a", b"2")
-    assert transaction.is_full()
+    assert transaction.is_full
     transaction.take()
-    transaction.chunk.publish("a", b"x" * 500)
-    assert transaction.is_full()
+    transaction.chunk.publish("a", b"x" * 501)
+    assert transaction.is_full
+
+
+def test_rows_are_added_until_the_chunk_is_full() -> None:
+    transaction = opened(Limits(batch_records_max=3, batch_bytes_max=1_000))
+    rows = [make_row(b"x" * size, "", None, None, None, None, None, None) for size in (1, 2, 3, 4)]
+    assert transaction.add("a", rows) == 3
+    assert transaction.add("a", rows, 3) == 3
+    transaction.take()
+    assert transaction.add("a", rows, 3) == 4
+    (wide,) = (make_row(b"x" * 600, "", None, None, None, None, None, None),)
+    assert transaction.add("a", [wide]) == 0
+    transaction.take()
+    assert transaction.add("a", [wide, wide]) == 1
 
 
 def test_steps_of_a_transaction_are_merged_with_no_other() -> None:
