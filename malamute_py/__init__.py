@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         GapNotice,
         ModeNotice,
         Notice,
+        PassedOverNotice,
         RewoundNotice,
     )
     from malamute_py.client.settings import (
@@ -163,6 +164,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "GapNotice",
         "ModeNotice",
         "Notice",
+        "PassedOverNotice",
         "RewoundNotice",
     ),
     "malamute_py.client.settings": (
@@ -246,6 +248,7 @@ __all__ = [
     "ModeNotice",
     "Notice",
     "OnError",
+    "PassedOverNotice",
     "Pattern",
     "PatternError",
     "Plain",

@@ -234,6 +234,7 @@ class Broker:
             wire.ListLinks: administration.list_links,
             wire.Kick: administration.kick,
             wire.ReloadConfig: administration.reload_config,
+            wire.ListUsers: administration.list_users,
             **self._mail.handlers(),
             **self._services.handlers(),
             **self._cursors.handlers(),

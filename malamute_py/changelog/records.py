@@ -245,6 +245,8 @@ class RequestPut(msgspec.Struct, array_like=True, gc=False, tag="request_put"):
     """Subjects of the requests: one for all rows, or one for each row."""
     delay_ms: int = 0
     """Time from `at_ms` on before which the requests are not handed out."""
+    priority: int = 0
+    """Requests of a higher one are handed out before those of a lower one."""
 
 
 class WorkTaken(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="work_taken"):

@@ -96,18 +96,25 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 FIXED_SETTINGS = ("memory", "ring_bytes", "full", "keep")
 """Settings that an edit cannot change, since records stay where they were written. An empty
 body_kind may be set once."""
+KEPT_SETTINGS = (*FIXED_SETTINGS, "body_kind", "schema", "former_schemas")
+"""Settings that stay when all others are replaced, unless they are named: no edit takes them
+back."""
 
 
 def settings_of(
-    values: dict[str, Any], bytes_max: int, over: StreamSettings | None = None
+    values: dict[str, Any],
+    bytes_max: int,
+    over: StreamSettings | None = None,
+    defaults: dict[str, Any] | None = None,
 ) -> StreamSettings:
     """Put the settings that a client named over those that hold (None: over the defaults).
 
-    Raises BrokerRefused `bad_setting`: unknown, of a wrong type, out of range, too much.
+    defaults: as queue_settings() has it. Raises BrokerRefused `bad_setting`: unknown, of a wrong
+    type, out of range, too much.
     """
     if "former_schemas" in values:
         raise BrokerRefused("bad_setting", "former_schemas is kept by the broker: set schema")
-    settings = queue_settings(StreamSettings, values, bytes_max, over)
+    settings = queue_settings(StreamSettings, values, bytes_max, over, defaults)
     if settings.keep and values.get("full", "refuse") != "refuse":
         raise BrokerRefused("bad_setting", "keep needs full = refuse: no newest record goes")
     return settings
@@ -243,12 +250,22 @@ def check_level(level: str) -> None:
 _S = TypeVar("_S", StreamSettings, MailboxSettings, ServiceSettings, CursorSettings, GroupSettings)
 
 
-def queue_settings(kind: type[_S], values: dict[str, Any], bytes_max: int, over: _S | None) -> _S:
+def queue_settings(
+    kind: type[_S],
+    values: dict[str, Any],
+    bytes_max: int,
+    over: _S | None,
+    defaults: dict[str, Any] | None = None,
+) -> _S:
     """Put the settings that a client named over those that hold (None: over the defaults).
 
+    defaults: what takes the place of those that hold, but for KEPT_SETTINGS; None: they stay.
     Raises BrokerRefused `bad_setting`: unknown, of a wrong type, out of range, too much.
     """
     known = {} if over is None else {name: getattr(over, name) for name in kind.__struct_fields__}
+    if defaults is not None:
+        kept = {name: value for name, value in known.items() if name in KEPT_SETTINGS}
+        known = {**defaults, **kept}
     try:
         settings = msgspec.convert({**known, **values}, kind)
         size = len(msgspec.msgpack.encode(settings))

@@ -74,6 +74,9 @@ WITHDRAWN: Final = "withdrawn"
 """Reason of requests that come back because their worker ended its offer before it began them."""
 RELEASED: Final = "released"
 """Reason of requests that come back because their worker stopped before it finished them."""
+GENERATIONS_MAX: Final = 1_000
+"""Names of removed streams whose generations are remembered one by one: each segment of ring main
+begins with them."""
 KEYS_MAX: Final = 100_000
 """Keys that are remembered in all; beyond it the identity that has most loses its oldest."""
 ANONYMOUS: Final = "~"
@@ -101,6 +104,8 @@ class StreamRow(msgspec.Struct):
     trimmed: int = 0
     """Offset before which all records were removed by callers; 0: none were."""
     purges: list[PurgeMark] = []
+    generation: int = 1
+    """Rises with each stream that is made under the same name."""
 
 
 class ProducerRow(msgspec.Struct):
@@ -120,6 +125,10 @@ class Tables(msgspec.Struct):
     next_number: int = 1
     """Number of the next stream; 0 is the change log itself."""
     names: dict[str, int] = {}
+    generations: dict[str, int] = {}
+    """Name of a removed stream -> its generation, the newest last."""
+    generations_before: int = 0
+    """The highest generation of the names that are in no table any more."""
 
 
 class MailboxRow(msgspec.Struct):
@@ -381,6 +390,7 @@ def _stream_created(tables: Tables, queues: Queues, change: StreamCreated) -> No
     tables.streams[change.number] = StreamRow(
         change.number, change.name, change.uuid, change.ring,
         change.settings, change.by, change.at_ms,
+        generation=tables.generations.pop(change.name, tables.generations_before) + 1,
     )  # fmt: skip
     tables.names[change.name] = change.number
 
@@ -395,6 +405,12 @@ def _stream_removed(tables: Tables, queues: Queues, change: StreamRemoved) -> No
     row = tables.streams.pop(change.number, None)
     if row is not None and tables.names.get(row.name) == change.number:
         del tables.names[row.name]
+        generations = tables.generations
+        generations[row.name] = row.generation
+        if len(generations) > GENERATIONS_MAX:
+            # A stream of a name that is not remembered begins above all of those.
+            forgotten = generations.pop(next(iter(generations)))
+            tables.generations_before = max(tables.generations_before, forgotten)
 
 
 def _stream_trimmed(tables: Tables, queues: Queues, change: StreamTrimmed) -> None:

@@ -96,6 +96,10 @@ def request(
         str,
         typer.Option(metavar="DURATION", help="No worker gets it before; --timeout begins then."),
     ] = "",
+    priority: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, max=9, help="Before requests of a lower one; 0 to 9."),
+    ] = 0,
     bodies_only: BodiesOnly = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON, a line each reply.")] = False,
 ) -> int:  # fmt: skip
@@ -112,6 +116,7 @@ def request(
         "key": key.encode() or None,
         "need_workers": need_workers,
         "delay_ms": duration_ms(delay) if delay else 0,
+        "priority": priority,
     }
     body = inputs.whole() if given is None else given.encode("utf-8", "surrogateescape")
     # A request may take long: it outlives a restart of the broker.

@@ -21,7 +21,7 @@ from malamute_py.cli.linking import linked
 from malamute_py.cli.mailboxes import age, beside, since
 from malamute_py.cli.output import Cell, Column
 from malamute_py.cli.parameters import OfStream, PrefixOption
-from malamute_py.cli.settings import Description, Settings, shown, wanted
+from malamute_py.cli.settings import Description, Replace, Settings, shown, wanted
 from malamute_py.cli.subscribe import known as known_stream
 from malamute_py.cli.subscribe import start_point
 from malamute_py.cli.values import count_text, size_text
@@ -227,6 +227,7 @@ def edit(
     ] = None,
     description: Description = None,
     settings: Settings = None,
+    replace: Replace = False,
     create: Annotated[
         bool, typer.Option("--create", help="Make the cursor when there is none.")
     ] = False,
@@ -237,7 +238,7 @@ def edit(
 ) -> None:
     """Change settings of a cursor, or make one; settings that are not named stay."""
     asked = wanted(settings, pin=pin, pin_bytes_max=pin_bytes, description=description)
-    if not asked and not create:
+    if not (asked or create or replace):
         raise CommandFailed("nothing to change; name a setting, such as --pin", USAGE)
     begin = start_point(start)
     with linked(ctx) as client:
@@ -245,7 +246,7 @@ def edit(
             known_stream(client, stream)
         else:
             known(client, stream, cursor, "--create makes it")
-        found = client.cursor(stream, cursor).edit(asked, start=begin)
+        found = client.cursor(stream, cursor).edit(asked, start=begin, replace=replace)
     if as_json:
         _show(found, as_json)
     else:

@@ -21,7 +21,7 @@ from malamute_py.cli.mailboxes import age, beside, since
 from malamute_py.cli.output import Cell, Column
 from malamute_py.cli.parameters import OfStream, PrefixOption
 from malamute_py.cli.progress import watched
-from malamute_py.cli.settings import Description, Settings, shown, wanted
+from malamute_py.cli.settings import Description, Replace, Settings, shown, wanted
 from malamute_py.cli.subscribe import known as known_stream
 from malamute_py.cli.subscribe import start_point
 from malamute_py.cli.values import count_text, pattern_text
@@ -225,6 +225,7 @@ def edit(
     ] = None,
     description: Description = None,
     settings: Settings = None,
+    replace: Replace = False,
     as_json: output.Json = False,
 ) -> None:  # fmt: skip
     """Change settings of a group; settings that are not named stay."""
@@ -232,15 +233,17 @@ def edit(
         settings, attempts_max=attempts, dead_letters=dead_letters, lease_ms=lease,
         description=description,
     )  # fmt: skip
-    if not asked:
+    if not asked and not replace:
         raise CommandFailed("nothing to change; name a setting, such as --attempts 5", USAGE)
     with linked(ctx) as client:
         known(client, stream, group)
-        found = client.edit_group(stream, group, asked)
+        found = client.edit_group(stream, group, asked, replace=replace)
     if as_json:
         _show(found, as_json)
     else:
-        output.done(f"edited {group} of {stream}: {', '.join(asked)}", {}, as_json=False)
+        output.done(
+            f"edited {group} of {stream}: {', '.join(asked) or 'all settings'}", {}, as_json=False
+        )
 
 
 @app.command(

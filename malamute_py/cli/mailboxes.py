@@ -20,7 +20,7 @@ from malamute_py.cli.linking import linked
 from malamute_py.cli.output import Cell, Column, kept
 from malamute_py.cli.parameters import MemoryOnCreate, Prefix
 from malamute_py.cli.progress import watched
-from malamute_py.cli.settings import Description, LevelOption, Settings, shown, wanted
+from malamute_py.cli.settings import Description, LevelOption, Replace, Settings, shown, wanted
 from malamute_py.cli.values import count_text, duration_text, now_ms, size_text, time_text
 
 if TYPE_CHECKING:
@@ -237,6 +237,7 @@ def edit(
     level: LevelOption = None,
     description: Description = None,
     settings: Settings = None,
+    replace: Replace = False,
     create: Annotated[
         bool, typer.Option("--create", help="Make the mailbox when there is none.")
     ] = False,
@@ -247,12 +248,12 @@ def edit(
         settings, max_messages=max_messages, max_bytes=max_bytes, ttl_ms=ttl,
         memory=memory or None, level=level, description=description,
     )  # fmt: skip
-    if not asked and not create:
+    if not (asked or create or replace):
         raise CommandFailed("nothing to change; name a setting, such as --ttl 7d", USAGE)
     with linked(ctx) as client:
         if not create:
             known(client, mailbox, "--create makes it")
-        found = client.edit_mailbox(mailbox, asked)
+        found = client.edit_mailbox(mailbox, asked, replace=replace)
     if as_json:
         _show(found, as_json)
     else:

@@ -21,7 +21,7 @@ from malamute_py.cli.mailboxes import age, beside, made, since
 from malamute_py.cli.output import Cell, Column
 from malamute_py.cli.parameters import MemoryOnCreate, Prefix
 from malamute_py.cli.progress import watched
-from malamute_py.cli.settings import Description, LevelOption, Settings, shown, wanted
+from malamute_py.cli.settings import Description, LevelOption, Replace, Settings, shown, wanted
 from malamute_py.cli.values import count_text, duration_text, now_ms, size_text, time_text
 
 if TYPE_CHECKING:
@@ -200,7 +200,8 @@ def _left(until_ms: int) -> str:
     "peek",
     epilog="""In a pipe a line has, with tabs between: number, subject, requester, time at which it
 was put, attempts, state (waiting, delayed, held), worker that has it, since when, end of its lease,
-deadline, time before which no worker gets it; times in milliseconds, 0: none. --json names them.
+deadline, time before which no worker gets it, priority; times in milliseconds, 0: none. --json
+names them.
 
 \b
 Examples:
@@ -241,6 +242,7 @@ def peek(
             Column("lease_until_ms", "Lease until", spare=True),
             Column("deadline_ms", "Deadline", spare=True),
             Column("not_before_ms", "Not before", spare=True),
+            Column("priority", "Priority", right=True, spare=True),
         ],
         [
             (
@@ -255,6 +257,7 @@ def peek(
                 _time(each.lease_until_ms),
                 _time(each.deadline_ms),
                 _time(each.not_before_ms),
+                each.priority,
             )
             for each in found
         ],
@@ -347,6 +350,7 @@ def edit(
     level: LevelOption = None,
     description: Description = None,
     settings: Settings = None,
+    replace: Replace = False,
     create: Annotated[
         bool, typer.Option("--create", help="Make the service when there is none.")
     ] = False,
@@ -359,12 +363,12 @@ def edit(
         max_bytes=max_bytes, dead_letters=dead_letters, memory=memory or None, level=level,
         description=description,
     )  # fmt: skip
-    if not asked and not create:
+    if not (asked or create or replace):
         raise CommandFailed("nothing to change; name a setting, such as --lease 30s", USAGE)
     with linked(ctx) as client:
         if not create:
             known(client, service, "--create makes it")
-        found = client.edit_service(service, asked)
+        found = client.edit_service(service, asked, replace=replace)
     if as_json:
         _show(found, as_json)
     else:

@@ -33,6 +33,9 @@ Description = Annotated[str | None, typer.Option(metavar="TEXT", help="Descripti
 LevelOption = Annotated[
     str | None, typer.Option(metavar="LEVEL", help="Confirm at: stored or synced (default).")
 ]
+Replace = Annotated[
+    bool, typer.Option("--replace", help="Settings that are not named go back to their defaults.")
+]
 _WORDS: Final = ("description", "level", "full", "dead_letters", "body_kind")
 
 

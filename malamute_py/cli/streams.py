@@ -1,4 +1,4 @@
-"""`malamute stream ...`: list, show, create, edit, trim, purge, remove, peek.
+"""`malamute stream ...`: list, show, create, edit, trim, purge, remove, peek, export, import.
 
 Owns the words for the settings of a stream. The rule: a command that cannot be undone asks first;
 looking never consumes. Source: SPEC.md, section 4.7.
@@ -14,14 +14,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from malamute_py.cli import complete, output
+from malamute_py.cli import complete, exporting, importing, output
 from malamute_py.cli.commands import group
 from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.linking import linked
 from malamute_py.cli.output import Cell, Column, kept
 from malamute_py.cli.parameters import Prefix
 from malamute_py.cli.records import RecordWriter
-from malamute_py.cli.settings import Description, LevelOption, Settings, schema_of, shown, wanted
+from malamute_py.cli.settings import (
+    Description,
+    LevelOption,
+    Replace,
+    Settings,
+    schema_of,
+    shown,
+    wanted,
+)
 from malamute_py.cli.subscribe import PATTERN_HELP, check_kind, known, start_point, tell_notice
 from malamute_py.cli.values import (
     count_text,
@@ -37,6 +45,9 @@ if TYPE_CHECKING:
     from malamute_py.client.sync.client import SyncClient
 
 app = group("stream")
+
+app.command("export", epilog=exporting.EPILOG)(exporting.export)
+app.command("import", epilog=importing.EPILOG)(importing.import_)
 
 Name = Annotated[
     str, typer.Argument(metavar="STREAM", help="The stream.", autocompletion=complete.streams)
@@ -130,6 +141,7 @@ def _show(found: StreamFacts, as_json: bool) -> None:
             "subscriptions": found.subscriptions,
             "epoch": found.epoch,
             "uuid": found.uuid.hex(),
+            "generation": found.generation,
             **_told(found.more),
             "settings": shown(found.settings, {"ring_bytes": "shared"}),
         },
@@ -212,6 +224,7 @@ def edit(
     schema: SchemaFile = None,
     description: Description = None,
     settings: Settings = None,
+    replace: Replace = False,
     ring_bytes: Annotated[str | None, typer.Option(hidden=True)] = None,
     full: Annotated[str | None, typer.Option(hidden=True)] = None,
     as_json: output.Json = False,
@@ -227,15 +240,15 @@ def edit(
             f"a ring is chosen when a stream is made: make another one, and copy the records with"
             f" `malamute replay {stream} --to-stream NAME`", USAGE,
         )  # fmt: skip
-    if not asked:
+    if not asked and not replace:
         raise CommandFailed("nothing to change; name a setting, such as --max-age 7d", USAGE)
     with linked(ctx) as client:
         known(client, stream)
-        client.edit_stream(stream, asked)
+        client.edit_stream(stream, asked, replace=replace)
         if as_json:
             _show(client.stream_info(stream), as_json)
     if not as_json:
-        output.done(f"edited {stream}: {', '.join(asked)}", {}, as_json=False)
+        output.done(f"edited {stream}: {', '.join(asked) or 'all settings'}", {}, as_json=False)
 
 
 @app.command("rm")

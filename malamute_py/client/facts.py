@@ -30,6 +30,8 @@ class StreamFacts(Facts, frozen=True, kw_only=True):
 
     name: str = ""
     uuid: Uuid = b""
+    generation: int = 0
+    """Rises with each stream that is made under the same name after one was removed."""
     epoch: int = 0
     first: int = 0
     """Oldest offset that can be read."""
@@ -69,6 +71,25 @@ class LinkFacts(Facts, frozen=True, kw_only=True):
     software: str = ""
     state: str = ""
     subscriptions: int = 0
+
+
+class UserFacts(Facts, frozen=True, kw_only=True):
+    """One user of a broker, and the permissions in force."""
+
+    user: str = ""
+    """Name; `*` stands for all who have no entry of their own."""
+    credential: str = ""
+    """password, key, or empty: the name has permissions only."""
+    templates: list[str] = []
+    """Templates of identities beside `<user>-{n}`."""
+    own: bool = False
+    """Whether the user has an entry of permissions; otherwise those of `*` hold."""
+    grant: dict[str, Any] = {}
+    """Verbs with their names, or True, without what is empty; `everything`: no lists are set."""
+    may: bool = False
+    """Whether the user may do what was asked."""
+    subjects: list[str] = []
+    """Subjects under which alone; none: under any."""
 
 
 class ReloadedSetting(NamedTuple):
@@ -192,6 +213,7 @@ class PeekedRequest(Facts, frozen=True, kw_only=True):
     """Time at which the request was put."""
     deadline_ms: int = 0
     """Time at which it is given up; 0: never."""
+    priority: int = 0
     attempts: int = 0
     """Hand-outs so far."""
     state: str = ""

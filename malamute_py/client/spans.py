@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from typing import Any, Final
-from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -79,9 +78,10 @@ class Spans:
         """Return the maker for a client."""
         common: dict[str, Any] = {}
         if len(endpoints) == 1:
-            where = urlsplit(endpoints[0])
-            if where.scheme == "tcp" and where.hostname and where.port:
-                common |= {"server.address": where.hostname, "server.port": where.port}
+            kind, _, where = endpoints[0].partition("://")
+            host, _, port = where.rpartition(":")
+            if kind == "tcp" and port.isdecimal():
+                common = {"server.address": host.strip("[]"), "server.port": int(port)}
         return Spans(self._tracer, self._propagator, common, identity)
 
     def start(
@@ -136,12 +136,17 @@ class Spans:
         if given is None:
             return context
         if isinstance(given, Mapping):
-            return {**given, **context}
+            return self._renewed(given, context)
         if isinstance(given, list | tuple):
-            return [
-                {**one, **context} if isinstance(one, Mapping) else one or context for one in given
-            ]
+            return [context if one is None else self._renewed(one, context) for one in given]
         return given  # The call is about to refuse it.
+
+    def _renewed(self, given: Any, context: Mapping[str, str]) -> Any:
+        if not isinstance(given, Mapping):
+            return given  # The call is about to refuse it.
+        # A part of the forwarded context without its like in the new one would be of another trace.
+        own = {name: value for name, value in given.items() if name not in self._propagator.fields}
+        return {**own, **context}
 
     # --- what arrives ------------------------------------------------------------------------
 

@@ -47,6 +47,7 @@ from malamute_py.journal.directory import Journal
 from malamute_py.origins import Examined
 from malamute_py.server.authentication.authenticator import Authenticator
 from malamute_py.server.authentication.credentials import carriers_of
+from malamute_py.server.authentication.in_force import UsersInForce
 from malamute_py.server.authentication.permissions import Permissions, QuotaTable
 from malamute_py.server.authentication.users_file import with_users
 from malamute_py.server.checkpointing.checkpoints import Checkpoints
@@ -735,6 +736,7 @@ class Server:
             quota=QuotaTable(config.quotas).of,
             known=carriers.knows,
             reload=self.request_reload,
+            users=UsersInForce(config, permissions),
             carrier=carriers,
             facts=self._facts,
             meter=time.perf_counter_ns,

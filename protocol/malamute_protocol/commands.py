@@ -21,6 +21,7 @@ from malamute_protocol.limits import (
     PRIORITY_MIN,
     RANGES_MAX,
     REASON_BYTES_MAX,
+    REQUEST_PRIORITY_MAX,
     RUNS_MAX,
     TIME_MAX,
 )
@@ -360,6 +361,8 @@ class EditStream(Command, tag=31, frozen=True):
     request: int
     stream: str
     settings: dict[str, Any]
+    replace: bool = False
+    """True: settings that are not named go back to their defaults."""
 
 
 class RemoveStream(Command, tag=32, frozen=True):
@@ -449,6 +452,7 @@ Time: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=TIME_MAX)]
 Again: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=TIME_MAX)]
 """-1: done; otherwise wanted again after so many milliseconds."""
 Priority: TypeAlias = Annotated[int, msgspec.Meta(ge=PRIORITY_MIN, le=PRIORITY_MAX)]
+RequestPriority: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=REQUEST_PRIORITY_MAX)]
 
 
 def check_ranges(ranges: Iterable[tuple[int, int]]) -> None:
@@ -576,6 +580,8 @@ class EditMailbox(Command, tag=47, frozen=True):
     request: int
     mailbox: str
     settings: dict[str, Any]
+    replace: bool = False
+    """True: settings that are not named go back to their defaults."""
 
 
 class RemoveMailbox(Command, tag=48, frozen=True):
@@ -610,6 +616,8 @@ class Request(Command, tag=50, frozen=True):
     now."""
     delay_ms: Time = 0
     """Time before which no worker gets the requests, from when they were taken."""
+    priority: RequestPriority = 0
+    """Requests of a higher one are handed out before those of a lower one."""
 
     @property
     def content_frames(self) -> int:
@@ -747,6 +755,8 @@ class EditService(Command, tag=57, frozen=True):
     request: int
     service: str
     settings: dict[str, Any]
+    replace: bool = False
+    """True: settings that are not named go back to their defaults."""
 
 
 class Requeue(Command, tag=58, frozen=True):
@@ -892,6 +902,8 @@ class EditCursor(Command, tag=67, frozen=True):
     settings: dict[str, Any] = {}
     start: Start = []
     """Start of a new cursor; empty: earliest."""
+    replace: bool = False
+    """True: settings that are not named go back to their defaults."""
 
 
 class RemoveGroup(Command, tag=68, frozen=True):
@@ -991,6 +1003,8 @@ class EditGroup(Command, tag=80, frozen=True):
     stream: str
     group: str
     settings: dict[str, Any]
+    replace: bool = False
+    """True: settings that are not named go back to their defaults."""
 
 
 class RequeueGroup(Command, tag=81, frozen=True):
@@ -1057,6 +1071,16 @@ class ReloadConfig(Command, tag=90, frozen=True):
     """
 
     request: int
+
+
+class ListUsers(Command, tag=91, frozen=True):
+    """Ask for the users and permissions in force, and who may do something; needs manage_users."""
+
+    request: int
+    verb: str = ""
+    """Verb of a permission; empty: nothing is asked of each user."""
+    name: str = ""
+    """Stream, mailbox or service that the verb is about."""
 
 
 # --- 93 to 99: open transactions (feature TRANSACTIONS) --------------------------------
@@ -1145,7 +1169,7 @@ AnyCommand: TypeAlias = Union[  # noqa: UP007 - msgspec reads the union at run t
     RemoveService,
     MoveCursor, CursorInfo, RemoveCursor, JoinGroup, AckRecords, GroupInfo, Atomic,
     EditCursor, RemoveGroup, Trim, PurgeSubjects, EditGroup, RequeueGroup, PeekRequests,
-    ResetGroup, UpdateKey, GetKey, ListKeys, StreamSchemas, Schema, ReloadConfig,
+    ResetGroup, UpdateKey, GetKey, ListKeys, StreamSchemas, Schema, ReloadConfig, ListUsers,
     BeginTransaction, Stage, CommitTransaction, RollBackTransaction, ListTransactions,
     EndTransaction, AwaitTransaction,
 ]  # fmt: skip

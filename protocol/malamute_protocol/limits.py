@@ -29,6 +29,8 @@ TIME_MAX: Final = 1 << 53
 bits."""
 PRIORITY_MIN: Final = -128
 PRIORITY_MAX: Final = 127
+REQUEST_PRIORITY_MAX: Final = 9
+"""Priorities of requests are 0 to this one."""
 
 
 class Limits(msgspec.Struct, frozen=True, gc=False):

@@ -176,3 +176,19 @@ def test_a_stream_takes_the_schema_of_a_file_and_shows_its_columns(
     assert (again.code, "there is no file" in again.err) == (2, True)
     (tmp_path / "words").write_text("words")
     assert "neither" in m("stream", "edit", stream, "--schema", str(tmp_path / "words")).err
+
+
+def test_an_edit_may_set_all_settings(m: Run, stream: str) -> None:
+    m("stream", "create", stream, "--max-age", "1d", "--description", "old").ok()
+    m("stream", "edit", stream, "--max-bytes", "1MiB", "--replace").ok()
+    settings = m("stream", "info", stream, "--json").ok().json["settings"]
+    named = settings["max_age_ms"], settings["description"], settings["max_bytes"]
+    assert named == (0, "", 1 << 20)
+    for one in (("mailbox", f"{stream}.m"), ("service", f"{stream}.s")):
+        m(one[0], "edit", one[1], "--create", "--description", "old").ok()
+        m(one[0], "edit", one[1], "--replace").ok()
+        assert m(one[0], "info", one[1], "--json").ok().json["settings"]["description"] == ""
+    m("cursor", "edit", stream, "c", "--create", "--description", "old").ok()
+    m("cursor", "edit", stream, "c", "--replace").ok()
+    found = m("cursor", "info", stream, "c", "--json").ok().json
+    assert found["settings"]["description"] == ""

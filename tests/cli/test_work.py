@@ -91,12 +91,22 @@ def test_requests_are_looked_at_without_being_taken(m: Run, service: str) -> Non
     assert m("service", "info", service, "--json").ok().json["waiting"] == 3
 
 
-def test_a_delayed_request_is_shown_with_its_time(m: Run, service: str) -> None:
-    m("request", service, "a", "--reply-to", f"{service}.answers", "--delay", "2h").ok()
+def test_a_delayed_request_is_shown_with_its_time_and_its_priority(m: Run, service: str) -> None:
+    m(
+        "request",
+        service,
+        "a",
+        "--reply-to",
+        f"{service}.answers",
+        "--delay",
+        "2h",
+        "--priority",
+        "7",
+    ).ok()
     (one,) = m("service", "peek", service, "--json").ok().json
     assert (one["state"], one["not_before_ms"] - one["at_ms"]) == ("delayed", 7_200_000)
     (row,) = m("service", "peek", service).ok().rows
-    assert int(row[10]) == one["not_before_ms"]
+    assert [int(cell) for cell in row[10:]] == [one["not_before_ms"], 7]
 
 
 def test_several_replies_are_lines(m: Run, broker: EmbeddedBroker, service: str) -> None:

@@ -99,5 +99,5 @@ async def test_what_was_taken_before_is_no_matter_of_workers_any_more(
 
 
 def test_the_field_may_be_left_off() -> None:
-    assert c.Request.__struct_fields__[7:] == ("delay_ms",)
+    assert c.Request.__struct_fields__[7:] == ("delay_ms", "priority")
     assert c.Request("svc", 1).need_workers is False

@@ -105,6 +105,21 @@ async def test_a_publish_is_a_producer_span_whose_context_the_record_carries(
     assert found.span_id == id_of(published)
 
 
+async def test_a_context_that_is_forwarded_gives_way_to_the_new_one_as_a_whole(
+    traced: Traced,
+) -> None:
+    old = {"traceparent": "00-" + "1" * 32 + "-" + "2" * 16 + "-01", "tracestate": "a=b", "x": 1}
+    await traced.shell.do("publish", traced.name, b"1", properties=old)
+    await traced.shell.do("publish_many", traced.name, [b"2", b"3"], properties=[old, None])
+    subscription = traced.client.subscribe(traced.name, start="earliest")
+    records = await traced.shell.take(subscription, 3)
+    assert [set(record.properties) - {"traceparent"} for record in records] == [{"x"}, {"x"}, set()]
+    published = [id_of(span) for span in traced.spans(f"publish {traced.name}")]
+    for record, span in zip(records, [published[0], published[1], published[1]], strict=True):
+        found = get_current_span(traced.tracing.context_of(record)).get_span_context()
+        assert found.span_id == span
+
+
 async def test_many_records_of_one_call_carry_one_context_between_them(traced: Traced) -> None:
     stream = traced.name
     await traced.shell.do(
@@ -237,7 +252,7 @@ async def test_a_step_has_one_span_whose_context_its_records_carry(traced: Trace
 
 async def test_a_window_has_a_span_a_call_and_a_group_names_itself(traced: Traced) -> None:
     window = traced.client.publisher(traced.name)
-    await traced.shell.call(window.publish_many, [b"1", b"2"])
+    await traced.shell.call(window.publish_many, bodies=[b"1", b"2"], subject="gate")
     await traced.shell.call(window.wait)
     member = traced.client.group(traced.name, "crew", start="earliest")
     batch = await traced.shell.call(member.next_batch)
@@ -247,6 +262,24 @@ async def test_a_window_has_a_span_a_call_and_a_group_names_itself(traced: Trace
     assert attributes(published)["batch.message_count"] == 2
     assert attributes(received)["consumer.group.name"] == "crew"
     assert parent_of(traced.one(f"process {traced.name}")) == id_of(published)
+
+
+async def test_a_table_and_a_change_of_a_key_carry_their_contexts(traced: Traced) -> None:
+    pa = pytest.importorskip("pyarrow")
+    schema = pa.schema([pa.field("gate", pa.int32())])
+    typed, plain, keyed = (f"{traced.name}.{kind}" for kind in ("typed", "plain", "keyed"))
+    await traced.shell.do("create_stream", typed, schema=schema)
+    await traced.shell.do("create_stream", keyed, keep="last-per-subject", ring_bytes=192 << 20)
+    table = pa.table({"gate": pa.array([1, 2], pa.int32())})
+    await traced.shell.do("publish_table", typed, table, properties={"x": 1})
+    await traced.shell.do("publish_arrow", plain, pa.table({"body": [b"1", b"2"]}))
+    await traced.shell.call(traced.client.kv(keyed).put, "colour", b"red")
+    for stream in (typed, plain, keyed):
+        subscription = traced.client.subscribe(stream, start="earliest")
+        batch = await traced.shell.call(subscription.next_batch)
+        found = get_current_span(traced.tracing.context_of(batch)).get_span_context()
+        assert found.span_id == id_of(traced.one(f"publish {stream}")), stream
+        assert (stream == typed) == ("x" in batch.properties_of(0))
 
 
 async def test_several_replies_are_one_span_and_a_failed_handler_is_named_in_the_log(
@@ -266,7 +299,8 @@ async def test_several_replies_are_one_span_and_a_failed_handler_is_named_in_the
         working = asyncio.create_task(other.run())
         replies = traced.client.requests(traced.name, b"", subject="count")
         assert [reply.body for reply in await traced.shell.take(replies, 9)] == [b"1", b"2"]
-        with caplog.at_level(logging.WARNING), pytest.raises(RequestFailed):
+        at_level = caplog.at_level(logging.WARNING, "malamute.client")
+        with at_level, pytest.raises(RequestFailed):
             await traced.shell.do("request", traced.name, b"", subject="fail")
         working.cancel()
     counted, failed = traced.spans(f"request {traced.name}")
@@ -358,6 +392,18 @@ async def test_a_context_that_cannot_be_read_is_none(
     assert traced.one(f"receive {name}").parent is None
     with pytest.raises(TypeError, match="no record, message, request or batch"):
         traced.tracing.context_of("a text")
+
+
+def test_a_span_names_the_server_where_there_is_one() -> None:
+    made = Traced(SyncShell(), "server")
+    for endpoints in (("tcp://[::1]:9797",), ("inproc://x",), ("tcp://a:1", "tcp://b:2")):
+        made.tracing.spans.connected(endpoints, lambda: "web-1").start(
+            "atomic", SpanKind.CLIENT
+        ).end()
+    first, *others = (dict(span.attributes or {}) for span in made.spans("atomic"))
+    assert (first["server.address"], first["server.port"]) == ("::1", 9797)
+    assert first["messaging.client.id"] == "web-1"
+    assert not [one for one in others if "server.address" in one]
 
 
 async def test_what_a_tracing_may_be(broker: EmbeddedBroker) -> None:

@@ -174,9 +174,13 @@ def test_the_wheel_holds_three_typed_packages_and_the_licence(tmp_path: Path) ->
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     tops = {name.partition("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
+    assert {top for top in tops if not top.endswith((".dist-info", ".data"))} == set(PACKAGES)
+    assert any(name.endswith(".data/data/share/man/man1/malamute.1") for name in names)
     assert {f"{package}/py.typed" for package in PACKAGES} <= set(names)
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+    deploy = ROOT / "deploy"
+    files = (path.relative_to(deploy) for path in deploy.rglob("*") if path.is_file())
+    assert {f"malamute_py/deploy/{path}" for path in files} <= set(names)
     for path in SOURCES:
         (folder,) = (folder for folder in PACKAGES.values() if path.is_relative_to(folder))
         assert str(path.relative_to(folder.parent)) in names

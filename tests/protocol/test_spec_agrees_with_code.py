@@ -25,6 +25,7 @@ from malamute_protocol.limits import (
     PRIORITY_MIN,
     RANGES_MAX,
     REASON_BYTES_MAX,
+    REQUEST_PRIORITY_MAX,
     RUNS_MAX,
     TIME_MAX,
     Limits,
@@ -288,7 +289,7 @@ def test_the_bounds_of_single_fields_are_those_of_the_code() -> None:
         ELEMENTS_MAX,
     ):
         assert re.search(rf"\b{number}\b", told)
-    assert f"{PRIORITY_MIN} to {PRIORITY_MAX}" in told
+    assert f"{PRIORITY_MIN} to {PRIORITY_MAX}; of REQUEST 0 to {REQUEST_PRIORITY_MAX}" in told
     assert f"2^{TIME_MAX.bit_length() - 1}" in told
     assert f"{min(c.WorkState)} to {max(c.WorkState)}" in told
 

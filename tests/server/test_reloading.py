@@ -275,6 +275,23 @@ def test_a_user_who_loses_something_by_the_own_reload_gets_the_answer_before_the
         assert root.get(Bye)[0].code == code
 
 
+def test_the_users_that_are_told_are_those_in_force(tmp_path: Path) -> None:
+    with (
+        world(tmp_path) as made,
+        malamute.connect_sync(
+            made.server.endpoints[0], credential=Plain("root", "a"), timeout_ms=WAIT_MS
+        ) as root,
+    ):
+        told = {each.user: each for each in root.list_users("read", "orders")}
+        assert (told["bob"].may, told["root"].may, told["bob"].credential) == (
+            True, False, "password",
+        )  # fmt: skip
+        made.write(USERS.format(ann=ANN, bob=BOB).replace("permissions.bob", "permissions.eve"))
+        root.reload_config()
+        told = {each.user: each for each in root.list_users("read", "orders")}
+        assert (told["bob"].may, told["eve"].may) == (False, True)
+
+
 def test_quotas_that_are_read_anew_bind_those_that_are_linked(tmp_path: Path) -> None:
     with (
         world(tmp_path) as made,

@@ -726,6 +726,18 @@ def _delay_forgotten(stack: contextlib.ExitStack) -> None:
     _put(stack, Recovery, "recovered", make)
 
 
+def _priority_ignored(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.services.dispatch import Dispatch
+
+    def make(original: Any) -> Any:
+        def queue_of(self: Any, subject: str, priority: int = 0, *, waits: bool = True) -> Any:
+            return original(self, subject, 0, waits=waits)
+
+        return queue_of
+
+    _put(stack, Dispatch, "queue_of", make)
+
+
 def _notices_forgotten(stack: contextlib.ExitStack) -> None:
     from malamute_py.broker.mail.puts import Puts
 
@@ -1181,6 +1193,10 @@ PLANTS: dict[str, Planted] = {
     "delay-forgotten": Planted(
         "work", "a start forgets until when requests are delayed",
         _delay_forgotten, _codes("expired", "tables"), 60,
+    ),
+    "priority-ignored": Planted(
+        "work", "requests with a priority wait among the others",
+        _priority_ignored, _codes("order"), 60,
     ),
     "notices-forgotten": Planted(
         "work", "requests end without a word to who asked",

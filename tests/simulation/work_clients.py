@@ -540,9 +540,12 @@ class Peer(Client):
         if key:
             self.queued.append((service, key))
         timeout_ms = self.rng.choice((0, 0, 0, 30, 400))
-        # Apart from the other choices, so that a seed is what it was before there were delays.
-        delay_ms = Random(f"delay {serials} {self.world.seed}").choice((0, 0, 0, 0, 20, 300))
-        command = c.Request(service, 0, "", timeout_ms, self.level, key, delay_ms=delay_ms)
+        # Apart from the other choices, so that a seed is what it was before there were these.
+        apart = Random(f"delay {serials} {self.world.seed}")
+        delay_ms, priority = apart.choice((0, 0, 0, 0, 20, 300)), apart.choice((0, 0, 0, 1, 9))
+        command = c.Request(
+            service, 0, "", timeout_ms, self.level, key, delay_ms=delay_ms, priority=priority
+        )
         return command, Wish("request", service, serials), frame
 
     def _publish(self) -> None:

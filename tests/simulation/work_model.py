@@ -32,6 +32,8 @@ SLACK_MS = 5_000
 """Delay with which a deadline may be seen: a full log puts off the end of what is over."""
 LATE_US = 60_000
 """Time within which everything that a lost link held must wait again."""
+OVERTAKEN_MAX = 32
+"""Hand-outs in a row of requests with a priority after which another one may go."""
 MEMORY_NUMBERS = 1 << 40
 """Numbers from here on belong to things that are kept in memory only."""
 
@@ -103,6 +105,9 @@ class Job:
     received: bool = False
     attempts: int = 0
     not_before_ms: int = 0
+    priority: int = 0
+    lsn: int = 0
+    """LSN of the bundle that brought it, or by which it waited anew."""
     withdrawn: int = 0
     """Hand-outs that count no attempt after all."""
     subject: str = ""
@@ -170,9 +175,13 @@ class State:
     gone_records: dict[tuple[int, str, int], int] = field(default_factory=dict)
     moved: dict[tuple[int, str], int] = field(default_factory=dict)
     """Cursor -> LSN of the bundle that set it last."""
-    handed: dict[tuple[int, str], tuple[int, int, int]] = field(default_factory=dict)
-    """(service, subject) -> the newest request handed out for the first time, before the newest
-    bundle and in all, and that bundle."""
+    handed: dict[tuple[int, str, int], tuple[int, int, int]] = field(default_factory=dict)
+    """(service, subject, priority) -> the newest request handed out for the first time, before the
+    newest bundle and in all, and that bundle."""
+    prior: dict[tuple[int, str], set[int]] = field(default_factory=dict)
+    """(service, subject) -> requests that were put there with a priority."""
+    overtaken: dict[tuple[int, str], int] = field(default_factory=dict)
+    """(service, subject) -> requests with a priority that were handed out in a row."""
     mail_epoch: int = 0
     """Epoch in which the newest batch of the mail stream was written."""
     moves: dict[tuple[int, str, int], int] = field(default_factory=dict)
@@ -288,9 +297,12 @@ class State:
             self.jobs[put.base + row] = self.jobs_put[put.base + row] = Job(
                 put.service, (put.sender, put.key), row, put.deadline_ms, put.reply_to,
                 not_before_ms=put.at_ms + put.delay_ms if put.delay_ms else 0,
-                fresh=not put.delay_ms,
+                fresh=not put.delay_ms, priority=put.priority, lsn=lsn,
                 subject=put.subjects[row if len(put.subjects) > 1 else 0],
             )  # fmt: skip
+            if put.priority and not put.delay_ms:
+                place = put.service, self.jobs[put.base + row].subject
+                self.prior.setdefault(place, set()).add(put.base + row)
         self._key(put.sender, put.key, put.base, lsn)
 
     def _of(self, base: int, rows: bytes, wanted: Callable[[Job], bool]) -> list[int]:
@@ -322,16 +334,17 @@ class State:
                     raise Violation(
                         "expired", f"request {number}, not before {job.not_before_ms}: {change}"
                     )
-                lane = job.service, job.subject
+                lane = job.service, job.subject, job.priority
                 if job.fresh:
                     self._in_order(lane, number, lsn)
+                    self._by_priority(number, job, lsn, change.at_ms)
                 job.fresh = False
                 job.holder, job.received, job.not_before_ms = change.holder, False, 0
                 job.attempts += 1
                 if job.attempts > self.attempts_max and not job.spared:
                     raise Violation("attempts", f"request {number} is taken: {job}")
 
-    def _in_order(self, lane: tuple[int, str], number: int, lsn: int) -> None:
+    def _in_order(self, lane: tuple[int, str, int], number: int, lsn: int) -> None:
         """Check that first hand-outs are in order, except within one bundle."""
         before, newest, at = self.handed.get(lane, (-1, -1, -1))
         if lsn != at:
@@ -339,6 +352,29 @@ class State:
         if number < before and not self.unordered:
             raise Violation("order", f"request {number} of {lane} after {before}")
         self.handed[lane] = before, max(newest, number), at
+
+    def _by_priority(self, number: int, job: Job, lsn: int, now_ms: int) -> None:
+        """Check that no request goes before one of its subject that waits with a higher priority.
+
+        A request may do so once after every 32 that went before it.
+        """
+        place = job.service, job.subject
+        self.overtaken.setdefault(place, 0)
+        if not self.prior.get(place):
+            self.overtaken[place] = 0
+            return
+        waits = [
+            other for other in self.prior[place]
+            if (one := self.jobs.get(other)) is not None and one.priority > job.priority
+            and one.fresh and not one.holder and one.lsn < lsn
+            and not 0 < one.deadline_ms <= now_ms
+        ]  # fmt: skip
+        if job.priority and not waits:
+            self.overtaken[place] += 1
+        elif waits:
+            if self.overtaken[place] < OVERTAKEN_MAX and not self.unordered:
+                raise Violation("order", f"request {number} of {place} before {waits}: {job}")
+            self.overtaken[place] = 0
 
     def _work_received(self, change: r.WorkReceived, lsn: int) -> None:
         for base, rows in change.rows:
@@ -392,8 +428,9 @@ class State:
                 del self.mail[change.mailbox, number]
                 put = self.jobs_put[number]
                 self.jobs[number] = Job(
-                    change.service, put.key, put.row, 0, put.reply_to, fresh=False
-                )
+                    change.service, put.key, put.row, 0, put.reply_to, fresh=False,
+                    priority=put.priority,
+                )  # fmt: skip
                 self.ends.setdefault(number, []).append("revived")
 
     # --- cursors, groups, keys

@@ -200,7 +200,7 @@ class Cursors:
         place = stream.number, name
         stands = self._stands(place)
         if stands is None:
-            self._check_new(name, link.owner)
+            self._check_new(stream, name, link.owner)
         elif not command.force:
             first = stream.first
             if command.from_ >= 0 and max(command.from_, first) != max(stands, first):
@@ -224,10 +224,16 @@ class Cursors:
         cursor = self._cursors.get(place)
         return None if cursor is None else cursor.row.next
 
-    def _check_new(self, name: str, by: str) -> None:
+    def _check_new(self, stream: Stream, name: str, by: str) -> None:
         fault = name_fault(name)
         if fault:
             raise BrokerRefused("bad_name", f"cursor: {fault}")
+        if (stream.number, name) in self._shard.queues.groups:
+            raise BrokerRefused(
+                "conflict",
+                f"'{name}' is a group of stream '{stream.name}': its members alone move it, and a"
+                " cursor of this name would not",
+            )
         most = self._shard.settings.cursors_max
         if len(self._cursors) + len(self._coming) >= most:
             raise BrokerRefused("limit", f"at most {most} cursors")
@@ -274,7 +280,7 @@ class Cursors:
                 raise BrokerRefused("forbidden", f"you may not pin stream '{command.stream}'")
             stands = self._stands(place)
             if stands is None:
-                self._check_new(command.cursor, link.owner)
+                self._check_new(stream, command.cursor, link.owner)
         except BrokerRefused as error:
             self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
             return
@@ -320,8 +326,9 @@ class Cursors:
         cursor = self._cursors.get(place)
         known = self._edits.get(place) or (None if cursor is None else cursor.row.settings)
         return queue_settings(
-            CursorSettings, command.settings, self._shard.settings.settings_bytes_max, known
-        )
+            CursorSettings, command.settings, self._shard.settings.settings_bytes_max, known,
+            {} if command.replace else None,
+        )  # fmt: skip
 
     def _edit(self, link: Link, command: EditCursor, stream: Stream, next: int, why: str) -> None:
         """Log a cursor's changed settings, or a new place for it; answer with its facts."""

@@ -106,7 +106,7 @@ class Groups:
         )
         self._returns = returns = Returns(shard, steps, self.reader, self.timers)
         self._holders = holders = Holders(shard, links, steps, answers, self.reader, self.timers)
-        self._leases = Leases(shard, holders, self.reader, returns, self.timers)
+        self._leases = Leases(shard, links, holders, self.reader, returns, self.timers)
         self.acknowledgements: Final = Acknowledgements(
             shard, self.reader, progress, returns, self._leases, self._members
         )
@@ -118,7 +118,7 @@ class Groups:
         )
         self._resetting = Resetting(
             shard, links, catalogue, steps, starts, answers, self._groups,
-            set_aside=self._set_aside, renewed=self._renewed, facts=self._administration.facts,
+            set_aside=self._set_aside, renewed=self._renewed, administration=self._administration,
         )  # fmt: skip
 
     # --- facts ------------------------------------------------------------------------------

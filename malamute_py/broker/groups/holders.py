@@ -68,6 +68,8 @@ class Holders:
 
     def _begin(self, group: Group) -> None:
         holder = group.holder
+        if holder is not None and holder.aside:
+            holder = None
         if holder is not group.told:
             group.told = holder
             if holder is not None:

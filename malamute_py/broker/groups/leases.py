@@ -2,8 +2,8 @@
 
 Owns the end of leases, and which members are passed over. The rules: a lease begins with the
 hand-out, and again when the member renews it; the end of a lease is an attempt of the record; a
-member whose lease has ended is given nothing more until it acknowledges something. Source: SPEC.md,
-section 4.8.
+member whose lease has ended is told so, and is given nothing more until it acknowledges something.
+Source: SPEC.md, section 4.8.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
+from malamute_protocol.commands import Mode
 from malamute_py.broker.context import Shard
 from malamute_py.broker.groups.group import Group
 from malamute_py.broker.groups.holders import Holders
@@ -18,6 +19,7 @@ from malamute_py.broker.groups.holdings import Picked
 from malamute_py.broker.groups.member import Member
 from malamute_py.broker.groups.reader import GroupReader
 from malamute_py.broker.groups.returns import Returns
+from malamute_py.broker.links.links import Links
 from malamute_py.broker.structures.bitmaps import low_bit
 from malamute_py.broker.structures.timers import Timers
 
@@ -29,9 +31,16 @@ class Leases:
     """The leases of all groups of one core."""
 
     def __init__(
-        self, shard: Shard, holders: Holders, reader: GroupReader, returns: Returns, timers: Timers
+        self,
+        shard: Shard,
+        links: Links,
+        holders: Holders,
+        reader: GroupReader,
+        returns: Returns,
+        timers: Timers,
     ) -> None:
         self._shard = shard
+        self._links = links
         self._holders = holders
         self._reader = reader
         self._returns = returns
@@ -65,10 +74,11 @@ class Leases:
         """Give records again to a member that was passed over: it has acknowledged something."""
         if not member.aside:
             return
-        before = group.holder
         group.bring_back(member)
-        if group.holder is not before:
+        if group.kind == "exclusive":
             self._holders.settle(group)
+        else:
+            self._say(group, member, gets=True)
         self._reader.wake(group)
 
     def _end(self, group: Group) -> None:
@@ -82,6 +92,10 @@ class Leases:
     def _take(self, group: Group, member: Member, picked: Picked) -> None:
         """Take records from a member whose lease is over, and pass the member over."""
         before = group.holder
+        if group.kind == "exclusive":
+            self._holders.pass_over(group, member)
+        elif not member.aside:
+            self._say(group, member, gets=False)
         group.set_aside(member)
         if group.kind == "exclusive" and before is member:
             # Records go to one member only: the next one gets all that this one has.
@@ -102,5 +116,8 @@ class Leases:
         else:
             self._reader.back(group, picked, 0)
         if group.holder is not before:
-            self._holders.pass_over(group, member)
             self._holders.settle(group)
+
+    def _say(self, group: Group, member: Member, *, gets: bool) -> None:
+        """Tell a member whether it is given records."""
+        self._links.say(member.link, Mode(member.number, gets, group.holdings.low))

@@ -231,6 +231,7 @@ class MailboxAdmin:
                 command.settings if mailbox else {**settings.default_mailbox, **command.settings},
                 settings.settings_bytes_max,
                 mailbox.settings if mailbox is not None else None,
+                settings.default_mailbox if command.replace else None,
             )
             if mailbox is None:
                 mailbox = self._mailboxes.use(name, link.owner, wanted)

@@ -253,9 +253,11 @@ class ServiceAdmin:
             self._registry.make(service, answer)
             return
         before = service.edited or service.row.settings
+        limits = self._shard.settings
         settings = queue_settings(
-            ServiceSettings, command.settings, self._shard.settings.settings_bytes_max, before
-        )
+            ServiceSettings, command.settings, limits.settings_bytes_max, before,
+            limits.default_service if command.replace else None,
+        )  # fmt: skip
         if settings.memory != before.memory:
             raise BrokerRefused("bad_setting", "memory cannot be changed: requests lie there")
         row = service.row

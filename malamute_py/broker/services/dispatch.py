@@ -2,8 +2,10 @@
 
 Owns the order of hand-out and the choice of the worker, for one service. The rules:
 
-- Among the requests of one subject, and among all that one pattern takes, those that came back go
-  first, then those with the lower number.
+- Among the requests of one subject, and among all that one pattern takes, those of the highest
+  priority go first; of these those that came back, then those with the lower number.
+- No priority starves the others: of OVERTAKEN_MAX + 1 turns in a row of a pattern one goes to the
+  request that would be first without priorities.
 - A request goes to the ready offer that holds the fewest, in turn between equals. One offer gets
   its share of what waits, or what its worker does in PREFETCH_MS if that is more.
 - A request that no offer takes is not looked at again until an offer comes that takes it.
@@ -48,6 +50,11 @@ PROGRAMS_MAX: Final = 3_000
 matched in one turn. See matcher/expressions.py."""
 
 
+OVERTAKEN_MAX: Final = 32
+"""Turns in a row, of one pattern, that go to requests of a higher priority while one that would be
+first without priorities waits."""
+
+
 class Taker(Receiver):
     """An offer, as far as the choice of the worker needs it."""
 
@@ -82,15 +89,119 @@ Batch = TypeVar("Batch")
 Worker = TypeVar("Worker", bound=Taker)
 
 
-class WorkersByPattern(Generic[Batch, Worker]):
-    """The offers of one service that have the same pattern.
+class Filed(Generic[Batch, Worker]):
+    """Queues of subjects, under the order of their heads."""
 
-    Offers that are ready are filed under their load, queues under the order of their heads.
+    __slots__ = ("filed", "heap")
+
+    def __init__(self) -> None:
+        self.heap: list[tuple[int, str, SubjectQueue[Batch, Worker]]] = []
+        """Queues by the order of their heads. Entries may be stale."""
+        self.filed: dict[SubjectQueue[Batch, Worker], int] = {}
+        """Queue -> the order under which it stands in the heap."""
+
+    def file_queue(self, queue: SubjectQueue[Batch, Worker]) -> None:
+        """File a queue under the order of its head, if that is earlier than before."""
+        order = queue.order
+        known = self.filed.get(queue)
+        if known is None or order < known:
+            self.filed[queue] = order
+            heappush(self.heap, (order, queue.subject, queue))
+
+    def head(self) -> SubjectQueue[Batch, Worker] | None:
+        """The queue whose requests go first; None: there is none, or only stale entries were seen.
+
+        One call looks at a bounded number of entries.
+        """
+        heap, filed = self.heap, self.filed
+        for _ in range(SCANNED_AT_ONCE):
+            if not heap:
+                return None
+            order, _, queue = heap[0]
+            if filed.get(queue) != order:
+                heappop(heap)
+            elif not queue.rows:
+                heappop(heap)
+                del filed[queue]
+            elif queue.order != order:
+                filed[queue] = queue.order
+                heapreplace(heap, (queue.order, queue.subject, queue))
+            else:
+                return queue
+        return None
+
+
+class Priorities(Generic[Batch, Worker]):
+    """Queues of one pattern whose requests have a priority above 0."""
+
+    __slots__ = ("by_priority", "overdue", "overtaken")
+
+    def __init__(self) -> None:
+        self.by_priority: dict[int, Filed[Batch, Worker]] = {}
+        """Priority -> the queues, the highest first."""
+        self.overtaken = 0
+        """Turns in a row that went to a higher priority while an older request waited."""
+        self.overdue: tuple[SubjectQueue[Batch, Worker], int, int] | None = None
+        """Queue that has its turn whatever its priority, and the entry that it was given for, until
+        some of that is handed out."""
+
+    def of(self, priority: int) -> Filed[Batch, Worker]:
+        """The queues of a priority."""
+        found = self.by_priority.get(priority)
+        if found is None:
+            self.by_priority[priority] = found = Filed()
+            self.by_priority = dict(sorted(self.by_priority.items(), reverse=True))
+        return found
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether there are entries, which may be stale."""
+        return any(filed.heap for filed in self.by_priority.values())
+
+    def first(
+        self, plain: SubjectQueue[Batch, Worker] | None
+    ) -> SubjectQueue[Batch, Worker] | None:
+        """The queue whose turn it is. plain: the first of those without a priority."""
+        if self.overdue is not None:
+            queue, base, rows = self.overdue
+            if queue.rows and queue.head()[:2] == (base, rows):
+                return queue
+            self.overdue = None
+        highest = oldest = None
+        for filed in self.by_priority.values():
+            one = filed.head()
+            if one is not None:
+                highest = highest or one
+                if oldest is None or one.order < oldest.order:
+                    oldest = one
+        if highest is None or oldest is None:
+            self.overtaken = 0
+            return plain
+        if plain is not None and plain.order < oldest.order:
+            oldest = plain
+        if oldest is highest:
+            self.overtaken = 0
+            return highest
+        self.overtaken += 1
+        if self.overtaken <= OVERTAKEN_MAX:
+            return highest
+        self.overtaken = 0
+        base, rows, _ = oldest.head()
+        self.overdue = oldest, base, rows
+        return oldest
+
+
+class WorkersByPattern(Filed[Batch, Worker]):
+    """The offers of one service that have the same pattern, and the queues that it takes.
+
+    Offers that are ready are filed under their load, queues under the order of their heads, and
+    apart from others where their requests have a priority.
     """
 
-    __slots__ = ("buckets", "filed", "heap", "number", "offers", "ready")
+    __slots__ = ("buckets", "number", "offers", "priorities", "ready")
 
     def __init__(self, number: int) -> None:
+        super().__init__()
         self.number = number
         """Number of the pattern in the service's index, or EVERYTHING."""
         self.offers = 0
@@ -98,10 +209,8 @@ class WorkersByPattern(Generic[Batch, Worker]):
         """Load -> the ready offers of that load, in turn."""
         self.ready = 0
         """Number of ready offers."""
-        self.heap: list[tuple[int, str, SubjectQueue[Batch, Worker]]] = []
-        """Queues that the pattern takes, by the order of their heads. Entries may be stale."""
-        self.filed: dict[SubjectQueue[Batch, Worker], int] = {}
-        """Queue -> the order under which it stands in the heap."""
+        self.priorities: Priorities[Batch, Worker] | None = None
+        """Queues with a priority; None: there was none yet."""
 
     def file(self, offer: Worker) -> None:
         """File an offer that is ready."""
@@ -129,44 +238,34 @@ class WorkersByPattern(Generic[Batch, Worker]):
         fewest = min(buckets) if len(buckets) > 1 else next(iter(buckets))
         return next(iter(buckets[fewest]))
 
-    def push(self, queue: SubjectQueue[Batch, Worker]) -> None:
-        """File a queue under the order of its head, if that is earlier than before."""
-        order = queue.order
-        known = self.filed.get(queue)
-        if known is None or order < known:
-            self.filed[queue] = order
-            heappush(self.heap, (order, queue.subject, queue))
+    def of(self, queue: SubjectQueue[Batch, Worker]) -> Filed[Batch, Worker]:
+        """The queues among which a queue is filed."""
+        if not queue.priority:
+            return self
+        if self.priorities is None:
+            self.priorities = Priorities()
+        return self.priorities.of(queue.priority)
 
     def first(self) -> SubjectQueue[Batch, Worker] | None:
-        """The queue whose requests go first; None: there is none, or only stale entries were seen.
+        """The queue whose turn it is; None: there is none, or only stale entries were seen."""
+        if self.priorities is None:
+            return self.head()
+        return self.priorities.first(self.head())
 
-        One call looks at a bounded number of entries.
-        """
-        heap, filed = self.heap, self.filed
-        for _ in range(SCANNED_AT_ONCE):
-            if not heap:
-                return None
-            order, _, queue = heap[0]
-            if filed.get(queue) != order:
-                heappop(heap)
-            elif not queue.rows:
-                heappop(heap)
-                del filed[queue]
-            elif queue.order != order:
-                filed[queue] = queue.order
-                heapreplace(heap, (queue.order, queue.subject, queue))
-            else:
-                return queue
-        return None
+    @property
+    def unfinished(self) -> bool:
+        """Whether there are entries, which may be stale."""
+        return bool(self.heap) or (self.priorities is not None and self.priorities.unfinished)
 
 
 class SubjectQueue(Generic[Batch, Worker]):
-    """Requests of one subject that wait in a service."""
+    """Requests of one subject and one priority that wait in a service."""
 
-    __slots__ = ("again", "fresh", "rows", "subject", "takers", "version")
+    __slots__ = ("again", "fresh", "priority", "rows", "subject", "takers", "version")
 
-    def __init__(self, subject: str) -> None:
+    def __init__(self, subject: str, priority: int = 0) -> None:
         self.subject = subject
+        self.priority = priority
         self.fresh: list[tuple[int, int, Batch]] | deque[tuple[int, int, Batch]] = []
         """(base, rows, batch), ascending. Entries may name rows that do not wait any more."""
         self.again: list[tuple[int, int, Batch]] = []
@@ -224,17 +323,20 @@ class Dispatch(Generic[Batch, Worker]):
     __slots__ = (
         "by_pattern",
         "by_subject",
+        "direct",
         "index",
         "new_patterns",
         "new_subjects",
         "offers",
         "prefetch",
+        "prior",
         "turns",
         "version",
     )
 
     def __init__(self) -> None:
-        self.by_subject: dict[str, SubjectQueue[Batch, Worker]] = {}
+        self.by_subject: dict[str | tuple[int, str], SubjectQueue[Batch, Worker]] = {}
+        """Subject, or (priority, subject) -> its queue."""
         self.index = Index(programs_max=PROGRAMS_MAX)
         self.by_pattern: dict[int, WorkersByPattern[Batch, Worker]] = {}
         """Number of a pattern -> the offers that have it."""
@@ -246,6 +348,11 @@ class Dispatch(Generic[Batch, Worker]):
         """Requests that one of its workers does in PREFETCH_MS, by those that came back last."""
         self.offers: dict[Worker, WorkersByPattern[Batch, Worker]] = {}
         """Offer -> the offers of the same pattern."""
+        self.direct: dict[Worker, WorkersByPattern[Batch, Worker]] = self.offers
+        """Offers that a new batch may go to at once: all, or none while requests with a priority
+        wait."""
+        self.prior: dict[SubjectQueue[Batch, Worker], None] = {}
+        """Queues in which requests with a priority wait."""
         self.new_patterns: deque[
             tuple[WorkersByPattern[Batch, Worker], Iterator[SubjectQueue[Batch, Worker]]]
         ] = deque()
@@ -286,10 +393,13 @@ class Dispatch(Generic[Batch, Worker]):
             self.version += 1
             workers.heap.clear()
             workers.filed.clear()
+            workers.priorities = None
 
     def clear(self) -> None:
         """Forget all queues: the batches in stale entries would keep the service in memory."""
         self.by_subject.clear()
+        self.prior.clear()
+        self.direct = self.offers
         self.new_subjects.clear()
 
     def refile(self, offer: Worker) -> bool:
@@ -324,23 +434,37 @@ class Dispatch(Generic[Batch, Worker]):
 
     # --- queues of subjects -----------------------------------------------------------------
 
-    def queue_of(self, subject: str, *, waits: bool = True) -> SubjectQueue[Batch, Worker]:
+    def queue_of(
+        self, subject: str, priority: int = 0, *, waits: bool = True
+    ) -> SubjectQueue[Batch, Worker]:
         """The queue of a subject, made if there is none. waits: a request is about to wait in it.
 
         A queue in which nothing is about to wait is not kept beyond SUBJECTS_KEPT.
         """
-        queue = self.by_subject.get(subject)
+        key = (priority, subject) if priority else subject
+        queue = self.by_subject.get(key)
         if queue is None:
-            queue = SubjectQueue(subject)
+            queue = SubjectQueue(subject, priority)
             if waits or len(self.by_subject) < SUBJECTS_KEPT:
-                self.by_subject[subject] = queue
+                self.by_subject[key] = queue
         return queue
+
+    def wait_before(self, queue: SubjectQueue[Batch, Worker]) -> None:
+        """Note that requests with a priority wait in a queue: no new batch may overtake them."""
+        self.prior[queue] = None
+        self.direct = {}
+
+    def waits_no_more(self, queue: SubjectQueue[Batch, Worker]) -> None:
+        """Note that a queue with a priority is empty: new batches may go past it."""
+        self.prior.pop(queue, None)
+        if not self.prior:
+            self.direct = self.offers
 
     def push(
         self, workers: WorkersByPattern[Batch, Worker], queue: SubjectQueue[Batch, Worker]
     ) -> None:
         """Note that requests wait in a queue that a pattern takes."""
-        workers.push(queue)
+        workers.of(queue).file_queue(queue)
         if workers.ready:
             self.turns[workers] = None
 
@@ -349,8 +473,9 @@ class Dispatch(Generic[Batch, Worker]):
         if len(self.by_subject) > SUBJECTS_KEPT:
             # By `takers`, not takers_of(): it is filed where it was looked up last.
             for workers in queue.takers:
-                workers.filed.pop(queue, None)
-            self.by_subject.pop(queue.subject, None)
+                workers.of(queue).filed.pop(queue, None)
+            priority, subject = queue.priority, queue.subject
+            self.by_subject.pop((priority, subject) if priority else subject, None)
 
     def scan(self, more: Callable[[], bool]) -> None:
         """Compare new subjects and new patterns with each other, as far as one turn may.
@@ -390,7 +515,7 @@ class Dispatch(Generic[Batch, Worker]):
                 queue = workers.first()
                 if queue is not None:
                     return queue
-                if workers.heap:
+                if workers.unfinished:
                     # More entries are stale: the next turn goes on.
                     return None
             del turns[workers]

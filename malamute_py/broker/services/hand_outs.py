@@ -118,6 +118,8 @@ class HandOuts:
                     batch.moving |= some
             queue.replace(rows)
             if not queue.rows:
+                if queue.priority:
+                    service.waits_no_more(queue)
                 service.emptied(queue)
             if not more():
                 break

@@ -95,6 +95,7 @@ def _entry(batch: RequestBatch, row: int) -> dict[str, Any]:
         "sender": put.sender,
         "at_ms": put.at_ms,
         "deadline_ms": put.deadline_ms,
+        "priority": put.priority,
         "attempts": batch.attempts(bit)[0][0],
         "state": "delayed" if batch.delayed & bit else "waiting",
         "not_before_ms": 0,

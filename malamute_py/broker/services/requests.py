@@ -81,8 +81,6 @@ class Requests:
         if not 0 <= command.timeout_ms <= TIME_MAX:
             raise BrokerRefused("malformed", f"a timeout is 0 to {TIME_MAX} ms")
         delay_ms = command.delay_ms
-        if not 0 <= delay_ms <= TIME_MAX:
-            raise BrokerRefused("malformed", f"a delay is 0 to {TIME_MAX} ms")
         reply_to = command.reply_to
         if not reply_to:
             reply_to = link.identity or self._mailboxes.temporary(link)
@@ -96,7 +94,7 @@ class Requests:
         change = RequestPut(
             service.number, -1, count, size, link.holder, reply_to, now_ms,
             now_ms + delay_ms + timeout_ms if timeout_ms else 0, command.key,
-            subjects, delay_ms,
+            subjects, delay_ms, command.priority,
         )  # fmt: skip
         kind = _Later if delay_ms else _Incoming
         return Part(
@@ -217,7 +215,7 @@ class _Incoming(Effect):
         if service.state == DRAFT and not service.memory:
             changes.append(self.requests._registry.creation(service))
         changes.append(change)
-        if service.offers:
+        if service.direct:
             self._share()
             now_ms = self.requests._shard.now_ms
             for offer, (rows, _) in self.shares.items():
@@ -232,7 +230,7 @@ class _Incoming(Effect):
     def _share(self) -> None:
         service, change, shares = self.service, self.change, self.shares
         for subject, rows in _by_subject(change.subjects, change.count):
-            queue = service.queue_of(subject, waits=False)
+            queue = service.queue_of(subject, change.priority, waits=False)
             if queue.rows or service.is_slow(queue):
                 # Requests that wait in the queue go first, and expressions take a turn's time.
                 continue

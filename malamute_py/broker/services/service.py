@@ -365,14 +365,17 @@ class Service(Dispatch[RequestBatch, Offer]):
 
     def wait(self, batch: RequestBatch, mask: int, *, again: bool) -> None:
         """Let rows wait. again: they came back, and go before rows that were never handed out."""
+        priority = batch.row.put.priority
         for subject, rows in batch.subjects(mask):
-            queue = self.queue_of(subject)
+            queue = self.queue_of(subject, priority)
             fresh = queue.fresh
             if again or (fresh and fresh[-1][0] >= batch.base):
                 heappush(queue.again, (batch.base, rows, batch))
             else:
                 queue.append(batch.base, rows, batch)
             queue.rows += rows.bit_count()
+            if priority:
+                self.wait_before(queue)
             if self.is_slow(queue):
                 self.new_subjects[queue] = None
                 continue

@@ -115,7 +115,7 @@ class StreamAdmin:
             return
         answer = Answer(self._answers, link, command, partial(self._facts, stream))
         try:
-            self._catalogue.edit(stream, command.settings, answer)
+            self._catalogue.edit(stream, command.settings, answer, replace=command.replace)
         except BrokerRefused as error:
             self._answers.refuse(link, command, error.code, error.reason)
 
@@ -395,6 +395,7 @@ def _short(stream: Stream, now_ms: int) -> dict[str, Any]:
         "name": stream.name,
         "uuid": stream.uuid,
         "number": stream.number,
+        "generation": stream.row.generation,
         "first": first,
         "tail": stream.next,
         "bytes": stream.ledger.bytes,

@@ -21,10 +21,11 @@ from malamute_py.broker.context import Shard
 from malamute_py.broker.log.ring import EPOCH_SHIFT, RingState, ring_name
 from malamute_py.broker.log.steps import Effect, Steps, Then
 from malamute_py.broker.log.stream import AudienceFacts, Stream
-from malamute_py.broker.ready import MAIN, MOVED_STREAM, RingFacts, StreamFacts
+from malamute_py.broker.ready import MAIN, RingFacts, StreamFacts
 from malamute_py.broker.streams.conditions import Conditions
 from malamute_py.broker.streams.declared import declared, evolved, is_version
 from malamute_py.broker.streams.publishing import Publishing
+from malamute_py.changelog.copies import MOVED_STREAM
 from malamute_py.changelog.records import Change, StreamCreated, StreamEdited, StreamRemoved
 from malamute_py.changelog.settings import (
     FIXED_SETTINGS,
@@ -361,13 +362,16 @@ class Catalogue:
 
     # --- changing ----------------------------------------------------------------------------
 
-    def edit(self, stream: Stream, values: dict[str, Any], effect: Effect) -> None:
-        """Change settings of a stream. Raises BrokerRefused."""
+    def edit(
+        self, stream: Stream, values: dict[str, Any], effect: Effect, *, replace: bool = False
+    ) -> None:
+        """Change settings of a stream, or all of them. Raises BrokerRefused."""
         old = stream.settings
         bytes_max = self._shard.settings.settings_bytes_max
         if stream.number in self._declaring:
             raise BrokerRefused("wait", "the stream's schema is being changed")
-        wanted = evolved(old, settings_of(values, bytes_max, old), bytes_max)
+        defaults = self._shard.settings.default_stream if replace else None
+        wanted = evolved(old, settings_of(values, bytes_max, old, defaults), bytes_max)
         for name in FIXED_SETTINGS:
             if getattr(wanted, name) != getattr(old, name):
                 raise BrokerRefused(

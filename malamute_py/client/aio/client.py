@@ -40,7 +40,7 @@ from malamute_py.client.aio.mail import Inbox, MailVerbs
 from malamute_py.client.aio.queues import AtomicStep, Member, QueueVerbs
 from malamute_py.client.aio.subscription import Subscription
 from malamute_py.client.aio.work import Served, Worker, WorkVerbs
-from malamute_py.client.arguments import integer, name_of, settings_of
+from malamute_py.client.arguments import integer, name_of, settings_of, truth
 from malamute_py.client.engine.waits import ACKED, OPENED, PUBLISHED, WINDOW
 from malamute_py.client.facts import (
     BrokerFacts,
@@ -48,6 +48,7 @@ from malamute_py.client.facts import (
     ReadPlan,
     ReloadedSetting,
     StreamFacts,
+    UserFacts,
     fact_list,
     facts,
 )
@@ -123,7 +124,7 @@ def connect(
     (None: for ever); otherwise the first failure is raised. options: fields of
     ClientSettings, which help(ClientSettings) explains.
     context: a zmq.Context, needed for inproc endpoints. on_link: told each change of the link.
-    tracing: spans of OpenTelemetry; needs the extra `otel`.
+    tracing: spans of OpenTelemetry, True or a Tracing; needs the extra `otel`.
     Raises SettingError at once; Timeout, ConnectionLost or BrokerRefused (a credential or
     version that was refused is final) when awaited.
     """
@@ -161,6 +162,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
     """One session with a broker, in the event loop that made it; use it from that loop only."""
 
     _subscription_type = Subscription
+    _keys_type = KeyView
     _inbox_type = Inbox
     _worker_type = Worker
     _member_type = Member
@@ -429,16 +431,17 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         *,
         body: str = "body",
         subject: str = "",
+        properties: Properties | None = None,
         confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
     ) -> list[Confirmation]:
         """Publish a pyarrow table or record batch, without a Python object a row.
 
         body: the column with the bodies (binary or string). subject: name of a column, or
-        one subject for all. Raises as publish().
+        one subject for all. properties: of each row. Raises as publish().
         """
         async with self._window(stream, confirm, timeout_ms) as window:
-            for content, _ in arrow_contents(table, body, subject):
+            for content, _ in arrow_contents(table, body, subject, properties):
                 await window.publish_batch(content)
         return window.confirmations
 
@@ -449,6 +452,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         *,
         subject: str = "",
         client_time: str = "",
+        properties: Properties | None = None,
         codec: str | None = None,
         confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
@@ -458,11 +462,17 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         table: of pyarrow, polars, pandas or DuckDB; it has the columns of the stream's newest
         schema. subject: name of a column, or one subject for all, which is refused where a column
         is called nearly so. client_time: name of a column of timestamps. These two columns need
-        not be in the schema. Returns one Confirmation a batch. Raises LocalProtocolError
-        `bad_schema`: the table does not fit; otherwise as publish().
+        not be in the schema. properties: of each row. Returns one Confirmation a batch. Raises
+        LocalProtocolError `bad_schema`: the table does not fit; otherwise as publish().
         """
         async with self._window(stream, confirm, timeout_ms) as window:
-            await window.publish_table(table, subject=subject, client_time=client_time, codec=codec)
+            await window.publish_table(
+                table,
+                subject=subject,
+                client_time=client_time,
+                properties=properties,
+                codec=codec,
+            )
         return window.confirmations
 
     def publisher(
@@ -555,7 +565,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         Such a stream is made by create_stream(name, keep="last-per-subject", ring_bytes=...). This
         asks the broker nothing.
         """
-        return KeyView(self._link, stream)
+        return self._keys_type(self._link, stream)
 
     # --- asking --------------------------------------------------------------------------------
 
@@ -578,16 +588,23 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         return facts(StreamFacts, {"name": stream, **value})
 
     async def edit_stream(
-        self, stream: str, settings: Mapping[str, Any] | None = None, /, **more: Any
+        self,
+        stream: str,
+        settings: Mapping[str, Any] | None = None,
+        /,
+        *,
+        replace: bool = False,
+        **more: Any,
     ) -> StreamFacts:
         """Change settings of a stream; those not named stay.
 
-        settings: as those of create_stream(). A new schema has the columns of the old one, some
-        perhaps wider (int32 to int64, float to double), and nullable ones after them; another is
-        refused `bad_schema`. Raises BrokerRefused.
+        settings: as those of create_stream(). replace: those not named go back to what a new stream
+        has; what cannot be changed stays, and so do body_kind and schema. A new schema has the
+        columns of the old one, some perhaps wider (int32 to int64, float to double), and nullable
+        ones after them; another is refused `bad_schema`. Raises BrokerRefused.
         """
-        named = stream_settings(settings_of(settings, more))
-        value = await self._link.ask(lambda number: c.EditStream(number, stream, named))
+        named, swap = stream_settings(settings_of(settings, more)), truth("replace", replace)
+        value = await self._link.ask(lambda number: c.EditStream(number, stream, named, swap))
         return facts(StreamFacts, {"name": stream, **value})
 
     async def remove_stream(self, stream: str) -> None:
@@ -673,6 +690,15 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
     async def kick(self, link: int, reason: str = "") -> None:
         """End a link by its number. Raises BrokerRefused."""
         await self._link.ask(lambda number: c.Kick(number, link, reason))
+
+    async def list_users(self, verb: str = "", name: str = "") -> list[UserFacts]:
+        """Ask for the users and permissions in force, by name. Needs the permission manage_users.
+
+        verb, name: what each user is asked about, such as "read" and a stream's name: see `may`.
+        Raises BrokerRefused.
+        """
+        value = await self._link.ask(lambda number: c.ListUsers(number, verb, name))
+        return fact_list(UserFacts, value, "users")
 
     async def reload_config(self) -> list[ReloadedSetting]:
         """Have the broker read its configuration and users anew. Raises BrokerRefused.
@@ -768,6 +794,7 @@ class BulkPublisher:
         *,
         subject: str = "",
         client_time: str = "",
+        properties: Properties | None = None,
         codec: str | None = None,
     ) -> None:
         """Publish a table's rows; returns when the last is in the window, not yet confirmed.
@@ -791,7 +818,9 @@ class BulkPublisher:
                 rows = TableRows(
                     table, known, subject=subject, client_time=client_time, codec=codec
                 )
-        for content, count in rows.contents(self._link.session.batch_bytes, self._publisher.limits):
+        for content, count in rows.contents(
+            self._link.session.batch_bytes, self._publisher.limits, properties
+        ):
             await self._add(content, count)
             # The link sends this batch while the next one is encoded.
             await asyncio.sleep(0)  # asyncio only

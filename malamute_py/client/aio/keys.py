@@ -34,6 +34,7 @@ from malamute_py.client.position import Confirmation, LastPerSubject, StartPoint
 from malamute_py.client.session.calls import (
     Body,
     Fields,
+    Properties,
     make_pattern,
     make_row,
     subscribe_options,
@@ -136,11 +137,12 @@ class KeyView:
         revision: int | None,
         confirm: ConfirmAt,
         timeout_ms: Wait,
+        properties: Properties | None = None,
     ) -> int:
         """Publish one record; revision: what its key must have, None: whatever it has."""
         link = self._link
         future: asyncio.Future[Confirmation] = link.loop.create_future()
-        row = make_row(value, key_of(key), fields, None, None, None, future, codec)
+        row = make_row(value, key_of(key), fields, None, None, properties, future, codec)
         level = level_number(confirm)
         if True:  # sync: with link.lock:
             if not link.has_room():

@@ -260,6 +260,7 @@ class MailVerbs(AsyncVerbs):
         reply_to: str = "",
         need_workers: bool = False,
         delay_ms: int = 0,
+        priority: int = 0,
         confirm: ConfirmAt = "none",
     ) -> Reply:
         """Ask a service and wait for the (first) reply of a worker.
@@ -267,7 +268,8 @@ class MailVerbs(AsyncVerbs):
         body, codec: as of publish(). subject: what workers' patterns are matched with. timeout_ms:
         after it the broker takes the request from its holder, and no worker gets it any more; None:
         never; by default the client's settings say when. delay_ms: time before which no worker gets
-        the request; timeout_ms begins after it. key: at most 128 bytes that name
+        the request; timeout_ms begins after it. priority: 0 to 9; requests of a higher one are
+        handed out before those of a lower one. key: at most 128 bytes that name
         the request, so that it is taken once even if another process sends it again. reply_to:
         a mailbox to be read for replies; empty: the client's own, temporary when it has no
         identity (replies to it are lost while the broker is away).
@@ -284,8 +286,8 @@ class MailVerbs(AsyncVerbs):
         wait_ms = session.settings.wait_ms(timeout_ms)
         future: asyncio.Future[Reply] = link.loop.create_future()
         terms = PLAIN
-        if need_workers or delay_ms:
-            terms = request_terms(need_workers, delay_ms)
+        if need_workers or delay_ms or priority:
+            terms = request_terms(need_workers, delay_ms, priority)
         row = make_row(body, subject, fields, None, None, properties, future, codec)
         if True:  # sync: with link.lock:
             if not link.has_room():
@@ -324,6 +326,7 @@ class MailVerbs(AsyncVerbs):
         reply_to: str = "",
         need_workers: bool = False,
         delay_ms: int = 0,
+        priority: int = 0,
         confirm: ConfirmAt = "none",
     ) -> AsyncGenerator[Reply, None]:
         """Ask a service for several replies: iterate to the last of them.
@@ -337,8 +340,8 @@ class MailVerbs(AsyncVerbs):
         wait_ms = session.settings.wait_ms(timeout_ms)
         replies = Replies()
         terms = PLAIN
-        if need_workers or delay_ms:
-            terms = request_terms(need_workers, delay_ms)
+        if need_workers or delay_ms or priority:
+            terms = request_terms(need_workers, delay_ms, priority)
         row = make_row(body, subject, fields, None, None, properties, replies, codec)
         if True:  # sync: with link.lock:
             if not link.has_room():
@@ -393,13 +396,14 @@ class MailVerbs(AsyncVerbs):
         reply_to: str = "",
         need_workers: bool = False,
         delay_ms: int = 0,
+        priority: int = 0,
         confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
     ) -> Confirmation:
         """Queue a request without waiting for a reply; returns when the broker has taken it.
 
         request_timeout_ms: after it the broker gives the request up; it begins after delay_ms.
-        Replies are mail of
+        priority: as in request(). Replies are mail of
         `reply_to`, by default the client's own mailbox; mail.about is (key, 0) then, so give
         a key to know them by. need_workers: as in request().
         timeout_ms: for the broker's confirm. The Confirmation's offset
@@ -409,8 +413,8 @@ class MailVerbs(AsyncVerbs):
         wait_ms = session.settings.wait_ms(timeout_ms)
         future: asyncio.Future[Confirmation] = link.loop.create_future()
         terms = PLAIN
-        if need_workers or delay_ms:
-            terms = request_terms(need_workers, delay_ms)
+        if need_workers or delay_ms or priority:
+            terms = request_terms(need_workers, delay_ms, priority)
         row = make_row(body, subject, fields, None, None, properties, future, codec)
         if True:  # sync: with link.lock:
             if not link.has_room():

@@ -27,8 +27,9 @@ from malamute_py.client.arguments import (
     key_of,
     numbers_of_requests,
     settings_of,
+    truth,
 )
-from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, STEP
+from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, PASSED_OVER, STEP
 from malamute_py.client.facts import (
     CursorFacts,
     Facts,
@@ -181,17 +182,20 @@ class StreamCursor(CursorName):
         /,
         *,
         start: StartPoint = "earliest",
+        replace: bool = False,
         **more: Any,
     ) -> CursorFacts:
-        """Change its settings, or create it where `start` says.
+        """Change its settings, or create it where `start` says; settings that are not named stay.
 
+        replace: those not named go back to what a new one has.
         settings, by name or as a mapping: pin=True (the stream keeps what lies behind the cursor),
         pin_bytes_max (how much at most; 0: the broker's bound), description.
         Raises BrokerRefused.
         """
         named, wire = settings_of(settings, more), start_on_wire(start)
+        swap = truth("replace", replace)
         value = await self._link.ask(
-            lambda number: c.EditCursor(number, self.stream, self.name, named, wire)
+            lambda number: c.EditCursor(number, self.stream, self.name, named, wire, swap)
         )
         return facts(CursorFacts, {"stream": self.stream, "cursor": self.name, **value})
 
@@ -280,7 +284,7 @@ class Member(MemberBase):
                         lambda: bool(membership.queue) or self.ended,
                         membership,
                         timeout_ms,
-                        NOTHING,
+                        PASSED_OVER if membership.passed_over else NOTHING,
                         "record",
                     )
                     continue
@@ -609,22 +613,30 @@ class QueueVerbs(AsyncVerbs):
         )
 
     async def edit_group(
-        self, stream: str, group: str, settings: Mapping[str, Any] | None = None, /, **more: Any
+        self,
+        stream: str,
+        group: str,
+        settings: Mapping[str, Any] | None = None,
+        /,
+        *,
+        replace: bool = False,
+        **more: Any,
     ) -> GroupFacts:
         """Change the settings of a group; those not named stay.
 
+        replace: those not named go back to what a new one has.
         settings, by name or as a mapping: attempts_max (attempts before a record is a dead letter;
         0: none are counted, and a record comes again for ever), dead_letters (name of their
         mailbox; "": STREAM.GROUP.dead), lease_ms (silence of a member about a record before another
         gets it, for members that join from then on; 0: none), description. Raises BrokerRefused.
         """
-        named = settings_of(settings, more)
+        named, swap = settings_of(settings, more), truth("replace", replace)
         link = self._link
         if True:  # sync: with link.lock:
             # The first member makes the group, and its command may be on its way yet.
             for member in link.session.memberships_of(stream, group):
                 await link.until(partial(_decided, member), member, "default", OPENED, JOINING)
-        value = await self._link.ask(lambda number: c.EditGroup(number, stream, group, named))
+        value = await self._link.ask(lambda number: c.EditGroup(number, stream, group, named, swap))
         return facts(GroupFacts, {"stream": stream, "group": group, **value})
 
     async def requeue_group(self, stream: str, group: str, numbers: Sequence[int] = ()) -> int:
@@ -691,17 +703,24 @@ class QueueVerbs(AsyncVerbs):
         return facts(Purged, value)
 
     async def edit_mailbox(
-        self, mailbox: str, settings: Mapping[str, Any] | None = None, /, **more: Any
+        self,
+        mailbox: str,
+        settings: Mapping[str, Any] | None = None,
+        /,
+        *,
+        replace: bool = False,
+        **more: Any,
     ) -> MailboxFacts:
         """Create a mailbox or change its settings; those not named stay.
 
+        replace: those not named go back to what a new one has.
         settings, by name or as a mapping; 0 is the broker's bound: memory=True (in memory only),
         max_messages and max_bytes (a sender beyond them waits), ttl_ms (time to live of
         messages that name no expiry; 0: they do not expire), level ("synced" or "stored",
         what confirm="default" means), description. Raises BrokerRefused `bad_setting`.
         """
-        named = settings_of(settings, more)
-        value = await self._link.ask(lambda number: c.EditMailbox(number, mailbox, named))
+        named, swap = settings_of(settings, more), truth("replace", replace)
+        value = await self._link.ask(lambda number: c.EditMailbox(number, mailbox, named, swap))
         return facts(MailboxFacts, {"name": mailbox, **value})
 
     async def remove_mailbox(self, mailbox: str) -> int:
@@ -739,10 +758,17 @@ class QueueVerbs(AsyncVerbs):
         return fact_list(PeekedRequest, value, "requests")
 
     async def edit_service(
-        self, service: str, settings: Mapping[str, Any] | None = None, /, **more: Any
+        self,
+        service: str,
+        settings: Mapping[str, Any] | None = None,
+        /,
+        *,
+        replace: bool = False,
+        **more: Any,
     ) -> ServiceFacts:
         """Create a service queue or change its settings; those not named stay.
 
+        replace: those not named go back to what a new one has.
         settings, by name or as a mapping; 0 is the broker's default: memory=True (in memory only),
         max_requests and max_bytes (a requester beyond them waits), attempts_max (hand-outs before a
         request is a dead letter), lease_ms (silence of a worker before its request goes to
@@ -750,8 +776,8 @@ class QueueVerbs(AsyncVerbs):
         doubles), timeout_ms (of requests that name none), dead_letters (name of their mailbox;
         "": SERVICE.dead), level, description. Raises BrokerRefused.
         """
-        named = settings_of(settings, more)
-        value = await self._link.ask(lambda number: c.EditService(number, service, named))
+        named, swap = settings_of(settings, more), truth("replace", replace)
+        value = await self._link.ask(lambda number: c.EditService(number, service, named, swap))
         return facts(ServiceFacts, {"name": service, **value})
 
     async def requeue(self, service: str, numbers: Sequence[int] = ()) -> int:

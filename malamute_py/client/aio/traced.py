@@ -18,6 +18,7 @@ from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
 from malamute_protocol.batch import Batch
 from malamute_py.client.aio.client import BulkPublisher, Client
 from malamute_py.client.aio.handlers import within_span
+from malamute_py.client.aio.keys import KeyView
 from malamute_py.client.aio.link import LoopLink
 from malamute_py.client.aio.mail import Inbox
 from malamute_py.client.aio.queues import AtomicStep, Member
@@ -49,13 +50,16 @@ def spans_of(link: LoopLink) -> Spans:
 class _Call:
     """Facts about a verb whose calls have spans."""
 
-    def __init__(self, operation: str, verb: Any, kind: SpanKind, many: bool) -> None:
-        """many: it takes several bodies at once."""
+    def __init__(
+        self, operation: str, verb: Any, kind: SpanKind, *, many: bool, named: bool = True
+    ) -> None:
+        """many: it takes several bodies at once. named: its first argument names the place."""
         self._operation = operation
         self._kind = kind
         self._many = many
-        self._names = [name for name in signature(verb).parameters if name != "self"][:2]
-        self._carries = not {"properties", "options"}.isdisjoint(signature(verb).parameters)
+        _, *names = signature(verb).parameters
+        self._names = names[:2] if named else ["", *names[:1]]
+        self._carries = not {"properties", "options"}.isdisjoint(names)
 
     def begin(self, spans: Spans, given: tuple[Any, ...], options: dict[str, Any]) -> Span:
         """Start the span of a call, and put its context among the call's options."""
@@ -73,7 +77,7 @@ def traced(operation: str, verb: Verb, kind: SpanKind = _PRODUCER, *, many: bool
 
     many: the verb takes several bodies. One that takes no properties has a span all the same.
     """
-    of_call = _Call(operation, verb, kind, many)
+    of_call = _Call(operation, verb, kind, many=many)
 
     @wraps(verb)
     async def call(self: Any, *given: Any, **options: Any) -> Any:
@@ -95,9 +99,9 @@ def handed_over(operation: str, verb: Verb) -> Verb:
     return cast("Verb", call)
 
 
-def of_window(verb: Verb, *, many: bool = False) -> Verb:
-    """Make of a call of a BulkPublisher one with a span, which ends when all is in the window."""
-    of_call = _Call("publish", verb, _PRODUCER, many)
+def of_stream(verb: Verb, *, many: bool = False) -> Verb:
+    """Make of a call on an object that stands for one stream one that runs within a span."""
+    of_call = _Call("publish", verb, _PRODUCER, many=many, named=False)
 
     @wraps(verb)
     async def call(self: Any, *given: Any, **options: Any) -> Any:
@@ -122,9 +126,15 @@ def of_step(verb: Verb) -> Verb:
 class TracedBulkPublisher(BulkPublisher):
     """A run of publishing in which each call has a span."""
 
-    publish_many = of_window(BulkPublisher.publish_many, many=True)
-    publish_batch = of_window(BulkPublisher.publish_batch)
-    publish_table = of_window(BulkPublisher.publish_table)
+    publish_many = of_stream(BulkPublisher.publish_many, many=True)
+    publish_batch = of_stream(BulkPublisher.publish_batch)
+    publish_table = of_stream(BulkPublisher.publish_table)
+
+
+class TracedKeyView(KeyView):
+    """The keys of a stream, with a span for each change of one."""
+
+    _change = of_stream(KeyView._change)
 
 
 class TracedSubscription(Subscription):
@@ -218,6 +228,7 @@ class TracedClient(Client):
     """A client whose calls and arrivals have spans of OpenTelemetry."""
 
     _subscription_type = TracedSubscription
+    _keys_type = TracedKeyView
     _inbox_type = TracedInbox
     _worker_type = TracedWorker
     _member_type = TracedMember

@@ -25,6 +25,10 @@ WINDOW: Final = (
 )
 ACKED: Final = "{} was not confirmed within {} ms; it may be confirmed yet"
 NOTHING: Final = "no {} came within {} ms; nothing is lost"
+PASSED_OVER: Final = (
+    "no {} came within {} ms: the member is passed over, since the lease of records that it holds "
+    "has ended; acknowledge some, or give them back"
+)
 OPENED: Final = "{} was not accepted within {} ms; it is asked for again on each new link"
 
 

@@ -20,6 +20,7 @@ from malamute_py.client.session.subscription import (
     GapNotice,
     ModeNotice,
     Notice,
+    PassedOverNotice,
     RewoundNotice,
     cut,
 )
@@ -70,6 +71,9 @@ class SubscriptionBase:
         self._notices.append(notice)
         if isinstance(notice, BegunNotice):
             LOG.info("a subscription from the earliest record begins at offset %d", notice.offset)
+        elif isinstance(notice, PassedOverNotice):
+            if self._on_notice is None:
+                LOG.warning("a member of a group is passed over: a lease of its records has ended")
         elif not isinstance(notice, ModeNotice):
             self.gaps += 1
             if self._on_notice is None and not self._strict:

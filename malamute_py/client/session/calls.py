@@ -17,7 +17,7 @@ from malamute_protocol.batch import encode_bulk, encode_columns, encode_lists
 from malamute_protocol.commands import ListStreams, PlanRead
 from malamute_protocol.content import HEAD
 from malamute_protocol.errors import LocalProtocolError, MalamuteError
-from malamute_protocol.limits import DEFAULT_LIMITS
+from malamute_protocol.limits import DEFAULT_LIMITS, REQUEST_PRIORITY_MAX
 from malamute_protocol.pattern import Pattern, from_text, validate
 from malamute_py.client.arguments import (
     codec_of,
@@ -123,9 +123,13 @@ def _blob(body: Any) -> bytes:
     )
 
 
-def request_terms(need_workers: bool, delay_ms: int) -> Terms:
+def request_terms(need_workers: bool, delay_ms: int, priority: int) -> Terms:
     """Terms that few requests have. Raises LocalProtocolError."""
-    return Terms(bool(need_workers), duration("delay_ms", delay_ms))
+    return Terms(
+        bool(need_workers),
+        duration("delay_ms", delay_ms),
+        integer("priority", priority, 0, REQUEST_PRIORITY_MAX),
+    )
 
 
 class BulkOptions(TypedDict, total=False):
@@ -238,11 +242,13 @@ def _list_size(body: Any) -> int:
     return sum(map(len, body))
 
 
-def arrow_contents(table: Any, body: str, subject: str) -> Iterator[tuple[bytes, int]]:
+def arrow_contents(
+    table: Any, body: str, subject: str, properties: Properties | None = None
+) -> Iterator[tuple[bytes, int]]:
     """(content, count) of each piece of an Arrow table or record batch.
 
     body: name of the column with the bodies. subject: name of a column, or one subject for
-    all. Raises LocalProtocolError: a column is missing or of a wrong type.
+    all. properties: of each row. Raises LocalProtocolError: a column is missing or of a wrong type.
     """
     import pyarrow as pa
 
@@ -252,6 +258,7 @@ def arrow_contents(table: Any, body: str, subject: str) -> Iterator[tuple[bytes,
         raise wrong("table", table, allowed, "bad_batch")
     for name, given in (("body", body), ("subject", subject)):
         text(name, given, DEFAULT_LIMITS.command_frame_bytes_max, "bad_batch")
+    kept = None if properties is None else properties_of(properties)
     if body not in whole.column_names:
         raise LocalProtocolError("bad_batch", f"the table has no column {body!r}")
     no_near_column(subject, whole.column_names)
@@ -275,6 +282,7 @@ def arrow_contents(table: Any, body: str, subject: str) -> Iterator[tuple[bytes,
                 "subject_table": coded.dictionary.to_pylist(),
                 "subject_codes": coded.indices.cast(pa.int32()).to_numpy(),
             }
+        options["properties"] = kept
         yield encode_columns(bounds, blob or b"", **options), len(column)
 
 

@@ -53,7 +53,13 @@ from malamute_py.client.session.events import Event
 from malamute_py.client.session.letters import chosen, ranges_of, rows_of
 from malamute_py.client.session.outgoing import CommandSink, Trackers
 from malamute_py.client.session.receiver import Opened
-from malamute_py.client.session.subscription import GapNotice, Notice, RewoundNotice, cut
+from malamute_py.client.session.subscription import (
+    GapNotice,
+    Notice,
+    PassedOverNotice,
+    RewoundNotice,
+    cut,
+)
 from malamute_py.client.session.unreadable import Unreadable, taken_in
 from malamute_py.client.words import GroupKind, GroupVisibility
 
@@ -169,6 +175,10 @@ class Membership(Opened):
         """Versions of the stream's declared schema; None: it has none, or is not known yet."""
         self.tail = 0
         """Tail of the stream when the broker accepted the membership."""
+        self.passed_over = False
+        """Whether it is given nothing, since a lease of its records has ended."""
+        self._gets = asked.kind != "exclusive"
+        """Whether it is given records; a member of an exclusive group is told when it is."""
         self.leaving = False
         """Whether no caller reads it: it ends once all that was acknowledged is confirmed."""
         self._memberships = memberships
@@ -416,6 +426,7 @@ class Membership(Opened):
             self._deliver(command, frames, limits)
         elif kind is Subscribed:
             self.active = self._accepted = True
+            self.passed_over, self._gets = False, self.asked.kind != "exclusive"
             if self.stream_uuid != command.stream:
                 # Another stream of the name: nothing that was delivered of the first one counts.
                 self._seen = 0, 0
@@ -436,8 +447,13 @@ class Membership(Opened):
                 self.schemas = Schemas([(command.id, command.schema)])
             else:
                 self.schemas = self.schemas.with_version(command.id, command.schema)
-        elif kind is not Cover and kind is not Mode:
-            # Covers and modes are the group's reader's, and say nothing of this member.
+        elif kind is Mode:
+            self.passed_over = self._gets and not command.live
+            self._gets = command.live
+            if self.passed_over:
+                self.queue.append(PassedOverNotice(command.offset))
+        elif kind is not Cover:
+            # Covers are the group's reader's, and say nothing of this member.
             raise RemoteProtocolError("unexpected", f"{kind.__name__} for a member of a group")
 
     def _rewind(self, command: Rewound) -> None:

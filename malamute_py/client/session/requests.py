@@ -49,6 +49,7 @@ class Terms(NamedTuple):
     need_workers: bool = False
     delay_ms: int = 0
     """Time before which no worker gets them, from when the broker took them."""
+    priority: int = 0
 
 
 PLAIN: Final = Terms()
@@ -153,6 +154,7 @@ class OutgoingRequests(KeyedBatch):
                 self.key,
                 self.terms.need_workers,
                 self.terms.delay_ms,
+                self.terms.priority,
             ),
             self.content,
         )

@@ -298,12 +298,14 @@ class Step:
         key: bytes = b"",
         need_workers: bool = False,
         delay_ms: int = 0,
+        priority: int = 0,
     ) -> StepRequest:
         """A request for a service, whose replies come as mail to `reply_to`.
 
         reply_to: empty: the own mailbox. key: the caller's own name for it; else one is drawn.
         need_workers: the step is refused `no_workers` when no worker offers the service.
         delay_ms: time before which no worker gets the request; timeout_ms begins after it.
+        priority: as in client.request().
         Returns what names it in its replies. Raises LocalProtocolError as send().
         """
         if type(service) is not str or service not in NAMES:
@@ -318,8 +320,8 @@ class Step:
         asked = StepRequest(key)
         row = make_row(body, subject, fields, None, expires_at_ms, properties, asked, codec)
         terms = PLAIN
-        if need_workers or delay_ms:
-            terms = request_terms(need_workers, delay_ms)
+        if need_workers or delay_ms or priority:
+            terms = request_terms(need_workers, delay_ms, priority)
         self._add((_REQUEST, service, reply_to, timeout_ms, key, terms), row)
         return asked
 
@@ -804,7 +806,15 @@ def _owning(place: Place, rows: list[OutgoingRow], random: Callable[[int], bytes
             asked = row.token
             asked.key, asked.row = name, number
         return Request(
-            service, 0, reply_to, timeout_ms, 0, name, terms.need_workers, terms.delay_ms
+            service,
+            0,
+            reply_to,
+            timeout_ms,
+            0,
+            name,
+            terms.need_workers,
+            terms.delay_ms,
+            terms.priority,
         )
     _, holder, last, _ = place[:4]
     return Reply(holder.number, [row.token for row in rows], 0, last)

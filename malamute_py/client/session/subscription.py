@@ -72,7 +72,16 @@ class ModeNotice(msgspec.Struct, frozen=True, gc=False):
     offset: int
 
 
-Notice: TypeAlias = GapNotice | RewoundNotice | BegunNotice | ModeNotice
+class PassedOverNotice(msgspec.Struct, frozen=True, gc=False):
+    """The lease of records that a member of a group holds has ended: others get them.
+
+    The member is given nothing more until it acknowledges something. offset: position of the group.
+    """
+
+    offset: int
+
+
+Notice: TypeAlias = GapNotice | RewoundNotice | BegunNotice | ModeNotice | PassedOverNotice
 
 
 class GapError(MalamuteError):

@@ -32,7 +32,7 @@ from malamute_protocol.errors import (
 from malamute_protocol.pattern import Pattern
 from malamute_protocol.schema import Schemas
 from malamute_protocol.version import Feature
-from malamute_py.client.arguments import integer, name_of, settings_of
+from malamute_py.client.arguments import integer, name_of, settings_of, truth
 from malamute_py.client.engine.waits import ACKED, OPENED, PUBLISHED, WINDOW
 from malamute_py.client.facts import (
     BrokerFacts,
@@ -40,6 +40,7 @@ from malamute_py.client.facts import (
     ReadPlan,
     ReloadedSetting,
     StreamFacts,
+    UserFacts,
     fact_list,
     facts,
 )
@@ -96,7 +97,8 @@ def connect_sync(
     (None: for ever); otherwise the first failure is raised. options: fields of
     ClientSettings, which help(ClientSettings) explains.
     context: a zmq.Context, needed for inproc endpoints. on_link: told each change of the link, in
-    the client's own thread. tracing: spans of OpenTelemetry; needs the extra `otel`.
+    the client's own thread. tracing: spans of OpenTelemetry, True or a Tracing; needs the extra
+    `otel`.
     Raises SettingError, Timeout, ConnectionLost or BrokerRefused (a credential or version that was
     refused is final).
     """
@@ -128,6 +130,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
     """One session with a broker, with a thread of its own; for callers in any thread."""
 
     _subscription_type = SyncSubscription
+    _keys_type = SyncKeyView
     _inbox_type = SyncInbox
     _worker_type = SyncWorker
     _member_type = SyncMember
@@ -389,16 +392,17 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         *,
         body: str = "body",
         subject: str = "",
+        properties: Properties | None = None,
         confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
     ) -> list[Confirmation]:
         """Publish a pyarrow table or record batch, without a Python object a row.
 
         body: the column with the bodies (binary or string). subject: name of a column, or
-        one subject for all. Raises as publish().
+        one subject for all. properties: of each row. Raises as publish().
         """
         with self._window(stream, confirm, timeout_ms) as window:
-            for content, _ in arrow_contents(table, body, subject):
+            for content, _ in arrow_contents(table, body, subject, properties):
                 window.publish_batch(content)
         return window.confirmations
 
@@ -409,6 +413,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         *,
         subject: str = "",
         client_time: str = "",
+        properties: Properties | None = None,
         codec: str | None = None,
         confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
@@ -418,11 +423,17 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         table: of pyarrow, polars, pandas or DuckDB; it has the columns of the stream's newest
         schema. subject: name of a column, or one subject for all, which is refused where a column
         is called nearly so. client_time: name of a column of timestamps. These two columns need
-        not be in the schema. Returns one Confirmation a batch. Raises LocalProtocolError
-        `bad_schema`: the table does not fit; otherwise as publish().
+        not be in the schema. properties: of each row. Returns one Confirmation a batch. Raises
+        LocalProtocolError `bad_schema`: the table does not fit; otherwise as publish().
         """
         with self._window(stream, confirm, timeout_ms) as window:
-            window.publish_table(table, subject=subject, client_time=client_time, codec=codec)
+            window.publish_table(
+                table,
+                subject=subject,
+                client_time=client_time,
+                properties=properties,
+                codec=codec,
+            )
         return window.confirmations
 
     def publisher(
@@ -516,7 +527,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         Such a stream is made by create_stream(name, keep="last-per-subject", ring_bytes=...). This
         asks the broker nothing.
         """
-        return SyncKeyView(self._link, stream)
+        return self._keys_type(self._link, stream)
 
     # --- asking --------------------------------------------------------------------------------
 
@@ -539,16 +550,23 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         return facts(StreamFacts, {"name": stream, **value})
 
     def edit_stream(
-        self, stream: str, settings: Mapping[str, Any] | None = None, /, **more: Any
+        self,
+        stream: str,
+        settings: Mapping[str, Any] | None = None,
+        /,
+        *,
+        replace: bool = False,
+        **more: Any,
     ) -> StreamFacts:
         """Change settings of a stream; those not named stay.
 
-        settings: as those of create_stream(). A new schema has the columns of the old one, some
-        perhaps wider (int32 to int64, float to double), and nullable ones after them; another is
-        refused `bad_schema`. Raises BrokerRefused.
+        settings: as those of create_stream(). replace: those not named go back to what a new stream
+        has; what cannot be changed stays, and so do body_kind and schema. A new schema has the
+        columns of the old one, some perhaps wider (int32 to int64, float to double), and nullable
+        ones after them; another is refused `bad_schema`. Raises BrokerRefused.
         """
-        named = stream_settings(settings_of(settings, more))
-        value = self._link.ask(lambda number: c.EditStream(number, stream, named))
+        named, swap = stream_settings(settings_of(settings, more)), truth("replace", replace)
+        value = self._link.ask(lambda number: c.EditStream(number, stream, named, swap))
         return facts(StreamFacts, {"name": stream, **value})
 
     def remove_stream(self, stream: str) -> None:
@@ -634,6 +652,15 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
     def kick(self, link: int, reason: str = "") -> None:
         """End a link by its number. Raises BrokerRefused."""
         self._link.ask(lambda number: c.Kick(number, link, reason))
+
+    def list_users(self, verb: str = "", name: str = "") -> list[UserFacts]:
+        """Ask for the users and permissions in force, by name. Needs the permission manage_users.
+
+        verb, name: what each user is asked about, such as "read" and a stream's name: see `may`.
+        Raises BrokerRefused.
+        """
+        value = self._link.ask(lambda number: c.ListUsers(number, verb, name))
+        return fact_list(UserFacts, value, "users")
 
     def reload_config(self) -> list[ReloadedSetting]:
         """Have the broker read its configuration and users anew. Raises BrokerRefused.
@@ -725,6 +752,7 @@ class SyncBulkPublisher:
         *,
         subject: str = "",
         client_time: str = "",
+        properties: Properties | None = None,
         codec: str | None = None,
     ) -> None:
         """Publish a table's rows; returns when the last is in the window, not yet confirmed.
@@ -748,7 +776,9 @@ class SyncBulkPublisher:
                 rows = TableRows(
                     table, known, subject=subject, client_time=client_time, codec=codec
                 )
-        for content, count in rows.contents(self._link.session.batch_bytes, self._publisher.limits):
+        for content, count in rows.contents(
+            self._link.session.batch_bytes, self._publisher.limits, properties
+        ):
             self._add(content, count)
 
     def _add(self, content: bytes | bytearray, count: int) -> None:

@@ -31,6 +31,7 @@ from malamute_py.client.position import Confirmation, LastPerSubject, StartPoint
 from malamute_py.client.session.calls import (
     Body,
     Fields,
+    Properties,
     make_pattern,
     make_row,
     subscribe_options,
@@ -133,11 +134,12 @@ class SyncKeyView:
         revision: int | None,
         confirm: ConfirmAt,
         timeout_ms: Wait,
+        properties: Properties | None = None,
     ) -> int:
         """Publish one record; revision: what its key must have, None: whatever it has."""
         link = self._link
         pending: Pending[Confirmation] = Pending(link)
-        row = make_row(value, key_of(key), fields, None, None, None, pending, codec)
+        row = make_row(value, key_of(key), fields, None, None, properties, pending, codec)
         level = level_number(confirm)
         with link.lock:
             if not link.has_room():

@@ -256,6 +256,7 @@ class SyncMailVerbs(SyncVerbs):
         reply_to: str = "",
         need_workers: bool = False,
         delay_ms: int = 0,
+        priority: int = 0,
         confirm: ConfirmAt = "none",
     ) -> Reply:
         """Ask a service and wait for the (first) reply of a worker.
@@ -263,7 +264,8 @@ class SyncMailVerbs(SyncVerbs):
         body, codec: as of publish(). subject: what workers' patterns are matched with. timeout_ms:
         after it the broker takes the request from its holder, and no worker gets it any more; None:
         never; by default the client's settings say when. delay_ms: time before which no worker gets
-        the request; timeout_ms begins after it. key: at most 128 bytes that name
+        the request; timeout_ms begins after it. priority: 0 to 9; requests of a higher one are
+        handed out before those of a lower one. key: at most 128 bytes that name
         the request, so that it is taken once even if another process sends it again. reply_to:
         a mailbox to be read for replies; empty: the client's own, temporary when it has no
         identity (replies to it are lost while the broker is away).
@@ -280,8 +282,8 @@ class SyncMailVerbs(SyncVerbs):
         wait_ms = session.settings.wait_ms(timeout_ms)
         pending: Pending[Reply] = Pending(link)
         terms = PLAIN
-        if need_workers or delay_ms:
-            terms = request_terms(need_workers, delay_ms)
+        if need_workers or delay_ms or priority:
+            terms = request_terms(need_workers, delay_ms, priority)
         row = make_row(body, subject, fields, None, None, properties, pending, codec)
         with link.lock:
             if not link.has_room():
@@ -320,6 +322,7 @@ class SyncMailVerbs(SyncVerbs):
         reply_to: str = "",
         need_workers: bool = False,
         delay_ms: int = 0,
+        priority: int = 0,
         confirm: ConfirmAt = "none",
     ) -> Generator[Reply, None, None]:
         """Ask a service for several replies: iterate to the last of them.
@@ -333,8 +336,8 @@ class SyncMailVerbs(SyncVerbs):
         wait_ms = session.settings.wait_ms(timeout_ms)
         replies = Replies()
         terms = PLAIN
-        if need_workers or delay_ms:
-            terms = request_terms(need_workers, delay_ms)
+        if need_workers or delay_ms or priority:
+            terms = request_terms(need_workers, delay_ms, priority)
         row = make_row(body, subject, fields, None, None, properties, replies, codec)
         with link.lock:
             if not link.has_room():
@@ -384,13 +387,14 @@ class SyncMailVerbs(SyncVerbs):
         reply_to: str = "",
         need_workers: bool = False,
         delay_ms: int = 0,
+        priority: int = 0,
         confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
     ) -> Confirmation:
         """Queue a request without waiting for a reply; returns when the broker has taken it.
 
         request_timeout_ms: after it the broker gives the request up; it begins after delay_ms.
-        Replies are mail of
+        priority: as in request(). Replies are mail of
         `reply_to`, by default the client's own mailbox; mail.about is (key, 0) then, so give
         a key to know them by. need_workers: as in request().
         timeout_ms: for the broker's confirm. The Confirmation's offset
@@ -400,8 +404,8 @@ class SyncMailVerbs(SyncVerbs):
         wait_ms = session.settings.wait_ms(timeout_ms)
         pending: Pending[Confirmation] = Pending(link)
         terms = PLAIN
-        if need_workers or delay_ms:
-            terms = request_terms(need_workers, delay_ms)
+        if need_workers or delay_ms or priority:
+            terms = request_terms(need_workers, delay_ms, priority)
         row = make_row(body, subject, fields, None, None, properties, pending, codec)
         with link.lock:
             if not link.has_room():

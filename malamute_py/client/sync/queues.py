@@ -25,8 +25,9 @@ from malamute_py.client.arguments import (
     key_of,
     numbers_of_requests,
     settings_of,
+    truth,
 )
-from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, STEP
+from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, PASSED_OVER, STEP
 from malamute_py.client.facts import (
     CursorFacts,
     Facts,
@@ -179,17 +180,20 @@ class SyncStreamCursor(CursorName):
         /,
         *,
         start: StartPoint = "earliest",
+        replace: bool = False,
         **more: Any,
     ) -> CursorFacts:
-        """Change its settings, or create it where `start` says.
+        """Change its settings, or create it where `start` says; settings that are not named stay.
 
+        replace: those not named go back to what a new one has.
         settings, by name or as a mapping: pin=True (the stream keeps what lies behind the cursor),
         pin_bytes_max (how much at most; 0: the broker's bound), description.
         Raises BrokerRefused.
         """
         named, wire = settings_of(settings, more), start_on_wire(start)
+        swap = truth("replace", replace)
         value = self._link.ask(
-            lambda number: c.EditCursor(number, self.stream, self.name, named, wire)
+            lambda number: c.EditCursor(number, self.stream, self.name, named, wire, swap)
         )
         return facts(CursorFacts, {"stream": self.stream, "cursor": self.name, **value})
 
@@ -275,7 +279,7 @@ class SyncMember(MemberBase):
                     timeout_ms = link.until(
                         lambda: bool(membership.queue) or self.ended,
                         timeout_ms,
-                        NOTHING,
+                        PASSED_OVER if membership.passed_over else NOTHING,
                         "record",
                     )
                     continue
@@ -599,22 +603,30 @@ class SyncQueueVerbs(SyncVerbs):
         )
 
     def edit_group(
-        self, stream: str, group: str, settings: Mapping[str, Any] | None = None, /, **more: Any
+        self,
+        stream: str,
+        group: str,
+        settings: Mapping[str, Any] | None = None,
+        /,
+        *,
+        replace: bool = False,
+        **more: Any,
     ) -> GroupFacts:
         """Change the settings of a group; those not named stay.
 
+        replace: those not named go back to what a new one has.
         settings, by name or as a mapping: attempts_max (attempts before a record is a dead letter;
         0: none are counted, and a record comes again for ever), dead_letters (name of their
         mailbox; "": STREAM.GROUP.dead), lease_ms (silence of a member about a record before another
         gets it, for members that join from then on; 0: none), description. Raises BrokerRefused.
         """
-        named = settings_of(settings, more)
+        named, swap = settings_of(settings, more), truth("replace", replace)
         link = self._link
         with link.lock:
             # The first member makes the group, and its command may be on its way yet.
             for member in link.session.memberships_of(stream, group):
                 link.until(partial(_decided, member), "default", OPENED, JOINING)
-        value = self._link.ask(lambda number: c.EditGroup(number, stream, group, named))
+        value = self._link.ask(lambda number: c.EditGroup(number, stream, group, named, swap))
         return facts(GroupFacts, {"stream": stream, "group": group, **value})
 
     def requeue_group(self, stream: str, group: str, numbers: Sequence[int] = ()) -> int:
@@ -679,17 +691,24 @@ class SyncQueueVerbs(SyncVerbs):
         return facts(Purged, value)
 
     def edit_mailbox(
-        self, mailbox: str, settings: Mapping[str, Any] | None = None, /, **more: Any
+        self,
+        mailbox: str,
+        settings: Mapping[str, Any] | None = None,
+        /,
+        *,
+        replace: bool = False,
+        **more: Any,
     ) -> MailboxFacts:
         """Create a mailbox or change its settings; those not named stay.
 
+        replace: those not named go back to what a new one has.
         settings, by name or as a mapping; 0 is the broker's bound: memory=True (in memory only),
         max_messages and max_bytes (a sender beyond them waits), ttl_ms (time to live of
         messages that name no expiry; 0: they do not expire), level ("synced" or "stored",
         what confirm="default" means), description. Raises BrokerRefused `bad_setting`.
         """
-        named = settings_of(settings, more)
-        value = self._link.ask(lambda number: c.EditMailbox(number, mailbox, named))
+        named, swap = settings_of(settings, more), truth("replace", replace)
+        value = self._link.ask(lambda number: c.EditMailbox(number, mailbox, named, swap))
         return facts(MailboxFacts, {"name": mailbox, **value})
 
     def remove_mailbox(self, mailbox: str) -> int:
@@ -727,10 +746,17 @@ class SyncQueueVerbs(SyncVerbs):
         return fact_list(PeekedRequest, value, "requests")
 
     def edit_service(
-        self, service: str, settings: Mapping[str, Any] | None = None, /, **more: Any
+        self,
+        service: str,
+        settings: Mapping[str, Any] | None = None,
+        /,
+        *,
+        replace: bool = False,
+        **more: Any,
     ) -> ServiceFacts:
         """Create a service queue or change its settings; those not named stay.
 
+        replace: those not named go back to what a new one has.
         settings, by name or as a mapping; 0 is the broker's default: memory=True (in memory only),
         max_requests and max_bytes (a requester beyond them waits), attempts_max (hand-outs before a
         request is a dead letter), lease_ms (silence of a worker before its request goes to
@@ -738,8 +764,8 @@ class SyncQueueVerbs(SyncVerbs):
         doubles), timeout_ms (of requests that name none), dead_letters (name of their mailbox;
         "": SERVICE.dead), level, description. Raises BrokerRefused.
         """
-        named = settings_of(settings, more)
-        value = self._link.ask(lambda number: c.EditService(number, service, named))
+        named, swap = settings_of(settings, more), truth("replace", replace)
+        value = self._link.ask(lambda number: c.EditService(number, service, named, swap))
         return facts(ServiceFacts, {"name": service, **value})
 
     def requeue(self, service: str, numbers: Sequence[int] = ()) -> int:

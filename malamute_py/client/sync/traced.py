@@ -24,6 +24,7 @@ from malamute_py.client.settings import Wait
 from malamute_py.client.spans import TRACE_IDS, Spans, ending
 from malamute_py.client.sync.client import SyncBulkPublisher, SyncClient
 from malamute_py.client.sync.handlers import HandlerRun, within_span
+from malamute_py.client.sync.keys import SyncKeyView
 from malamute_py.client.sync.link import Pending, ThreadLink
 from malamute_py.client.sync.mail import SyncInbox
 from malamute_py.client.sync.queues import SyncAtomicStep, SyncMember
@@ -47,13 +48,16 @@ def spans_of(link: ThreadLink) -> Spans:
 class _Call:
     """Facts about a verb whose calls have spans."""
 
-    def __init__(self, operation: str, verb: Any, kind: SpanKind, many: bool) -> None:
-        """many: it takes several bodies at once."""
+    def __init__(
+        self, operation: str, verb: Any, kind: SpanKind, *, many: bool, named: bool = True
+    ) -> None:
+        """many: it takes several bodies at once. named: its first argument names the place."""
         self._operation = operation
         self._kind = kind
         self._many = many
-        self._names = [name for name in signature(verb).parameters if name != "self"][:2]
-        self._carries = not {"properties", "options"}.isdisjoint(signature(verb).parameters)
+        _, *names = signature(verb).parameters
+        self._names = names[:2] if named else ["", *names[:1]]
+        self._carries = not {"properties", "options"}.isdisjoint(names)
 
     def begin(self, spans: Spans, given: tuple[Any, ...], options: dict[str, Any]) -> Span:
         """Start the span of a call, and put its context among the call's options."""
@@ -71,7 +75,7 @@ def traced(operation: str, verb: Verb, kind: SpanKind = _PRODUCER, *, many: bool
 
     many: the verb takes several bodies. One that takes no properties has a span all the same.
     """
-    of_call = _Call(operation, verb, kind, many)
+    of_call = _Call(operation, verb, kind, many=many)
 
     @wraps(verb)
     def call(self: Any, *given: Any, **options: Any) -> Any:
@@ -93,9 +97,9 @@ def handed_over(operation: str, verb: Verb) -> Verb:
     return cast("Verb", call)
 
 
-def of_window(verb: Verb, *, many: bool = False) -> Verb:
-    """Make of a call of a BulkPublisher one with a span, which ends when all is in the window."""
-    of_call = _Call("publish", verb, _PRODUCER, many)
+def of_stream(verb: Verb, *, many: bool = False) -> Verb:
+    """Make of a call on an object that stands for one stream one that runs within a span."""
+    of_call = _Call("publish", verb, _PRODUCER, many=many, named=False)
 
     @wraps(verb)
     def call(self: Any, *given: Any, **options: Any) -> Any:
@@ -120,9 +124,15 @@ def of_step(verb: Verb) -> Verb:
 class SyncTracedBulkPublisher(SyncBulkPublisher):
     """A run of publishing in which each call has a span."""
 
-    publish_many = of_window(SyncBulkPublisher.publish_many, many=True)
-    publish_batch = of_window(SyncBulkPublisher.publish_batch)
-    publish_table = of_window(SyncBulkPublisher.publish_table)
+    publish_many = of_stream(SyncBulkPublisher.publish_many, many=True)
+    publish_batch = of_stream(SyncBulkPublisher.publish_batch)
+    publish_table = of_stream(SyncBulkPublisher.publish_table)
+
+
+class SyncTracedKeyView(SyncKeyView):
+    """The keys of a stream, with a span for each change of one."""
+
+    _change = of_stream(SyncKeyView._change)
 
 
 class SyncTracedSubscription(SyncSubscription):
@@ -209,6 +219,7 @@ class SyncTracedClient(SyncClient):
     """A client whose calls and arrivals have spans of OpenTelemetry."""
 
     _subscription_type = SyncTracedSubscription
+    _keys_type = SyncTracedKeyView
     _inbox_type = SyncTracedInbox
     _worker_type = SyncTracedWorker
     _member_type = SyncTracedMember

@@ -336,3 +336,13 @@ def test_a_cursor_after_the_tail_is_clamped_at_the_start() -> None:
     assert events(shell, "cursor_clamped") == [
         {"stream": "own", "cursor": "c", "from": 6, "to": 3, "code": "rewound"}
     ]
+
+
+def test_a_cursor_under_the_name_of_a_group_is_refused_by_name() -> None:
+    shell = world()
+    shell.send(ME, wire.JoinGroup(5, "s", "g", ["all"], "shared", [0]))
+    for command in (wire.MoveCursor("s", "g", 1, 9, force=True), wire.EditCursor(7, "s", "g")):
+        refused = shell.send(ME, command).last(wire.Refused)
+        assert (refused.code, refused.command) == ("conflict", type(command).__struct_config__.tag)
+        assert "is a group of stream 's'" in refused.reason
+    assert move(shell, 4).level == wire.Level.SYNCED

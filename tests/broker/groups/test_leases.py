@@ -131,3 +131,19 @@ def test_what_comes_too_late_acknowledges_nothing_of_the_next_hand_out() -> None
     assert info(shell)["next"] == 0
     assert isinstance(ack(shell, 2, (0, 2)), wire.Confirm)
     assert info(shell)["next"] == 2
+
+
+@pytest.mark.parametrize("kind", ["shared", "keyed", "exclusive"])
+def test_a_member_is_told_that_it_is_passed_over_and_that_it_gets_records_again(kind: str) -> None:
+    shell = world()
+    leased(shell, 2, kind)
+    publish(shell, 2)
+    modes = shell.peers[2].of(wire.Mode)
+    wait(shell, 3 * OVER_MS)
+    told = shell.peers[2].of(wire.Mode)[len(modes) :]
+    assert [one.live for one in told] == [False]
+    ack(shell, 2, (0, 1))
+    told = shell.peers[2].of(wire.Mode)[len(modes) :]
+    assert [one.live for one in told] == [False, True]
+    # The holder of an exclusive group may acknowledge what is to come again to it.
+    assert got(shell, 2)[2:] == ([1] if kind == "exclusive" else [0, 1])

@@ -219,6 +219,24 @@ def test_events_tell_what_was_refused_and_what_administrators_did() -> None:
     ]
 
 
+def test_users_are_told_to_those_who_manage_users_only() -> None:
+    asked: list[tuple[str, str]] = []
+
+    def users(verb: str, name: str) -> list[dict[str, Any]]:
+        asked.append((verb, name))
+        return [{"user": "ann"}, {"user": "bob"}]
+
+    post = Post(users=users, page_max=1)
+    post.send(2, wire.ListUsers(7, "read", "orders"))
+    assert asked == [("read", "orders")]
+    assert post.peers[2].last(wire.Result).value == {"users": [{"user": "ann"}], "more": True}
+    post.send(2, wire.ListUsers(8, "read", "x" * 300))
+    assert post.peers[2].last(wire.Refused).code == "bad_name"
+    post = Post(permit=Verbs("manage_users"), users=users)
+    post.send(2, wire.ListUsers(9))
+    assert post.peers[2].last(wire.Refused).code == "forbidden"
+
+
 def test_the_shell_is_asked_to_read_the_configuration_anew_and_answers_later() -> None:
     asked: list[tuple[int, int]] = []
     refusal = [""]

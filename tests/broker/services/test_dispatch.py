@@ -9,8 +9,11 @@ import pytest
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import WorkState
 from malamute_protocol.encode import encode
+from malamute_protocol.errors import LocalProtocolError
+from malamute_protocol.framing import check_command
 from malamute_py.broker import Broker
 from malamute_py.broker.services.dispatch import (
+    OVERTAKEN_MAX,
     PREFETCH_MAX,
     PREFETCH_MS,
     SCANNED_AT_ONCE,
@@ -272,3 +275,145 @@ def test_subjects_are_compared_with_expressions_a_few_at_a_time(
     assert world.shell.peers[1].last(wire.Refused).code == "too_large"
     world.shell.send(1, asked, frames=[encode([b"x"] * 2, subject=["6000.a", "6000.c"])])
     assert world.shell.peers[1].last(wire.Refused).code == "no_workers"
+
+
+# --- priorities --------------------------------------------------------------------------------
+
+
+def bodies(world: World, link: int = 2) -> list[bytes]:
+    return [task.body for task in world.work(link)]
+
+
+def test_a_higher_priority_goes_first_and_each_in_its_order() -> None:
+    world = pair()
+    for body, priority in ((b"a", 0), (b"b", 1), (b"c", 9), (b"d", 1), (b"e", 0), (b"f", 9)):
+        world.request(1, body, priority=priority, subject=body.decode())
+    world.offer(2)
+    assert bodies(world) == [b"c", b"f", b"b", b"d", b"a", b"e"]
+
+
+def test_a_priority_counts_within_a_subject_as_among_all_that_a_pattern_takes() -> None:
+    world = pair()
+    for body, subject, priority in ((b"a", "x", 0), (b"b", "y", 0), (b"c", "x", 5), (b"d", "y", 2)):
+        world.request(1, body, subject=subject, priority=priority)
+    world.offer(2, pattern=["topic", "y"])
+    world.worker(3)
+    world.offer(3)
+    assert (bodies(world, 2), bodies(world, 3)) == ([b"d", b"b"], [b"c", b"a"])
+
+
+def test_a_ready_worker_gets_a_request_with_a_priority_in_the_bundle_that_logs_it() -> None:
+    world = pair()
+    world.offer(2)
+    before = len(world.shell.rings["main"])
+    world.request(1, b"a", priority=9)
+    assert bodies(world) == [b"a"]
+    assert len(world.shell.rings["main"]) - before == 2  # its content, and all changes
+
+
+def test_a_new_request_overtakes_none_with_a_priority_that_waits() -> None:
+    world = pair(hand_outs_max=1)
+    for n in range(3):
+        world.request(1, b"%d" % n, priority=1)
+    shell, broker = world.shell, world.shell.broker
+    content = encode([b"new"], subject="other")
+    # The worker takes all of them; a turn hands out one of those that wait.
+    for command, frames in (
+        (wire.Offer(1, "s", ["all"], 10, 1 << 40, 0), []), (wire.Request("s", 9), [content]),
+    ):  # fmt: skip
+        broker.receive(2, "", [command], frames, shell.now_ms)
+    shell.run()
+    assert bodies(world) == [b"0", b"1", b"2", b"new"]
+    world.request(1, b"next")
+    assert bodies(world)[-1] == b"next"
+    assert world.service().direct is world.service().offers
+
+
+def test_what_comes_back_keeps_its_priority() -> None:
+    world = pair(backoff_ms=100)
+    world.request(1, b"low")
+    world.request(1, b"high", priority=3)
+    world.offer(2, credit=1)
+    assert bodies(world) == [b"high"]
+    world.request(1, b"higher", priority=4)
+    world.shell.broker.link_lost(2, world.shell.now_ms)
+    world.shell.run()
+    world.shell.wait(200)
+    world.worker(3)
+    world.offer(3)
+    assert bodies(world, 3) == [b"higher", b"high", b"low"]
+
+
+def test_a_restart_and_a_requeue_keep_priorities() -> None:
+    world = pair()
+    world.ask(1, wire.EditService(1, "s", {"attempts_max": 1}))
+    world.request(1, b"low")
+    world.request(1, b"high", priority=3)
+    world.offer(2, credit=1)
+    world.ack(2, [(1, 2)], WorkState.FAILED)
+    world.shell.restart()
+    world.client(1)
+    assert world.ask(1, wire.Requeue(2, "s", [])) == {"count": 1}
+    world.worker(3)
+    world.offer(3)
+    assert bodies(world, 3) == [b"high", b"low"]
+
+
+def test_a_priority_counts_after_a_delay_too() -> None:
+    world = pair()
+    world.request(1, b"low", delay_ms=100)
+    world.request(1, b"high", delay_ms=100, priority=1)
+    world.shell.wait(110)
+    world.offer(2)
+    assert bodies(world) == [b"high", b"low"]
+
+
+def test_no_priority_starves_the_others() -> None:
+    world = pair()
+    world.request(1, b"oldest")
+    world.request(1, b"second", priority=1)
+    world.offer(2, credit=0)
+    got: list[bytes] = []
+    for n in range(3 * OVERTAKEN_MAX):
+        world.request(1, b"%d" % n, priority=9)
+        world.credit(2, n + 1)
+        got = bodies(world)
+    assert got.index(b"oldest") == OVERTAKEN_MAX
+    assert got.index(b"second") == 2 * OVERTAKEN_MAX + 1
+    assert len(got) == 3 * OVERTAKEN_MAX
+
+
+def test_the_turn_of_a_starving_request_waits_for_enough_credit_in_bytes() -> None:
+    world = pair()
+    world.request(1, b"large" * 100_000)
+    world.offer(2, credit=0, size=0)
+    small = 0
+    for n in range(OVERTAKEN_MAX + 5):
+        world.request(1, b"%d" % n, priority=9)
+        small += 1_000
+        world.credit(2, n + 1, size=small)
+    assert b"large" * 100_000 not in bodies(world)
+    waits = len(bodies(world))
+    # No later request takes the turn away.
+    assert waits == OVERTAKEN_MAX
+    world.credit(2, 1_000, size=small + 2_000_000)
+    assert bodies(world)[waits] == b"large" * 100_000
+
+
+def test_queues_with_priorities_do_not_gather_once_they_are_empty() -> None:
+    world = pair()
+    for n in range(1_200):
+        world.request(1, b"a", subject=f"x.{n}", priority=1 + n % 9)
+    world.offer(2, credit=2_000)
+    assert len(bodies(world)) == 1_200
+    service = world.service()
+    assert len(service.by_subject) <= 1_024
+    assert not service.prior
+    (workers,) = service.by_pattern.values()
+    assert not workers.unfinished or workers.first() is None
+
+
+@pytest.mark.parametrize("priority", [-1, 10])
+def test_a_priority_out_of_range_is_no_command(priority: int) -> None:
+    with pytest.raises(LocalProtocolError, match="priority"):
+        check_command(wire.Request("s", 1, priority=priority))

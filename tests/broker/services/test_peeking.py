@@ -47,6 +47,14 @@ def test_a_request_that_came_back_is_delayed_until_its_pause_is_over() -> None:
     assert one["not_before_ms"] == world.shell.now_ms + 500
 
 
+def test_priorities_are_shown() -> None:
+    world = pair()
+    world.request(1, b"a")
+    world.request(1, b"b", priority=7)
+    found = world.ask(1, wire.PeekRequests(5, "s", -1, 10))["requests"]
+    assert [one["priority"] for one in found] == [0, 7]
+
+
 def test_pages_follow_on_after_a_number_and_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     world = pair()
     for _ in range(4):

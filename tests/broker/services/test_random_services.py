@@ -181,16 +181,19 @@ class Game:
             self._send_and_crash(key, subjects, bodies, timeout_ms)
         sent_ms = world.shell.now_ms
         self.keys[key] = "s", subjects, -1
+        delay_ms = 0 if crash else random.choice([0, 0, 0, 30, 1_000])
+        priority = 0 if crash else random.choice([0, 0, 0, 3, 9])
         tracker = world.request(
-            REQUESTER, *bodies, key=key, subjects=subjects, timeout_ms=timeout_ms
-        )
+            REQUESTER, *bodies, key=key, subjects=subjects, timeout_ms=timeout_ms,
+            delay_ms=delay_ms, priority=priority,
+        )  # fmt: skip
         (answer,) = world.answers(REQUESTER, tracker)
         if isinstance(answer, wire.Refused):
             assert self.refusing
             del self.keys[key]
             return
         assert isinstance(answer, wire.Confirm)
-        deadline_ms = sent_ms + timeout_ms if timeout_ms else 0
+        deadline_ms = sent_ms + delay_ms + timeout_ms if timeout_ms else 0
         self.accept(key, subjects, answer.offset, deadline_ms, unsure=crash)
 
     def accept(
@@ -472,6 +475,9 @@ class Game:
         assert service.reserved_rows == 0
         for offer in service.offers:
             assert offer.load == offer.in_flight.rows
+        prior = {queue for queue in service.by_subject.values() if queue.priority and queue.rows}
+        assert set(service.prior) == prior
+        assert (service.direct is service.offers) == (not prior)
 
     def _waiting(self, service: Any, pattern: Any) -> list[Any]:
         return [

@@ -51,7 +51,11 @@ def command(random: Random) -> tuple[wire.Command, list[bytes]]:
         reply_to = random.choice(["", "", "box", "~zz", "ann"])
         bodies = [b"x" * random.choice([1, 5_000])] * random.randint(1, 5)
         content = encode(bodies, subject=random.choice(["a", "b.x"]))
-        return wire.Request(name, tracker, reply_to, timeout_ms, level, key(random)), [content]
+        delay_ms, priority = random.choice([0, 0, 50, 1 << 53]), random.choice([0, 0, 1, 9])
+        asked = wire.Request(
+            name, tracker, reply_to, timeout_ms, level, key(random), False, delay_ms, priority
+        )
+        return asked, [content]
     if kind == "offer":
         settings = random.choice(OFFERED)
         credit = random.choice([5, 5, 5, random.choice(NUMBERS)])

@@ -16,7 +16,11 @@ from malamute_py.client.session.attempts import LinkState
 from malamute_py.client.session.events import Settled
 from malamute_py.client.session.memberships import DONE, GroupOptions, HeldBatch, Membership
 from malamute_py.client.session.steps import Step
-from malamute_py.client.session.subscription import GapNotice, RewoundNotice
+from malamute_py.client.session.subscription import (
+    GapNotice,
+    PassedOverNotice,
+    RewoundNotice,
+)
 from tests.client.script import STREAM_UUID, Script, stamped
 
 TIME_MS = 1_700_000_000_000
@@ -479,3 +483,24 @@ def test_records_that_came_again_before_they_were_done_are_not_handed_over_again
     assert script.take().numbers == [2]
     assert script.member.in_hand == {2}
     assert script.member.take() is None
+
+
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+def test_a_member_that_is_passed_over_is_told(kind: Any) -> None:
+    script = Leased(kind=kind)
+    number = script.member.number
+
+    def told(*, live: bool) -> tuple[bool, Any]:
+        script.say(c.Mode(number, live, 7))
+        return script.member.passed_over, script.member.take()
+
+    if kind == "exclusive":
+        # A member that waits for its place is not passed over.
+        assert told(live=False) == (False, None)
+        assert told(live=True) == (False, None)
+    assert told(live=False) == (True, PassedOverNotice(7))
+    assert told(live=True) == (False, None)
+    assert told(live=False) == (True, PassedOverNotice(7))
+    script.reconnect()
+    script.accept_member(script.member)
+    assert not script.member.passed_over
