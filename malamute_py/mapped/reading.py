@@ -152,7 +152,7 @@ class Reading:
     def _bound(self) -> int:
         """Return the position in the ring up to which this reading sees records."""
         tail = self._tail
-        if self._request.visibility == "durable":
+        if self._request.visibility != "live":
             return min(tail.end_lsn, tail.synced_lsn)
         return tail.end_lsn
 
