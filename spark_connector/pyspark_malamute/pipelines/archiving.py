@@ -200,9 +200,13 @@ def _check_settings(
     changed = next((name for name in now if now[name] != before[name]), None)
     if changed is not None:
         raise ArchiveError(
-            f"the archive was begun with {changed} {before[changed]!r}, and this run has "
-            f"{now[changed]!r}. Put the old one back, or begin another archive"
+            f"the archive was begun {_with(changed, before[changed])}, and this run comes "
+            f"{_with(changed, now[changed])}. Give the old one, or begin another archive"
         )
+
+
+def _with(name: str, value: object) -> str:
+    return f"without {name}" if value is None else f"with {name} {value!r}"
 
 
 def _typed_columns(given: Mapping[str, str]) -> str:
