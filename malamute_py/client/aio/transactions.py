@@ -199,7 +199,7 @@ class Transaction:
         Raises as publish(), and LocalProtocolError: the content is no batch, or has a producer.
         """
         self._opened.chunk.publish_batch(stream, content)
-        if self._opened.is_full:
+        if self._opened.is_full():
             await self._flush()
 
     async def _add(self, stream: str, rows: Sequence[OutgoingRow]) -> None:

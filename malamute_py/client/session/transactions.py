@@ -67,7 +67,7 @@ class OpenTransaction:
         Where some do not, the records must leave before. Raises as `chunk`.
         """
         chunk = self.chunk
-        if self.is_full:
+        if self.is_full():
             return at
         room = self._bytes_max - chunk.size
         size = 0
@@ -81,7 +81,6 @@ class OpenTransaction:
         chunk.add_rows(stream, rows[at:end], size)
         return end
 
-    @property
     def is_full(self) -> bool:
         """Whether the records must leave before others are added."""
         chunk = self._chunk

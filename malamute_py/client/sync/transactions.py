@@ -195,7 +195,7 @@ class SyncTransaction:
         Raises as publish(), and LocalProtocolError: the content is no batch, or has a producer.
         """
         self._opened.chunk.publish_batch(stream, content)
-        if self._opened.is_full:
+        if self._opened.is_full():
             self._flush()
 
     def _add(self, stream: str, rows: Sequence[OutgoingRow]) -> None:

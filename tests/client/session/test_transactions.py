@@ -62,28 +62,24 @@ def test_chunks_are_staged_and_have_their_places() -> None:
 
 def test_a_chunk_is_full_by_its_rows_and_by_its_bytes() -> None:
     transaction = opened()
-
-    def full() -> bool:
-        return transaction.is_full
-
-    assert not full()
+    assert not transaction.is_full()
     transaction.chunk.publish_many("a", [b""] * (CHUNK_ROWS - 1))
-    assert not full()
+    assert not transaction.is_full()
     transaction.chunk.publish("a", b"")
-    assert full()
+    assert transaction.is_full()
     transaction.take()
     transaction.chunk.publish("a", b"x" * (1 << 20))
-    assert full()
+    assert transaction.is_full()
 
 
 def test_a_chunk_is_no_larger_than_the_broker_takes() -> None:
     transaction = opened(Limits(batch_records_max=2, batch_bytes_max=1_000))
     transaction.chunk.publish("a", b"1")
     transaction.chunk.publish("a", b"2")
-    assert transaction.is_full
+    assert transaction.is_full()
     transaction.take()
     transaction.chunk.publish("a", b"x" * 501)
-    assert transaction.is_full
+    assert transaction.is_full()
 
 
 def test_rows_are_added_until_the_chunk_is_full() -> None:
