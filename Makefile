@@ -37,7 +37,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup run compile sync-client spark-options metrics-page docs check lint test test-compiled test-floors test-needs demo simulate fuzz perf micro clean
+.PHONY: help setup run compile sync-client spark-options metrics-page man docs dist try-dist check lint test test-compiled test-floors test-needs demo simulate fuzz perf micro clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -56,12 +56,24 @@ sync-client: $(DEV_STAMP) ## write malamute_py/client/sync from client/aio; make
 spark-options: $(DEV_STAMP) ## write the options into spark_connector/README.md; make check compares them
 	$(PY) -m tools.spark_options
 
-metrics-page: $(DEV_STAMP) ## write the table of deploy/metrics.md from malamute_py/http/table.py
+metrics-page: $(DEV_STAMP) ## write the tables of deploy/metrics.md from malamute_py/http/table.py and events.py
 	$(PY) -m tools.metrics_page
+
+man: $(DEV_STAMP) ## write deploy/man/malamute.1 from the commands; make check compares them
+	$(PY) -m tools.man_page
 
 docs: $(DOCS_STAMP) ## build the documents into build/docs; a warning is an error
 	$(PY) -m sphinx -q -W --keep-going -b html docs build/docs
 	@echo "build/docs/index.html"
+
+dist: $(DEV_STAMP) ## build wheel and source distribution into dist/, and check them
+	rm -rf dist
+	$(PY) -m build --outdir dist
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
+
+try-dist: $(DEV_STAMP) ## install the wheel of dist/ alone and with extras, on each Python that is here
+	$(PY) -m tools.try_dist $(ARGS)
 
 check: lint ## lint, types, import contracts and the fast tests, in under a minute
 	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "$(FAST)" $(QUICKLY)

@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from malamute_py.client.sync.queues import SyncAtomicStep, SyncMember
     from malamute_py.client.sync.subscription import SyncSubscription
     from malamute_py.client.sync.work import SyncRequest, SyncWorker
+    from malamute_py.client.tracing import Tracing
     from malamute_py.client.words import (
         AckWhen,
         ConfirmAt,
@@ -192,6 +193,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "SyncRequest",
         "SyncWorker",
     ),
+    "malamute_py.client.tracing": ("Tracing",),
     "malamute_py.client.words": (
         "AckWhen",
         "ConfirmAt",
@@ -269,6 +271,7 @@ __all__ = [
     "SyncSubscription",
     "SyncWorker",
     "Timeout",
+    "Tracing",
     "Until",
     "Worker",
     "all_of",

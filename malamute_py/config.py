@@ -376,6 +376,12 @@ class Config(Section, frozen=True):
     log: LogSection = LogSection()
 
 
+FILES: Final = (
+    "authentication.users_file", "authentication.server_key_file", "http.token_file",
+)  # fmt: skip
+"""Settings that name a file; in a configuration file it is looked for beside that."""
+
+
 def load(
     path: str | Path | None = None,
     *,
@@ -487,10 +493,13 @@ def _toml_value(key: str, text: str) -> Any:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Read a TOML file; raises ConfigError with the file as its key."""
+    """Read a TOML file, with the FILES that it names looked for beside it.
+
+    Raises ConfigError with the file as its key.
+    """
     try:
         with path.open("rb") as file:
-            return tomllib.load(file)
+            return _beside(path.parent, tomllib.load(file))
     except FileNotFoundError:
         raise ConfigError(
             str(path), "there is no such file; deploy/malamute.toml is an example"
@@ -501,6 +510,16 @@ def read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(str(path), f"not UTF-8: {error}") from None
     except OSError as error:
         raise ConfigError(str(path), f"cannot be read: {error.strerror}") from None
+
+
+def _beside(folder: Path, table: dict[str, Any]) -> dict[str, Any]:
+    for key in FILES:
+        section, _, name = key.partition(".")
+        inner = table.get(section)
+        named = inner.get(name) if isinstance(inner, dict) else None
+        if isinstance(inner, dict) and isinstance(named, str) and named and named[0] != "~":
+            inner[name] = str(folder / named)
+    return table
 
 
 def _kinds(section: type[msgspec.Struct], prefix: str = "") -> dict[str, Any]:

@@ -23,6 +23,7 @@ from malamute_py.client.aio.client import Connecting, connect
 from malamute_py.client.session.events import LinkEvent
 from malamute_py.client.settings import ClientOptions
 from malamute_py.client.sync.client import SyncClient, connect_sync
+from malamute_py.client.tracing import Tracing
 from malamute_py.config import load
 from malamute_py.server import Server
 from malamute_py.telemetry import Log, open_log
@@ -41,6 +42,7 @@ class ConnectOptions(ClientOptions, total=False):
     wait: bool
     timeout_ms: int | None
     on_link: Callable[[LinkEvent], None] | None
+    tracing: bool | Tracing
 
 
 class EmbeddedBroker:

@@ -14,6 +14,7 @@ EXTRAS: Final[dict[str, str]] = {
     "jinja2": "http",
     "lz4": "codecs",
     "markupsafe": "http",
+    "opentelemetry": "otel",
     "prometheus_client": "http",
     "pyarrow": "arrow",
     "pyroaring": "server",

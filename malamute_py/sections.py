@@ -1,13 +1,15 @@
 """The section of the configuration for the HTTP side, and the error of all sections.
 
-Owns what the HTTP side needs of the configuration. `malamute http` may run without the broker's
-packages, beside a broker elsewhere, and config.py names the bounds of the core. The rule: this
-module imports nothing of the broker. Source: deploy/malamute.toml.
+Owns what the HTTP side needs of the configuration, and who may read files with secrets. `malamute
+http` may run without the broker's packages, beside a broker elsewhere, and config.py names the
+bounds of the core. The rule: this module imports nothing of the broker. Source:
+deploy/malamute.toml.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import os
 from typing import Annotated, Literal
 
 import msgspec
@@ -23,6 +25,17 @@ class ConfigError(MalamuteError):
         super().__init__(f"{key}: {why}" if key else why)
         self.key = key
         self.why = why
+
+
+def open_to_others(facts: os.stat_result, refused: int) -> int:
+    """Return the bits of a file's mode that let others use its secret, of those that are refused.
+
+    A file of root's may be read by its group, as an operator put the program into that group:
+    Kubernetes and Docker hand secrets so to a program that is not root, and PostgreSQL takes them.
+    """
+    if facts.st_uid == 0 != os.geteuid():
+        refused &= ~0o040
+    return facts.st_mode & refused
 
 
 class HttpSection(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):

@@ -2,7 +2,8 @@
 
 Owns how the floors are read: `python tests/floors.py` prints each run-time requirement at its
 lowest version, and the newest of the tools that the fast tests need. Spark, the demo and perf are
-left out: they take the newest of what they need.
+left out: they take the newest of what they need. The SDK of OpenTelemetry fits the API of its own
+version only, and is printed at its lowest, too.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 import tomllib
 from pathlib import Path
 
-EXTRAS = ("arrow", "cli", "codecs", "http", "pandas", "polars", "server")
+EXTRAS = ("arrow", "cli", "codecs", "http", "otel", "pandas", "polars", "server")
 TOOLS = frozenset(
     {
         "hypothesis",
@@ -24,6 +25,8 @@ TOOLS = frozenset(
         "pytest-xdist",
     }
 )
+
+FITTING = "opentelemetry-sdk"
 
 
 def floors(requirements: list[str]) -> list[str]:
@@ -42,6 +45,7 @@ def main() -> None:
         found = floors(wanted)
         assert len(found) == len(wanted), f"a floor and no more in each of {wanted}"
         lowest += found
+    lowest += floors([each for each in optional["dev"] if each.startswith(FITTING)])
     tools = [
         each
         for each in (*optional["dev"], *optional["perf"])

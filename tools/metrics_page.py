@@ -1,7 +1,7 @@
-"""Write the table of metrics into deploy/metrics.md.
+"""Write the tables of metrics and events into deploy/metrics.md.
 
-`python -m tools.metrics_page` makes it from malamute_py/http/table.py, which is the source; a test
-says when the page is behind.
+`python -m tools.metrics_page` makes them from malamute_py/http/table.py and malamute_py/events.py,
+which are the sources; a test says when the page is behind.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from malamute_py.events import EVENTS
 from malamute_py.http.table import METRICS
 
 PAGE: Final = Path(__file__).parents[1] / "deploy" / "metrics.md"
-BEGIN: Final = "<!-- The table is made by `make metrics-page` from malamute_py/http/table.py. -->"
+BEGIN: Final = "<!-- The table is made by `make metrics-page` from {source}. -->"
 END: Final = "<!-- The end of the table. -->"
 
 
-def table() -> str:
-    """The table, as the page has it."""
+def metrics() -> str:
+    """The table of metrics, as the page has it."""
     rows = [
         "| Metric | Type | Labels | In `malamute info` | What it says |",
         "|---|---|---|---|---|",
@@ -29,11 +30,27 @@ def table() -> str:
     return "\n".join(rows)
 
 
+def events() -> str:
+    """The table of events, as the page has it."""
+    head = ["| Event | Level | What happened; what to do |", "|---|---|---|"]
+    rows = [
+        f"| `{event.name}` | {event.levels.replace(' ', ', ')} | {event.meaning} |"
+        for event in EVENTS
+    ]
+    return "\n".join([*head, *rows])
+
+
 def page(text: str) -> str:
-    """The page with the table that belongs into it."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"
+    """The page with the tables that belong into it."""
+    for source, table in (
+        ("malamute_py/http/table.py", metrics()),
+        ("malamute_py/events.py", events()),
+    ):
+        begin = BEGIN.format(source=source)
+        before, _, rest = text.partition(begin)
+        _, _, after = rest.partition(END)
+        text = f"{before}{begin}\n\n{table}\n\n{END}{after}"
+    return text
 
 
 def main() -> None:

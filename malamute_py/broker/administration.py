@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from malamute_protocol.commands import BrokerInfo, Kick, ListLinks, ReloadConfig
+from malamute_protocol.address import NAME_BYTES_MAX
+from malamute_protocol.commands import BrokerInfo, Kick, ListLinks, ListUsers, ReloadConfig
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.answers import Answers
@@ -84,6 +85,19 @@ class Administration:
         refusal = settings.reload(link.number, command.request)
         if refusal:
             self._answers.refuse(link, command, "wait", refusal)
+
+    def list_users(self, link: Link, command: ListUsers) -> None:
+        """Answer with the users and permissions in force."""
+        settings = self._shard.settings
+        if not settings.permit(link.owner, "manage_users", "broker"):
+            self._answers.refuse(link, command, "forbidden", "you may not list users")
+            return
+        if len(command.verb) > NAME_BYTES_MAX or len(command.name) > NAME_BYTES_MAX:
+            self._answers.refuse(link, command, "bad_name", "no verb or name is so long")
+            return
+        users = settings.users(command.verb, command.name)
+        most = settings.page_max
+        self._answers.result(link, command, {"users": users[:most], "more": len(users) > most})
 
     def reloaded(self, link: int, request: int, value: dict[str, Any]) -> None:
         """Answer a RELOAD_CONFIG, unless its link has ended."""

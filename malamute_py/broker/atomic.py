@@ -199,6 +199,7 @@ class Intake:
         self._with_streams(link, command, parts, missing, 0, size)
 
     def _check_parts(self, parts: Sequence[tuple[Command, Any]]) -> None:
+        """Raise BrokerRefused unless a step may have these parts, before any is prepared."""
         if not parts:
             raise BrokerRefused("malformed", "a step without parts")
         most = self._shard.settings.limits.step_parts_max
@@ -256,6 +257,7 @@ class Intake:
         )  # fmt: skip
 
     def _take(self, link: Link, command: wire.Atomic, parts: Sequence[tuple[Command, Any]]) -> None:
+        """Prepare every part of a step and hand it on; a part that fails undoes the others."""
         prepared: list[Part] = []
         key = (link.holder, command.key) if command.key else None
         keys = set() if key is None else {key}

@@ -223,6 +223,7 @@ class Broker:
             wire.ListLinks: administration.list_links,
             wire.Kick: administration.kick,
             wire.ReloadConfig: administration.reload_config,
+            wire.ListUsers: administration.list_users,
             **self._mail.handlers(),
             **self._services.handlers(),
             **self._cursors.handlers(),
@@ -374,6 +375,7 @@ class Broker:
         self._clean_up()
 
     def _receive(self, link: Link, commands: Sequence[Command], frames: Sequence[Any]) -> None:
+        """Take up the commands of one message in order, each with the frames that it owns."""
         commands_max = self._shard.settings.limits.message_commands_max
         if len(commands) > commands_max:
             self._malformed(
@@ -482,6 +484,7 @@ class Broker:
         return parts
 
     def _dispatch(self, link: Link, kind: type[Command], command: Command) -> None:
+        """Call the handler of a command, unless too many results wait to be sent on the link."""
         handler = self._handlers.get(kind)
         settings = self._shard.settings
         if handler is None:
@@ -567,9 +570,8 @@ class Broker:
                 refuse(link, command, "forbidden", f"you may not write to stream '{name}'")
                 return
         size = len(memoryview(frame))
-        window = self._shard.settings.window_bytes
-        if link.unconfirmed_bytes and link.unconfirmed_bytes + size > window:
-            refuse(link, command, "window", f"more than {window} unconfirmed bytes on this link")
+        if link.unconfirmed_bytes and link.unconfirmed_bytes + size > link.window_bytes:
+            refuse(link, command, "window", link.overrun(self._shard.settings.window_bytes))
             return
         link.unconfirmed_bytes += size
         use = partial(self._publish_to, link, command, frame, size, self._shard.contents, bound)
@@ -606,6 +608,7 @@ class Broker:
         self._publishing.refuse(link, command, code, reason, retry_ms)
 
     def _subscribe(self, link: Link, command: wire.Subscribe) -> None:
+        """Check a SUBSCRIBE, enter it, and begin it once its stream is there."""
         subscriptions = self._subscriptions
         number = command.subscription
         wrong: tuple[str, str] | None

@@ -94,6 +94,11 @@ def no_reload(link: int, request: int) -> str:
     return "this broker has no configuration that could be read anew"
 
 
+def no_users(verb: str, name: str) -> list[dict[str, Any]]:
+    """Return that this broker has no users."""
+    return []
+
+
 def no_facts() -> dict[str, Any]:
     """Return no facts to add."""
     return {}
@@ -118,6 +123,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     reload: Callable[[int, int], str] = no_reload
     """Has the shell read the configuration anew for (link, request), which Broker.reloaded()
     answers later; returns the reason why it does not, or ""."""
+    users: Callable[[str, str], list[dict[str, Any]]] = no_users
+    """Returns the users by name, and whether each may do (verb, name); see SPEC.md, LIST_USERS."""
     facts: Callable[[], dict[str, Any]] = no_facts
     """Returns the shell's part of BROKER_INFO: rings, disk, endpoints."""
     meter: Callable[[], int] | None = None

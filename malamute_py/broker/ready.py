@@ -146,6 +146,11 @@ class HistoryRead(msgspec.Struct, frozen=True, gc=False):
     gaps: tuple[tuple[int, int, str, str], ...] = ()
     """(from, to, code, reason) of offsets that are gone by retention, or damaged."""
 
+    @property
+    def gave_up(self) -> bool:
+        """Whether records were gone, so that copies are to be read in a stream with keys."""
+        return any(code == "retention" for _, _, code, _ in self.gaps)
+
 
 class ReadFailed(msgspec.Struct, frozen=True, gc=False):
     """Answer to ReadRange that could not be read; the core ends the subscription by name."""
@@ -165,8 +170,10 @@ class IndexQuery(msgspec.Struct, frozen=True, gc=False):
     `last_per_subject` {pattern, candidates, from, end, limit}: ascending offsets of the
       latest record of each subject among those that match, in [from, end); at most limit+1.
     `plan` {from, end, pattern, candidates, records_max, bytes_max, split_bytes, client_time,
-      splits_max}: {"to", "splits": [[from, to, bytes], ...], "records", "bytes"}. records_max
-      counts records that match; `to` may lie before that cap is met, and is asked from again.
+      splits_max, purges, oldest_ms, pinned}: {"young", "to", "splits": [[from, to, bytes], ...],
+      "records", "bytes"}. records_max counts records that match; `to` may lie before that cap is
+      met, and is asked from again. purges: marks of what was purged. oldest_ms, pinned: as of
+      ReadRange; young: offset before which all records are older.
     `batch` {offset, copy}: the whole batch that holds the offset, stamp and content, or the one in
       the copy at a place (None: there is no copy); None: it is gone.
     `keys` {from, end, bytes}: {"rows": [(subject, offset, bytes, append time of a deletion marker

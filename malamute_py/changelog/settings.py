@@ -50,6 +50,11 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     """`last-per-subject`: the newest record of each subject is kept whatever comes after it, and
     the subjects are keys; empty: records go as the ring and the bounds say."""
 
+    def __post_init__(self) -> None:
+        """Let the ring of a stream with keys refuse, also where an older log says otherwise."""
+        if self.keep:
+            msgspec.structs.force_setattr(self, "full", "refuse")
+
     def check(self) -> None:
         """Raise BrokerRefused `bad_setting`, which names the setting and its allowed values."""
         check_numbers(self, "ring_bytes", "max_bytes", "max_age_ms", "max_records")
@@ -72,6 +77,7 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             raise BrokerRefused("bad_setting", "a schema needs body_kind = arrow")
 
     def _check_keep(self) -> None:
+        """Raise BrokerRefused unless the other settings let a stream keep each subject."""
         if self.keep not in KEEPS:
             raise BrokerRefused("bad_setting", f"keep is {LAST_PER_SUBJECT} or empty")
         if not self.ring_bytes or self.memory:
@@ -108,7 +114,10 @@ def settings_of(
     """
     if "former_schemas" in values:
         raise BrokerRefused("bad_setting", "former_schemas is kept by the broker: set schema")
-    return queue_settings(StreamSettings, values, bytes_max, over, defaults)
+    settings = queue_settings(StreamSettings, values, bytes_max, over, defaults)
+    if settings.keep and values.get("full", "refuse") != "refuse":
+        raise BrokerRefused("bad_setting", "keep needs full = refuse: no newest record goes")
+    return settings
 
 
 def versions(settings: StreamSettings) -> dict[int, bytes]:

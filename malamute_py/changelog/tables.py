@@ -434,6 +434,7 @@ def _mailbox_removed(tables: Tables, queues: Queues, change: MailboxRemoved) -> 
 
 
 def _mail_put(tables: Tables, queues: Queues, put: MailPut) -> None:
+    """Enter messages that were put together as one row, and their key."""
     rare = None
     every = (1 << put.count) - 1
     if put.expiries or put.about or put.last or put.why or put.asked_by:
@@ -469,6 +470,7 @@ def _with_left(row: MessageRow, left: int) -> MessageRow:
 
 
 def _mail_again(tables: Tables, queues: Queues, change: MailAgain) -> None:
+    """Note one attempt more of messages, and when they are delivered again."""
     for base, rows in change.rows:
         place = change.mailbox, base
         row = queues.messages.get(place)
@@ -531,6 +533,7 @@ def _request_put(tables: Tables, queues: Queues, put: RequestPut) -> None:
 
 
 def _work_taken(tables: Tables, queues: Queues, change: WorkTaken) -> None:
+    """Move requests from waiting to held, as one hold of a worker."""
     for base, rows in change.rows:
         row = queues.requests.get(base)
         if row is None:
@@ -607,6 +610,7 @@ def _received(row: RequestRow) -> int:
 
 
 def _work_returned(tables: Tables, queues: Queues, change: WorkReturned) -> None:
+    """Move requests from held to waiting, with their attempts as the reason has it."""
     for base, rows in change.rows:
         row = queues.requests.get(base)
         if row is None:
@@ -648,6 +652,7 @@ def _request_done(tables: Tables, queues: Queues, change: RequestDone) -> None:
 
 
 def _request_dead(tables: Tables, queues: Queues, change: RequestDead) -> None:
+    """Move requests into the row of a dead letter."""
     for base, rows in change.rows:
         left = _leave(queues, base, rows)
         if left is None or not left[1]:
@@ -699,6 +704,7 @@ def _each(
 
 
 def _request_revived(tables: Tables, queues: Queues, change: RequestRevived) -> None:
+    """Move requests from a dead letter back into their service, with no attempts."""
     for base, rows in change.rows:
         place = change.mailbox, base
         message = queues.messages.get(place)

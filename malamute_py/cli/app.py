@@ -35,6 +35,14 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _show_man(wanted: bool) -> None:
+    if wanted:
+        from malamute_py.cli.man import man_page
+
+        print(man_page(), end="")
+        raise typer.Exit
+
+
 def _context_names(incomplete: str) -> list[str]:
     """List names of the person's contexts, for completion."""
     from malamute_py.cli import complete
@@ -95,5 +103,12 @@ def root(
         bool,
         typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True),
     ] = False,
-) -> None:
+    man: Annotated[
+        bool,
+        typer.Option(
+            "--man", help="Print the manual page: malamute --man | man -l -", callback=_show_man,
+            is_eager=True,
+        ),
+    ] = False,
+) -> None:  # fmt: skip
     """A message broker for Python and Spark: streams that are kept, matched and replayed."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import typer
@@ -71,6 +72,10 @@ Level: TypeAlias = Annotated[
 ]
 
 Memory: TypeAlias = Annotated[bool, typer.Option("--memory", help="In memory only.")]
+Report: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Also write an HTML page with plots over the run."),
+]
 RingBytes: TypeAlias = Annotated[
     str, typer.Option(metavar="SIZE", help="A ring of its own, which takes no space of ring main.")
 ]
@@ -142,7 +147,8 @@ def _ring(size: str) -> int:
 Examples:
   malamute bench pub                        a million records, batches of 1,000
   malamute bench pub --batch 1 --tasks 64   each alone, 64 under way
-  malamute bench pub --batch 1 --tasks 1 --count 1000 --confirm stored"""
+  malamute bench pub --batch 1 --tasks 1 --count 1000 --confirm stored
+  malamute bench pub --report pub.html      percentiles over the run, as plots"""
     + _CLOSING,
 )
 def pub(
@@ -154,11 +160,12 @@ def pub(
     level: Level = None,
     memory: Memory = False,
     ring_bytes: RingBytes = "",
+    report: Report = None,
     as_json: output.Json = False,
 ) -> None:
     """Publish records until the last is confirmed."""
     load = Load(count, _bytes(size), tasks, batch, _level(level, memory), memory, _ring(ring_bytes))
-    _run(ctx, "pub", load, _publishing, as_json)
+    _run(ctx, "pub", load, _publishing, as_json, report)
 
 
 @app.command(
@@ -186,6 +193,7 @@ def sub(
     level: Level = None,
     memory: Memory = False,
     ring_bytes: RingBytes = "",
+    report: Report = None,
     as_json: output.Json = False,
 ) -> None:
     """Read records while they are published, or from the start."""
@@ -197,7 +205,7 @@ def sub(
         return await reading(ctx, client, name, load, bar, readers)
 
     load = Load(count, _bytes(size), tasks, batch, _level(level, memory), memory, _ring(ring_bytes))
-    _run(ctx, "sub", load, read, as_json, readers=readers, history=history)
+    _run(ctx, "sub", load, read, as_json, report, readers=readers, history=history)
 
 
 @app.command(
@@ -213,10 +221,11 @@ def request(
     count: Count = 100_000,
     size: Size = "128",
     tasks: Tasks = 64,
+    report: Report = None,
     as_json: output.Json = False,
 ) -> None:
     """Ask a worker of this process, which replies with the body."""
-    _run(ctx, "request", Load(count, _bytes(size), tasks, noun="request"), _asking, as_json)
+    _run(ctx, "request", Load(count, _bytes(size), tasks, noun="request"), _asking, as_json, report)
 
 
 @app.command(
@@ -234,11 +243,12 @@ def mail(
     tasks: Tasks = 64,
     level: Level = None,
     memory: Memory = False,
+    report: Report = None,
     as_json: output.Json = False,
 ) -> None:
     """Send messages to a mailbox while a reader takes them out."""
     load = Load(count, _bytes(size), tasks, 1, _level(level, memory), memory, noun="message")
-    _run(ctx, "mail", load, _mailing, as_json)
+    _run(ctx, "mail", load, _mailing, as_json, report)
 
 
 # --- one bench ---------------------------------------------------------------------------------
@@ -249,8 +259,17 @@ Bench: TypeAlias = Callable[
 
 
 def _run(
-    ctx: typer.Context, verb: str, load: Load, bench: Bench, as_json: bool, **more: Any
+    ctx: typer.Context,
+    verb: str,
+    load: Load,
+    bench: Bench,
+    as_json: bool,
+    report: Path | None,
+    **more: Any,
 ) -> None:
+    if report is not None:
+        report.touch()  # A file that cannot be written is told before the bench.
+
     async def measured() -> list[Measure]:
         name = f"malamute-bench-{secrets.token_hex(4)}"
         async with linked_in_loop(ctx) as client:
@@ -261,7 +280,12 @@ def _run(
     title = load.title(verb)
     if more.get("history"):
         title += ", from the start"
-    show({**load.conditions(verb), **more}, found, title, as_json=as_json)
+    conditions = {**load.conditions(verb), **more}
+    if report is not None:
+        from malamute_py.cli.bench_report import page
+
+        report.write_text(page(f"malamute bench {title}", conditions, found), "utf-8")
+    show(conditions, found, title, as_json=as_json)
 
 
 async def _publishing(

@@ -155,6 +155,8 @@ class _Greeting:
         """Print what matters to a person; every other line goes to the log."""
         if event == "listening":
             _greet(facts)
+        elif event == "stopping":
+            print("stopping; Ctrl-C again ends at once", file=sys.stderr)
         elif event == "stopped":
             print("stopped", file=sys.stderr)
         elif event != "open_files":

@@ -123,7 +123,7 @@ def _clients(seen: Look) -> dict[str, float]:
 
 
 def _slow(seen: Look) -> dict[str, float]:
-    from malamute_py.http.console.troubles import of_link
+    from malamute_py.health.troubles import of_link
 
     return {"": float(sum(any(of_link(each)) for each in seen.links))}
 
@@ -283,7 +283,7 @@ def judged(
 
 
 def _readiness(seen: Look) -> Iterator[Finding]:
-    from malamute_py.http.health import ready
+    from malamute_py.health.readiness import ready
 
     if "broker" in seen.unseen:
         yield Finding(UNKNOWN, f"readiness: {seen.unseen['broker']}")

@@ -28,9 +28,9 @@ class Entry(NamedTuple):
     home: str
     """The command's module in this package, and the name of a function or group in it."""
     help: str
-    at_a_broker: bool | str = True
-    """True: the command talks to a broker, and so takes the options that say to which. A name: only
-    the command of this name in the group does."""
+    at_a_broker: bool | tuple[str, ...] = True
+    """True: the command talks to a broker, and so takes the options that say to which. Names: only
+    the commands of these names in the group do."""
     hidden: bool = False
 
 
@@ -45,12 +45,15 @@ COMMANDS: Final[dict[str, Entry]] = {
     "inbox": Entry("inbox:inbox", "Read a mailbox: print its messages and take them out."),
     "request": Entry("asking:request", "Ask a service and print the reply."),
     "work": Entry("working:work", "Work for a service: run a command for each request."),
-    "stream": Entry("streams:app", "Streams: list, show, create, edit, trim, purge, remove, peek."),
+    "stream": Entry(
+        "streams:app",
+        "Streams: list, show, create, edit, trim, purge, remove, peek, export, import.",
+    ),
     "kv": Entry("kv:app", "Keys of a stream: get, put, update, delete, keys, watch, history."),
     "mailbox": Entry("mailboxes:app", "Mailboxes: list, show, peek, purge, edit, remove."),
     "service": Entry("services:app", "Services: list, show, peek, requeue, edit, remove."),
     "cursor": Entry("cursors:app", "Cursors of streams: list, show, move, reset, edit, remove."),
-    "group": Entry("groups:app", "Groups of consumers: list, show, edit, requeue, remove."),
+    "group": Entry("groups:app", "Groups of consumers: list, show, edit, reset, requeue, remove."),
     "journal": Entry(
         "journal:app", "Files of a stopped broker: stat, verify, dump, repair.", at_a_broker=False
     ),
@@ -76,11 +79,23 @@ COMMANDS: Final[dict[str, Entry]] = {
     ),
     "import": Entry("definitions:import_", "Make and set what a file defines; nothing is removed."),
     "http": Entry("http_side:http", "Serve metrics, health and the console of a broker over HTTP."),
+    "spark": Entry(
+        "spark:app",
+        "Pipelines of Spark: archive, compact, aggregate, replay; and its package.",
+        at_a_broker=("archive", "aggregate", "replay"),
+    ),
     "verify-promises": Entry(
         "promises:verify_promises", "Check what a broker confirms while it is disturbed."
     ),
     "config": Entry(
-        "configuration:app", "A broker's configuration: check, show, reload.", at_a_broker="reload"
+        "configuration:app",
+        "A broker's configuration: check, show, reload.",
+        at_a_broker=("reload",),
+    ),
+    "deploy": Entry(
+        "deploying:deploy",
+        "Write files to run a broker with: a unit, an image, a chart, alerts, a dashboard.",
+        at_a_broker=False,
     ),
     "context": Entry(
         "naming:app", "Contexts: brokers by name, with their credentials.", at_a_broker=False
@@ -94,7 +109,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "who-can": Entry("grants:who_can", "Tell which users may do something.", at_a_broker=False),
 }
 
-_SHARED: Final = frozenset({"endpoint", "context_name", "identity", "connect_timeout"})
+SHARED: Final = frozenset({"endpoint", "context_name", "identity", "connect_timeout"})
 """Options of the root that a command which talks to a broker also takes."""
 
 
@@ -126,9 +141,9 @@ class Commands(TyperGroup):
         if command is None:
             command = self._loaded[cmd_name] = _load(cmd_name, entry)
             if entry.at_a_broker:
-                shared = [param for param in self.params if param.name in _SHARED]
+                shared = [param for param in self.params if param.name in SHARED]
                 for leaf in _leaves(command):
-                    if entry.at_a_broker in (True, leaf.name):
+                    if entry.at_a_broker is True or leaf.name in (entry.at_a_broker or ()):
                         leaf.params.extend(shared)
         return command
 

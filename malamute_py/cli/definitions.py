@@ -8,6 +8,7 @@ import sets groups that are there and names those that are not.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import tomllib
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 EPILOG: Final = """\b
 Examples:
   malamute export > definitions.json
-  malamute export --prefix trades
+  malamute export --prefix trades --toml > definitions.toml
   malamute import definitions.json --dry-run --context test
   malamute import definitions.json --context test
   malamute export | malamute import - --context test
@@ -74,11 +75,18 @@ class Change(NamedTuple):
     """Values of these settings until now."""
 
 
-def export(ctx: typer.Context, prefix: PrefixOption = "") -> None:
+def export(
+    ctx: typer.Context,
+    prefix: PrefixOption = "",
+    as_toml: Annotated[bool, typer.Option("--toml", help="Print TOML instead of JSON.")] = False,
+) -> None:
     """Print definitions: streams, mailboxes, services, cursors and groups with their settings."""
     with linked(ctx) as client:
         found = _there(client, prefix)
-    output.print_json(_written(found))
+    if as_toml:
+        print(_as_toml(_written(found)), end="")
+    else:
+        output.print_json(_written(found))
 
 
 def import_(
@@ -252,11 +260,45 @@ def _written(found: Definitions) -> dict[str, Any]:
     return written
 
 
+def _as_toml(table: Mapping[str, Any], path: Name = ()) -> str:
+    """Return nested maps as TOML: values before the tables that follow them."""
+    values = {name: value for name, value in table.items() if not isinstance(value, Mapping)}
+    lines = [f"[{'.'.join(map(_toml_name, path))}]"] if path and (values or not table) else []
+    lines += [f"{_toml_name(name)} = {_toml_value(value)}" for name, value in values.items()]
+    inner = [
+        _as_toml(value, (*path, name))
+        for name, value in table.items()
+        if isinstance(value, Mapping) and (value or path)
+    ]
+    return "\n".join(part for part in ("".join(f"{line}\n" for line in lines), *inner) if part)
+
+
+def _toml_name(text: str) -> str:
+    bare = text and all(each.isascii() and (each.isalnum() or each in "_-") for each in text)
+    return text if bare else _toml_value(text)
+
+
+def _toml_value(value: Any) -> str:
+    # A JSON text is a basic string of TOML, but for one control character.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _told(text: str, either: bool) -> Any:
+    """Read JSON, or (either) what is no JSON as TOML. Raises ValueError."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        if either:
+            with contextlib.suppress(ValueError):
+                return tomllib.loads(text)
+        raise
+
+
 def _read(source: str) -> Definitions:
     """Read a file of definitions. Raises CommandFailed, OSError."""
     text = sys.stdin.read() if source == "-" else Path(source).read_text()
     try:
-        told = tomllib.loads(text) if source.endswith(".toml") else json.loads(text)
+        told = tomllib.loads(text) if source.endswith(".toml") else _told(text, source == "-")
     except ValueError as error:
         raise CommandFailed(f"{source}: {error}", USAGE) from None
     unknown = sorted(set(_map(told, source, "it")) - set(_KINDS))

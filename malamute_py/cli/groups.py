@@ -1,4 +1,4 @@
-"""`malamute group ...`: list, show, edit, requeue, remove.
+"""`malamute group ...`: list, show, edit, reset, requeue, remove.
 
 Owns the words for groups and for the records that each member holds. Source: SPEC.md, section 4.8.
 """
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.cli import complete, output
 from malamute_py.cli.absent import absent
 from malamute_py.cli.agreed import Yes, agreed
@@ -22,6 +23,7 @@ from malamute_py.cli.parameters import OfStream, PrefixOption
 from malamute_py.cli.progress import watched
 from malamute_py.cli.settings import Description, Replace, Settings, shown, wanted
 from malamute_py.cli.subscribe import known as known_stream
+from malamute_py.cli.subscribe import start_point
 from malamute_py.cli.values import count_text, pattern_text
 
 if TYPE_CHECKING:
@@ -242,6 +244,52 @@ def edit(
         output.done(
             f"edited {group} of {stream}: {', '.join(asked) or 'all settings'}", {}, as_json=False
         )
+
+
+@app.command(
+    "reset",
+    epilog="""\b
+Examples:
+  malamute group reset orders packers earliest
+  malamute group reset orders packers latest      skip what was not done
+  malamute group reset orders packers 4711        an offset
+  malamute group reset orders packers now-1h      a time, as 2026-01-31T10:00
+  malamute group reset orders packers 0 --force   members at work lose what they hold
+
+Records from there on come again, whether or not they were done; dead letters stay.""",
+)
+def reset(
+    ctx: typer.Context,
+    stream: Stream,
+    group: Name,
+    point: Annotated[
+        str, typer.Argument(metavar="POINT", help="earliest, latest, an OFFSET or TIME.")
+    ],
+    force: Annotated[
+        bool, typer.Option("--force", help="End the memberships of members that are at work.")
+    ] = False,
+    as_json: output.Json = False,
+) -> None:
+    """Have a group stand elsewhere, forward or back."""
+    start = start_point(point)
+    if point.strip().lower() == "last":
+        raise CommandFailed("a group stands at one place: earliest, latest, OFFSET or TIME", USAGE)
+    with linked(ctx) as client:
+        known(client, stream, group)
+        try:
+            found = client.reset_group(stream, group, start, force=force)
+        except BrokerRefused as error:
+            if error.code == "in_use":
+                raise CommandFailed(
+                    f"{stream}/{group} was not reset: {error.reason}; --force ends its memberships"
+                ) from None
+            raise
+    before = int(found.more.get("before", 0))
+    output.done(
+        f"{stream}/{group} stands at {found.next:,} (it stood at {before:,})",
+        {"stream": stream, "group": group, "next": found.next, "before": before},
+        as_json=as_json,
+    )
 
 
 @app.command(

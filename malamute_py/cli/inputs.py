@@ -170,30 +170,44 @@ def files(paths: Sequence[str], defaults: Defaults, from_name: bool) -> Iterator
 
 def objects(source: IO[bytes], defaults: Defaults) -> Iterator[Piece]:
     """Yield each line as a JSON object. Raises CommandFailed after all lines before a bad one."""
+    for rows in read_rows(source, defaults):
+        yield _columns(rows, defaults.codec)
+
+
+def read_rows(source: IO[bytes], defaults: Defaults, *, parts: bool = False) -> Iterator[list[Row]]:
+    """Yield the rows of JSON lines, as many as have arrived. Raises as objects().
+
+    parts: whether a body may be a list of parts.
+    """
     number = 0
     for lines in _chunks(source):
         client_time, expires = defaults.times()
-        rows: list[_Row] = []
+        rows: list[Row] = []
         failure: CommandFailed | None = None
         for line in lines:
             number += 1
             if not line.strip():
                 continue
             try:
-                rows.append(_row(line, defaults, client_time, expires))
+                rows.append(_row(line, defaults, client_time, expires, parts))
             except (CommandFailed, ValueError, TypeError, KeyError) as error:
                 failure = CommandFailed(f"line {number}: {error}; the lines before it were taken")
                 break
         if rows:
-            yield _columns(rows, defaults.codec)
+            yield rows
         if failure is not None:
             raise failure
 
 
-_Row = tuple[bytes, Any, dict[str, str], int | None, int | None, dict[str, Any]]
+Row = tuple[
+    bytes | list[bytes], Any, dict[str, str], int | None, int | None, dict[str, Any]
+]  # fmt: skip
+"""Body, subject (or all keys), fields, client time, expiry and properties of one record."""
 
 
-def _row(line: bytes, defaults: Defaults, client_time: int | None, expires: int | None) -> _Row:
+def _row(
+    line: bytes, defaults: Defaults, client_time: int | None, expires: int | None, parts: bool
+) -> Row:
     import msgspec
 
     try:
@@ -202,13 +216,17 @@ def _row(line: bytes, defaults: Defaults, client_time: int | None, expires: int 
         raise CommandFailed(f"is not JSON ({error})") from None
     if not isinstance(value, dict):
         raise CommandFailed('is not an object; write {"body": ...}')
-    if "parts_base64" in value:
+    if "row" in value:
+        raise CommandFailed(
+            "is a row of a typed stream, whose types JSON does not have; export it as Parquet"
+        )
+    if "parts_base64" in value and not parts:
         raise CommandFailed(
             "is a list of parts, which pub does not publish; copy such a stream with"
             " `malamute replay STREAM --to-stream NAME`"
         )
     for key in value:
-        if key not in _KNOWN and key not in _IGNORED:
+        if key not in _KNOWN and key not in _IGNORED and key != "parts_base64":
             near = difflib.get_close_matches(key, _KNOWN, n=1)
             raise CommandFailed(
                 f"unknown key {key!r}; " + (f"did you mean {near[0]}?" if near else
@@ -240,7 +258,9 @@ def _time(value: Any) -> int | None:
     return time_ms(str(value))
 
 
-def _body(value: dict[str, Any]) -> bytes:
+def _body(value: dict[str, Any]) -> bytes | list[bytes]:
+    if "parts_base64" in value:
+        return [base64.b64decode(part, validate=True) for part in value["parts_base64"]]
     if "body_base64" in value:
         return base64.b64decode(value["body_base64"], validate=True)
     if "body" not in value:
@@ -253,9 +273,16 @@ def _body(value: dict[str, Any]) -> bytes:
     return msgspec.json.encode(body)
 
 
-def _columns(rows: list[_Row], codec: str) -> Piece:
-    bodies, subjects, fields, times, expiries, properties = map(list, zip(*rows, strict=True))
-    options: dict[str, Any] = {"subjects": subjects, "codec": codec}
+def _columns(rows: list[Row], codec: str) -> Piece:
+    bodies: list[Any] = [row[0] for row in rows]
+    subjects = [row[1] for row in rows]
+    return bodies, {"subjects": subjects, "codec": codec, **further_columns(rows)}
+
+
+def further_columns(rows: list[Row]) -> dict[str, Any]:
+    """Return the columns of rows beside bodies and subjects, without empty ones."""
+    _, _, fields, times, expiries, properties = map(list, zip(*rows, strict=True))
+    options: dict[str, Any] = {}
     if any(fields):
         options["fields"] = [each or None for each in fields]
     if any(each is not None for each in times):
@@ -264,4 +291,4 @@ def _columns(rows: list[_Row], codec: str) -> Piece:
         options["expires_at_ms"] = [each or 0 for each in expiries]
     if any(properties):
         options["properties"] = [each or None for each in properties]
-    return bodies, options
+    return options

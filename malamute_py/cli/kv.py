@@ -113,14 +113,17 @@ def update(
     _tell(f"{key} is set", key, done, as_json)
 
 
-@app.command("delete")
+@app.command("delete", epilog="A key that is not there is exit code 1.")
 def delete(
     ctx: typer.Context, stream: Stream, key: Key, revision: IfRevision = None,
     as_json: output.Json = False,
 ) -> None:  # fmt: skip
     """Delete a key."""
     with linked(ctx) as client:
-        done = _view(client, stream).delete(key, revision=revision)
+        view = _view(client, stream)
+        if revision is None and view.get(key) is None:
+            raise CommandFailed(f"there is no key '{key}' in stream '{stream}'")
+        done = view.delete(key, revision=revision)
     _tell(f"{key} is deleted", key, done, as_json)
 
 

@@ -59,15 +59,18 @@ class _Watch:
 
 
 @contextmanager
-def linked(ctx: typer.Context, *, stays: bool = False) -> Iterator[SyncClient]:
+def linked(ctx: typer.Context, *, stays: bool = False, anonymous: str = "") -> Iterator[SyncClient]:
     """Connect a client to the chosen broker. stays: go on after a lost link.
 
+    anonymous: identity of a client that has no credential and was given none.
     Raises CommandFailed when no broker answers; BrokerRefused, ConnectionLost.
     """
     from malamute_py.client.sync.client import connect_sync
 
     watch = _Watch(stays)
     endpoints, asked = _asked(ctx, watch)
+    if asked["credential"] is None:
+        asked["identity"] = asked["identity"] or anonymous
     with _refused(endpoints, watch):
         client = connect_sync(endpoints, **asked)
     watch.client = client

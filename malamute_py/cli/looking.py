@@ -1,8 +1,8 @@
 """All that the broker tells about itself and its things, for the commands that judge or watch it.
 
 Owns the questions. The rules: each kind of thing is asked for once; what this user may not see is
-named, so that a missing thing is never taken for a healthy one. The form is that of the HTTP side,
-whose rules of what is slow, stuck or not ready so hold here too.
+named, so that a missing thing is never taken for a healthy one. The form is that which
+malamute_py/health judges.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from malamute_protocol.errors import BrokerRefused
-from malamute_py.http.source import Everything, Facts
+from malamute_py.health.facts import Everything, Facts
 
 if TYPE_CHECKING:
     from malamute_py.client.facts import LinkFacts

@@ -31,10 +31,13 @@ class Measure:
         self.size = size
         self.spans_ns = array("q")
         """Time that each single one took; empty: it was not measured."""
+        self.ended_ns = array("q")
+        """When each of these ended, by a clock that only goes forward."""
 
     def add(self, span_ns: int) -> None:
         """Note how long one took."""
         self.spans_ns.append(span_ns)
+        self.ended_ns.append(time.perf_counter_ns())
 
     @contextmanager
     def timed(self) -> Iterator[None]:

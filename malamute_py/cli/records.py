@@ -14,9 +14,10 @@ from datetime import datetime
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from malamute_py.cli import output
-from malamute_py.cli.typed import as_json, as_text, row_of
+from malamute_py.cli.typed import as_json, as_text
 from malamute_py.cli.values import iso_text
 from malamute_py.client.readers.copies import blobs
+from malamute_py.client.readers.typed import row_of
 
 if TYPE_CHECKING:
     from malamute_protocol.batch import Batch, Record

@@ -94,8 +94,8 @@ def replay(
     if to_stream == stream:
         raise CommandFailed("--to-stream is the stream itself; name another", USAGE)
     check_kind(pattern)
-    factor = _factor(pace)
-    asked = _StreamRange(begin, end, by == "client")
+    factor = factor_of(pace)
+    asked = StreamRange(begin, end, by == "client")
     with ExitStack() as open_parts:
         client = open_parts.enter_context(linked(ctx, stays=True))
         records = asked.subscribe(client, stream, pattern)
@@ -103,7 +103,7 @@ def replay(
             records.accepted()
             sink = _sink(open_parts, client, to_stream, output_file, as_json, bodies_only,
                          with_fields, by == "client")  # fmt: skip
-            run = _Replay(records, asked.end, sink, factor, by == "client")
+            run = Replay(records, asked.end, sink, factor, by == "client")
             interrupted = False
             shown = to_stream is not None or output_file is not None or not output.on_terminal()
             try:
@@ -124,7 +124,7 @@ def replay(
     return INTERRUPTED if interrupted else 0
 
 
-def _factor(text: str) -> float | None:
+def factor_of(text: str) -> float | None:
     """Return the factor of the pace; None: as fast as possible. Raises CommandFailed."""
     lowered = text.strip().lower()
     if lowered in ("flat", "flat-out", "max"):
@@ -140,7 +140,7 @@ def _factor(text: str) -> float | None:
     return factor
 
 
-class _StreamRange:
+class StreamRange:
     """A range as typed."""
 
     def __init__(self, begin: str | None, end: str | None, by_client: bool) -> None:
@@ -187,7 +187,7 @@ class _StreamRange:
         )  # fmt: skip
 
 
-class _Sink(Protocol):
+class Sink(Protocol):
     """The destination of records."""
 
     count: int
@@ -210,17 +210,19 @@ class _Sink(Protocol):
         """Wait until everything written has arrived. Raises Timeout."""
 
 
-class _Writer(RecordWriter):
+class Writer(RecordWriter):
     """Writes text; flushed records were counted, so that an interrupt tells of all that is seen."""
 
     def _written(self) -> None:
         pass
 
     def flush(self) -> None:
+        """Hand what was written to the file or pipe."""
         self._out.flush()
 
     @property
     def safe(self) -> int:
+        """Return how many records were written."""
         return self.count
 
     def finish(self, timeout_ms: int | None) -> None:
@@ -236,17 +238,17 @@ def _sink(
     bodies_only: bool,
     with_fields: bool,
     by_client: bool,
-) -> _Sink:
+) -> Sink:
     if to_stream is not None:
         return _ToStream(client, to_stream)
     form: dict[str, Any] = {
         "bodies_only": bodies_only, "with_fields": with_fields, "client_time": by_client,
     }  # fmt: skip
     if file is None:
-        return _Writer(as_json=as_json, **form)
+        return Writer(as_json=as_json, **form)
     out = parts.enter_context(file.open("wb"))
     as_json = as_json or file.suffix in (".jsonl", ".ndjson", ".json")
-    return _Writer(as_json=as_json, out=out, **form)
+    return Writer(as_json=as_json, out=out, **form)
 
 
 class _ToStream:
@@ -316,14 +318,14 @@ class _ToStream:
         self._window.wait(timeout_ms)
 
 
-class _Replay:
+class Replay:
     """One replay."""
 
     def __init__(
         self,
         records: SyncSubscription,
         end: int,
-        sink: _Sink,
+        sink: Sink,
         factor: float | None,
         by_client: bool,
     ) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from malamute_py.cli.looking import Look
 from malamute_py.cli.values import count_text, duration_text, size_text
-from malamute_py.http.console.troubles import STUCK, Trouble, of_all
+from malamute_py.health.troubles import STUCK, Trouble, of_all
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

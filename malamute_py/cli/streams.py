@@ -1,4 +1,4 @@
-"""`malamute stream ...`: list, show, create, edit, trim, purge, remove, peek.
+"""`malamute stream ...`: list, show, create, edit, trim, purge, remove, peek, export, import.
 
 Owns the words for the settings of a stream. The rule: a command that cannot be undone asks first;
 looking never consumes. Source: SPEC.md, section 4.7.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from malamute_py.cli import complete, output
+from malamute_py.cli import complete, exporting, importing, output
 from malamute_py.cli.commands import group
 from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.linking import linked
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from malamute_py.client.sync.client import SyncClient
 
 app = group("stream")
+
+app.command("export", epilog=exporting.EPILOG)(exporting.export)
+app.command("import", epilog=importing.EPILOG)(importing.import_)
 
 Name = Annotated[
     str, typer.Argument(metavar="STREAM", help="The stream.", autocompletion=complete.streams)

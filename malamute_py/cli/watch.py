@@ -23,7 +23,7 @@ from malamute_py.cli.letters import sender_text
 from malamute_py.cli.linking import linked
 from malamute_py.cli.looking import Look, look
 from malamute_py.cli.values import count_text, duration_ms, iso_text, time_text
-from malamute_py.http.console.troubles import of_all
+from malamute_py.health.troubles import of_all
 
 EPILOG: Final = """\b
 Examples:

@@ -14,6 +14,7 @@ import operator
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from difflib import get_close_matches
 from typing import Any, Final, get_origin, get_type_hints
 
 from malamute_protocol.address import NAME_BYTES_MAX
@@ -31,6 +32,10 @@ from malamute_protocol.limits import (
 )
 
 _SHOWN_MAX: Final = 60
+_SHORT: Final = 3
+"""Characters of a name up to which another one is near only if it differs by case or a sign."""
+_NEAR: Final = 0.8
+"""Likeness, as difflib has it, from which on a name is taken for a misspelling of another."""
 NAMES: Final[set[str]] = set()
 """Names that can be sent: where many calls name the same few places, each is looked at once."""
 _NAMES_MAX: Final = 1_024
@@ -267,6 +272,16 @@ def several(name: str, value: Any) -> None:
         raise wrong(name, value, f"a sequence of bytes, not a {type(value).__name__}", "bad_batch")
 
 
+def column_of(name: str, value: Any, count: int) -> Sequence[Any]:
+    """Values of which each record of a batch has one. Raises LocalProtocolError `bad_batch`."""
+    if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__getitem__"):
+        allowed = f"a sequence of one value a record, not a {type(value).__name__}"
+        raise wrong(name, value, allowed, "bad_batch")
+    if len(value) != count:
+        raise LocalProtocolError("bad_batch", f"{len(value)} values in {name} for {count} records")
+    return value  # type: ignore[no-any-return]
+
+
 def pattern_of(value: Any) -> Any:
     """A pattern in its wire form. Raises LocalProtocolError."""
     if isinstance(value, bytes) or not isinstance(value, Sequence):
@@ -339,3 +354,26 @@ def _in_words(command: Command, error: LocalProtocolError) -> LocalProtocolError
             allowed += f" ({cause})" if sort not in _SORTS else ""
     code = "bad_setting" if error.code == "malformed" else error.code
     return wrong(name + inner, value, allowed, code)
+
+
+def no_near_column(subject: str, columns: Sequence[str]) -> None:
+    """Check that one subject for all rows of a table is no column with a slip of the pen.
+
+    Raises LocalProtocolError `bad_batch`: a column is called nearly so.
+    """
+    if not subject or subject in columns:
+        return
+    plain = {_plain(name): name for name in columns}
+    near = plain.get(_plain(subject))
+    if near is None and len(subject) > _SHORT:
+        near = next(iter(get_close_matches(subject, columns, n=1, cutoff=_NEAR)), None)
+    if near is not None:
+        raise LocalProtocolError(
+            "bad_batch",
+            f"subject: the table has no column {subject!r}, but {near!r}; if {subject!r} is the one"
+            " subject of all rows, rename the column",
+        )
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "").replace(" ", "")

@@ -73,6 +73,25 @@ class LinkFacts(Facts, frozen=True, kw_only=True):
     subscriptions: int = 0
 
 
+class UserFacts(Facts, frozen=True, kw_only=True):
+    """One user of a broker, and the permissions in force."""
+
+    user: str = ""
+    """Name; `*` stands for all who have no entry of their own."""
+    credential: str = ""
+    """password, key, or empty: the name has permissions only."""
+    templates: list[str] = []
+    """Templates of identities beside `<user>-{n}`."""
+    own: bool = False
+    """Whether the user has an entry of permissions; otherwise those of `*` hold."""
+    grant: dict[str, Any] = {}
+    """Verbs with their names, or True, without what is empty; `everything`: no lists are set."""
+    may: bool = False
+    """Whether the user may do what was asked."""
+    subjects: list[str] = []
+    """Subjects under which alone; none: under any."""
+
+
 class ReloadedSetting(NamedTuple):
     """A setting that differed, or was wrong, when a broker read its configuration anew."""
 
@@ -97,6 +116,8 @@ class ReadPlan(Facts, frozen=True, kw_only=True, rename={"from_offset": "from", 
     """UUID of the stream."""
     epoch: int = 0
     first: int = 0
+    trimmed: int = 0
+    """Offset before which a TRIM removed all records; 0: none."""
     tail: int = 0
     from_offset: int = 0
     to_offset: int = 0

@@ -52,7 +52,7 @@ def revision_of(revision: Any) -> int:
 
 def changed_fields(fields: Mapping[str, str] | None) -> Mapping[str, str] | None:
     """Return fields that a value may have. Raises LocalProtocolError: one makes it a deletion."""
-    if fields is not None and DELETION_FIELD in fields:
+    if isinstance(fields, Mapping) and DELETION_FIELD in fields:
         raise LocalProtocolError("bad_setting", f"{DELETION_FIELD} is the field of a deletion")
     return fields
 
@@ -76,6 +76,7 @@ def entry_of_answer(key: str, answer: Mapping[str, Any]) -> KeyEntry | None:
 
 
 def _entry_of_batch(key: str, content: Content, row: int, revision: int, time_ms: int) -> KeyEntry:
+    """Return one row of a batch as an entry. Raises BatchError."""
     content.check()
     content.check_bodies()
     headers, codes = content.headers()

@@ -22,7 +22,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from malamute_py.http import health, metrics
+from malamute_py.health import readiness
+from malamute_py.http import metrics
 from malamute_py.http.console.forms import FORM_BYTES_MAX
 from malamute_py.http.console.rendering import ROOT
 from malamute_py.http.console.site import Console
@@ -59,10 +60,10 @@ def application(source: Source, token: str, console: Console | None = None) -> A
         return Response(page, media_type=metrics.CONTENT_TYPE)
 
     async def show_live(request: Request) -> Response:
-        return _told("live", health.live(await source.facts()), request)
+        return _told("live", readiness.live(await source.facts()), request)
 
     async def show_ready(request: Request) -> Response:
-        return _told("ready", health.ready(await source.facts()), request)
+        return _told("ready", readiness.ready(await source.facts()), request)
 
     pages = Starlette(
         routes=[
@@ -77,7 +78,7 @@ def application(source: Source, token: str, console: Console | None = None) -> A
     return Checked(pages, token, console)
 
 
-def _told(name: str, verdict: health.Verdict, request: Request) -> Response:
+def _told(name: str, verdict: readiness.Verdict, request: Request) -> Response:
     value: dict[str, Any] = {name: verdict.holds}
     if request.scope[AUTHORIZED]:
         for key, entries in (("reasons", verdict.reasons), ("warnings", verdict.warnings)):

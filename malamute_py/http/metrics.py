@@ -21,8 +21,9 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from malamute_py.health.facts import Everything
 from malamute_py.http import table
-from malamute_py.http.source import LISTED_MAX, OTHER, Everything, Labels
+from malamute_py.http.source import LISTED_MAX, OTHER, Labels
 from malamute_py.http.table import Metric
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST

@@ -16,7 +16,7 @@ import msgspec
 
 from malamute_protocol import DEFAULT_ENDPOINT
 from malamute_py.client.settings import Credential, Curve, Plain
-from malamute_py.sections import ConfigError, HttpSection
+from malamute_py.sections import ConfigError, HttpSection, open_to_others
 
 TOKEN_CHARACTERS_MIN: Final = 16
 
@@ -57,7 +57,7 @@ def read_token(path: str) -> str:
         raise ConfigError(key, f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(key, f"{path} is not plain text") from None
-    if facts.st_mode & 0o077:
+    if open_to_others(facts, 0o077):
         mode = stat.S_IMODE(facts.st_mode)
         raise ConfigError(
             key, f"{path} has mode {mode:04o}: others can use it; type: chmod 600 {path}"

@@ -11,18 +11,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
 from malamute_protocol.errors import BrokerRefused, MalamuteError
 from malamute_py.client.aio.client import Client
-from malamute_py.client.facts import (
-    CursorFacts,
-    GroupFacts,
-    MailboxFacts,
-    ServiceFacts,
-    StreamFacts,
-)
+from malamute_py.health.facts import Everything, Facts
 
 LISTED_MAX: Final = 1_000
 """Streams, mailboxes and so on that are looked at: one page of a listing of the broker."""
@@ -36,33 +29,6 @@ _KEEP_S: Final = 1.0
 _TIMEOUT_S: Final = 5.0
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Facts:
-    """The broker's answer to BROKER_INFO, as one map; empty when it did not answer."""
-
-    broker: dict[str, Any]
-    reason: str = ""
-    """Why the broker did not answer."""
-    silent_s: float = 0.0
-    """Time since the last answer of the broker, or since SELDOM_S before the first question
-    without an answer where that is less; 0 as well while it never answered."""
-
-
-@dataclass(frozen=True)
-class Everything:
-    """All that the metrics are made of."""
-
-    facts: Facts
-    asked_s: float = 0.0
-    streams: list[StreamFacts] = field(default_factory=list)
-    stream_details: dict[str, StreamFacts] = field(default_factory=dict)
-    """Details of the streams that have a label of their own."""
-    mailboxes: list[MailboxFacts] = field(default_factory=list)
-    services: list[ServiceFacts] = field(default_factory=list)
-    cursors: list[CursorFacts] = field(default_factory=list)
-    groups: list[GroupFacts] = field(default_factory=list)
 
 
 class Labels:

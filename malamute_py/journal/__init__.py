@@ -22,6 +22,7 @@ from malamute_py.journal.errors import (
     JournalFailed,
     JournalFull,
     JournalLocked,
+    NewerFormat,
     StorageRefused,
 )
 from malamute_py.journal.follow import Follower, Wanted
@@ -76,6 +77,7 @@ __all__ = [
     "JournalLocked",
     "Log",
     "MemoryStorage",
+    "NewerFormat",
     "Plan",
     "Produced",
     "Recovery",

@@ -154,6 +154,7 @@ class Appender:
         return rows, turned
 
     def _secure(self, turned: int) -> None:
+        """Have as many segments at hand as a bundle needs. Raises DiskFull, BatchTooLarge."""
         most = self._space.bundle_segments_max
         if turned > most:
             raise BatchTooLarge(
@@ -197,6 +198,7 @@ class Appender:
         return Append(0, 0, len(bodies), 0, content, crc, None, SNAPSHOT)
 
     def _stamps(self, rows: list[_Row], synced: int) -> list[bytes]:
+        """Return the packed stamps of a bundle's batches; append time never goes back."""
         bundle_lsn = rows[0][0]
         epoch, last_time = self._epoch, self.last_time_ms
         fields = []
@@ -359,6 +361,7 @@ class Appender:
         return self.end
 
     def _check_raw(self, data: memoryview, lsn: int, room: int) -> list[Found]:
+        """Return the batches in raw data of another ring. Raises ValueError unless all is good."""
         founds: list[Found] = []
         at, epoch = 0, self.last_epoch
         while at < len(data):
@@ -381,6 +384,7 @@ class Appender:
         return founds
 
     def _take_raw(self, segment: Segment, found: Found, data: memoryview) -> None:
+        """Index one batch of raw data as an append would have done."""
         stamp = found.stamp
         segment.last_epoch = stamp.epoch
         segment.last_time_ms = stamp.append_time_ms

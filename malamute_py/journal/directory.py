@@ -15,10 +15,18 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from malamute_py.journal.appending import SnapshotSource
-from malamute_py.journal.errors import EpochsSpent, JournalCorrupt, JournalError, NotAFile
+from malamute_py.journal.errors import (
+    EpochsSpent,
+    JournalCorrupt,
+    JournalError,
+    NewerFormat,
+    NotAFile,
+)
 from malamute_py.journal.layout import (
+    FILE_VERSION,
     LOCK_FILE,
     RING_FILE,
+    file_version,
     pack_file,
     segment_number,
     unpack_file,
@@ -133,12 +141,14 @@ class Journal:
         """Take the directory, made when it is new; its rings are opened one by one.
 
         epoch: None for one more than the last; else above it. entropy: makes the uuids.
-        Raises JournalLocked, StorageRefused, JournalCorrupt, EpochsSpent, DiskFull, OSError,
-        ValueError.
+        Raises JournalLocked, StorageRefused, NewerFormat, JournalCorrupt, EpochsSpent, DiskFull,
+        OSError, ValueError.
         """
         storage = FileStorage(where) if isinstance(where, (str, Path)) else where
         lock = storage.lock(LOCK_FILE)
         try:
+            # Before anything is written: what looks damaged is made anew below.
+            check_version(storage, IDENTITY_FILE)
             restored: list[Unknown] = []
             identity, why = find_identity(storage)
             if identity is None:
@@ -319,6 +329,20 @@ def unknown_entries(storage: Storage) -> tuple[Unknown, ...]:
         found += [f"{RINGS}/{name}/" for name in rings.children() if name not in ours]
         found += [f"{RINGS}/{name}" for name in rings.names()]
     return tuple(Unknown(name, "not ours; it was left alone") for name in found)
+
+
+def check_version(storage: Storage, name: str) -> None:
+    """Raises NewerFormat when a small file is of a later version."""
+    try:
+        data = read_file(storage, name)
+    except NotAFile:
+        return
+    version = None if data is None else file_version(data)
+    if version is not None and version > FILE_VERSION:
+        raise NewerFormat(
+            f"{storage.describe()}/{name} has version {version}, and this program knows"
+            f" {FILE_VERSION}: use the version of malamute-py that wrote it, or a later one"
+        )
 
 
 def read_identity(storage: Storage) -> Identity | None:

@@ -67,6 +67,12 @@ class JournalCorrupt(JournalError):
         self.position = position
 
 
+class NewerFormat(JournalError):
+    """The files were written by a later version, in a form that this one does not know."""
+
+    code = "version"
+
+
 class StorageRefused(JournalError):
     """The place cannot keep the journal's promises (a network file system)."""
 

@@ -100,6 +100,7 @@ class Follower:
     def _read_part(
         self, part: _Part, to_lsn: int, wanted: Wanted
     ) -> Iterator[tuple[Stamp, memoryview]]:
+        """Yield the batches of one segment's part; a fault is read once more, then raised."""
         # Opened for each call: another file may stand under the name the next time.
         file = self._open(part, to_lsn)
         least = STAMP_BYTES

@@ -179,6 +179,7 @@ class HeaderTable:
             self._last[stream] = (keys, ordinal, resolved)
 
     def _resolve(self, stream: int, ordinal: int, keys: Any) -> _Resolved:
+        """Note the parts of a batch's headers; return their numbers in the table."""
         table = self.streams.get(stream)
         if table is None:
             table = self.streams[stream] = StreamHeaders(self.depth, self.filters)

@@ -139,6 +139,7 @@ def stat(directory: str | Path) -> JournalStat:
 
 
 def _facts(scan: Scan) -> dict[int, StreamFacts]:
+    """Return what a scan found of each stream."""
     facts = {}
     for number, state in scan.streams.states.items():
         spans = [s.spans[number] for s in scan.segments if number in s.spans]
@@ -192,6 +193,7 @@ def verify(directory: str | Path, ring: str | None = None) -> Iterator[Finding]:
 
 
 def _verify_ring(storage: Storage, name: str) -> Iterator[Finding]:
+    """Yield the findings of one ring, with its progress before them."""
     try:
         scan = scan_ring(storage, name, trust_indexes=False)
         _, why = find_meta(scan.storage, expected_of(storage, name))
@@ -239,6 +241,7 @@ def _verify_ring(storage: Storage, name: str) -> Iterator[Finding]:
 
 
 def _verify_indexes(scan: Scan, name: str) -> list[Finding]:
+    """Return the findings of a ring's index files: missing, damaged, or at odds with it."""
     findings = [
         Finding(name, "index", f"{file} has no segment, or cannot be read; it will be made anew")
         for file in scan.orphans
@@ -356,6 +359,7 @@ def _dump_found(
 
 
 def _dump_segment(place: Storage, meta: RingMeta, number: int) -> Iterator[Dumped]:
+    """Yield each batch of a segment as it lies there, and damaged parts by their positions."""
     size, base = meta.segment_bytes, number * meta.segment_bytes
     try:
         data = memoryview(place.read(place.open(segment_name(number)), 0, size))

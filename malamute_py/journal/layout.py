@@ -62,6 +62,9 @@ _SEGMENT_MAGIC: Final = 0x31534C4D  # "MLS1"
 _SEGMENT = struct.Struct("<IHHII16sQQQQ64x")
 assert _SEGMENT.size == 128
 _FILE_MAGIC: Final = 0x31464C4D  # "MLF1"
+FILE_VERSION: Final = 1
+"""Version of small files. A change of any file that earlier programs cannot read raises it: they
+then refuse the directory by the version of its file `journal`."""
 _FILE = struct.Struct("<IHHII")
 
 
@@ -218,7 +221,7 @@ def pack_file(record: msgspec.Struct) -> bytes:
     """A small file's bytes: magic, version, CRC, length, MessagePack."""
     body = msgspec.msgpack.encode(record)
     crc = google_crc32c.value(body)
-    return _FILE.pack(_FILE_MAGIC, 1, _FILE.size, crc, len(body)) + body
+    return _FILE.pack(_FILE_MAGIC, FILE_VERSION, _FILE.size, crc, len(body)) + body
 
 
 def unpack_file(data: bytes, kind: type[Any]) -> Any:
@@ -227,7 +230,7 @@ def unpack_file(data: bytes, kind: type[Any]) -> Any:
         return None
     magic, version, head, crc, size = _FILE.unpack_from(data)
     body = data[head : head + size]
-    if magic != _FILE_MAGIC or version != 1 or len(body) != size:
+    if magic != _FILE_MAGIC or version != FILE_VERSION or len(body) != size:
         return None
     if google_crc32c.value(body) != crc:
         return None

@@ -77,6 +77,7 @@ class Manifest:
         """The next write makes the file anew: a damaged file is not to be trusted again."""
 
     def _read(self) -> Expected | None:
+        """Return the newer of the two slots that are whole; None: there is none."""
         try:
             data = read_file(self._storage, self._name)
         except OSError:
@@ -125,6 +126,7 @@ class Manifest:
         self.expected = wanted
 
     def _put(self, data: bytes) -> None:
+        """Write the older slot in place and sync it, or begin the file."""
         storage = self._storage
         try:
             file = None if self._new else storage.open(self._name)

@@ -386,6 +386,7 @@ class Reader:
         runs: list[Run],
         gaps: list[Gap],
     ) -> tuple[int, int, bool]:
+        """Read one part's batches into runs; return position, bytes left, whether to go on."""
         data = self._bytes(segment, part.position, part.size)
         if segment.retired:
             # It may have been overwritten under the read: the bytes mean nothing.
@@ -556,6 +557,7 @@ class Reader:
         search: Candidates | None,
         latest: dict[tuple[str, ...], int],
     ) -> None:
+        """Note each subject's newest offset in a segment, looking from its end."""
         index = self.index(segment)
         entries = index.entries(stream, first, end)
         chosen = _choose(index, stream, entries, search, None)
@@ -597,6 +599,7 @@ class Reader:
     def _last_in_entry(
         self, segment: Segment, stream: int, row: Any, first: int, end: int
     ) -> dict[tuple[str, ...], int]:
+        """Return each subject's newest offset among the batches of one index entry."""
         latest: dict[tuple[str, ...], int] = {}
         for batch, content in self._contents_of(segment, stream, row):
             low, high = max(first - batch.base, 0), min(end, batch.next) - batch.base
@@ -688,6 +691,7 @@ class Reader:
         records_max: int,
         bytes_max: int,
         split_bytes: int,
+        left: Sequence[tuple[Candidates, int]],
     ) -> Plan:
         """See Ring.plan."""
         state = self._streams.states.get(stream)
@@ -707,9 +711,13 @@ class Reader:
                 break
             index = self.index(segment)
             entries = index.entries(stream, position, end)
-            chosen = _choose(index, stream, entries, search, None)
             rows = entries.rows
-            weights = np.where(np.asarray(chosen, np.bool_), rows["bytes"], 0).tolist()
+            chosen = np.asarray(_choose(index, stream, entries, search, None), np.bool_)
+            for those_left, before in left:
+                if before > position and len(rows):
+                    kept = _choose(index, stream, entries, those_left, None)
+                    chosen &= np.asarray(kept, np.bool_) | (rows["next"] > before)
+            weights = np.where(chosen, rows["bytes"], 0).tolist()
             for weight, after in zip(weights, rows["next"].tolist(), strict=True):
                 cutter.add(weight, min(after, end))
                 if cutter.full():

@@ -203,6 +203,7 @@ class Scan:
         return self._data[1]
 
     def _read(self, file: File) -> bytes | bytearray:
+        """Return a segment's bytes; zeros stand where they cannot be read."""
         size = self.segment_bytes
         if file.size < size:
             return read_around(self.storage, file, 0, file.size).ljust(size, b"\0")
@@ -226,6 +227,7 @@ class Scan:
     # --- the walk -------------------------------------------------------------------
 
     def _walk_segments(self) -> Iterator[int]:
+        """Check segment after segment up to where the log ends; yield how many are done."""
         size = self.segment_bytes
         self.first_number = expected = self._first()
         self._complete = expected * size
@@ -417,6 +419,7 @@ class Scan:
         )
 
     def _begin(self, segment: Segment) -> None:
+        """Take a segment as a part of the ring, even if its header is damaged."""
         self.segments.append(segment)
         if segment.number in self._headless:
             segment.damaged = True

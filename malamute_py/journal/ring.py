@@ -570,13 +570,15 @@ class Ring:
         records_max: int = 0,
         bytes_max: int = 0,
         split_bytes: int = 0,
+        left: Sequence[tuple[Candidates, int]] = (),
     ) -> Plan:
         """How far a read bounded so would come, and its parts; from the index alone.
 
-        Bytes count the entries that may match. 0: no bound, or a single part.
+        Bytes count the entries that may match. 0: no bound, or a single part. left: of the entries
+        that end by an offset only those count that these candidates select.
         """
         return self._reader.plan(
-            stream, from_offset, end_offset, candidates, records_max, bytes_max, split_bytes
+            stream, from_offset, end_offset, candidates, records_max, bytes_max, split_bytes, left
         )
 
     def read_raw(self, lsn: int, end_lsn: int, bytes_max: int) -> tuple[int, Buffer, int]:

@@ -9,14 +9,9 @@
 The broker is not asked and does not notice. Source: FORMAT.md, section 8.
 """
 
+from malamute_py.journal.errors import NewerFormat
 from malamute_py.mapped.batch import MappedBatch
-from malamute_py.mapped.errors import (
-    NewerFormat,
-    NoJournal,
-    Overwritten,
-    StreamRemoved,
-    UnknownStream,
-)
+from malamute_py.mapped.errors import NoJournal, Overwritten, StreamRemoved, UnknownStream
 from malamute_py.mapped.reader import LogReader, open_reader
 from malamute_py.mapped.reading import Reading
 from malamute_py.mapped.streams import StreamEntry

@@ -15,12 +15,6 @@ class NoJournal(JournalError):
     code = "bad_setting"
 
 
-class NewerFormat(JournalError):
-    """The files were written by a later version, in a form that this one does not know."""
-
-    code = "version"
-
-
 class UnknownStream(JournalError):
     """The log has no such stream, or has it in the broker's memory only."""
 

@@ -25,15 +25,16 @@ from malamute_py.journal.directory import (
     EPOCH_FILE,
     IDENTITY_FILE,
     RINGS,
+    check_version,
     directory_name,
     expected_of,
     is_ring,
 )
-from malamute_py.journal.errors import JournalCorrupt, NotAFile
-from malamute_py.journal.layout import RING_FILE, file_version
+from malamute_py.journal.errors import JournalCorrupt
+from malamute_py.journal.layout import RING_FILE
 from malamute_py.journal.marks import read_meta
-from malamute_py.journal.storage import FileStorage, read_file
-from malamute_py.mapped.errors import NewerFormat, NoJournal, UnknownStream
+from malamute_py.journal.storage import FileStorage
+from malamute_py.mapped.errors import NoJournal, UnknownStream
 from malamute_py.mapped.missing import find_missing
 from malamute_py.mapped.reading import POLL_S, Reading, Request
 from malamute_py.mapped.segments import Segments
@@ -45,8 +46,6 @@ _MAIN = "main"
 _BEGIN_S: Final = 5.0
 """How long a reading waits for the ring of a stream that was just created: a thread of the broker
 begins rings one after the other, and create_stream() does not wait for it."""
-_VERSION = 1
-"""Newest version of the small files (see layout.py) that this reader understands."""
 
 
 class LogReader:
@@ -157,7 +156,7 @@ class LogReader:
                     " or its stream was just removed"
                 )
             time.sleep(POLL_S)
-        _check_version(storage, RING_FILE)
+        check_version(storage, RING_FILE)
         meta = read_meta(storage)
         if meta is None:
             raise JournalCorrupt(RING_FILE, f"there is no ring in {storage.describe()}")
@@ -195,7 +194,7 @@ def open_reader(path: str | Path) -> LogReader:
             raise NoJournal(
                 f"{path} holds no broker's log: name the directory of `malamute broker --data`"
             )
-        _check_version(directory, IDENTITY_FILE)
+        check_version(directory, IDENTITY_FILE)
         return LogReader(directory)
     except PermissionError as error:
         raise PermissionError(
@@ -204,20 +203,6 @@ def open_reader(path: str | Path) -> LogReader:
             " unless the modes of its files were changed",
             error.filename or str(path),
         ) from error
-
-
-def _check_version(storage: FileStorage, name: str) -> None:
-    """Raises NewerFormat when a small file is of a later version."""
-    try:
-        data = read_file(storage, name)
-    except NotAFile:
-        return
-    version = None if data is None else file_version(data)
-    if version is not None and version > _VERSION:
-        raise NewerFormat(
-            f"{storage.describe()}/{name} has version {version}, and this program knows"
-            f" {_VERSION}: read it with the version of malamute-py that the broker is"
-        )
 
 
 def _times(client_time: Sequence[datetime | int] | None) -> tuple[int, int] | None:

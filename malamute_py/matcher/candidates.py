@@ -95,6 +95,7 @@ def candidates(wire: object, index: HeaderIndex) -> BitMap | None:
 
 
 def _evaluate(pattern: Canonical, index: HeaderIndex) -> BitMap | None:
+    """Return the batches that may match a pattern; None: any may."""
     if pattern == NONE:
         return BitMap()
     kind = pattern[0]
@@ -122,6 +123,7 @@ def _either(parts: list[BitMap | None]) -> BitMap | None:
 
 
 def _by_key(pattern: Canonical, index: HeaderIndex) -> BitMap | None:
+    """Return the batches with a subject that a pattern may match; None: any may have one."""
     if pattern[0] == "topic" and hasattr(index, "subject"):
         parts = pattern[1].split(".")
         if "*" not in parts and "#" not in parts:

@@ -155,6 +155,7 @@ class Conjunctions:
                 pending.extend(filter(None, map(children.get, held)))
 
     def _insert(self, node: _FactNode, member: Member, depth: int) -> None:
+        """Put a conjunction at its node; a bucket with too many members is split."""
         number, order = member
         while True:
             if depth == len(order):
@@ -180,6 +181,7 @@ class Conjunctions:
             depth += 1
 
     def _remove(self, member: Member) -> None:
+        """Take a conjunction from its node, and prune nodes that are empty then."""
         number, order = member
         way = [self._root]
         depth = 0

@@ -60,6 +60,7 @@ def _options(memory_bytes: int) -> Any:
 
 
 def _compile(expression: str) -> Any:
+    """Compile an expression. Raises PatternError: it is none, or compiles to too much."""
     try:
         compiled = re2.compile(expression.encode(), _options(EXPRESSION_MEMORY_BYTES))
     except re2.error as error:
@@ -257,6 +258,7 @@ class RegexTable:
         self._place(members)
 
     def _place(self, members: list[tuple[int, str, int]]) -> None:
+        """Put expressions into a set, together with those of smaller sets."""
         # Only sets that are not larger are taken in: an expression is compiled anew
         # about log2(SET_COUNT_MAX / OVERLAY_MAX) times in its life.
         program = sum(member[2] for member in members)

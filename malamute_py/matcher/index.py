@@ -318,6 +318,7 @@ class Index:
         return pattern
 
     def _file(self, pattern: _Pattern, predicate: Predicate | None) -> None:
+        """Put a pattern into the table of its kind, or its conjunctions into theirs."""
         canonical = pattern.canonical
         kind = kind_of(canonical)
         filing = kind.filing(canonical)
@@ -453,6 +454,7 @@ class Classing:
         first: Iterable[None],
         alike: dict[bytes, tuple[BitMap, list[int]]],
     ) -> Iterator[None]:
+        """Sort the headers into classes with the same matches, some in each step."""
         yield from first
         headers = made()
         if index.slow:

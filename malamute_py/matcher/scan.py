@@ -19,6 +19,7 @@ def matches(wire: object, keys: tuple[str, ...], fields: tuple[tuple[str, str], 
 
 
 def _holds(pattern: list[Any], keys: tuple[str, ...], fields: dict[str, str]) -> bool:
+    """Whether a pattern matches, by its definition alone."""
     kind, *rest = pattern
     if kind == "all":
         return True

@@ -189,6 +189,7 @@ class TopicTable:
             found.setdefault((number,), []).append(place)
 
     def _walk(self, parts: list[str], found: list[int]) -> None:
+        """Add the numbers of all topic patterns that match a split subject."""
         here = [self._root]
         for part in parts:
             onward: list[_PartNode] = []

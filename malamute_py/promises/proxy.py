@@ -70,6 +70,7 @@ class Proxy:
             writer.close()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Connect a client through to the broker, and pump both ways."""
         try:
             there, to = await asyncio.open_connection(*self._target)
         except OSError:
@@ -86,6 +87,7 @@ class Proxy:
         self, source: asyncio.StreamReader, sink: asyncio.StreamWriter,
         pair: tuple[asyncio.StreamWriter, asyncio.StreamWriter],
     ) -> None:  # fmt: skip
+        """Pass on bytes one way until either end is gone."""
         try:
             while data := await source.read(_PIECE):
                 await self._flowing.wait()

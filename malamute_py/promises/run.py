@@ -104,6 +104,7 @@ class Run:
     async def _run(
         self, endpoint: str, kinds: list[str], daemon: Daemon | None, command: str
     ) -> Found:
+        """Start the roles, disturb them, and check what they wrote down."""
         began = time.monotonic()
         proxy: Proxy | None = None
         if endpoint.startswith("tcp://"):
@@ -168,6 +169,7 @@ class Run:
     async def _one(
         self, kind: str, proxy: Proxy | None, daemon: Daemon | None, command: str
     ) -> None:
+        """Do one disturbance."""
         chance = self._chance
         if kind == "kill" and daemon is not None:
             daemon.kill()

@@ -167,6 +167,7 @@ class HttpProcess:
         self._thread.join()
 
     def _run(self) -> None:
+        """Run the process again and again, with longer pauses where it does not start."""
         pause_s = _PAUSE_S
         while not self._stopping.is_set():
             try:

@@ -40,6 +40,7 @@ from malamute_py.broker.ready import (
     Send,
 )
 from malamute_py.config import Config
+from malamute_py.events import LEVELS
 from malamute_py.server.checkpointing.checkpoints import Checkpoints
 from malamute_py.server.checkpointing.process import Checkpointed, CheckpointFailed
 from malamute_py.server.collector import COMMANDS_A_LOOK, Collector
@@ -643,8 +644,8 @@ class Loop:
                 core.trimmed(result.ring, result.first_offsets)
             elif kind is RingEvent:
                 self._counters[f"{result.name}_total"] += 1
-                level = "info" if result.name == "segment_retired" else "warning"
-                self._event(result.name, level, {"ring": result.ring, **result.facts}, now_ms)
+                facts = {"ring": result.ring, **result.facts}
+                self._event(result.name, LEVELS[result.name], facts, now_ms)
             elif kind is Reread:
                 self._reloaded(result, now_ms)
             elif kind is SyncFailed:
@@ -727,8 +728,8 @@ class Loop:
             self._event("appends_taken_again", "info", facts, now_ms)
 
     def report(self, name: str, facts: dict[str, Any]) -> None:
-        """Log a warning of another part of this thread; too many of one name are only counted."""
-        self._event(name, "warning", facts, self._clock())
+        """Log an event of another part of this thread; too many of one name are only counted."""
+        self._event(name, LEVELS[name], facts, self._clock())
 
     def revoke(self, users: Container[str], now_ms: int) -> None:
         """End the connections of users whose credential counts no more, and silent ones.
@@ -821,8 +822,11 @@ class Loop:
 
     # --- the end -------------------------------------------------------------------
 
-    def finish(self, drain_ms: int) -> None:
-        """Confirm what was taken, say goodbye, and wait until that has left; at most drain_ms."""
+    def finish(self, drain_ms: int) -> int:
+        """Confirm what was taken, say goodbye, and wait until that has left; at most drain_ms.
+
+        Returns how many links did not take all of it in that time.
+        """
         until_ms = self._clock() + drain_ms
         self._finishing = True
         self._turn_until = sys.maxsize
@@ -839,7 +843,9 @@ class Loop:
         while self._waiting and self._clock() < until_ms:
             self._retry(self._clock())
             self._wait()
+        untold = len(self._waiting)
         self._ends(self._clock())
+        return untold
 
     def abandon(self) -> None:
         """Tell every peer that can be told, after a bug, so that none waits for its expiry."""

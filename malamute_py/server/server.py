@@ -39,6 +39,7 @@ from malamute_py.journal import (
     JournalFailed,
     JournalLocked,
     MemoryStorage,
+    NewerFormat,
     Recovery,
     Storage,
 )
@@ -46,6 +47,7 @@ from malamute_py.journal.directory import Journal
 from malamute_py.origins import Examined
 from malamute_py.server.authentication.authenticator import Authenticator
 from malamute_py.server.authentication.credentials import carriers_of
+from malamute_py.server.authentication.in_force import UsersInForce
 from malamute_py.server.authentication.permissions import Permissions, QuotaTable
 from malamute_py.server.authentication.users_file import with_users
 from malamute_py.server.checkpointing.checkpoints import Checkpoints
@@ -262,6 +264,11 @@ class Server:
         """Take up a configuration that was read anew (the loop's thread), and tell who asked."""
         before, reading = self._reading, reread.reading
         after = reading.complete
+        if reread.link:
+            # First: the link that asked may be one of those that end.
+            told = [list(change) for change in reading.changes[:_CHANGES_SHOWN]]
+            value = {"changes": told, "more": len(reading.changes) > _CHANGES_SHOWN}
+            self._core.reloaded(reread.link, reread.request, value)
         gone = lost_credentials(before.complete, after)
         if after != before.complete:
             self._reading, self.config = reading._replace(changes=[]), reading.config
@@ -294,10 +301,6 @@ class Server:
             "configuration_reloaded", link=reread.link, applied=counts[APPLIED],
             refused=counts[REFUSED], restart=counts[RESTART],
         )  # fmt: skip
-        if reread.link:
-            told = [list(change) for change in changes[:_CHANGES_SHOWN]]
-            value = {"changes": told, "more": len(changes) > _CHANGES_SHOWN}
-            self._core.reloaded(reread.link, reread.request, value)
 
     def __enter__(self) -> Self:
         """Start the broker."""
@@ -534,7 +537,7 @@ class Server:
             raise StartError(error.what, where, "one directory serves one broker") from error
         except DiskFull as error:
             raise StartError(str(error), where, f"free space on its disk, {elsewhere}") from error
-        except JournalCorrupt as error:
+        except (JournalCorrupt, NewerFormat) as error:
             raise StartError(str(error), where, "nothing was changed") from error
         except JournalError as error:
             raise StartError(str(error), where, elsewhere.removeprefix("or ")) from error
@@ -730,6 +733,7 @@ class Server:
             quota=QuotaTable(config.quotas).of,
             known=carriers.knows,
             reload=self.request_reload,
+            users=UsersInForce(config, permissions),
             carrier=carriers,
             facts=self._facts,
             meter=time.perf_counter_ns,
@@ -855,8 +859,10 @@ class Server:
             while not self._stopping:
                 loop.turn()
                 self._supervisor.alive()
-            self._supervisor.tell("STOPPING=1")
-            loop.finish(self.config.loop.drain_ms)
+            begun_s = time.monotonic()
+            self.log.info("stopping", links=self._core.gauges["links"])
+            self._supervisor.tell("STOPPING=1\nSTATUS=confirms what was taken, and ends")
+            untold = loop.finish(self.config.loop.drain_ms)
         except BaseException as error:  # noqa: BLE001 - a bug: said aloud, and the daemon ends
             self.failure = error
             self.log.critical("failed", error=repr(error), trace=traceback.format_exc())
@@ -867,7 +873,8 @@ class Server:
             self.failure = self.failure or error
             self.log.critical("failed_at_end", error=repr(error), trace=traceback.format_exc())
         if self.failure is None:
-            self.log.info("stopped")
+            took_ms = round(1_000 * (time.monotonic() - begun_s))
+            self.log.info("stopped", took_ms=took_ms, untold_links=untold)
 
     def _close_journal(self) -> None:
         try:

@@ -399,7 +399,7 @@ class FindOffset(Command, tag=35, frozen=True):
 class PlanRead(Command, tag=36, frozen=True):
     """Plan a bounded read from the index: an end under caps, and split points.
 
-    RESULT: {"stream" (uuid), "epoch", "first", "tail", "from", "to",
+    RESULT: {"stream" (uuid), "epoch", "first", "trimmed", "tail", "from", "to",
     "splits": [[from, to, bytes], ...], "records", "bytes", "rewound" (bool)}.
     """
 
@@ -1025,6 +1025,20 @@ class PeekRequests(Command, tag=82, frozen=True):
     limit: int = 100
 
 
+class ResetGroup(Command, tag=83, frozen=True):
+    """Operator has a group stand elsewhere; what was done before counts no longer.
+
+    RESULT: as of GROUP_INFO, and `before`: where it stood.
+    """
+
+    request: int
+    stream: str
+    group: str
+    start: Start
+    force: bool = False
+    """True: members are no hindrance: their memberships end, and they may join again."""
+
+
 # --- 85 to 86: typed streams (feature TYPED) ------------------------------------------
 
 
@@ -1059,6 +1073,16 @@ class ReloadConfig(Command, tag=90, frozen=True):
     request: int
 
 
+class ListUsers(Command, tag=91, frozen=True):
+    """Ask for the users and permissions in force, and who may do something; needs manage_users."""
+
+    request: int
+    verb: str = ""
+    """Verb of a permission; empty: nothing is asked of each user."""
+    name: str = ""
+    """Stream, mailbox or service that the verb is about."""
+
+
 AnyCommand: TypeAlias = Union[  # noqa: UP007 - msgspec reads the union at run time
     Hello, Welcome, Ping, Pong, Bye, Refused, Result,
     Publish, Confirm, Subscribe, Subscribed, Unsubscribe, Ended, Credit, Deliver, Cover, Gap,
@@ -1071,7 +1095,7 @@ AnyCommand: TypeAlias = Union[  # noqa: UP007 - msgspec reads the union at run t
     RemoveService,
     MoveCursor, CursorInfo, RemoveCursor, JoinGroup, AckRecords, GroupInfo, Atomic,
     EditCursor, RemoveGroup, Trim, PurgeSubjects, EditGroup, RequeueGroup, PeekRequests,
-    UpdateKey, GetKey, ListKeys, StreamSchemas, Schema, ReloadConfig,
+    ResetGroup, UpdateKey, GetKey, ListKeys, StreamSchemas, Schema, ReloadConfig, ListUsers,
 ]  # fmt: skip
 
 STEP_PARTS: tuple[type[Command], ...] = (

@@ -46,7 +46,8 @@ CLIENT_COMMANDS: Final[tuple[type[Command], ...]] = (
     c.Requeue, c.RemoveService,
     c.MoveCursor, c.CursorInfo, c.RemoveCursor, c.JoinGroup, c.AckRecords, c.GroupInfo, c.Atomic,
     c.EditCursor, c.RemoveGroup, c.Trim, c.PurgeSubjects, c.EditGroup, c.RequeueGroup,
-    c.PeekRequests, c.UpdateKey, c.GetKey, c.ListKeys, c.StreamSchemas, c.ReloadConfig,
+    c.PeekRequests, c.ResetGroup, c.UpdateKey, c.GetKey, c.ListKeys, c.StreamSchemas,
+    c.ReloadConfig, c.ListUsers,
 )  # fmt: skip
 """Commands that a client may send at all."""
 

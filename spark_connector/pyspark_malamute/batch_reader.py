@@ -43,8 +43,8 @@ class MalamuteReader(DataSourceReader):
             found = together(lambda name: _ranges(broker, options.of(name)), names)
             return grouped([part for parts in found.values() for part in parts], options)
         finally:
-            # The process that plans belongs to Spark's pool and may idle for long.
-            broker.close()
+            # The process that plans belongs to Spark's pool and may plan the next read.
+            broker.leave()
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The records of one task."""

@@ -2,17 +2,21 @@
 
 Owns the fetch of a range and its repetition. The rules: what was handed to Spark is never
 fetched again, so a repeated question begins after it; a range is complete when its covers
-reach its end, and anything less is an error; a reader that stops early closes the subscription.
+reach its end, and anything less is an error; a task asks for its next ranges before it has worked
+off the one before, up to a bound of bytes; a reader that stops early closes its subscriptions.
 Source: SPEC.md, sections 6 and 8.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Final
 
 from pyspark.sql.datasource import InputPartition
@@ -25,36 +29,78 @@ from malamute_py.client.sync.client import SyncSubscription
 from pyspark_malamute import links
 from pyspark_malamute.columns import Gather
 from pyspark_malamute.errors import SourceUnavailable
-from pyspark_malamute.loss import lost, rewound
+from pyspark_malamute.loss import lost, purged, rewound
 from pyspark_malamute.offsets import StreamOffset, check_stream
 from pyspark_malamute.options import SourceOptions
-from pyspark_malamute.planning import Range, Ranges
+from pyspark_malamute.planning import Range, ranges_of
 from pyspark_malamute.typed import TypedGather
 
 LOG = logging.getLogger("pyspark_malamute")
 
 _CREDIT_BYTES: Final = 8 << 20
 """Four replies of 1 to 2 MiB under way while one is turned into columns."""
+_CREDIT_BYTES_MIN: Final = 64 << 10
 _CREDIT_RECORDS: Final = 1 << 20
+_AHEAD_BYTES: Final = _CREDIT_BYTES
+"""Credit of the subscriptions that are open before their turn, at most."""
+_AHEAD_RANGES: Final = 16
 _frozen_in = 0
 
 
 def fetch_all(options: SourceOptions, part: InputPartition) -> Iterator[Any]:
     """The selected records of a task, as pyarrow.RecordBatch. Raises as fetch() does."""
-    ranges = part.ranges if isinstance(part, Ranges) else [part]
-    for each in ranges:
-        # Spark makes a partition of its own of an empty list of partitions.
-        if isinstance(each, Range):
-            yield from fetch(options, each)
+    parts = ranges_of(part)
+    pipe = _Pipe(options, parts)
+    with links.in_use(options), contextlib.closing(pipe):
+        for each in parts:
+            yield from fetch(options, each, pipe)
 
 
-def fetch(options: SourceOptions, part: Range) -> Iterator[Any]:
+class _Pipe:
+    """Subscriptions to the ranges of a task, some of them opened before their turn.
+
+    The records of the next ranges come while those of the one before become columns.
+    """
+
+    def __init__(self, options: SourceOptions, parts: list[Range]) -> None:
+        """parts: in the order in which they are read."""
+        self._options = options
+        self._waiting = deque(parts)
+        """Ranges whose turn has not come."""
+        self._open: dict[Range, SyncSubscription] = {}
+
+    def subscription(self, part: Range, position: int) -> SyncSubscription:
+        """The subscription to a range from a position on; the caller closes it."""
+        if part in self._waiting:
+            self._waiting.remove(part)
+        opened = self._open.pop(part, None)
+        return opened or _subscribe(self._options.of(part.name), part, position)
+
+    def open_ahead(self) -> None:
+        """Ask for the next ranges, as far as the bound of bytes allows."""
+        left = _AHEAD_BYTES - sum(map(_credit_bytes, self._open))
+        for part in islice(self._waiting, _AHEAD_RANGES):
+            if part not in self._open:
+                left -= _credit_bytes(part)
+                if left < 0:
+                    return
+                self._open[part] = _subscribe(self._options.of(part.name), part, part.start)
+
+    def close(self) -> None:
+        """Close what was opened before its turn."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+
+def fetch(options: SourceOptions, part: Range, pipe: _Pipe | None = None) -> Iterator[Any]:
     """The selected records of a range, in order, as pyarrow.RecordBatch.
 
-    Raises DataLoss, SourceUnavailable, CheckpointMismatch (the stream was recreated).
+    pipe: of the task, where it has further ranges. Raises DataLoss, SourceUnavailable,
+    CheckpointMismatch (the stream was recreated).
     """
     _spare_the_collector()
     options = options.of(part.name)
+    pipe = pipe or _Pipe(options, [part])
     gather = TypedGather(options) if options.body_type == "typed" else Gather(options)
     position = part.start
     failures = 0
@@ -63,8 +109,9 @@ def fetch(options: SourceOptions, part: Range) -> Iterator[Any]:
         before = position
         taken_in = True
         try:
-            with links.explained(options, "read"), _subscribe(options, part, position) as reading:
+            with links.explained(options, "read"), pipe.subscription(part, position) as reading:
                 _check_begin(options, reading, part, position)
+                pipe.open_ahead()
                 while True:
                     batch, position = _next(options, reading, part, position)
                     if batch is None:
@@ -89,6 +136,7 @@ def fetch(options: SourceOptions, part: Range) -> Iterator[Any]:
             else:
                 failures += 1
                 tired = failures > options.fetch_retries
+            pipe.close()
             links.drop(options)
             # Half of a batch is in the columns when taking it in fails: nothing may follow it.
             may_pass = taken_in and isinstance(error.__cause__, Timeout | ConnectionLost)
@@ -110,8 +158,13 @@ def _subscribe(options: SourceOptions, part: Range, position: int) -> SyncSubscr
         # Notices are taken in order below, where failOnDataLoss decides.
         on_notice=_ignore,
         credit_records=_CREDIT_RECORDS,
-        credit_bytes=_CREDIT_BYTES,
+        credit_bytes=_credit_bytes(part),
     )
+
+
+def _credit_bytes(part: Range) -> int:
+    """Bytes of a range that may wait in this process."""
+    return min(max(part.size, _CREDIT_BYTES_MIN), _CREDIT_BYTES) if part.size else _CREDIT_BYTES
 
 
 def _ignore(_: Notice) -> None:
@@ -158,7 +211,10 @@ def _is_rewound(options: SourceOptions, reading: SyncSubscription, part: Range) 
     for notice in reading.notices():
         if isinstance(notice, GapNotice):
             end = min(notice.to_offset, part.end)
-            lost(options, notice.from_offset, end, notice.code, notice.reason)
+            if notice.code == "purged":
+                purged(options, notice.from_offset, end)
+            else:
+                lost(options, notice.from_offset, end, notice.code, notice.reason)
         elif isinstance(notice, RewoundNotice):
             rewound(options, notice.from_offset, notice.to_offset)
             return True

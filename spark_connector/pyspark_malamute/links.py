@@ -1,8 +1,8 @@
 """Links to the broker, one a process and credential, and what a refusal means in words.
 
-Owns the process's links, and how long a broker is waited for. The rules: a link is made when it is
-first needed, never before a fork, and serves the tasks that follow in the same process; one that
-failed is dropped and never used again; a broker that this query has reached may be away for
+Owns how a link is made, and how long a broker is waited for. The rules: a link is made when it is
+first needed, and serves the tasks that follow in the same process; one that failed is dropped and
+never used again; a broker that this query has reached may be away for
 brokerOutageMs, and one that it never reached for connectTimeoutMs; a host name without address and
 a broken handshake end the first attempt early; the client's errors become sentences that name the
 option to look at.
@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator
 from time import monotonic, sleep
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from malamute_protocol.errors import (
     BrokerRefused,
     ConnectionLost,
-    MalamuteError,
     ProtocolError,
     Timeout,
 )
@@ -29,13 +27,11 @@ from malamute_py.client.session.events import LinkEvent, Unlinked
 from malamute_py.client.settings import Curve, Plain
 from malamute_py.client.sync.client import SyncClient, connect_sync
 from pyspark_malamute.errors import SourceUnavailable, StreamMissing
+from pyspark_malamute.kept_links import KEPT, Key
 
 LOG = logging.getLogger("pyspark_malamute")
 
-_Key: TypeAlias = tuple[Any, ...]
-_LINKS: Final[dict[_Key, SyncClient]] = {}
-"""Pid, endpoints and credential -> link. The pid: a fork must not use its parent's sockets."""
-_REACHED: Final[set[_Key]] = set()
+_REACHED: Final[set[Key]] = set()
 """Keys of which a link was open in this process: such a broker is away, not misspelt."""
 _PAUSES_S: Final = (0.1, 1.0)
 """Pause after the first attempt to connect, doubled with each further one, and the longest."""
@@ -76,15 +72,21 @@ class LinkOptions(Protocol):
     def pattern_text(self) -> str: ...  # noqa: D102
 
 
-def _key(options: LinkOptions) -> _Key:
+def _key(options: LinkOptions) -> Key:
+    """Return what the links of two queries must have in common to be one."""
     return (
-        os.getpid(),
         options.endpoints,
         options.user,
         options.password,
         options.curve_keys,
         options.identity,
+        options.request_timeout_ms,
     )
+
+
+def in_use(options: LinkOptions) -> contextlib.AbstractContextManager[None]:
+    """Keep this process's link from being closed as idle while the body runs."""
+    return KEPT.in_use(_key(options))
 
 
 def link(options: LinkOptions, *, proven: bool = False) -> SyncClient:
@@ -93,7 +95,7 @@ def link(options: LinkOptions, *, proven: bool = False) -> SyncClient:
     Raises SourceUnavailable.
     """
     key = _key(options)
-    found = _LINKS.get(key)
+    found = KEPT.get(key)
     if found is None:
         reached = proven or key in _REACHED
         patience_ms = options.broker_outage_ms if reached else 0
@@ -101,7 +103,7 @@ def link(options: LinkOptions, *, proven: bool = False) -> SyncClient:
             found = open_link(
                 options, max(patience_ms, options.connect_timeout_ms), reached=reached
             )
-        _LINKS[key] = found
+        KEPT.put(key, found)
         _REACHED.add(key)
     return found
 
@@ -149,16 +151,13 @@ def open_link(options: LinkOptions, timeout_ms: int, *, reached: bool = False) -
 def is_away(options: LinkOptions, *, proven: bool = False) -> bool:
     """Whether a broker that was reached has no link to this process now."""
     key = _key(options)
-    found = _LINKS.get(key)
+    found = KEPT.get(key)
     return (proven or key in _REACHED) and (found is None or not found.linked)
 
 
 def drop(options: LinkOptions) -> None:
     """Close this process's link, if there is one; the next use makes another."""
-    found = _LINKS.pop(_key(options), None)
-    if found is not None:
-        with contextlib.suppress(MalamuteError):
-            found.close()
+    KEPT.drop(_key(options))
 
 
 class Broker:
@@ -169,6 +168,8 @@ class Broker:
         self._client: SyncClient | None = None
         self._opening = threading.Lock()
         """Several threads ask at once."""
+        self._uses = False
+        """The process's link is in use here, and not idle between two questions."""
         self._closed = False
 
     def ask(
@@ -209,6 +210,9 @@ class Broker:
 
     def _opened(self) -> SyncClient:
         with self._opening:
+            if not self._uses:
+                self._uses = True
+                KEPT.acquire(_key(self._options))
             if self._client is None:
                 self._client = link(self._options)
             return self._client
@@ -231,6 +235,19 @@ class Broker:
             if self._client is not None:
                 self._client = None
                 drop(self._options)
+            self._leave()
+
+    def leave(self) -> None:
+        """End the questions; the link stays, for what the process does next, until it is idle."""
+        self._closed = True
+        with self._opening:
+            self._client = None
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._uses:
+            self._uses = False
+            KEPT.release(_key(self._options))
 
 
 @contextlib.contextmanager

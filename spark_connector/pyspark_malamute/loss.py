@@ -1,7 +1,9 @@
 """Loss of records that cannot be read any more: it fails the query, or is logged.
 
-Owns the one decision that option failOnDataLoss makes. The rule: no loss is silent; it
-fails the query, or it is logged with its offsets and its reason, and never anything else.
+Owns the one decision that option failOnDataLoss makes. The rules: no loss is silent; it
+fails the query, or it is logged with its offsets and its reason, and never anything else. Records
+that a trim has removed are no loss: they are logged, and fail the query only where it asks for
+that. A purge by subject leaves nothing to tell: its records are no part of the stream any more.
 """
 
 from __future__ import annotations
@@ -32,6 +34,31 @@ def lost(options: SourceOptions, begin: int, end: int, code: str, reason: str = 
         f"{code}, {why}"
     )
     _decide(options, what)
+
+
+def gone(options: SourceOptions, begin: int, end: int, trimmed: int, code: str) -> None:
+    """Records [begin, end) are gone, those before `trimmed` because a client removed them.
+
+    Raises DataLoss.
+    """
+    if begin < trimmed:
+        purged(options, begin, min(end, trimmed))
+    if max(begin, trimmed) < end:
+        lost(options, max(begin, trimmed), end, code)
+
+
+def purged(options: SourceOptions, begin: int, end: int) -> None:
+    """Records [begin, end) were removed on purpose: log, or fail where the options say so.
+
+    Raises DataLoss.
+    """
+    what = f"stream '{options.stream}': offsets {begin} to {end - 1} were removed by a trim"
+    if options.fail_on_purge:
+        raise DataLoss(
+            f"malamute source: {what}. To go on without these records, set option failOnDataLoss "
+            "to true"
+        )
+    LOG.warning("malamute source: %s; going on, as that is no loss", what)
 
 
 def rewound(options: SourceOptions, position: int, tail: int) -> None:

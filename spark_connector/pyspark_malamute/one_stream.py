@@ -59,7 +59,7 @@ class OneStream:
         matches = plan.records and plan.bytes
         if matches or _is_far(begin.offset, plan):
             if begin.epoch:
-                self.lost += max(0, min(plan.first, plan.to_offset) - start)
+                self.lost += max(0, min(plan.first, plan.to_offset) - max(start, plan.trimmed))
             self._planned = (begin.offset, plan.to_offset, plan)
             return begin._replace(epoch=plan.epoch, offset=plan.to_offset)
         self._empty = (begin.offset, plan.to_offset)

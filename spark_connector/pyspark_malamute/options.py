@@ -107,6 +107,8 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     ending: Places
     client_time: tuple[int, int] | None
     fail_on_data_loss: bool
+    fail_on_purge: bool
+    """Whether records that a trim has removed fail the query, too."""
     rows_per_trigger: int
     min_rows_per_trigger: int
     max_delay_ms: int
@@ -271,7 +273,8 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("pushFilters", as_flag, "false",
            "the broker applies filters on stream, subject, times, offset and fieldColumns; needs "
            "`spark.sql.python.filterPushdown.enabled`", "read"),
-    Option("failOnDataLoss", as_flag, "true", "fail, or log and go on, when records are gone"),
+    Option("failOnDataLoss", one_of("true", "false", "all"), "true",
+           "fail, or log and go on, when records are gone; all: fail when a trim took them, too"),
     Option("maxRecordsPerTrigger", as_positive, None, "most selected records in one micro-batch",
            "readStream", ("maxOffsetsPerTrigger",)),
     Option("minRecordsPerTrigger", as_positive, None,
@@ -369,7 +372,8 @@ def parse_options(raw: Mapping[str, str]) -> SourceOptions:
         starting_strategy=values["startingOffsetsByTimestampStrategy"],
         ending=_places_of(given, values, streams, "endingTimestamp", "endingOffsets"),
         client_time=_window(values["clientTimeFrom"], values["clientTimeTo"]),
-        fail_on_data_loss=values["failOnDataLoss"],
+        fail_on_data_loss=values["failOnDataLoss"] != "false",
+        fail_on_purge=values["failOnDataLoss"] == "all",
         rows_per_trigger=values["maxRecordsPerTrigger"] or 0,
         min_rows_per_trigger=_least(values),
         max_delay_ms=values["maxTriggerDelay"],

@@ -17,7 +17,7 @@ from malamute_py.client.facts import ReadPlan, Split
 from malamute_py.client.position import AtTime, Position, StartPoint
 from pyspark_malamute.errors import OptionError
 from pyspark_malamute.links import Broker
-from pyspark_malamute.loss import lost, rewound
+from pyspark_malamute.loss import gone, rewound
 from pyspark_malamute.offsets import StreamOffset
 from pyspark_malamute.options import Place, SourceOptions
 
@@ -92,7 +92,7 @@ def locate(broker: Broker, options: SourceOptions, place: Place, option: str) ->
         if offset > found.tail:
             raise OptionError(option, f"{offset} is beyond the stream's end, {found.tail}")
         if offset < found.first:
-            lost(options, offset, found.first, "retention")
+            gone(options, offset, found.first, found.trimmed, "retention")
             offset = found.first
     return Spot(found.stream.hex(), found.epoch, found.first, found.tail, offset)
 
@@ -179,7 +179,7 @@ def check_plan(
                 options,
             )
             code = "lost" if facts.settings.get("memory") else code
-        lost(options, start, min(plan.first, plan.to_offset), code)
+        gone(options, start, min(plan.first, plan.to_offset), plan.trimmed, code)
 
 
 def ranges(
@@ -244,7 +244,7 @@ def stored(parts: list[InputPartition]) -> list[list[list[Any]]]:
     A sink knows rows that come again by their task. Planned anew, a batch may be cut elsewhere:
     its caps are not known any more, other options may hold, and the index has coarser entries.
     """
-    return [[[each.name, each.start, each.end] for each in _ranges_of(part)] for part in parts]
+    return [[[each.name, each.start, each.end] for each in ranges_of(part)] for part in parts]
 
 
 def restored(
@@ -265,11 +265,12 @@ def restored(
     return found
 
 
-def _ranges_of(part: InputPartition) -> list[Range]:
+def ranges_of(part: InputPartition) -> list[Range]:
+    """The ranges of a task, in the order in which it reads them."""
     if isinstance(part, Ranges):
         return part.ranges
-    assert isinstance(part, Range)
-    return [part]
+    # Spark makes a partition of its own of an empty list of partitions.
+    return [part] if isinstance(part, Range) else []
 
 
 def _cut_by_records(

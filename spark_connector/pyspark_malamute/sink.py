@@ -99,7 +99,7 @@ def commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None])
             return
     mine = options.named(f"spark-{batch.writer}-driver")
     try:
-        with links.explained(mine, "commit a batch"):
+        with links.in_use(mine), links.explained(mine, "commit a batch"):
             client = linked(mine)
             published = read_published(client, mine, batch)
             if published.commit is not None:

@@ -58,19 +58,20 @@ def write_partition(
     mine = options.named(f"spark-{batch.writer}-{partition}")
     task = _Task(mine, batch, partition)
     try:
-        for chunk in chunks(options, batches, task.rows_published):
-            if chunk.last and not are_whole():
-                raise SourceUnavailable(
-                    f"malamute sink: the rows of partition {partition} were cut off, for the task "
-                    "that makes them failed. The last of them are not published; Spark's log tells "
-                    "why it failed"
-                )
-            told.rows += chunk.rows.num_rows
-            if task.published.commit is None:
-                task.publish(chunk, told)
-            else:
-                told.rows_committed = task.published.commit.rows
-        task.settle()
+        with links.in_use(mine):
+            for chunk in chunks(options, batches, task.rows_published):
+                if chunk.last and not are_whole():
+                    raise SourceUnavailable(
+                        f"malamute sink: the rows of partition {partition} were cut off, for the "
+                        "task that makes them failed. The last of them are not published; Spark's "
+                        "log tells why it failed"
+                    )
+                told.rows += chunk.rows.num_rows
+                if task.published.commit is None:
+                    task.publish(chunk, told)
+                else:
+                    told.rows_committed = task.published.commit.rows
+            task.settle()
     finally:
         if not options.has_credential:
             # An identity that was asked for by name has one link: the next attempt's, elsewhere.

@@ -42,6 +42,7 @@ from pyspark_malamute.planning import (
     grouped,
     locate,
     locate_start,
+    ranges_of,
     restored,
     stored,
 )
@@ -81,6 +82,8 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._idle = IdleWait(options.idle_wait_ms)
         self._made: dict[str, Any] = {}
         """The newest end of a batch that this process planned."""
+        self._parts: list[InputPartition] = []
+        """The tasks of that batch."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {"options": self._options}
@@ -130,8 +133,8 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end is None:
             return start
         found = self._planned(begin, end).values()
-        parts = grouped([part for parts in found for part in parts], self._options)
-        self._made = {**to_json(end, self._options), "tasks": stored(parts)}
+        self._parts = grouped([part for parts in found for part in parts], self._options)
+        self._made = {**to_json(end, self._options), "tasks": stored(self._parts)}
         return self._made
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -274,7 +277,10 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if stop == begin:
             return []
         if end == self._made:
-            return restored(end["tasks"], stop, proven=self._proven)
+            for part in self._parts:
+                for each in ranges_of(part):
+                    each.proven = self._proven
+            return self._parts
         # Asked for, even where the checkpoint has the tasks: a stream may have been recreated,
         # removed or trimmed since.
         found = self._planned(begin, stop)

@@ -53,7 +53,7 @@ def typed_schema(options: SourceOptions) -> StructType:
     try:
         declared = broker.ask("read the schema", lambda c: c.stream_schema(options.stream))
     finally:
-        broker.close()
+        broker.leave()
     known = {field.name: field for field in declared}
     beside = arrow_schema(decode=True)
     fields = []

@@ -560,12 +560,14 @@ class Shell:
             return self._answer_about_keys(query)
         assert query.kind == "plan"
         splits = [
-            [one.base, one.next, len(one.data)]
+            [max(one.base, asked["from"]), min(one.next, asked["end"]), len(one.data)]
             for one in self.rings.get(query.ring, [])
             if one.stamp.stream == query.stream
+            and one.next > asked["from"]
+            and one.base < asked["end"]
         ]
         return {
-            "to": asked["end"], "splits": splits,
+            "young": 0, "to": asked["end"], "splits": splits,
             "records": len(records), "bytes": sum(split[2] for split in splits),
         }  # fmt: skip
 

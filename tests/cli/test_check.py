@@ -12,7 +12,7 @@ from malamute_py.cli.check import CRITICAL, KINDS, OK, UNKNOWN, WARNING, judged,
 from malamute_py.cli.failures import CommandFailed
 from malamute_py.cli.looking import Look
 from malamute_py.client.facts import CursorFacts, LinkFacts, MailboxFacts, ServiceFacts
-from malamute_py.http.source import Everything, Facts
+from malamute_py.health.facts import Everything, Facts
 from tests.cli.running import Run
 
 NOW_MS = 1_000_000

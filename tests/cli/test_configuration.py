@@ -74,6 +74,29 @@ def test_a_good_configuration_is_said_to_be_good() -> None:
     assert run_cli("config", "check", str(EXAMPLE), "--json").ok().json["good"] is True
 
 
+def test_files_that_a_configuration_names_are_looked_for_beside_it(tmp_path: Path) -> None:
+    folder = tmp_path / "etc"
+    folder.mkdir()
+    (folder / "users.toml").write_text("")
+    (folder / "users.toml").chmod(0o600)
+    (folder / "token").write_text("a token of thirty-two characters.")
+    (folder / "token").chmod(0o600)
+    file = folder / "malamute.toml"
+    file.write_text(
+        'data_directory = "data"\n[authentication]\nmechanism = "plain"\n'
+        'users_file = "users.toml"\n[http]\nbind = "127.0.0.1:0"\ntoken_file = "token"\n'
+    )
+    assert run_cli("config", "check", str(file)).ok().lines == [f"{file} is good"]
+    assert run_cli("broker", "--check", "--config", str(file)).code == 0
+    shown = {row[0]: row[1] for row in run_cli("config", "show", str(file)).ok().rows}
+    assert shown["authentication.users_file"] == str(folder / "users.toml")
+    assert shown["data_directory"] == "data"
+    absent = run_cli("config", "check", str(file), "--set", "authentication.users_file=users.toml")
+    assert "there is no users.toml" in absent.out
+    run_cli("user", "add", "ann", "--new-key", str(folder / "ann.key"), "--config", str(file)).ok()
+    assert "[users.ann]" in (folder / "users.toml").read_text()
+
+
 def test_a_text_that_is_no_toml_is_named_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "broken.toml"
     file.write_text("listen = []\n[log\n")

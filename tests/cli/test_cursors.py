@@ -196,6 +196,23 @@ def test_dead_letters_of_a_group_are_shown_and_requeued(
     assert m("group", "edit", five, "g").code == 2
 
 
+def test_a_group_is_reset_and_with_members_only_when_told(
+    m: Run, broker: EmbeddedBroker, five: str
+) -> None:
+    assert m("sub", five, "--group", "g", "-n", "5").ok().lines == ["0", "1", "2", "3", "4"]
+    told = m("group", "reset", five, "g", "3", "--json").ok().json
+    assert told == {"stream": five, "group": "g", "next": 3, "before": 5}
+    assert m("sub", five, "--group", "g", "-n", "2").ok().lines == ["3", "4"]
+    with broker.connect_sync() as client, client.group(five, "g") as member:
+        member.accepted()
+        refused = m("group", "reset", five, "g", "earliest")
+        assert refused.code == 1
+        assert "--force ends its memberships" in refused.err
+        assert "(it stood at 5)" in m("group", "reset", five, "g", "earliest", "--force").ok().out
+    assert m("sub", five, "--group", "g", "-n", "1").ok().lines == ["0"]
+    assert m("group", "reset", five, "g", "last").code == 2
+
+
 def test_the_kind_of_a_group_is_chosen_by_its_first_member(m: Run, five: str) -> None:
     m("sub", five, "--group", "g", "--kind", "keyed", "-n", "1").ok()
     assert m("group", "info", five, "g", "--json").ok().json["kind"] == "keyed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -120,6 +121,23 @@ def test_a_typed_stream_keeps_its_newest_schema(
     with empty.connect_sync() as client:
         assert client.stream_info("typed").settings["schema"] == kept
     assert m("import", "-", stdin=told, env=at(empty)).ok().out == ""
+
+
+def test_an_export_in_toml_is_imported_as_one_in_json(
+    m: Run, there: EmbeddedBroker, empty: EmbeddedBroker
+) -> None:
+    with there.connect_sync() as client:
+        client.edit_stream("trades", description='a "quoted" \x7f\n text')
+        client.cursor("trades", "a.b:c@").edit()
+    toml = m("export", "--toml", env=at(there)).ok().out
+    told = tomllib.loads(toml)
+    assert told == {
+        kind: each for kind, each in m("export", env=at(there)).ok().json.items() if each
+    }
+    m("import", "-", stdin=toml, env=at(empty)).ok()
+    with empty.connect_sync() as client:
+        assert client.stream_info("trades").settings["description"] == 'a "quoted" \x7f\n text'
+        assert client.cursor_info("trades", "a.b:c@").next == 0
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,9 @@ def test_a_key_is_put_got_updated_and_deleted(m: Run, keys: str) -> None:
     found = m("kv", "get", keys, "colour", "--json").ok().json
     assert (found["value"], found["revision"]) == ("green", 2)
     m("kv", "delete", keys, "colour").ok()
+    again = m("kv", "delete", keys, "colour")
+    assert again.code == 1
+    assert "there is no key 'colour'" in again.err
     gone = m("kv", "get", keys, "colour")
     assert gone.code == 1
     assert "colour" in gone.err

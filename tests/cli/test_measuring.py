@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from malamute_py import EmbeddedBroker
+from malamute_py.cli.bench_report import WINDOWS, page, windows
 from malamute_py.cli.measuring import Measure, percentile
 from tests.cli.running import Run
 
@@ -56,6 +58,39 @@ def test_a_trip_that_the_broker_refuses_is_named_as_not_measured(
     assert [each["what"] for each in ended.json["measured"]] == ["question"]
     assert list(ended.json["not_measured"]) == _LEVELS[1:]
     assert "confirm synced was not measured: " in ended.err
+
+
+def test_a_run_is_cut_into_windows_with_the_percentiles_of_what_ended_in_each() -> None:
+    measure = Measure("confirm", count=4)
+    for ended_ns, span_ns in ((1_000, 1_000), (60_000, 500), (59_500, 2_000_000 // 1_000)):
+        measure.spans_ns.append(span_ns)
+        measure.ended_ns.append(ended_ns)
+    cut = windows(measure)
+    assert len(cut) == WINDOWS
+    assert [(place, each.ended) for place, each in enumerate(cut) if each.ended] == [
+        (0, 1), (WINDOWS - 1, 2),
+    ]  # fmt: skip
+    assert cut[-1].spans_ms == {"p50": 0.0005, "p90": 0.002, "p99": 0.002, "max": 0.002}
+
+
+def test_a_report_is_one_page_with_plots_and_no_script(m: Run, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    m("bench", "mail", "--count", "40", "--tasks", "4", "--memory", "--report", str(file)).ok()
+    page = file.read_text()
+    assert page.count("<svg") == page.count("</svg>") == 6
+    assert "confirm of one message" in page
+    assert "delivery" in page
+    assert "nan" not in page
+    assert "<script" not in page
+    assert "http" not in page
+    told = m("bench", "pub", "--count", "1", "--report", str(tmp_path / "no" / "x.html"))
+    assert told.code == 1
+
+
+def test_a_measurement_without_single_spans_has_figures_and_no_plot() -> None:
+    measure = Measure("reading", count=10, size=100)
+    measure.seconds = 2.0
+    assert "<svg" not in page("bench <sub>", {"bench": "sub"}, [measure])
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_what_is_seen_before_an_interrupt_is_counted(
             seen.append(file.read_bytes().count(b"\n"))
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("malamute_py.cli.replay._Writer.flush", interrupt)
+    monkeypatch.setattr("malamute_py.cli.replay.Writer.flush", interrupt)
     told = m("replay", days, "--by", "client", "--pace", pace, "--output", str(file))
     assert told.code == 130
     assert seen[0] > 0

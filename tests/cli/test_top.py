@@ -23,7 +23,7 @@ from malamute_py.client.facts import (
     ServiceFacts,
     StreamFacts,
 )
-from malamute_py.http.source import Everything, Facts
+from malamute_py.health.facts import Everything, Facts
 from tests.cli.running import Run
 
 NOW_MS = 10_000_000

@@ -9,7 +9,7 @@ from malamute_py.cli.looking import Look
 from malamute_py.cli.looking import look as look_at
 from malamute_py.cli.watch import COUNTERS, happened
 from malamute_py.client.facts import LinkFacts, MailboxFacts, ServiceFacts
-from malamute_py.http.source import Everything, Facts
+from malamute_py.health.facts import Everything, Facts
 from malamute_py.http.table import COUNTERS as OF_THE_CORE
 from malamute_py.http.table import SHELL
 from tests.cli.running import Run

@@ -70,6 +70,15 @@ CALLS: list[Wrong] = [
     ("bodies", "publish_many", ("s", [b"a", 5]), {}),
     ("subject", "publish_many", ("s", [b"a"]), {"subject": 5}),
     ("client_time_ms", "publish_many", ("s", [b"a"]), {"client_time_ms": [2**70]}),
+    ("subjects=5: allowed is a sequence", "publish_many", ("s", [b"a"]), {"subjects": 5}),
+    ("subjects='a': allowed is a sequence", "send_many", ("m", [b"a"]), {"subjects": "a"}),
+    ("2 values in subjects", "publish_many", ("s", [b"a"]), {"subjects": ["a", "b"]}),
+    ("stream=[]: allowed is a str", "publish_many", ([], [b"a"]), {}),
+    ("limit=1.5: allowed is an integer", "list_streams", (), {"limit": 1.5}),
+    ("limit=b'x': allowed is an integer", "list_cursors", (), {"limit": b"x"}),
+    ("limit=None: allowed is an integer", "list_groups", (), {"limit": None}),
+    ("limit=-1: allowed is an integer", "list_mailboxes", (), {"limit": -1}),
+    ("limit=True: allowed is an integer", "list_services", (), {"limit": True}),
     ("codec=True: allowed is one of 'none'", "publish", ("s", b""), {"codec": True}),
     ("codec=3: allowed is", "send", ("m", b""), {"codec": 3}),
     ("codec=b'zstd': allowed is", "publish", ("s", [b"a"]), {"codec": b"zstd"}),
@@ -152,6 +161,8 @@ STEPS: list[tuple[str, Callable[[Any], Any]]] = [
     ("stream", lambda step: step.publish(None, b"")),
     ("bodies", lambda step: step.publish_many("s", b"abc")),
     ("codec", lambda step: step.publish("s", b"", codec=3)),
+    ("subject=1.5", lambda step: step.publish_many("s", [b"a"], subject=1.5)),
+    ("client_time_ms=1.5", lambda step: step.publish_many("s", [b"a"], client_time_ms=1.5)),
     ("mailbox", lambda step: step.send(5, b"")),
     ("priority", lambda step: step.send("m", b"", priority=1000)),
     ("deliver_at_ms", lambda step: step.send("m", b"", deliver_at_ms=SOON)),
@@ -209,6 +220,14 @@ async def test_each_wrong_argument_is_named_and_every_other_call_goes_on(shell: 
     assert (await shell.do("publish", "s", b"fine")).offset == 0
     assert (await shell.do("send", "m", b"fine")).count == 1
     assert shell.client.reconnects == 0
+
+
+async def test_a_wrong_wait_or_count_of_a_receiver_is_named(shell: Any) -> None:
+    worker, subscription = shell.client.worker("v"), shell.client.subscribe("s")
+    with pytest.raises(LocalProtocolError, match="timeout_ms=b'x': allowed is an integer"):
+        await shell.call(worker.next, b"x")
+    with pytest.raises(LocalProtocolError, match=r"records=1\.5: allowed is an integer"):
+        await shell.call(subscription.to_arrow, 1.5)
 
 
 async def test_what_is_no_arrow_table_is_named(shell: Any) -> None:

@@ -380,3 +380,40 @@ async def test_a_member_that_is_passed_over_says_so_when_it_waits(shell: Any) ->
     await shell.call(member.nack, held)
     assert await shell.call(member.next_batch, WAIT_MS) is not None
     await shell.call(member.close)
+
+
+# --- administration -------------------------------------------------------------------------------
+
+
+async def test_a_group_is_edited_right_after_its_first_member_was_asked_for(shell: Any) -> None:
+    member = joined(shell, create=True)
+    facts = await shell.do("edit_group", "s", "readers", attempts_max=3)
+    assert facts.settings["attempts_max"] == 3
+    await shell.call(member.close)
+
+
+async def test_editing_a_group_whose_first_member_was_refused_says_what_is_missing(
+    shell: Any,
+) -> None:
+    member = joined(shell)
+    with pytest.raises(BrokerRefused) as refused:
+        await shell.do("edit_group", "s", "readers", attempts_max=3)
+    assert refused.value.code == "unknown_stream"
+    await shell.call(member.close)
+
+
+async def test_a_group_is_reset_and_a_member_that_is_at_work_is_a_hindrance_unless_told(
+    shell: Any,
+) -> None:
+    await filled(shell, 100)
+    member = joined(shell, ack="manual")
+    assert await shell.call(member.ack, await shell.call(member.next_batch, WAIT_MS))
+    with pytest.raises(BrokerRefused) as refused:
+        await shell.do("reset_group", "s", "readers", 40)
+    assert refused.value.code == "in_use"
+    facts = await shell.do("reset_group", "s", "readers", 40, force=True)
+    assert (facts.next, facts.more["before"], facts.members) == (40, 100, [])
+    assert await shell.call(member.next_batch, WAIT_MS) is None
+    again = joined(shell)
+    assert (await shell.call(again.next_batch, WAIT_MS)).offsets.tolist() == list(range(40, 100))
+    await shell.call(again.close)

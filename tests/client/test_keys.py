@@ -64,6 +64,10 @@ def test_keys_by_pattern_and_history(client: SyncClient) -> None:
     assert list(kv.keys()) == ["a.x", "b*"]
     assert list(kv.keys("a.*")) == ["a.x"]
     assert list(kv.keys(limit=1)) == ["a.x"]
+    with pytest.raises(LocalProtocolError, match="limit=None: allowed is an integer"):
+        kv.keys(limit=None)  # type: ignore[arg-type]
+    with pytest.raises(LocalProtocolError, match="fields=5: allowed is"):
+        kv.put("a.x", b"", fields=5)  # type: ignore[arg-type]
     assert [entry.value for entry in kv.history("a.x")] == [b"0", b"1", b"2"]
     assert [entry.deleted for entry in kv.history("a.y")] == [False, True]
     assert [entry.value for entry in kv.history("b*")] == [b"b"]

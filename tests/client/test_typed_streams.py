@@ -200,6 +200,18 @@ def test_columns_of_subjects_and_times_need_not_be_in_the_schema() -> None:
         encoded(TABLE, subject="delay")
 
 
+@pytest.mark.parametrize("subject", ["Carrier", "CARRIER", "carier", "_carrier"])
+def test_a_misspelled_column_is_not_taken_for_the_subject_of_all_rows(subject: str) -> None:
+    with pytest.raises(LocalProtocolError, match="but 'carrier'"):
+        encoded(TABLE, subject=subject)
+
+
+@pytest.mark.parametrize("subject", ["", "flights", "departures.jfk", "x", "car"])
+def test_a_subject_that_no_column_is_like_is_that_of_all_rows(subject: str) -> None:
+    ((content, _),) = encoded(TABLE, subject=subject)
+    assert content.table.keys == [(subject,)]
+
+
 def test_a_body_under_a_codec_is_compressed() -> None:
     ((content, _),) = encoded(pa.table({"carrier": ["AA"] * 1_000}), codec="gzip")
     assert content.head.codec

@@ -140,8 +140,14 @@ def test_the_changelog_starts_with_what_is_not_released_yet() -> None:
     assert headings[0] == "Unreleased"
 
 
-def test_the_console_script_answers() -> None:
-    script = os.path.join(os.path.dirname(sys.executable), "malamute")
-    result = subprocess.run([script, "--help"], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize(
+    "command",
+    [
+        [os.path.join(os.path.dirname(sys.executable), "malamute")],
+        [sys.executable, "-m", "malamute_py"],
+    ],
+)
+def test_the_command_line_answers(command: list[str]) -> None:
+    result = subprocess.run([*command, "--help"], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert "broker" in result.stdout

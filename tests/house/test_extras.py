@@ -18,7 +18,11 @@ from tests.house.checkout import pyproject
 from tests.house.test_packaging import distribution_name
 
 OPTIONAL = pyproject()["project"]["optional-dependencies"]
-DISTRIBUTIONS = {"prometheus_client": "prometheus-client", "re2": "google-re2"}
+DISTRIBUTIONS = {
+    "opentelemetry": "opentelemetry-api",
+    "prometheus_client": "prometheus-client",
+    "re2": "google-re2",
+}
 """Distribution of a package whose import name differs from it."""
 
 
@@ -69,7 +73,7 @@ def test_the_command_line_judges_and_watches_without_the_extra_http() -> None:
     ended = run_without(
         [package for package, extra in EXTRAS.items() if extra == "http"],
         "import malamute_py.cli.check, malamute_py.cli.screens, malamute_py.cli.top\n"
-        "import malamute_py.http.console.troubles, malamute_py.http.health\n",
+        "import malamute_py.health.troubles, malamute_py.health.readiness\n",
     )
     assert ended.returncode == 0, ended.stderr
 

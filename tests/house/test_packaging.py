@@ -96,9 +96,13 @@ def _providers() -> Mapping[str, list[str]]:
     return packages_distributions()
 
 
+SHARED = {"opentelemetry": ["opentelemetry-api"]}
+"""Top-level name that several distributions share -> the one that is imported from."""
+
+
 def foreign(names: set[str]) -> set[str]:
     """Return the distributions of these top-level names that are neither ours nor Python's."""
-    providers = _providers()
+    providers = {**_providers(), **SHARED}
     return {
         re.sub(r"[._-]+", "-", providers.get(name, [name])[0]).lower()
         for name in names
@@ -130,6 +134,8 @@ def extras_of_the_place(path: Path) -> list[str]:
         return ["arrow"]
     if path.is_relative_to(PACKAGES["malamute_py"] / "cli"):
         return ["cli"]
+    if path.name in ("spans.py", "traced.py"):
+        return ["otel"]
     if path.is_relative_to(PACKAGES["malamute_py"] / "http"):
         return ["http"]
     if any(path.is_relative_to(PACKAGES["malamute_py"] / part) for part in BROKER_PARTS):
@@ -168,9 +174,13 @@ def test_the_wheel_holds_three_typed_packages_and_the_licence(tmp_path: Path) ->
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     tops = {name.partition("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
+    assert {top for top in tops if not top.endswith((".dist-info", ".data"))} == set(PACKAGES)
+    assert any(name.endswith(".data/data/share/man/man1/malamute.1") for name in names)
     assert {f"{package}/py.typed" for package in PACKAGES} <= set(names)
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+    deploy = ROOT / "deploy"
+    files = (path.relative_to(deploy) for path in deploy.rglob("*") if path.is_file())
+    assert {f"malamute_py/deploy/{path}" for path in files} <= set(names)
     for path in SOURCES:
         (folder,) = (folder for folder in PACKAGES.values() if path.is_relative_to(folder))
         assert str(path.relative_to(folder.parent)) in names

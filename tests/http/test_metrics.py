@@ -13,8 +13,9 @@ from malamute_py.client.facts import (
     ServiceFacts,
     StreamFacts,
 )
+from malamute_py.health.facts import Everything, Facts
 from malamute_py.http.metrics import render
-from malamute_py.http.source import Everything, Facts, Labels
+from malamute_py.http.source import Labels
 from malamute_py.http.table import METRICS
 from tests.http.running import at, parsed
 

@@ -155,6 +155,23 @@ def test_a_token_that_is_no_secret_is_refused(
         read_token(str(path))
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a file of root's")
+def test_a_token_of_root_may_be_read_by_the_group_of_a_program_that_is_not_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "token"
+    path.write_text(TOKEN)
+    path.chmod(0o440)
+    with pytest.raises(ConfigError, match="mode 0440: others can use it"):
+        read_token(str(path))
+    monkeypatch.setattr(os, "geteuid", lambda: 10_001)
+    assert read_token(str(path)) == TOKEN
+    for mode in (0o444, 0o460):
+        path.chmod(mode)
+        with pytest.raises(ConfigError, match="others can use it"):
+            read_token(str(path))
+
+
 def test_a_token_in_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     fifo = tmp_path / "token"
     os.mkfifo(fifo, 0o600)

@@ -7,7 +7,7 @@ from typing import Any
 
 from malamute_protocol.errors import BrokerRefused, ConnectionLost
 from malamute_py.client.facts import BrokerFacts, StreamFacts
-from malamute_py.http.health import live
+from malamute_py.health.readiness import live
 from malamute_py.http.source import LISTED_MAX, SELDOM_S, Labels, Source
 
 

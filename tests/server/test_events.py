@@ -1,19 +1,20 @@
-"""Events and deploy/metrics.md agree: the page explains each event, and none besides."""
+"""Events and their table agree: it has each event that is told, with its levels, and no other."""
 
 from __future__ import annotations
 
 import ast
-import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import malamute_py
+from malamute_py.events import EVENTS
 
-PAGE = Path(__file__).parents[2] / "deploy" / "metrics.md"
 SOURCES = Path(malamute_py.__file__).parent
 TOLD_BY = {"event", "_event", "_report", "RingEvent"}
 """Calls whose first argument is an event's name."""
-LEVELS = {"debug", "info", "warning", "error", "critical"}
+ORDER = ("debug", "info", "warning", "error", "critical")
+LEVELS = set(ORDER)
 
 
 def nodes(*packages: str) -> Iterator[ast.AST]:
@@ -53,32 +54,56 @@ def counters() -> set[str]:
     }
 
 
-def events() -> set[str]:
-    found: set[str] = set()
+def levels_of(call: ast.Call) -> set[str]:
+    """Return the levels that a call names; none: the table or a variable has the level."""
+    last = last_name(call.func)
+    if last in LEVELS:
+        return {last}
+    if last == "event" and len(call.args) == 1:
+        return {"info"}
+    return {word for argument in call.args[1:2] for word in words(argument)} & LEVELS
+
+
+def told() -> dict[str, set[str]]:
+    """Return the levels of each event that is told, as far as the calls name them."""
+    found: dict[str, set[str]] = defaultdict(set)
     for node in nodes("broker", "server", "journal"):
         if not isinstance(node, ast.Call) or not node.args:
             continue
         last = last_name(node.func)
         place = 1 if last == "RingEvent" and len(node.args) > 2 else 0
         if last in TOLD_BY or (last in LEVELS and "log" in ast.unparse(node.func)):
-            found.update(words(node.args[place]))
+            for word in words(node.args[place]):
+                found[word] |= levels_of(node)
     return found
 
 
-def tables(*heads: str) -> set[str]:
-    """Return the first column of the tables with one of these heads."""
-    found: set[str] = set()
-    head = ""
-    for line in PAGE.read_text().splitlines():
-        if line.startswith("|"):
-            head = head or line.split("|")[1].strip()
-            name = re.match(r"\| `(\w+)` \|", line)
-            if head in heads and name is not None:
-                found.add(name[1])
-        else:
-            head = ""
-    return found
+def test_the_table_has_every_event_that_is_told_and_no_other() -> None:
+    assert {event.name for event in EVENTS} == told().keys()
 
 
-def test_every_event_is_explained() -> None:
-    assert tables("Event") == events()
+def test_an_event_has_one_row_with_levels_in_their_order() -> None:
+    names = [event.name for event in EVENTS]
+    assert len(set(names)) == len(names)
+    for event in EVENTS:
+        levels = event.levels.split(" ")
+        assert levels == [level for level in ORDER if level in levels], event
+
+
+def test_a_line_has_a_level_of_its_row() -> None:
+    found = told()
+    for event in EVENTS:
+        assert found[event.name] <= set(event.levels.split(" ")), event
+
+
+def test_an_event_of_the_journal_or_the_guard_has_one_level_which_the_table_gives() -> None:
+    given = {
+        word
+        for node in nodes("server", "journal")
+        if isinstance(node, ast.Call) and node.args
+        for last in [last_name(node.func)]
+        if last == "RingEvent" or (last == "_report" and len(node.args) == 2)
+        for word in words(node.args[1 if last == "RingEvent" and len(node.args) > 2 else 0])
+    }
+    assert {"segment_retired", "connection_cut"} <= given
+    assert not [event for event in EVENTS if event.name in given and " " in event.levels]

@@ -255,6 +255,43 @@ def test_a_user_of_whom_something_is_taken_back_opens_a_new_link(tmp_path: Path)
         assert ann.reconnects == 1
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "code"),
+    [
+        ("manage_users = true", 'read = ["x"]', "permissions_changed"),
+        ("[permissions.root]", "[permissions.bert]", "permissions_changed"),
+        ("[users.root]", "[users.bert]", "unauthenticated"),
+    ],
+    ids=["narrowed", "nothing left", "removed"],
+)
+def test_a_user_who_loses_something_by_the_own_reload_gets_the_answer_before_the_link_ends(
+    tmp_path: Path, old: str, new: str, code: str
+) -> None:
+    with world(tmp_path) as made, made.peer("root", "a") as root:
+        made.write(USERS.format(ann=ANN, bob=BOB).replace(old, new))
+        root.send(ReloadConfig(1))
+        told = {key for key, *_ in root.get(Result)[0].value["changes"]}
+        assert any(key.endswith(".root") for key in told)
+        assert root.get(Bye)[0].code == code
+
+
+def test_the_users_that_are_told_are_those_in_force(tmp_path: Path) -> None:
+    with (
+        world(tmp_path) as made,
+        malamute.connect_sync(
+            made.server.endpoints[0], credential=Plain("root", "a"), timeout_ms=WAIT_MS
+        ) as root,
+    ):
+        told = {each.user: each for each in root.list_users("read", "orders")}
+        assert (told["bob"].may, told["root"].may, told["bob"].credential) == (
+            True, False, "password",
+        )  # fmt: skip
+        made.write(USERS.format(ann=ANN, bob=BOB).replace("permissions.bob", "permissions.eve"))
+        root.reload_config()
+        told = {each.user: each for each in root.list_users("read", "orders")}
+        assert (told["bob"].may, told["eve"].may) == (False, True)
+
+
 def test_quotas_that_are_read_anew_bind_those_that_are_linked(tmp_path: Path) -> None:
     with (
         world(tmp_path) as made,

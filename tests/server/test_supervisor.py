@@ -95,4 +95,6 @@ def test_a_broker_says_when_it_serves_that_it_lives_and_when_it_stops(
         assert hearing.next() == f"READY=1\nSTATUS=listens on {daemon.endpoint}"
         assert hearing.next() == hearing.next() == "WATCHDOG=1"
         assert daemon.terminate() == 0
-        assert [each for each in hearing.waiting() if each != "WATCHDOG=1"] == ["STOPPING=1"]
+        assert [each for each in hearing.waiting() if each != "WATCHDOG=1"] == [
+            "STOPPING=1\nSTATUS=confirms what was taken, and ends"
+        ]

@@ -48,7 +48,8 @@ def test_a_signal_ends_the_daemon_in_order(number: int, tmp_path: Path) -> None:
                 client.publish("s", b"%d" % n)
             daemon.process.send_signal(number)
             assert daemon.process.wait(timeout=WAIT_S) == 0
-        daemon.wait_for("stopped")
+        assert daemon.wait_for("stopping")["links"] == 1
+        assert daemon.wait_for("stopped")["untold_links"] == 0
     with Daemon(tmp_path, **SMALL) as daemon:
         assert daemon.wait_for("recovered")["clean"] is True
         assert bodies(daemon.endpoint) == [b"%d" % n for n in range(10)]
@@ -75,6 +76,36 @@ sys.exit(Server(config, log=Signalled()).run())
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-1] == "stopped"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_the_daemon_at_once_and_loses_nothing(
+    number: int, tmp_path: Path
+) -> None:
+    program = """
+import signal, sys
+from malamute_py.config import load
+from malamute_py.server import Server
+class Impatient:
+    def info(self, event, **facts):
+        if event == "listening":
+            signal.raise_signal(int(sys.argv[1]))
+        if event == "stopping":
+            print(event, flush=True)
+            signal.raise_signal(int(sys.argv[1]))
+    debug = warning = error = critical = info
+config = load(overrides={"data_directory": sys.argv[2], "listen": "tcp://127.0.0.1:0"})
+sys.exit(Server(config, log=Impatient()).run())
+"""
+    with Daemon(tmp_path, **SMALL) as daemon, connect_sync(daemon.endpoint) as client:
+        client.publish("s", b"1")
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(int(number)), str(tmp_path)],
+        check=False, capture_output=True, text=True, timeout=WAIT_S,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (128 + number, "stopping\n"), done.stderr
+    with Daemon(tmp_path, **SMALL) as daemon:
+        assert bodies(daemon.endpoint) == [b"1"]
 
 
 def test_everything_confirmed_survives_sigkill_amid_publishing(tmp_path: Path) -> None:

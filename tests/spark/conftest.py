@@ -98,10 +98,9 @@ def _no_link_is_left() -> Iterator[None]:
     The simulator's tests may come next in it: they replace what the threads of such links call.
     """
     yield
-    links = sys.modules.get("pyspark_malamute.links")
-    kept = {} if links is None else links._LINKS
-    while kept:
-        kept.popitem()[1].close()
+    kept = sys.modules.get("pyspark_malamute.kept_links")
+    if kept is not None:
+        kept.KEPT.close()
 
 
 _NUMBERS = count(1)

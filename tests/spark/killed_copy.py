@@ -1,8 +1,9 @@
-"""A query from a stream into another that is killed amid its batches, or whose broker is.
+"""A query out of a stream that is killed amid its batches, or whose broker is.
 
-By hand: python -m tests.spark.killed_copy [--times 10] [--broker] [--seed 1]. It starts a broker
-and the query, kills the query's process group or the broker at random moments, starts it again, and
-ends with 1 unless the copy has every record once.
+By hand: python -m tests.spark.killed_copy [--archive] [--times 10] [--broker] [--seed 1]. It starts
+a broker and the query, into another stream or into an archive of Parquet, kills the query's process
+group or the broker at random moments, starts it again, and ends with 1 unless the copy has every
+record once.
 """
 
 from __future__ import annotations
@@ -17,12 +18,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from malamute_py.client.sync.client import SyncClient, connect_sync
 from malamute_py.demo.daemon import Daemon
+from pyspark_malamute.pipelines import archive
+from pyspark_malamute.pipelines.archive_log import ArchiveLog, State
+from pyspark_malamute.pipelines.folder import FoundFile
 from tests.spark.conftest import start_spark
 
 PER_TRIGGER = 20_000
@@ -45,10 +51,21 @@ def copy(endpoint: str, stream: str, directory: Path) -> Any:
     )
 
 
+def copy_into_archive(endpoint: str, stream: str, directory: Path) -> Any:
+    """Start the query into Parquet in this process."""
+    return archive(
+        start_spark(directory / "warehouse"), str(directory / "archive"), endpoint=endpoint,
+        stream=stream, follow=True, every_ms=0, maxRecordsPerTrigger=PER_TRIGGER, splitBytes="1m",
+        minPartitions=2,
+    )  # fmt: skip
+
+
 @contextlib.contextmanager
-def running(endpoint: str, stream: str, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(
+    endpoint: str, stream: str, directory: Path, *more: str
+) -> Iterator[subprocess.Popen[bytes]]:
     """The query in a process group of its own, which is killed in the end."""
-    program = [sys.executable, "-m", "tests.spark.killed_copy", "--run", endpoint, stream]
+    program = [sys.executable, "-m", "tests.spark.killed_copy", *more, "--run", endpoint, stream]
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "query.log").open("ab") as log:
         query = subprocess.Popen(
@@ -77,11 +94,47 @@ def copied(client: SyncClient, stream: str) -> int:
 
 def until(client: SyncClient, stream: str, count: int, query: subprocess.Popen[bytes]) -> None:
     """Wait until the copy has so many records."""
+    wait_until(count, query, lambda: copied(client, stream))
+
+
+def wait_until(count: int, query: subprocess.Popen[bytes], done: Callable[[], int]) -> None:
+    """Wait until so many records are done."""
     deadline_s = time.monotonic() + WAIT_S
-    while copied(client, stream) < count:
+    while done() < count:
         assert query.poll() is None, f"the query ended by itself: {_log(query)}"
-        assert time.monotonic() < deadline_s, f"{copied(client, stream)} of {count} records"
+        assert time.monotonic() < deadline_s, f"{done()} of {count} records"
         time.sleep(0.005)
+
+
+class Local:
+    """An archive's directory on this machine, looked at without Spark."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def read(self, name: str) -> bytes:
+        return (self.directory / name).read_bytes()
+
+    def files(self, below: str = "") -> list[FoundFile]:
+        home = self.directory / below
+        return [FoundFile(f"{below}/{path.name}", 0, 0) for path in home.glob("*.json")]
+
+    def create(self, name: str, content: bytes) -> bool:
+        raise NotImplementedError
+
+    def remove(self, name: str) -> None:
+        raise NotImplementedError
+
+
+def state_of(directory: Path) -> State | None:
+    """An archive as its log tells."""
+    return ArchiveLog(Local(directory), lambda: 0).load()
+
+
+def archived(directory: Path, stream: str) -> int:
+    """Records of an archive."""
+    state = state_of(directory)
+    return 0 if state is None else state.reached.get(stream, 0)
 
 
 def _log(query: subprocess.Popen[bytes]) -> str:
@@ -95,6 +148,22 @@ def faults(client: SyncClient, stream: str, rows: int) -> str:
         found = collections.Counter(
             int(body) for batch in reading.batches() for body in batch.bodies()
         )
+    return judged(found, rows)
+
+
+def faults_of_archive(directory: Path, rows: int) -> str:
+    """Say what of an archive is missing or there twice; "" when nothing is."""
+    state = state_of(directory)
+    assert state is not None
+    found: collections.Counter[int] = collections.Counter()
+    for path in state.files:
+        table: Any = pq.ParquetFile(directory / path).read(["body"])
+        found.update(int(body) for body in table.column("body").to_pylist())
+    return judged(found, rows)
+
+
+def judged(found: collections.Counter[int], rows: int) -> str:
+    """Say which of so many numbers are missing or there twice; "" when none is."""
     twice = sum(count > 1 for count in found.values())
     missing = rows - len(found)
     return f"{missing} missing, {twice} more than once" if missing or twice else ""
@@ -105,13 +174,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--times", type=int, default=10)
     parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--archive", action="store_true", help="into Parquet, not into a stream")
     parser.add_argument("--broker", action="store_true", help="kill the broker, not the query")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--run", nargs=3, metavar=("ENDPOINT", "STREAM", "DIRECTORY"))
     given = parser.parse_args()
     if given.run:
         endpoint, stream, directory = given.run
-        copy(endpoint, stream, Path(directory)).awaitTermination()
+        start = copy_into_archive if given.archive else copy
+        start(endpoint, stream, Path(directory)).awaitTermination()
         return 0
     chance = random.Random(given.seed)
     with tempfile.TemporaryDirectory() as directory:
@@ -122,17 +193,24 @@ def main() -> int:
 
 def _killed(given: argparse.Namespace, chance: random.Random, directory: Path) -> str:
     stream, rows = "source", given.rows
+    more = ("--archive",) if given.archive else ()
     with Daemon(directory / "broker") as broker, connect_sync(broker.endpoint) as client:
         publish(client, stream, rows)
         work = directory / "query"
+
+        def done() -> int:
+            if given.archive:
+                return archived(work / "archive", stream)
+            return copied(client, stream)
+
         with contextlib.ExitStack() as stack:
             query: subprocess.Popen[bytes] | None = None
             for number in range(given.times):
                 # Somewhere in the records that are left, the last kill amid the last of them.
-                begun = copied(client, stream)
+                begun = done()
                 if query is None:
-                    query = stack.enter_context(running(broker.endpoint, stream, work))
-                until(client, stream, begun + (rows - begun) // (given.times - number + 1), query)
+                    query = stack.enter_context(running(broker.endpoint, stream, work, *more))
+                wait_until(begun + (rows - begun) // (given.times - number + 1), query, done)
                 time.sleep(chance.random() * 0.4)
                 if given.broker:
                     broker.kill()
@@ -141,10 +219,12 @@ def _killed(given: argparse.Namespace, chance: random.Random, directory: Path) -
                 else:
                     stack.close()
                     query = None
-                print(f"kill {number + 1}: {copied(client, stream):,} records copied", flush=True)
-        with running(broker.endpoint, stream, work) as query:
-            until(client, stream, rows, query)
+                print(f"kill {number + 1}: {done():,} records copied", flush=True)
+        with running(broker.endpoint, stream, work, *more) as query:
+            wait_until(rows, query, done)
             time.sleep(2)
+        if given.archive:
+            return faults_of_archive(work / "archive", rows)
         return faults(client, stream, rows)
 
 

@@ -17,7 +17,7 @@ class ScriptedClient:
 
     def __init__(self, matches: list[bool]) -> None:
         self.matches = matches
-        self.first = 0
+        self.first = self.trimmed = 0
         self.uuid = b"\x11" * 16
         self.epoch = 1
         self.epoch_ends: dict[int, int] = {}
@@ -90,6 +90,7 @@ class ScriptedClient:
             stream=self.uuid,
             epoch=self.epoch,
             first=self.first,
+            trimmed=self.trimmed,
             tail=self.tail,
             from_offset=begin,
             to_offset=max(position, begin),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
@@ -19,9 +19,9 @@ from malamute_py.client.sync.client import SyncClient, connect_sync
 from pyspark_malamute import links
 from pyspark_malamute.columns import Gather
 from pyspark_malamute.errors import CheckpointMismatch, DataLoss, SourceUnavailable
-from pyspark_malamute.fetch import fetch
+from pyspark_malamute.fetch import fetch, fetch_all
 from pyspark_malamute.options import SourceOptions, parse_options
-from pyspark_malamute.planning import Range
+from pyspark_malamute.planning import Range, Ranges
 from pyspark_malamute.stream_reader import MalamuteStreamReader
 from tests.ports import Port
 from tests.spark.conftest import serve
@@ -87,6 +87,9 @@ class ScriptedReading:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self.closed = True
 
 
@@ -102,12 +105,16 @@ def batch_of(first: int, end: int) -> Batch:
 class ScriptedLinks:
     """Links that give out these readings, one a subscription, and are counted."""
 
-    def __init__(self, *scripts: list[Event], uuid: bytes = STREAM, ends: bool = True) -> None:
-        self._scripts = list(scripts)
+    def __init__(self, *scripts: Sequence[Event], uuid: bytes = STREAM, ends: bool = True) -> None:
+        self._scripts = [list(each) for each in scripts]
         self._uuid = uuid
         self._ends = ends
         self.starts: list[int] = []
+        self.credit: list[int] = []
         self.readings: list[ScriptedReading] = []
+        self.asked_after: list[int] = []
+        """Batches that were handed over before each subscription."""
+        self.open_most = 0
         self.dropped = 0
         self.away = False
 
@@ -124,9 +131,12 @@ class ScriptedLinks:
         assert asked["visibility"] == "durable"
         assert not asked["create"]
         self.starts.append(asked["start"].next)
+        self.credit.append(asked["credit_bytes"])
+        self.asked_after.append(sum(len(reading.waits) for reading in self.readings))
         end = asked["end"] if self._ends else -1
         reading = ScriptedReading(asked["start"], end, self._scripts.pop(0), self._uuid)
         self.readings.append(reading)
+        self.open_most = max(self.open_most, sum(not each.closed for each in self.readings))
         return reading
 
 
@@ -231,6 +241,20 @@ def test_a_gap_fails_the_task_or_is_logged_and_skipped(
     assert link.readings[0].closed
 
 
+def test_a_trim_amid_a_range_is_logged_and_fails_only_a_task_that_asks_for_it(
+    use: Use, caplog: pytest.LogCaptureFixture
+) -> None:
+    script: list[Event] = [(0, 10), GapNotice(10, 20, "purged", ""), (20, 30)]
+    use(ScriptedLinks([*script]))
+    with caplog.at_level(logging.WARNING):
+        read = offsets_of(fetch(options(), part(0, 30)))
+    assert read == [*range(10), *range(20, 30)]
+    assert "offsets 10 to 19 were removed by a trim" in caplog.text
+    use(ScriptedLinks([*script]))
+    with pytest.raises(DataLoss, match=r"offsets 10 to 19 were removed by a trim"):
+        offsets_of(fetch(options(failOnDataLoss="all"), part(0, 30)))
+
+
 def test_a_rewound_stream_ends_the_range_and_gives_no_new_records_for_old_offsets(
     use: Use,
 ) -> None:
@@ -252,6 +276,50 @@ def test_a_stream_recreated_after_the_plan_is_not_read(use: Use) -> None:
     use(ScriptedLinks([(0, 30)], uuid=b"\x22" * 16))
     with pytest.raises(CheckpointMismatch, match="was recreated"):
         offsets_of(fetch(options(), part(0, 30)))
+
+
+# --- several ranges ---------------------------------------------------------------------------
+
+
+def ranges(*bounds: tuple[int, int], size: int = 100) -> Ranges:
+    return Ranges([Range("s", STREAM.hex(), 1, *each, size=size) for each in bounds])
+
+
+def test_the_next_ranges_are_asked_for_before_the_first_is_worked_off(use: Use) -> None:
+    link = use(ScriptedLinks([(0, 5), (5, 10)], [(20, 30)], [(40, 50)]))
+    gather = fetch_all(options(), ranges((0, 10), (20, 30), (40, 50)))
+    assert offsets_of(gather) == [*range(10), *range(20, 30), *range(40, 50)]
+    assert link.starts == [0, 20, 40]
+    assert link.asked_after == [0, 0, 0]
+    assert all(reading.closed for reading in link.readings)
+
+
+def test_what_is_asked_for_ahead_is_bounded_by_bytes_and_by_number(use: Use) -> None:
+    bounds = [(at, at + 1) for at in range(40)]
+    for size, most in ((3 << 20, 2), (100 << 20, 1), (0, 1), (10, 16)):
+        link = use(ScriptedLinks(*[[each] for each in bounds]))
+        assert offsets_of(fetch_all(options(), ranges(*bounds, size=size))) == list(range(40))
+        assert link.open_most == most + 1
+        assert sum(link.credit[1 : most + 1]) <= 8 << 20
+
+
+def test_what_was_asked_for_ahead_is_asked_again_when_the_link_is_lost(use: Use) -> None:
+    lost = ConnectionLost("gone")
+    link = use(ScriptedLinks([(0, 5), lost], [], [(5, 10)], [(20, 30)]))
+    assert offsets_of(fetch_all(options(), ranges((0, 10), (20, 30)))) == [
+        *range(10), *range(20, 30),
+    ]  # fmt: skip
+    assert link.starts == [0, 20, 5, 20]
+    assert all(reading.closed for reading in link.readings)
+
+
+def test_a_task_that_stops_early_closes_what_it_asked_for_ahead(use: Use) -> None:
+    link = use(ScriptedLinks([(0, 20_000), (20_000, 40_000)], [(50_000, 50_001)]))
+    reading = fetch_all(options(), ranges((0, 40_000), (50_000, 50_001)))
+    next(reading)
+    assert not link.readings[1].closed
+    cast("Any", reading).close()
+    assert all(reading.closed for reading in link.readings)
 
 
 # --- against a broker ------------------------------------------------------------------------

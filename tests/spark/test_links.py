@@ -16,6 +16,7 @@ from malamute_py.config import Authentication
 from malamute_py.server import Server
 from pyspark_malamute import links
 from pyspark_malamute.errors import SourceUnavailable
+from pyspark_malamute.kept_links import KEPT
 from pyspark_malamute.options import SourceOptions, parse_options
 from tests.ports import Port
 from tests.spark.conftest import serve
@@ -80,7 +81,7 @@ def test_a_broker_that_is_not_there_yet_is_tried_until_the_time_is_over(
 ) -> None:
     made = attempts(*["closed"] * 9, "linked")
     assert links.link(options("tcp://a:1", **LONG)) is made
-    links._LINKS.clear()
+    KEPT.forget()
     began_s = clock.now_s
     attempts("closed")
     with pytest.raises(SourceUnavailable, match="Is the broker running there"):
@@ -98,20 +99,20 @@ def test_what_the_options_say_of_a_link_is_asked_for(attempts: Any) -> None:
     curve = {"curveServerKey": f"{key}1", "curvePublicKey": f"{key}2", "curveSecretKey": f"{key}3"}
     links.link(options("tcp://a:1", **curve))
     assert made.asked["credential"] == Curve(f"{key}1", f"{key}2", f"{key}3")
-    links._LINKS.clear()
+    KEPT.forget()
 
 
 def test_several_endpoints_are_tried_in_turn(attempts: Any) -> None:
     made = attempts("closed", "closed", "closed", "linked")
     links.link(parse_options({"endpoints": "tcp://a:1,tcp://b:2", "stream": "s"}))
-    links._LINKS.clear()
+    KEPT.forget()
     assert made.endpoints == ["tcp://a:1", "tcp://b:2"] * 2
 
 
 def test_a_handshake_that_fails_once_is_a_broker_that_is_about_to_go(attempts: Any) -> None:
     made = attempts(*["handshake", "closed"] * 9, "linked")
     assert links.link(options("tcp://a:1", **LONG)) is made
-    links._LINKS.clear()
+    KEPT.forget()
 
 
 @pytest.mark.parametrize("code", ["handshake", "unknown_host", "closed"])

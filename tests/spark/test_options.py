@@ -188,7 +188,7 @@ def test_an_option_like_no_other_is_answered_with_the_list_of_all() -> None:
         ({"startingTimestamp": "2013-01-01T05:00:00"}, "no time zone"),
         ({"endingOffsets": "earliest"}, "would read nothing"),
         ({"clientTimeFrom": "10", "clientTimeTo": "10"}, "is not after clientTimeFrom"),
-        ({"failOnDataLoss": "maybe"}, "neither true nor false"),
+        ({"failOnDataLoss": "maybe"}, "none of true, false, all"),
         ({"maxRecordsPerTrigger": "0"}, "give 1 or more"),
         ({"maxOffsetsPerTrigger": "9", "maxRecordsPerTrigger": "8"}, "give only one of them"),
         ({"maxBytesPerTrigger": "much"}, "32m"),

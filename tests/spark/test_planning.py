@@ -208,6 +208,26 @@ def test_records_trimmed_after_they_were_seen_not_to_match_are_no_loss() -> None
     assert tasks(reader, begin, end) == [(100, 101)]
 
 
+def test_trimmed_records_are_no_loss_and_those_that_retention_took_are(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client = ScriptedClient([True] * 100)
+    reader = reader_of(client)
+    begin = reader.initialOffset()
+    client.first = client.trimmed = 40
+    end = step(reader, begin)
+    assert tasks(reader, begin, end) == [(40, 100)]
+    assert "offsets 0 to 39 were removed by a trim" in caplog.text
+    told = reader.reportLatestOffset()
+    assert told is not None
+    assert told["recordsLost"] == 0
+    with pytest.raises(DataLoss, match="offsets 0 to 39 were removed by a trim"):
+        step(reader_of(client, failOnDataLoss="all"), begin)
+    client.first = 50
+    with pytest.raises(DataLoss, match="offsets 40 to 49 cannot be read any more: retention"):
+        step(reader_of(client), begin)
+
+
 def test_the_caps_of_the_options_bound_a_batch_and_all_available_lifts_them() -> None:
     client = ScriptedClient([True] * 100)
     reader = reader_of(client, maxRecordsPerTrigger="30")

@@ -16,6 +16,7 @@ from malamute_py.config import Authentication, Grant
 from malamute_py.server.authentication.credentials import hash_password
 from pyspark_malamute import links, sink_task
 from pyspark_malamute.errors import BatchChanged, MalamuteSourceError, SourceUnavailable
+from pyspark_malamute.kept_links import KEPT
 from pyspark_malamute.sink import commit
 from pyspark_malamute.sink_commits import BatchName, Published, read_published
 from pyspark_malamute.sink_options import SinkOptions, parse_sink_options
@@ -263,7 +264,7 @@ def test_links_that_asked_for_a_name_are_closed_when_the_task_ends(
     write: Callable[..., Written],
 ) -> None:
     write(rows(0, 10))
-    assert not [key for key in links._LINKS if "spark-writer" in str(key)]
+    assert not [key for key in KEPT._links if "spark-writer" in str(key)]
 
 
 def test_links_of_a_credential_share_its_identity_and_are_kept(
@@ -278,7 +279,7 @@ def test_links_of_a_credential_share_its_identity_and_are_kept(
         chosen = options(server.endpoints[0], stream, user="sink", password="secret")
         for partition in (0, 1, 0, 1):
             write_partition(chosen, batch, partition, iter([rows(0, 10)]))
-        kept = [links._LINKS[key] for key in links._LINKS if "secret" in key]
+        kept = [link for key, link in KEPT._links.items() if "secret" in key]
         assert [link.identity for link in kept] == ["sink"]
         assert sorted(numbers(kept[0], stream)) == sorted([*range(10)] * 2)
         links.drop(chosen)

@@ -379,6 +379,20 @@ def test_a_stream_that_does_not_exist_and_a_broker_that_is_not_there_end_the_que
     assert "Is the broker running there" in text
 
 
+def test_a_purge_and_a_trim_between_two_triggers_end_no_query_and_bring_nothing_twice(
+    read_stream: Callable[..., DataFrame], client: SyncClient, stream: str, sink: Sink
+) -> None:
+    publish(client, stream, 100)
+    sink.run(read_stream(maxRecordsPerTrigger="30"))
+    publish(client, stream, 100)
+    publish(client, stream, 100, subject="gone")
+    publish(client, stream, 50)
+    client.trim(stream, 120)
+    client.purge(stream, "gone")
+    sink.run(read_stream(maxRecordsPerTrigger="30"))
+    assert sink.offsets() == [*range(100), *range(120, 200), *range(300, 350)]
+
+
 def test_records_gone_by_retention_end_the_query_or_are_skipped(
     read_stream: Callable[..., DataFrame], client: SyncClient, stream: str, sink: Sink
 ) -> None:

@@ -231,8 +231,8 @@ class Cursors:
         if (stream.number, name) in self._shard.queues.groups:
             raise BrokerRefused(
                 "conflict",
-                f"'{name}' is a group of stream '{stream.name}': its members alone move it, and a"
-                " cursor of this name would not",
+                f"'{name}' is a group of stream '{stream.name}', which a cursor would not move:"
+                " RESET_GROUP does",
             )
         most = self._shard.settings.cursors_max
         if len(self._cursors) + len(self._coming) >= most:
@@ -331,6 +331,7 @@ class Cursors:
         )  # fmt: skip
 
     def _edit(self, link: Link, command: EditCursor, stream: Stream, next: int, why: str) -> None:
+        """Log a cursor's changed settings, or a new place for it; answer with its facts."""
         place = stream.number, command.cursor
         try:
             settings = self._edited(place, command)
@@ -395,6 +396,7 @@ class Cursors:
         return {} if cursor is None else self._facts(cursor)
 
     def _facts(self, cursor: Cursor) -> dict[str, Any]:
+        """Return a cursor's facts for an answer."""
         stream, row = cursor.stream, cursor.row
         self.pins.measure(cursor)
         return {

@@ -238,6 +238,7 @@ class _Leaving(_Acknowledging):
             self.acknowledgements.progress.flush_later(group)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        """Let the records be held or wait as before, since the log did not take their end."""
         group, member = self.group, self.member
         holdings, now_ms = group.holdings, self.acknowledgements.shard.now_ms
         there = not member.ended or group.absent_holder is member

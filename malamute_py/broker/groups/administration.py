@@ -81,7 +81,7 @@ class GroupAdministration:
                 link, command, "unknown_group", f"there is no group '{command.group}'"
             )
             return
-        if group.members or group.absent_holder is not None:
+        if group.in_use or group.gone:
             self._answers.refuse(
                 link, command, "in_use", f"group '{command.group}' has members, or keeps a place"
             )
@@ -142,7 +142,7 @@ class GroupAdministration:
             self._answers.refuse(link, command, error.code, error.reason)
             return
         change = GroupEdited(stream.number, group.name, settings, self._shard.now_ms)
-        answer = Answer(self._answers, link, command, partial(self._facts, group))
+        answer = Answer(self._answers, link, command, partial(self.facts, group))
         self._steps.put(
             [change], Then(partial(self._edited, group)), answer, memory=stream.ring.memory
         )
@@ -172,7 +172,7 @@ class GroupAdministration:
             if group is None:
                 self._answers.refuse(link, command, "unknown_group", f"there is no group '{name}'")
             else:
-                self._answers.result(link, command, self._facts(group))
+                self._answers.result(link, command, self.facts(group))
             return
         page, more = self._groups.page(
             self._catalogue, partial(settings.permit, link.owner, "read"), command.stream,
@@ -185,10 +185,11 @@ class GroupAdministration:
             if left < 0 and entries:
                 more = True
                 break
-            entries.append(self._facts(group))
+            entries.append(self.facts(group))
         self._answers.result(link, command, {"entries": entries, "more": more})
 
-    def _facts(self, group: Group) -> dict[str, Any]:
+    def facts(self, group: Group) -> dict[str, Any]:
+        """Return facts about a group, as GROUP_INFO tells them."""
         holdings, stream, row = group.holdings, group.stream, group.row
         low = holdings.low
         letters = self._mailboxes.get(group.dead_letters)
@@ -207,7 +208,7 @@ class GroupAdministration:
             "pattern": group.selection.pattern,
             "next": low,
             "read": holdings.read,
-            "first": stream.first,
+            "first": stream.begin,
             "tail": stream.next,
             "lag": stream.next - low,
             "logged": row.next,
@@ -226,6 +227,7 @@ class GroupAdministration:
         }
 
     def _member_facts(self, group: Group, member: Member) -> dict[str, Any]:
+        """Return a member's facts for an answer."""
         return {
             "identity": member.identity,
             "link": member.link.number,

@@ -48,6 +48,7 @@ class DeadLetters:
         return bits
 
     def _bury(self, group: Group, batch: StampedBatch, entry: Tries, rows: int, back: Back) -> None:
+        """Move rows of one batch into the dead-letter mailbox, in halves if they do not fit."""
         picked, count = group.withhold(batch.base, rows), rows.bit_count()
         burying = _Burying(self, group, picked, back, count, batch.base + low_bit(rows), entry)
         try:
@@ -131,6 +132,7 @@ class _Burying(Effect):
             part.changes = [*part.changes, done]
 
     def appended(self, part: Part, end_lsn: int) -> None:
+        """Count the dead letters as acknowledged, since the log has taken them."""
         group, shard = self.group, self.letters.shard
         group.acknowledged(self.picked)
         group.moved_ms = shard.now_ms

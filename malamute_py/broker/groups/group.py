@@ -498,6 +498,11 @@ class Group:
             self.slots.hand(self._row_slots(batch)[rows], member.place)
         return count
 
+    @property
+    def in_use(self) -> bool:
+        """Whether it has members, or keeps a place for one."""
+        return bool(self.members) or self.absent_holder is not None
+
     # --- attempts --------------------------------------------------------------------------------
 
     @property

@@ -24,6 +24,7 @@ from malamute_protocol.commands import (
     Mode,
     RemoveGroup,
     RequeueGroup,
+    ResetGroup,
     Rewound,
     Schema,
     StartKind,
@@ -41,6 +42,7 @@ from malamute_py.broker.groups.member import Member
 from malamute_py.broker.groups.progress import Progress
 from malamute_py.broker.groups.reader import GroupReader
 from malamute_py.broker.groups.requeueing import Requeueing
+from malamute_py.broker.groups.resetting import Resetting
 from malamute_py.broker.groups.returns import NO_ATTEMPT, Returns
 from malamute_py.broker.links.links import ERRED, Link, Links
 from malamute_py.broker.log.answers import Answers
@@ -48,6 +50,7 @@ from malamute_py.broker.log.steps import Part, Steps, Then
 from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.mail.puts import Puts
 from malamute_py.broker.streams.catalogue import Catalogue
+from malamute_py.broker.streams.conditions import check_ready
 from malamute_py.broker.streams.named import Named, Place
 from malamute_py.broker.streams.start_positions import Begin, Starts, by_offset
 from malamute_py.broker.structures.timers import Timers
@@ -113,6 +116,10 @@ class Groups:
         self._administration = GroupAdministration(
             shard, catalogue, steps, answers, self._groups, puts.mailboxes, self.reader.wake
         )
+        self._resetting = Resetting(
+            shard, links, catalogue, steps, starts, answers, self._groups,
+            set_aside=self._set_aside, renewed=self._renewed, facts=self._administration.facts,
+        )  # fmt: skip
 
     # --- facts ------------------------------------------------------------------------------
 
@@ -133,6 +140,7 @@ class Groups:
             GroupInfo: self._administration.group_info,
             EditGroup: self._administration.edit_group,
             RequeueGroup: self._requeueing.requeue,
+            ResetGroup: self._resetting.reset,
             RemoveGroup: self._administration.remove_group,
         }
 
@@ -157,7 +165,7 @@ class Groups:
 
     def _clamp(self, stream: Stream, row: GroupRow) -> list[Change]:
         """Return changes that bring a group's row within its stream; the row has them already."""
-        first, end = stream.first, stream.position_end(row.epoch)
+        first, end = stream.begin, stream.position_end(row.epoch)
         before, epoch = row.next, self._shard.epoch
         changes: list[Change] = []
         newest = max(row.done[-1][1] if row.done else 0, row.tries[-1][1] if row.tries else 0)
@@ -233,6 +241,7 @@ class Groups:
         )  # fmt: skip
 
     def _check(self, link: Link, command: JoinGroup) -> None:
+        """Raise BrokerRefused unless a link may join a group as the command says."""
         settings = self._shard.settings
         self._links.check_number(link, command.subscription)
         if not settings.permit(link.owner, "read", command.stream):
@@ -279,6 +288,12 @@ class Groups:
 
     def _find(self, member: Member, command: JoinGroup, stream: Stream) -> None:
         """Find the group of a member whose stream is there, or create the group."""
+        try:
+            if stream.keys is not None:
+                check_ready(stream, stream.keys)
+        except BrokerRefused as error:
+            self._turn_away(member, error.code, error.reason, self._shard.settings.retry_ms)
+            return
         place = stream.number, command.group
         waiting = self._coming.get(place)
         if waiting is not None:
@@ -317,7 +332,7 @@ class Groups:
             elif stream.removed:
                 self._not_created(place, "stream_removed", f"'{stream.name}' was removed", 0)
             else:
-                self._create(stream, command, max(begin.next, stream.first), link)
+                self._create(stream, command, max(begin.next, stream.begin), link)
 
         def create(begin: Begin | BrokerRefused) -> None:
             try:
@@ -335,6 +350,7 @@ class Groups:
         )  # fmt: skip
 
     def _create(self, stream: Stream, command: JoinGroup, next: int, link: Link) -> None:
+        """Log a new group with the pattern and settings of its first member."""
         place = stream.number, command.group
         settings = GroupSettings()
         if command.settings:
@@ -402,6 +418,7 @@ class Groups:
             self._begin(member, command, group)
 
     def _begin(self, member: Member, command: JoinGroup, group: Group) -> None:
+        """Let a member in: send SUBSCRIBED, and MODE where the hold of an exclusive group moved."""
         stream, links = group.stream, self._links
         if not group.members:
             group.waker = partial(self.reader.wake, group)
@@ -420,7 +437,7 @@ class Groups:
                 stream.uuid,
                 self._shard.epoch,
                 low,
-                stream.first,
+                stream.begin,
                 stream.next,
                 -1,
                 member.lease_ms,
@@ -540,6 +557,27 @@ class Groups:
         self.reader.gone_by(group)
         self._holders.settle(group)
         self.reader.wake(group)
+
+    # --- a reset --------------------------------------------------------------------------------
+
+    def _set_aside(self, group: Group) -> None:
+        """End the memberships of a group that is being reset; members that join now wait."""
+        self._coming[group.stream.number, group.name] = []
+        # What members, timers and the log still say of this run of the group has no effect.
+        group.gone = True
+        for member in reversed(list(group.members)):
+            self.end(member, "cancelled")
+        if group.absent_holder is not None:
+            group.give_up_absent_holder()
+
+    def _renewed(self, group: Group, end_lsn: int) -> None:
+        """Take a group up anew as the log has it, and let in the members that wait."""
+        stream, place = group.stream, (group.stream.number, group.name)
+        if stream.removed:
+            self._not_created(place, "stream_removed", f"'{stream.name}' was removed", 0)
+            return
+        self._take_up(stream, self._shard.queues.groups[place])
+        self._answers.settle(end_lsn, partial(self._let_in, stream, place))
 
     # --- what is gone -------------------------------------------------------------------------
 

@@ -16,14 +16,16 @@ record that found no credit is read again, usually from the hot window.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 from typing import Final
 
 from malamute_protocol.commands import Gap
 from malamute_protocol.content import Content
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.broker.batches.bounds import first_within_bounds
+from malamute_py.broker.batches.copies import batches_of_copy
 from malamute_py.broker.batches.encoding import PartEncodings
 from malamute_py.broker.batches.rows import narrow, unexpired
 from malamute_py.broker.context import Shard
@@ -34,6 +36,7 @@ from malamute_py.broker.groups.member import Member
 from malamute_py.broker.groups.progress import Progress
 from malamute_py.broker.groups.selection import PreparedHeaders, slot_of
 from malamute_py.broker.links.links import Links
+from malamute_py.broker.log.newest import Keys
 from malamute_py.broker.log.stream import StampedBatch, Stream
 from malamute_py.broker.ready import HistoryRead, ReadFailed, ReadRange
 from malamute_py.broker.streams.start_positions import may_match
@@ -47,6 +50,8 @@ TURN_BATCHES_MAX: Final = 256
 """Batches that one turn looks at, selected or not: some 4 ms when each has one record."""
 READ_BYTES_MAX: Final = 256 << 10
 """Bytes of one read of history: some 800 batches of one record each, which take 5 to 15 ms."""
+MOVED_AT_ONCE: Final = 64
+"""Newest records that have moved of which the copies are read at one time."""
 READ_DEALS_MAX: Final = 2 * DEALS_AT_ONCE
 """Small deliveries that a keyed group makes of one read, at most."""
 DEAL_BYTES: Final = 32 << 10
@@ -79,6 +84,8 @@ class GroupReader:
         self._progress = progress
         self._timers = timers
         self.turns: Final[Turns[Group, Group]] = Turns(shard)
+        self._among_moved: dict[int, dict[int, list[int]]] = {}
+        """Reads of copies of newest records by their tokens: {place of a copy: offsets}."""
 
     # --- serving ------------------------------------------------------------------------------
 
@@ -147,7 +154,7 @@ class GroupReader:
     def _turn(self, group: Group, more: Callable[[], bool]) -> int:
         """Hand out one quantum while the share lasts, or begin a read; returns the bytes given."""
         stream = group.stream
-        first = stream.first_at(self._shard.now_ms)
+        first = stream.first_to_read(self._shard.now_ms)
         holdings = group.holdings
         # A record that a member gave back lies before what was read, and may be out of bounds.
         if holdings.read < first or (stream.bounded and holdings.low < first):
@@ -163,6 +170,9 @@ class GroupReader:
                 return given
             if given >= quantum or group.dealt - began >= DEALS_AT_ONCE:
                 break
+            if stream.keys is not None and offset < stream.first:
+                self._read_moved(group, stream.keys, offset)
+                return given
             if offset < stream.hot_first:
                 self._read(group, offset)
                 return given
@@ -228,6 +238,7 @@ class GroupReader:
         self._gap(group, (batch.base, batch.next, "damaged", reason))
 
     def _share_out(self, group: Group, batch: StampedBatch) -> int:
+        """Deliver what waits of a batch to the members; returns how many rows were given."""
         now_ms = self._shard.now_ms
         holdings = group.holdings
         if batch.next > holdings.read:
@@ -332,6 +343,7 @@ class GroupReader:
     # --- reads of history -------------------------------------------------------------------------
 
     def _read(self, group: Group, offset: int) -> None:
+        """Have the journal read on for a group, from the oldest offset that it wants."""
         stream = group.stream
         if not self.turns.may_read:
             self.turns.starve(group, None)
@@ -355,6 +367,7 @@ class GroupReader:
         group = self.turns.answered(answer.token)
         if group is None:
             return False
+        places = self._among_moved.pop(answer.token, None) if self._among_moved else None
         group.reading = 0
         if group.gone:
             return True
@@ -367,18 +380,24 @@ class GroupReader:
                 self._failed(group, answer)
             return True
         try:
-            self._answered(group, answer)
+            self._answered(group, answer, places)
         except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
             self._erred(group, error)
         return True
 
-    def _answered(self, group: Group, answer: HistoryRead) -> None:
+    def _answered(
+        self, group: Group, answer: HistoryRead, places: dict[int, list[int]] | None
+    ) -> None:
+        """Hand out what the journal read; members end if reading brings nothing on."""
         holdings = group.holdings
         before = holdings.read, group.deliveries, holdings.open, holdings.waiting
         offset = group.wanted()
         if offset is not None and (offset >= group.reading_from or group.kind == "shared"):
             # Otherwise an older row came back meanwhile, and goes first where there is an order.
-            self._hand_out_history(group, answer)
+            if places is not None:
+                self._hand_out_moved(group, answer, places)
+            elif group.stream.keys is None or not answer.gave_up:
+                self._hand_out_history(group, answer)
             after = holdings.read, group.deliveries, holdings.open, holdings.waiting
             if after != before:
                 group.idle_reads = 0
@@ -404,6 +423,7 @@ class GroupReader:
             member.owner.end(member, answer.code)
 
     def _hand_out_history(self, group: Group, answer: HistoryRead) -> None:
+        """Hand out batches of the journal until the members take no more."""
         holdings, stream = group.holdings, group.stream
         if stream.bounded:
             kept = first_within_bounds(stream, answer, self._shard.now_ms)
@@ -440,11 +460,103 @@ class GroupReader:
             if not holdings.open:
                 self._progress.flush_later(group)
 
+    # --- newest records that have moved ---------------------------------------------------------
+
+    def _read_moved(self, group: Group, keys: Keys, offset: int) -> None:
+        """Begin a read of newest records that have moved, or go on after the last of them.
+
+        Older records of their subjects count as done: newer ones replaced them.
+        """
+        stream = group.stream
+        to = min(stream.first, group.tail)
+        found = keys.moved_from(offset, to, MOVED_AT_ONCE)
+        if not found:
+            self._close_replaced(group, offset, to)
+            self.wake(group)
+        elif not self.turns.may_read:
+            self.turns.starve(group, None)
+        else:
+            token = self.turns.begin(group)
+            group.reading, group.reading_from = token, offset
+            places: dict[int, list[int]] = {}
+            for at, place in found:
+                places.setdefault(place, []).append(at)
+            self._among_moved[token] = places
+            size = min(self._shard.settings.quantum_bytes, READ_BYTES_MAX)
+            self.turns.reads.append(
+                ReadRange(
+                    stream.ring.name, stream.number, token, offset, to, size,
+                    places=tuple(places),
+                )
+            )  # fmt: skip
+
+    def _hand_out_moved(
+        self, group: Group, answer: HistoryRead, places: dict[int, list[int]]
+    ) -> None:
+        """Hand out newest records that have moved, in the order of their offsets."""
+        keys, began, position = group.stream.keys, group.dealt, group.reading_from
+        assert keys is not None
+        runs = {run.next: run for run in answer.runs}
+        for place, offsets in islice(places.items(), answer.next):
+            stands = dict(keys.moved_from(offsets[0], offsets[-1] + 1, len(offsets)))
+            run = runs.get(place)
+            if run is None and any(stands.get(offset, place) != place for offset in offsets):
+                return  # They have moved once more: the next turn reads them there.
+            batches = [] if run is None else batches_of_copy(group.stream, run, offsets)
+            for batch in batches:
+                self._close_replaced(group, position, batch.base)
+                if not (group.takes or group.dying) or (
+                    batch.next > group.holdings.read and not group.reads_on
+                ):
+                    return
+                if not self._take_in_newest(group, keys, batch, offsets):
+                    return
+                self._hand_out(group, batch)
+                if group.reading or group.dealt - began >= READ_DEALS_MAX:
+                    return
+                position = batch.next
+            if run is None:
+                for offset in offsets:
+                    self._close_replaced(group, position, offset)
+                    if offset in stands:
+                        reason = "the copy of the record is damaged"
+                        self._gap(group, (offset, offset + 1, "damaged", reason))
+                    position = offset + 1
+
+    def _take_in_newest(
+        self, group: Group, keys: Keys, batch: StampedBatch, offsets: Sequence[int]
+    ) -> bool:
+        """Read those rows of a batch that are newest records; False: the group waits for that.
+
+        A batch that stays together may have other rows, which newer records have replaced, and
+        newest ones of which there is another copy.
+        """
+        base, next = batch.base, batch.next
+        if next > group.holdings.read:
+            if not self._prepared(group, batch):
+                return False
+            group.take_in(batch, self._shard.now_ms)
+        newest = {*offsets, *(at for at, _ in keys.moved_from(base, next, next - base))}
+        replaced = group.holdings.waiting_in(base, next)
+        for offset in newest:
+            if base <= offset < next:
+                replaced &= ~(1 << (offset - base))
+        if replaced:
+            group.close(base, replaced)
+            self._progress.flush_later(group)
+        return True
+
+    def _close_replaced(self, group: Group, first: int, end: int) -> None:
+        """Count records of [first, end) as done that newer ones have replaced."""
+        if first < end and group.close_between(first, end)[1]:
+            group.holdings.tidy()
+            self._progress.flush_later(group)
+
     # --- what is gone -------------------------------------------------------------------------
 
     def gone_by(self, group: Group) -> None:
         """Drop waiting records before the stream's first offset."""
-        self._drop_before(group, group.stream.first_at(self._shard.now_ms))
+        self._drop_before(group, group.stream.first_to_read(self._shard.now_ms))
 
     def _drop_before(self, group: Group, first: int) -> None:
         low = group.holdings.low
@@ -462,6 +574,7 @@ class GroupReader:
             self._close(group, (first, end, code, reason))
 
     def _close(self, group: Group, gap: tuple[int, int, str, str]) -> None:
+        """Count a gap's records as passed over, and tell every member of it."""
         first, end, code, reason = gap
         first, count = group.close_between(first, end)
         if not count:

@@ -69,6 +69,7 @@ class Requeueing:
         self._revive(_Job(group, places, command.numbers, answer), 0)
 
     def _group(self, link: Link, command: RequeueGroup) -> Group:
+        """Return the group that a REQUEUE_GROUP names. Raises BrokerRefused."""
         name = command.stream
         if not self._shard.settings.permit(link.owner, "manage_streams", name):
             raise BrokerRefused("forbidden", f"you may not admin groups of '{name}'")
@@ -119,7 +120,7 @@ class Requeueing:
             assert row.rare is not None
             origin = row.rare.origin
             assert origin is not None
-            first = stream.first_at(self._shard.now_ms)
+            first = stream.first_to_read(self._shard.now_ms)
             end = stream.position_end(origin.epoch)
             keyless = job.group.slots is not None and not origin.slots
             kept = 0
@@ -132,6 +133,7 @@ class Requeueing:
         return rows
 
     def _take(self, job: _Job, mailbox: Mailbox, rows: list[RowsOfPut]) -> None:
+        """Log that the records of some dead letters wait again, and that the letters are gone."""
         group = job.group
         again: dict[int, int] = {}
         for _, mask, row in rows:

@@ -57,6 +57,8 @@ BEAT_SLOTS = 32
 FEW_DELIVERIES = 512
 """Deliveries of a few rows after which a link is asked how far it has read; meanwhile it gets
 at most twice as many. Such a delivery costs a client as much as several KiB do."""
+_OVERRUN_PART = 16
+"""Part of its window that a client keeps which sent beyond it."""
 PROBE_TOKENS = 1 << 32
 """First token of the PINGs that ask how far a peer has read; lower tokens keep alive."""
 
@@ -109,6 +111,7 @@ class Link:
         "typed",
         "unconfirmed_bytes",
         "usage",
+        "window_bytes",
     )
 
     def __init__(self, number: int, credential: str, now_ms: int) -> None:
@@ -150,6 +153,8 @@ class Link:
         """Token of the PING that asks how far the peer has read; 0: none is under way."""
         self.probe_bytes = 0
         self.unconfirmed_bytes = 0
+        self.window_bytes = 0
+        """Most unconfirmed bytes that are taken: WELCOME's window, or less after an overrun."""
         self.publishing: dict[str, Any] = {}
         """Streams that the link was found to be allowed to write to."""
         self.receivers: dict[int, Receiver] = {}
@@ -175,6 +180,17 @@ class Link:
     def open(self) -> bool:
         """Whether the link was welcomed and has not ended."""
         return self.state is State.OPEN
+
+    def overrun(self, window_bytes: int) -> str:
+        """Narrow the window of a client that does not keep it; return the reason of the refusal.
+
+        window_bytes: what WELCOME said. The window stays narrow as long as the link: a client that
+        sends without regard to it would otherwise always have a whole window before the disk, and
+        every other client's confirm waits for that to be synced (compression-bombs: 100 ms).
+        """
+        reason = f"more than {self.window_bytes} unconfirmed bytes on this link"
+        self.window_bytes = window_bytes // _OVERRUN_PART
+        return reason
 
     def owns(self, mailbox: str) -> bool:
         """Whether a mailbox is the link's own: that of its identity or of its credential."""
@@ -358,6 +374,7 @@ class Links:
         self._sessions[hello.session] = link
         link.state = State.OPEN
         link.room = self._share()
+        link.window_bytes = settings.window_bytes
         link.half = link.room // 2
         limits = settings.limits
         self.say(

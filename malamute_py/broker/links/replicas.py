@@ -70,6 +70,7 @@ class Replicas:
         return replica_name(template, number)
 
     def _pick(self, family: Family, wanted: int, taken: Container[str]) -> int:
+        """Return a free number of a family, the wanted one if possible. Raises BrokerRefused."""
         most = self._shard.settings.replicas_max
         if 0 <= wanted < most and self._free(family, wanted, taken):
             return wanted

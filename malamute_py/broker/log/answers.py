@@ -24,7 +24,8 @@ ADMINISTRATION: Final = frozenset(
         wire.CreateStream, wire.EditStream, wire.RemoveStream, wire.Kick,
         wire.PurgeMail, wire.EditMailbox, wire.RemoveMailbox,
         wire.EditService, wire.Requeue, wire.RemoveService,
-        wire.EditCursor, wire.RemoveCursor, wire.RemoveGroup, wire.ReloadConfig,
+        wire.EditCursor, wire.RemoveCursor, wire.EditGroup, wire.RequeueGroup, wire.ResetGroup,
+        wire.RemoveGroup, wire.ReloadConfig,
     }
 )  # fmt: skip
 """Commands that change what others use; an event tells each that was done."""

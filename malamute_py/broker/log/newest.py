@@ -9,7 +9,7 @@ the journal refuses a batch, nothing that was taken after it happened. Source: S
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -256,6 +256,28 @@ class Keys:
                 break
             found.append((at, self._moved[self._at[at]].copy))
         return found
+
+    @property
+    def moved_count(self) -> int:
+        """Number of newest records that have moved."""
+        return len(self._moved)
+
+    @property
+    def average(self) -> int:
+        """Bytes that a copy of a newest record takes on average, about; 1 at least."""
+        return max(1, self.bytes // max(1, len(self)))
+
+    def moved_runs(self, offset: int) -> Iterator[list[int]]:
+        """Yield the offsets from one on of records that have moved, ascending, many at a time."""
+        return self._moved_offsets.runs_after(offset - 1)
+
+    def moved_subject(self, offset: int) -> str:
+        """Return the subject of a record that has moved."""
+        return self._at[offset]
+
+    def size_of_moved(self, offset: int) -> int:
+        """Return the bytes that a copy of a record takes that has moved, about; 1 at least."""
+        return max(1, _size(self._moved[self._at[offset]].value))
 
     # --- changes ------------------------------------------------------------------------
 

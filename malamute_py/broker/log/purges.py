@@ -19,6 +19,7 @@ from malamute_py.changelog.tables import PurgeMark
 from malamute_py.matcher import compile_pattern
 
 Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
+Offsets: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 HEADERS_MAX = 16_384
 """Headers of which is remembered whether a mark takes them."""
@@ -40,15 +41,19 @@ class Purges:
         self._known: dict[Header, int] = {}
         """Header -> offset before which its records are purged."""
 
-    def left(self, content: Content, base: int) -> Mask | None:
-        """Mask of the rows of a whole batch that no mark takes; None: all rows."""
+    def left(self, content: Content, base: int, offsets: Offsets | None = None) -> Mask | None:
+        """Mask of the rows of a batch that no mark takes; None: all rows.
+
+        offsets: those of the rows, none before `base`; None: the batch is whole.
+        """
         if base >= self.before:
             return None
         headers, codes = content.headers()
         taken = np.fromiter(map(self._taken, headers), np.int64, len(headers))
         if not (taken > base).any():
             return None
-        offsets = np.arange(base, base + content.head.count)
+        if offsets is None:
+            offsets = np.arange(base, base + content.head.count)
         mask: Mask = offsets >= (taken[0] if codes is None else taken[codes])
         return mask
 

@@ -249,10 +249,8 @@ class Steps:
         settings = self._shard.settings
         self.check_ring()
         waiting = link.unconfirmed_bytes
-        if awaited and size and waiting and waiting + size > settings.window_bytes:
-            raise BrokerRefused(
-                "window", f"more than {settings.window_bytes} unconfirmed bytes on this link"
-            )
+        if awaited and size and waiting and waiting + size > link.window_bytes:
+            raise BrokerRefused("window", link.overrun(settings.window_bytes))
         if adds and self.pressed:
             raise BrokerRefused(
                 "wait", "the log waits for its checkpoint: only what frees it is taken",
@@ -446,6 +444,7 @@ class Steps:
     def _bundles(
         self, queue: list[Step], places: tuple[int, int]
     ) -> tuple[list[AppendBundle], tuple[int, int]]:
+        """Lay queued steps into bundles of bounded size; returns these and the next places."""
         bundles: list[AppendBundle] = []
         change_next, mail_next = places
         steps: list[Step] = []
@@ -619,6 +618,7 @@ class Steps:
             self._drop(step, code, reason, 0)
 
     def _drop(self, step: Step, code: str, reason: str, retry_ms: int) -> None:
+        """Take back what a step reserved that the log has refused, and tell its senders."""
         self.unsettled_bytes -= step.size
         for key in step.keys or ():
             self._under_way.pop(key, None)

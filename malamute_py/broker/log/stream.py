@@ -187,6 +187,10 @@ class Stream:
         """First offset at which a reader may stand; records before `first` may have moved."""
         return self.first if self.keys is None else 1
 
+    def first_to_read(self, now_ms: int) -> int:
+        """First offset of which a reader is given the records that are kept."""
+        return self.first_at(now_ms) if self.keys is None else 1
+
     @property
     def bounded(self) -> bool:
         """Whether records go out of bounds by their age or number alone."""

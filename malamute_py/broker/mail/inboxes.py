@@ -108,6 +108,7 @@ class Inboxes:
         self._mailboxes.create(mailbox, opening)
 
     def _mailbox(self, link: Link, command: OpenInbox) -> Mailbox:
+        """Return the mailbox that an OPEN_INBOX names, made if need be. Raises BrokerRefused."""
         settings = self._shard.settings
         self._links.check_number(link, command.subscription)
         if self.count >= settings.subscriptions_max:
@@ -170,6 +171,7 @@ class Inboxes:
             self._drop(inbox)
 
     def _drop(self, inbox: Inbox) -> None:
+        """Take an inbox out of its mailbox, and have what it holds returned in portions."""
         inbox.leave()
         inbox.started = False
         self.count -= 1
@@ -211,6 +213,7 @@ class Inboxes:
                 return
 
     def _return_held(self, inbox: Inbox, budget: int) -> int:
+        """Return a portion of what a lost inbox holds to its mailbox; returns the budget left."""
         mailbox, held = inbox.mailbox, inbox.held
         release = self._messages.release
         rows = mailbox.rows

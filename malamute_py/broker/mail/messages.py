@@ -264,6 +264,7 @@ class Messages:
             self._remove_expired(self.mailboxes.by_number[number], rows)
 
     def _due(self, place: Pair) -> None:
+        """Let rows wait whose delay is over."""
         mailbox = self.mailboxes.by_number.get(place[0])
         if mailbox is None:
             return
@@ -282,6 +283,7 @@ class Messages:
             self.wake(mailbox)
 
     def _expire(self, place: Pair, over: dict[int, list[RowsOfPut]]) -> None:
+        """Collect the rows of one batch that are past their expiry, and are not held."""
         mailbox = self.mailboxes.by_number.get(place[0])
         row = None if mailbox is None else mailbox.rows.get(place)
         if mailbox is None or row is None:

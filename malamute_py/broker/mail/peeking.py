@@ -126,6 +126,7 @@ class Peeking:
         return messages
 
     def _entry(self, row: MessageRow, place: int) -> dict[str, Any]:
+        """Return what an answer shows of one message."""
         rare, progress = row.rare, self._mailbox.progress.get(row.base)
         bit = 1 << place
         not_before_ms = 0
@@ -169,6 +170,7 @@ class Peeking:
         return entry
 
     def _look_into(self, entry: dict[str, Any], body: Body, place: int) -> None:
+        """Add a message's subject, fields and the beginning of its body to its entry."""
         content = body.content
         headers, codes = content.headers()
         header = headers[0 if codes is None else int(codes[place])]

@@ -115,6 +115,7 @@ class ServiceAdmin:
     # --- CANCEL_REQUEST -------------------------------------------------------------------------
 
     def _cancel(self, link: Link, command: CancelRequest) -> None:
+        """Withdraw the requests, or the one row, that a sender's key names."""
         service = self._service(link, command.service, "request")
         key = link.holder, command.key
         if self._steps.under_way(key):
@@ -143,6 +144,7 @@ class ServiceAdmin:
     # --- SERVICE_INFO ---------------------------------------------------------------------------
 
     def _info(self, link: Link, command: ServiceInfo) -> None:
+        """Answer with the facts of one service, or, for `PREFIX*`, with a page of short facts."""
         name = command.service
         if not name.endswith("*"):
             service = self._service(link, name, "request", "work", "manage_queues")
@@ -169,6 +171,7 @@ class ServiceAdmin:
         self._answers.result(link, command, {"entries": page, "more": more})
 
     def _facts(self, service: Service, *, whole: bool) -> dict[str, Any]:
+        """Return a service's facts for an answer. whole: with its attempts and workers."""
         row = service.row
         page_max = self._shard.settings.page_max
         oldest = next(iter(service.batches.values()), None)
@@ -219,6 +222,7 @@ class ServiceAdmin:
         return workers
 
     def _worker(self, in_flight: InFlight, link: int, most: int) -> dict[str, Any]:
+        """Return the facts of one holder, from its leases. most: leases that are looked at."""
         held = received = attempts = 0
         since_ms = lease_until_ms = 0
         some = (lease for leases in in_flight.leases.values() for lease in leases)
@@ -237,6 +241,7 @@ class ServiceAdmin:
     # --- EDIT_SERVICE ---------------------------------------------------------------------------
 
     def _edit(self, link: Link, command: EditService) -> None:
+        """Change a service's settings, or make the service with them; answer when it is logged."""
         name = command.service
         if not self._permitted(link, "manage_queues", name):
             raise BrokerRefused("forbidden", f"you may not manage service '{name}'")
@@ -282,6 +287,7 @@ class ServiceAdmin:
     # --- REQUEUE --------------------------------------------------------------------------------
 
     def _requeue(self, link: Link, command: Requeue) -> None:
+        """Let held requests and dead letters wait again, first the held ones, by their numbers."""
         service = self._service(link, command.service, "manage_queues")
         numbers = command.numbers
         if len(numbers) > NUMBERS_MAX:
@@ -384,6 +390,7 @@ class ServiceAdmin:
     # --- REMOVE_SERVICE ---------------------------------------------------------------------------
 
     def _remove(self, link: Link, command: RemoveService) -> None:
+        """Begin to remove a service that has no offers and on whose way no request is."""
         service = self._service(link, command.service, "manage_queues")
         if command.confirm != service.name:
             raise BrokerRefused("conflict", "confirm repeats the name of the service")

@@ -101,6 +101,7 @@ class WorkDelivery:
         self._steps.take([part])
 
     def _work(self, offer: Offer, batch: RequestBatch, rows: int, body: Body, cost: int) -> None:
+        """Put rows of a batch into the outbox of an offer's link, a WORK for each attempt count."""
         change = batch.row.put
         settings = self._shard.settings
         link = offer.link

@@ -222,6 +222,7 @@ class _Ending(Effect):
             self.ends.gone(batch, rows)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        """Let the rows wait or be held as before, since the log did not take their end."""
         ends, released = self.ends, self.released
         for batch, rows in self.items:
             batch.ending &= ~rows
@@ -244,6 +245,7 @@ class _Dying(_Ending):
     mailbox: str
 
     def appended(self, part: Part, end_lsn: int) -> None:
+        """Count the dead letters and forget their requests, since the log has taken them."""
         ends, shard, service = self.ends, self.ends._shard, self.service
         box = ends._mailboxes.get(self.mailbox)
         count = 0

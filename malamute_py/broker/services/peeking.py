@@ -54,6 +54,7 @@ class Peeking:
         self._answers.result(link, command, {"requests": requests, "more": more})
 
     def _page(self, service: Service, command: PeekRequests) -> tuple[list[dict[str, Any]], bool]:
+        """Return the entries after a number, bounded, and whether more follow."""
         limit = max(1, min(command.limit, self._shard.settings.page_max))
         after, size = command.after, 0
         entries: list[dict[str, Any]] = []
@@ -85,6 +86,7 @@ class Peeking:
 
 
 def _entry(batch: RequestBatch, row: int) -> dict[str, Any]:
+    """Return what an answer shows of one request: its subject, sender, times, state and holder."""
     put, bit = batch.row.put, 1 << row
     subjects = put.subjects
     entry: dict[str, Any] = {

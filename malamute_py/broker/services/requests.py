@@ -103,6 +103,7 @@ class Requests:
         )  # fmt: skip
 
     def _check_served(self, service: Service, subjects: Sequence[str]) -> None:
+        """Raise BrokerRefused `no_workers` for a subject that no offer takes."""
         slow = 0
         for subject in dict.fromkeys(subjects):
             queue = service.queue_of(subject, waits=False)
@@ -167,6 +168,7 @@ class Requests:
             raise BrokerRefused("forbidden", f"you may not send to mailbox '{reply_to}'")
 
     def _check_room(self, service: Service, count: int, size: int) -> None:
+        """Raise BrokerRefused unless a service has room for so many requests and bytes."""
         limits, settings = self._shard.settings, service.row.settings
         rows_max = settings.max_requests or limits.service_requests_max
         size_max = settings.max_bytes or limits.service_bytes_max
@@ -206,6 +208,7 @@ class _Incoming(Effect):
         self.requests._registry.weigh(service, change.sender, change.size)
 
     def based(self, part: Part) -> None:
+        """Lay down the changes: the requests, and what offers take of them at once."""
         service, change = self.service, self.change
         base = change.base = part.base
         changes: list[Change] = []
@@ -236,6 +239,7 @@ class _Incoming(Effect):
                 shares[offer] = before | some, cost + change.size
 
     def appended(self, part: Part, end_lsn: int) -> None:
+        """Enter the requests, hand out the shares of offers, and let the rest wait."""
         requests, service, change = self.requests, self.service, self.change
         content = part.content
         assert content is not None

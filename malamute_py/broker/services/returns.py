@@ -200,6 +200,7 @@ class _Returning(Effect):
         return count
 
     def appended(self, part: Part, end_lsn: int) -> None:
+        """Let the rows wait again, and bury those whose attempts are used up."""
         returns, exhausted = self.returns, self.exhausted
         returns._shard.counters["requests_returned"] += self._moved()
         if self.why in (RELEASED, WITHDRAWN):

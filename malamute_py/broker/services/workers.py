@@ -78,6 +78,7 @@ class Offers:
             self._answers.refuse(offer.link, command, *why)
 
     def _prepare_offer(self, link: Link, command: OfferCommand) -> Offer:
+        """Check an OFFER and make its offer, of no service yet. Raises BrokerRefused."""
         settings = self._shard.settings
         self._links.check_number(link, command.subscription)
         if self.count >= settings.offers_max:

@@ -31,6 +31,7 @@ from malamute_py.broker.log.steps import Steps, Then
 from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.ready import IndexFailure
 from malamute_py.broker.streams.catalogue import Catalogue
+from malamute_py.broker.streams.moved_plans import MovedPart, fewer, plan_moved
 from malamute_py.broker.streams.producers import Producer, Producers
 from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.broker.streams.start_positions import Begin, Starts, may_match
@@ -194,7 +195,7 @@ class StreamAdmin:
                 link, command,
                 {
                     "stream": stream.uuid, "epoch": self._shard.epoch, "offset": begin.next,
-                    "first": stream.first_at(self._shard.now_ms), "tail": stream.next,
+                    "first": stream.first_to_read(self._shard.now_ms), "tail": stream.next,
                     "rewound": begin.rewound_from is not None,
                 },
             )  # fmt: skip
@@ -241,13 +242,23 @@ class StreamAdmin:
     ) -> None:
         tail = stream.visible_next if durable else stream.next
         end = tail if command.end < 0 else min(command.end, tail)
-        kept = stream.first_at(self._shard.now_ms)
+        now_ms, keys = self._shard.now_ms, stream.keys
+        kept = stream.first_to_read(now_ms)
         first = max(begin.next, kept)
-        value = {
+        value: dict[str, Any] = {
             "stream": stream.uuid, "epoch": self._shard.epoch, "first": kept,
-            "tail": tail, "from": begin.next, "to": max(end, begin.next), "splits": [],
-            "records": 0, "bytes": 0, "rewound": begin.rewound_from is not None,
+            "trimmed": stream.row.trimmed, "tail": tail, "from": begin.next,
+            "to": max(end, begin.next), "splits": [], "records": 0, "bytes": 0,
+            "rewound": begin.rewound_from is not None,
         }  # fmt: skip
+        moved: MovedPart | None = None
+        if keys is not None and first < min(stream.first, end):
+            moved = plan_moved(keys, first, min(stream.first, end), command)
+            first = moved.to
+            splits = fewer(moved.splits, self._shard.settings.splits_max)
+            value |= {"splits": splits, "records": moved.records, "bytes": moved.bytes}
+            if moved.ended:
+                value["to"] = end = moved.to
         if first >= end:
             link.queries -= 1
             self._answers.result(link, command, value)
@@ -257,17 +268,27 @@ class StreamAdmin:
             link.queries -= 1
             if isinstance(answer, IndexFailure):
                 self._answers.refuse(link, command, answer.code, answer.reason)
-            else:
-                self._answers.result(link, command, {**value, **answer})
+                return
+            young = answer.pop("young")
+            if keys is not None:
+                _add_given_up(answer, first)
+            if moved is not None:
+                answer["splits"] = value["splits"] + answer["splits"]
+                answer["records"] += moved.records
+                answer["bytes"] += moved.bytes
+            answer["first"] = max(kept, young)
+            self._answers.result(link, command, {**value, **answer})
 
         self._shard.ask(
             stream.ring.name, stream.number, "plan",
             {
                 "from": first, "end": end, "pattern": command.pattern,
                 "candidates": partial(may_match, command.pattern),
-                "records_max": command.records_max, "bytes_max": command.bytes_max,
+                "records_max": command.records_max and command.records_max - value["records"],
+                "bytes_max": command.bytes_max and command.bytes_max - value["bytes"],
                 "split_bytes": command.split_bytes, "client_time": command.client_time,
-                "splits_max": self._shard.settings.splits_max,
+                "splits_max": self._shard.settings.splits_max, "purges": stream.purges.marks,
+                "oldest_ms": stream.oldest_ms(now_ms), "pinned": stream.pinned,
             },
             self._links.contained(link, "PLAN_READ", planned), link, lambda: link.open,
         )  # fmt: skip
@@ -340,6 +361,20 @@ class StreamAdmin:
         return {"id": producer.id, "epoch": producer.epoch, "next": next}
 
 
+def _add_given_up(plan: dict[str, Any], first: int) -> None:
+    """Let a plan of a stream with keys begin where it was to begin.
+
+    The journal leaves out what its ring gave up in between: copies of newest records in it are
+    read by their offsets all the same.
+    """
+    splits = plan["splits"]
+    begin = splits[0][0] if splits else plan["to"]
+    if begin > first:
+        splits.insert(0, [first, begin, 1])
+        plan["records"] += begin - first
+        plan["bytes"] += 1
+
+
 def _keys(stream: Stream) -> dict[str, int]:
     """Facts about the keys of a stream; none where it has no keys."""
     keys = stream.keys
@@ -354,6 +389,7 @@ def _settings(stream: Stream) -> dict[str, Any]:
 
 
 def _short(stream: Stream, now_ms: int) -> dict[str, Any]:
+    """Return the facts of a stream that a list of streams shows."""
     first = stream.first_at(now_ms)
     return {
         "name": stream.name,

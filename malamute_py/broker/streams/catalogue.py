@@ -137,6 +137,7 @@ class Catalogue:
     # --- rings and streams at run time ---------------------------------------------------
 
     def _ring(self, row: StreamRow, facts: RingFacts | None) -> RingState:
+        """Return the ring of a stream, and have the shell open it if it is not known yet."""
         settings = row.settings
         ring = self.rings.get(row.ring)
         if ring is None:
@@ -180,6 +181,7 @@ class Catalogue:
         quotas.check_total(resource, size, bound, key)
 
     def _take_up(self, row: StreamRow, facts: dict[str, RingFacts]) -> Stream:
+        """Enter a stream that the log or a checkpoint knows, with what its ring holds of it."""
         ring_facts = facts.get(row.ring)
         ring = self._ring(row, ring_facts)
         found = ring_facts.streams.get(row.number) if ring_facts else None
@@ -427,6 +429,7 @@ class Catalogue:
         return None
 
     def _remove(self, stream: Stream, end_lsn: int) -> None:
+        """Forget a stream whose removal the log has taken, and its ring once that is durable."""
         stream.removed = True
         self._count(stream.row.by, stream.settings, -1)
         stream.ring.numbers.discard(stream.number)

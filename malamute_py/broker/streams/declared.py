@@ -26,9 +26,10 @@ def declared(wanted: StreamSettings) -> StreamSettings:
 
 
 def evolved(old: StreamSettings, wanted: StreamSettings, bytes_max: int) -> StreamSettings:
-    """The settings of a stream that is to be changed; a version that it has already is no change.
+    """The settings of a stream that is to be changed; its newest version again is no change.
 
-    Raises BrokerRefused: `bad_schema`: it cannot follow; `bad_setting`: the settings get too large.
+    Raises BrokerRefused: `bad_schema`: it cannot follow, or is an older version; `bad_setting`: the
+    settings get too large.
     """
     if wanted.schema == old.schema:
         return wanted
@@ -36,7 +37,14 @@ def evolved(old: StreamSettings, wanted: StreamSettings, bytes_max: int) -> Stre
         raise BrokerRefused("bad_setting", "schema cannot be taken away: records are of it")
     if not old.schema:
         return declared(wanted)
-    if is_version(old, wanted.schema):
+    number, known = version_of(old, wanted.schema), len(old.former_schemas) + 1
+    if 0 < number < known:
+        raise BrokerRefused(
+            "bad_schema",
+            f"it is version {number} of the stream's schema, which is at version {known} and never"
+            " goes back; batches of an older version are taken all the same",
+        )
+    if number:
         return msgspec.structs.replace(wanted, schema=old.schema)
     try:
         fault = misfit(read_schema(old.schema), read_schema(wanted.schema))
@@ -58,11 +66,23 @@ def evolved(old: StreamSettings, wanted: StreamSettings, bytes_max: int) -> Stre
 
 def is_version(settings: StreamSettings, schema: bytes) -> bool:
     """Whether a schema says the same as a version that a stream has. Raises BrokerRefused."""
-    known = versions(settings)
-    if not known or schema in known.values():
-        return bool(known)
+    return version_of(settings, schema) > 0
+
+
+def version_of(settings: StreamSettings, schema: bytes) -> int:
+    """Number of the newest version that says the same as a schema, from 1 on; 0: there is none.
+
+    Raises BrokerRefused.
+    """
+    known = list(versions(settings).values())
+    if not known:
+        return 0
     try:
-        columns = read_schema(schema)
-        return any(columns == read_schema(message) for message in known.values())
+        columns = None if schema in known else read_schema(schema)
+        for number in range(len(known), 0, -1):
+            message = known[number - 1]
+            if schema == message or (columns is not None and columns == read_schema(message)):
+                return number
     except SchemaError as error:
         raise BrokerRefused(error.code, error.reason) from error
+    return 0

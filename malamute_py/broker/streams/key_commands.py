@@ -92,6 +92,7 @@ class KeyCommands:
         self._get(link, command, TRIES_MAX)
 
     def _get(self, link: Link, command: GetKey, tries: int) -> None:
+        """Answer with a key's newest value, from memory if it is there, once it is durable."""
         try:
             stream, keys = self._stream(link, command, "read", "replay")
             if link.room <= 0:
@@ -130,6 +131,7 @@ class KeyCommands:
         self, link: Link, command: GetKey, offset: int, value: dict[str, Any],
         failure: tuple[str, str] | None,
     ) -> None:  # fmt: skip
+        """Answer with a value, or with the failure to make it durable."""
         if failure is not None:
             self._answers.refuse(link, command, *failure)
         elif link.open:
@@ -231,6 +233,7 @@ class KeyCommands:
         )  # fmt: skip
 
     def _read(self, stream: Stream, keys: Keys, kind: str, end: int, value: Any) -> None:
+        """Enter a page of keys that the journal found, and ask for the next one."""
         if stream.removed:
             return
         if isinstance(value, IndexFailure):
@@ -262,8 +265,11 @@ def value_of(content: Content, row: int, time_ms: int) -> dict[str, Any]:
     if head.codec:
         batch = bytes(content.view)
         return {"time_ms": time_ms, "batch": batch, "row": row, "bytes": len(batch)}
-    headers, codes = content.headers()
-    fields = dict(headers[0 if codes is None else int(codes[row])].fields)
+    fields = {}
+    if head.fieldmaps_count:
+        # All subjects of the batch are read for this: 90 us where there are 5,000.
+        headers, codes = content.headers()
+        fields = dict(headers[0 if codes is None else int(codes[row])].fields)
     few = content.few_bodies()
     body: Any
     if few is not None:

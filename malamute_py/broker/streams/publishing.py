@@ -110,13 +110,9 @@ class Publishing:
             self.refuse(link, command, "wait", "the stream is being created")
             return
         size = STAMP_BYTES + head.content_bytes
-        if tracker and link.unconfirmed_bytes:
-            window = shard.settings.window_bytes
-            if link.unconfirmed_bytes + size > window:
-                self.refuse(
-                    link, command, "window", f"more than {window} unconfirmed bytes on this link"
-                )
-                return
+        if tracker and link.unconfirmed_bytes and link.unconfirmed_bytes + size > link.window_bytes:
+            self.refuse(link, command, "window", link.overrun(shard.settings.window_bytes))
+            return
         if self.unsettled_bytes + size > shard.settings.unsynced_bytes_max:
             self.refuse(link, command, "wait", "too much waits for the disk")
             return
@@ -196,6 +192,7 @@ class Publishing:
     def _level_allowed(
         self, link: Link, command: Publish | UpdateKey, ring: RingState, level: int
     ) -> bool:
+        """Refuse a confirm level that the stream cannot give; return False then."""
         known = level in (STORED, SYNCED)
         if known and not (ring.memory and command.level != DEFAULT and command.tracker):
             return True
@@ -424,6 +421,7 @@ class Publishing:
     def _stored(
         self, pending: Pending, stream: Stream, ring: RingState, stamp: bytes, end_lsn: int
     ) -> None:
+        """Take note of a batch that the journal has appended, and hand it to live readers."""
         base, count = pending.base, pending.content.head.count
         # The journal never lets append time go back, over all streams of the ring.
         time_ms: int = _TIME.unpack_from(stamp, TIME_AT)[0]
@@ -508,6 +506,7 @@ class Publishing:
         self._queue[:] = kept
 
     def _drop(self, pending: Pending, code: str, reason: str, retry_ms: int) -> None:
+        """Take back what a batch reserved that the journal has refused, and tell its senders."""
         self.unsettled_bytes -= pending.size
         stream = pending.stream
         stream.handed = stream.next

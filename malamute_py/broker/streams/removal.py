@@ -95,6 +95,7 @@ class Removal:
         return Part([change], effects=[purging])
 
     def _check_position(self, stream: Stream, command: Trim | PurgeSubjects) -> None:
+        """Raise BrokerRefused unless records may be removed before the command's offset."""
         before = command.before
         if stream.keys is not None:
             raise BrokerRefused(

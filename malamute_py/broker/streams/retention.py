@@ -109,7 +109,7 @@ class Retention:
                 "from": stream.first, "end": stream.next, "pattern": ["all"],
                 "candidates": None, "records_max": 0, "bytes_max": 0,
                 "split_bytes": max(1 << 16, stream.settings.max_bytes // 16),
-                "client_time": None, "splits_max": 1000,
+                "client_time": None, "splits_max": 1000, "purges": (), "oldest_ms": 0, "pinned": 0,
             },
             planned,
         )  # fmt: skip

@@ -131,6 +131,7 @@ class Starts:
         self, stream: Stream, kind: int, durable: bool, time_ms: int, inclusive: bool,
         found: Found, asker: Asker, wanted: Callable[[], bool],
     ) -> None:  # fmt: skip
+        """Find where records of a time begin: at the tail, else by the journal's index."""
         tail = stream.visible_next if durable else stream.next
         late = kind == StartKind.TIME and (
             time_ms > stream.last_time_ms or (time_ms == stream.last_time_ms and not inclusive)
@@ -158,6 +159,7 @@ class Starts:
         self, stream: Stream, tail: int, end: int, pattern: Any, found: Found, asker: Asker,
         wanted: Callable[[], bool],
     ) -> None:  # fmt: skip
+        """Find the newest record of each subject that a pattern selects, by the journal."""
         first = stream.first
         if first >= end:
             begin = max(min(first, tail), end) if stream.keys is None else min(stream.begin, tail)

@@ -92,6 +92,7 @@ class Turning:
         )  # fmt: skip
 
     def _found(self, stream: Stream, keys: Keys, may_copy: bool, value: Any) -> None:
+        """Give up the oldest segments, after their newest records were copied."""
         room = keys.room
         room.asked = False
         if isinstance(value, IndexFailure) or stream.removed:

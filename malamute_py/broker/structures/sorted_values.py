@@ -91,14 +91,18 @@ class Ordered(Generic[T]):
 
     def after(self, value: T) -> Iterator[T]:
         """Yield the values greater than a value, ascending; the set must not change meanwhile."""
+        for run in self.runs_after(value):
+            yield from run
+
+    def runs_after(self, value: T) -> Iterator[list[T]]:
+        """Yield what after() yields in lists that are never empty, and not to be changed."""
         chunks = self._chunks
         place = bisect_right(chunks, value, key=_greatest)
         if place == len(chunks):
             return
         chunk = chunks[place]
-        yield from chunk[bisect_right(chunk, value) :]
-        for chunk in chunks[place + 1 :]:
-            yield from chunk
+        yield chunk[bisect_right(chunk, value) :]
+        yield from chunks[place + 1 :]
 
     def floor(self, value: T) -> T | None:
         """The greatest value that is not above this one; None: there is none."""

@@ -299,6 +299,7 @@ class Audience:
         return found
 
     def _group(self, count: int, classes: list[tuple[BitMap, list[int]]]) -> list[SelectionGroup]:
+        """Return the live subscriptions that get the same rows of a batch, together."""
         groups: list[SelectionGroup] = []
         all_group: SelectionGroup | None = None
         for numbers, places in partition(classes):

@@ -107,6 +107,7 @@ class Choosing:
         chosen: bytearray,
         numbers: list[int],
     ) -> Iterator[None]:
+        """Match one header a step; note whether it is chosen, and its number."""
         yield from content.make_headers()
         for header in content.headers()[0]:
             chosen.append(matches(*header))

@@ -604,6 +604,7 @@ class OnDemand:
                 del self._in_history[sub.stream]
 
     def _read(self, sub: Subscription) -> None:
+        """Have the journal read for a subscription, as much as its credit and its link take."""
         stream = sub.stream
         end = min(sub.tail, sub.stop, stream.hot_first)
         size = min(self._shard.settings.quantum_bytes, sub.left_bytes)
@@ -702,7 +703,7 @@ class OnDemand:
             try:
                 if places is not None:
                     self._deliver_moved(sub, answer, places)
-                elif sub.stream.keys is None or not _given_up(answer):
+                elif sub.stream.keys is None or not answer.gave_up:
                     self._deliver_history(sub, answer)
             except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
                 self._erred(sub, error)
@@ -784,6 +785,7 @@ class OnDemand:
                 self._note_progress(sub, position)
 
     def _deliver_history(self, sub: Subscription, answer: HistoryRead) -> None:
+        """Deliver what the journal read, thinned out where not all of it is wanted."""
         end = min(sub.tail, sub.stop)
         now_ms = self._shard.now_ms
         if sub.stream.bounded or sub.position < sub.stream.first:
@@ -940,8 +942,3 @@ class OnDemand:
         portion.flush()
         sub.position = max(sub.position, first)
         self._gap(sub, to, code, reason)
-
-
-def _given_up(answer: HistoryRead) -> bool:
-    """Whether records were given up while a stream was read, so that copies are to be read."""
-    return any(code == "retention" for _, _, code, _ in answer.gaps)

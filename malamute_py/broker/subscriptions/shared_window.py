@@ -97,6 +97,7 @@ class Survey:
         stream: Stream, wanted: BitMap, content: Content, texts: array[int], found: array[int],
         numbers: array[int],
     ) -> Iterator[None]:  # fmt: skip
+        """Match a batch's headers in steps; note the place and number of each match."""
         classing = audience_of(stream).classing(content)
         yield from classing.steps
         headers = content.headers()[0]

@@ -192,6 +192,7 @@ class Subscriptions:
                 self.end(sub, "stream_removed")
 
     def _drop(self, sub: Subscription) -> None:
+        """Take a subscription out of all that knows it, once."""
         if sub.ended:
             return
         sub.leave()

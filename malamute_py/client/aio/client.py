@@ -15,6 +15,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from functools import partial
 from types import TracebackType
 from typing import Any, Unpack
 
@@ -35,11 +36,11 @@ from malamute_protocol.schema import Schemas
 from malamute_protocol.version import Feature
 from malamute_py.client.aio.keys import KeyView
 from malamute_py.client.aio.link import LoopLink
-from malamute_py.client.aio.mail import MailVerbs
-from malamute_py.client.aio.queues import QueueVerbs
+from malamute_py.client.aio.mail import Inbox, MailVerbs
+from malamute_py.client.aio.queues import AtomicStep, Member, QueueVerbs
 from malamute_py.client.aio.subscription import Subscription
-from malamute_py.client.aio.work import Served, WorkVerbs
-from malamute_py.client.arguments import settings_of, truth
+from malamute_py.client.aio.work import Served, Worker, WorkVerbs
+from malamute_py.client.arguments import integer, name_of, settings_of, truth
 from malamute_py.client.engine.waits import ACKED, OPENED, PUBLISHED, WINDOW
 from malamute_py.client.facts import (
     BrokerFacts,
@@ -47,6 +48,7 @@ from malamute_py.client.facts import (
     ReadPlan,
     ReloadedSetting,
     StreamFacts,
+    UserFacts,
     fact_list,
     facts,
 )
@@ -72,6 +74,7 @@ from malamute_py.client.session.publisher import LEVEL_NAMES, confirmation, leve
 from malamute_py.client.session.subscription import Notice
 from malamute_py.client.session.tables import TableRows, stream_settings
 from malamute_py.client.settings import ClientOptions, ClientSettings, Wait, make_settings, no_link
+from malamute_py.client.tracing import Tracing, tracing_of
 from malamute_py.client.words import ConfirmAt, ReadVisibility, Until
 
 __all__ = ["BulkPublisher", "Client", "Connecting", "Subscription", "connect"]  # asyncio only
@@ -112,6 +115,7 @@ def connect(
     timeout_ms: int | None = CONNECT_MS,
     context: zmq.Context[Any] | None = None,
     on_link: Callable[[LinkEvent], None] | None = None,
+    tracing: bool | Tracing = False,
     **options: Unpack[ClientOptions],
 ) -> Connecting:  # sync: ) -> Client:
     """Connect to a broker; await it, or use it with `async with`.
@@ -120,17 +124,29 @@ def connect(
     (None: for ever); otherwise the first failure is raised. options: fields of
     ClientSettings, which help(ClientSettings) explains.
     context: a zmq.Context, needed for inproc endpoints. on_link: told each change of the link.
+    tracing: spans of OpenTelemetry, True or a Tracing; needs the extra `otel`.
     Raises SettingError at once; Timeout, ConnectionLost or BrokerRefused (a credential or
     version that was refused is final) when awaited.
     """
     settings = make_settings(endpoint, options, timeout_ms)
-    # sync: return _opened(Client(settings, context=context, on_link=on_link), wait, timeout_ms)
+    make = Client if tracing is False else _traced(tracing)
+    # sync: return _opened(make(settings, context=context, on_link=on_link), wait, timeout_ms)
 
     async def open_client() -> Client:  # asyncio only
-        client = Client(settings, context=context, on_link=on_link)
+        client = make(settings, context=context, on_link=on_link)
         return await _opened(client, wait, timeout_ms)
 
     return Connecting(open_client)  # asyncio only
+
+
+def _traced(asked: Any) -> Callable[..., Client]:
+    """The maker of clients for a tracing that was asked for. Raises SettingError."""
+    tracing = tracing_of(asked)
+    if tracing is None:
+        return Client
+    from malamute_py.client.aio.traced import TracedClient
+
+    return partial(TracedClient, tracing)
 
 
 async def _opened(client: Client, wait: bool, timeout_ms: int | None) -> Client:
@@ -144,6 +160,13 @@ async def _opened(client: Client, wait: bool, timeout_ms: int | None) -> Client:
 
 class Client(MailVerbs, WorkVerbs, QueueVerbs):
     """One session with a broker, in the event loop that made it; use it from that loop only."""
+
+    _subscription_type = Subscription
+    _keys_type = KeyView
+    _inbox_type = Inbox
+    _worker_type = Worker
+    _member_type = Member
+    _step_type = AtomicStep
 
     def __init__(
         self,
@@ -371,7 +394,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         timeout_ms: how long nothing may be confirmed, or the window be full.
         Raises as publish(); batches before the one that failed may be in the log.
         """
-        async with self.publisher(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
+        async with self._window(stream, confirm, timeout_ms) as window:
             await window.publish_many(
                 bodies,
                 subject=subject,
@@ -397,7 +420,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         It goes as it is but for its producer and sequence, unless `idempotent` is off: then a
         refusal of these (`unknown_producer`, `out_of_sequence`) is raised. Raises as publish().
         """
-        async with self.publisher(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
+        async with self._window(stream, confirm, timeout_ms) as window:
             await window.publish_batch(content)
         return window.confirmations[0]
 
@@ -408,16 +431,17 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         *,
         body: str = "body",
         subject: str = "",
+        properties: Properties | None = None,
         confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
     ) -> list[Confirmation]:
         """Publish a pyarrow table or record batch, without a Python object a row.
 
         body: the column with the bodies (binary or string). subject: name of a column, or
-        one subject for all. Raises as publish().
+        one subject for all. properties: of each row. Raises as publish().
         """
-        async with self.publisher(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
-            for content, _ in arrow_contents(table, body, subject):
+        async with self._window(stream, confirm, timeout_ms) as window:
+            for content, _ in arrow_contents(table, body, subject, properties):
                 await window.publish_batch(content)
         return window.confirmations
 
@@ -428,6 +452,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         *,
         subject: str = "",
         client_time: str = "",
+        properties: Properties | None = None,
         codec: str | None = None,
         confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
@@ -435,13 +460,19 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         """Publish the rows of a table into a typed stream, validated in full before it is sent.
 
         table: of pyarrow, polars, pandas or DuckDB; it has the columns of the stream's newest
-        schema. subject: name of a column, or one subject for all. client_time: name of a column
-        of timestamps. These two columns need not be in the schema. Returns one Confirmation a
-        batch. Raises LocalProtocolError `bad_schema`: the table does not fit; otherwise as
-        publish().
+        schema. subject: name of a column, or one subject for all, which is refused where a column
+        is called nearly so. client_time: name of a column of timestamps. These two columns need
+        not be in the schema. properties: of each row. Returns one Confirmation a batch. Raises
+        LocalProtocolError `bad_schema`: the table does not fit; otherwise as publish().
         """
-        async with self.publisher(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
-            await window.publish_table(table, subject=subject, client_time=client_time, codec=codec)
+        async with self._window(stream, confirm, timeout_ms) as window:
+            await window.publish_table(
+                table,
+                subject=subject,
+                client_time=client_time,
+                properties=properties,
+                codec=codec,
+            )
         return window.confirmations
 
     def publisher(
@@ -458,7 +489,20 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         timeout_ms: how long nothing may be confirmed while that is waited for, or the window be
         full; None: for ever.
         """
-        return BulkPublisher(self._link, stream, level_number(confirm), keep, timeout_ms)
+        return self._window(stream, confirm, timeout_ms, keep)
+
+    def _window(
+        self,
+        stream: str,
+        confirm: ConfirmAt,
+        timeout_ms: Wait,
+        keep: bool = True,
+        kind: type[BulkPublisher] | None = None,
+    ) -> BulkPublisher:
+        """A run of publishing. kind: of a client that asks for another than the plain one."""
+        name_of("stream", stream)
+        kind = BulkPublisher if kind is None else kind
+        return kind(self._link, stream, level_number(confirm), keep, timeout_ms)
 
     # --- subscribing ---------------------------------------------------------------------------
 
@@ -507,7 +551,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
             credit_records=credit_records,
             credit_bytes=credit_bytes,
         )
-        return Subscription(
+        return self._subscription_type(
             self._link,
             request,
             strict=strict,
@@ -521,7 +565,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         Such a stream is made by create_stream(name, keep="last-per-subject", ring_bytes=...). This
         asks the broker nothing.
         """
-        return KeyView(self._link, stream)
+        return self._keys_type(self._link, stream)
 
     # --- asking --------------------------------------------------------------------------------
 
@@ -584,6 +628,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
 
         limit: at most so many, the first by name; 0: all.
         """
+        integer("limit", limit, 0)
         found: list[StreamFacts] = []
         after = ""
         while True:
@@ -645,6 +690,15 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
     async def kick(self, link: int, reason: str = "") -> None:
         """End a link by its number. Raises BrokerRefused."""
         await self._link.ask(lambda number: c.Kick(number, link, reason))
+
+    async def list_users(self, verb: str = "", name: str = "") -> list[UserFacts]:
+        """Ask for the users and permissions in force, by name. Needs the permission manage_users.
+
+        verb, name: what each user is asked about, such as "read" and a stream's name: see `may`.
+        Raises BrokerRefused.
+        """
+        value = await self._link.ask(lambda number: c.ListUsers(number, verb, name))
+        return fact_list(UserFacts, value, "users")
 
     async def reload_config(self) -> list[ReloadedSetting]:
         """Have the broker read its configuration and users anew. Raises BrokerRefused.
@@ -740,6 +794,7 @@ class BulkPublisher:
         *,
         subject: str = "",
         client_time: str = "",
+        properties: Properties | None = None,
         codec: str | None = None,
     ) -> None:
         """Publish a table's rows; returns when the last is in the window, not yet confirmed.
@@ -763,7 +818,9 @@ class BulkPublisher:
                 rows = TableRows(
                     table, known, subject=subject, client_time=client_time, codec=codec
                 )
-        for content, count in rows.contents(self._link.session.batch_bytes, self._publisher.limits):
+        for content, count in rows.contents(
+            self._link.session.batch_bytes, self._publisher.limits, properties
+        ):
             await self._add(content, count)
             # The link sends this batch while the next one is encoded.
             await asyncio.sleep(0)  # asyncio only

@@ -12,9 +12,9 @@ import contextvars
 import inspect
 import signal
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -60,6 +60,7 @@ class HandlerRun:
             threads.shutdown(wait=False, cancel_futures=True)
 
     async def _handle_all(self, call: Callable[[Any], Awaitable[Any]]) -> None:
+        """Call the handler for one request after the other, and answer or return each."""
         # A request that is there already is begun with without a coroutine more.
         while (request := self._begin() or await self._next()) is not None:
             request.running = True
@@ -175,15 +176,22 @@ def drain_on_signals(link: LoopLink) -> Iterator[None]:
         link.session.offerings.drain_all()
         link.wake_up()
 
+    def interrupted(number: int, frame: object) -> None:
+        loop.call_soon_threadsafe(heard, number)
+
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.getsignal(number) for number in numbers}
     for number in numbers:
-        loop.add_signal_handler(number, heard, number)
+        try:
+            loop.add_signal_handler(number, heard, number)
+        except NotImplementedError:  # Windows
+            signal.signal(number, interrupted)
     try:
         yield
     finally:
         for number, handler in before.items():
-            loop.remove_signal_handler(number)
+            with suppress(NotImplementedError):
+                loop.remove_signal_handler(number)
             signal.signal(number, handler)
 
 
@@ -195,6 +203,33 @@ async def together(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
                 group.create_task(call)
     except BaseExceptionGroup as failed:
         raise failed.exceptions[0] from None
+
+
+def within_span(scope: Callable[[Any], Any], handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Make a handler of the same kind that runs in `with scope(request)`."""
+    called = (handler, type(handler).__call__)
+    if any(map(inspect.isasyncgenfunction, called)):
+
+        async def replies(request: Any) -> AsyncGenerator[Any, None]:
+            with scope(request):
+                async with aclosing(handler(request)) as bodies:
+                    async for body in bodies:
+                        yield body
+
+        return replies
+    if any(map(inspect.iscoroutinefunction, called)):
+
+        async def coroutine(request: Any) -> Any:
+            with scope(request):
+                return await handler(request)
+
+        return coroutine
+
+    def function(request: Any) -> Any:
+        with scope(request):
+            return handler(request)
+
+    return function
 
 
 def _caller(

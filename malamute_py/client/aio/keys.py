@@ -19,6 +19,7 @@ from malamute_protocol.keys import DELETION_FIELD
 from malamute_protocol.pattern import Pattern
 from malamute_py.client.aio.link import LoopLink
 from malamute_py.client.aio.subscription import Subscription
+from malamute_py.client.arguments import integer
 from malamute_py.client.engine.waits import PUBLISHED
 from malamute_py.client.keys import (
     KeyEntry,
@@ -33,6 +34,7 @@ from malamute_py.client.position import Confirmation, LastPerSubject, StartPoint
 from malamute_py.client.session.calls import (
     Body,
     Fields,
+    Properties,
     make_pattern,
     make_row,
     subscribe_options,
@@ -117,8 +119,9 @@ class KeyView:
     ) -> int:
         """Delete a key by a marker, and return the marker's offset.
 
-        The marker is kept for the broker's `streams.deleted_keys_ms`. revision: delete the key only
-        if this is its revision. Raises as update().
+        The marker is kept for the broker's `streams.deleted_keys_ms`. A key that is not there gets
+        one, too: deleting twice is deleting once. revision: delete the key only if this is its
+        revision, so that one that is not there is refused. Raises as update().
         """
         empty = await self._known()
         wanted = None if revision is None else revision_of(revision)
@@ -134,11 +137,12 @@ class KeyView:
         revision: int | None,
         confirm: ConfirmAt,
         timeout_ms: Wait,
+        properties: Properties | None = None,
     ) -> int:
         """Publish one record; revision: what its key must have, None: whatever it has."""
         link = self._link
         future: asyncio.Future[Confirmation] = link.loop.create_future()
-        row = make_row(value, key_of(key), fields, None, None, None, future, codec)
+        row = make_row(value, key_of(key), fields, None, None, properties, future, codec)
         level = level_number(confirm)
         if True:  # sync: with link.lock:
             if not link.has_room():
@@ -173,6 +177,7 @@ class KeyView:
 
         pattern: of a kind that asks for nothing but the subject. limit: at most so many; 0: all.
         """
+        integer("limit", limit, 0)
         stream, wire = self._stream, make_pattern(pattern)
         found: dict[str, int] = {}
         after, more = "", True

@@ -12,7 +12,7 @@ import contextlib
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import zmq
 
@@ -38,6 +38,9 @@ from malamute_py.client.session.events import (
 from malamute_py.client.session.publisher import confirmations
 from malamute_py.client.session.session import Session
 from malamute_py.client.settings import ClientSettings, Wait
+
+if TYPE_CHECKING:
+    from malamute_py.client.spans import Spans
 
 _STAMP_MS: Final = 100
 """Bounded waits are counted from the next multiple of this on: no clock is read for each call."""
@@ -68,17 +71,19 @@ class LoopLink:
         on_link: Callable[[LinkEvent], None] | None,
     ) -> None:
         """on_link: called with each change of the link; what it raises is logged."""
+        self.loop = watching_loop()
         self.engine = Engine(settings, context)
         self.session = self.engine.session
         self.session.mailboxes.may_hold = True
         self.publisher = self.session.publisher
+        self.spans: Spans | None = None
+        """Maker of spans, of a traced client."""
         self.last: LinkEvent | None = None
         """The newest change of the link."""
         self.changed = asyncio.Event()
         """Set with each change of the link."""
         self.quiet = asyncio.Event()
         """Set when nothing is unconfirmed; a caller that waits for that clears it first."""
-        self.loop = asyncio.get_running_loop()
         self._on_link = on_link
         self._generation = 0
         self._watched: list[int] = []
@@ -179,6 +184,7 @@ class LoopLink:
             self._step()
 
     def _step(self) -> None:
+        """Let the engine work once, and tell callers and receivers what came of it."""
         self._scheduled = False
         while self._dropped:
             self.session.drop(self._dropped.popleft())
@@ -248,6 +254,7 @@ class LoopLink:
                 self.loop.add_reader(descriptor, self._signalled, descriptor)
 
     def _set_timer(self) -> None:
+        """Have a step made when the engine, or the earliest wait of a caller, is due."""
         at_ms = self.engine.next_wake()
         for limit_ms in (
             self._stamped_ms + _STAMP_MS if self.fresh else None,
@@ -284,6 +291,7 @@ class LoopLink:
     # --- what happened -----------------------------------------------------------------------
 
     def _handle(self, event: Event) -> None:
+        """Pass one event of the session on to the callers or receivers that wait for it."""
         if type(event) is Published:
             if event.single:
                 _confirm(event.tokens, event.outcome)
@@ -365,6 +373,7 @@ class LoopLink:
             self._fresh_max = max(_FRESH_MIN, 2 * len(fresh))
 
     def _stamp(self, now_ms: int) -> None:
+        """Give the calls since the last look the times at which their waits end."""
         self._stamped_ms = now_ms
         by_default_ms = self.engine.settings.call_timeout_ms
         for future, asked_ms, what, name in self.fresh:
@@ -500,6 +509,18 @@ class LoopLink:
         except (Timeout, asyncio.CancelledError):
             self.session.give_up(future)
             raise
+
+
+def watching_loop() -> asyncio.AbstractEventLoop:
+    """Return the running event loop. Raises RuntimeError for one that watches no descriptors."""
+    loop = asyncio.get_running_loop()
+    if type(loop).add_reader is asyncio.AbstractEventLoop.add_reader:
+        raise RuntimeError(
+            f"{type(loop).__name__} cannot watch the socket of a client (on Windows it is the"
+            " default): run the program with"
+            " asyncio.Runner(loop_factory=asyncio.SelectorEventLoop), or use connect_sync()"
+        )
+    return loop
 
 
 def _settle(future: asyncio.Future[Any], outcome: Any) -> None:

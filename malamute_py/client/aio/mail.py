@@ -46,6 +46,8 @@ _PAUSE_EVERY: Final = 256  # asyncio only
 class MailVerbs(AsyncVerbs):
     """Verbs for mailboxes, and for those that ask a service."""
 
+    _inbox_type: type[Inbox]
+
     # --- sending -------------------------------------------------------------------------------
 
     async def send(
@@ -235,7 +237,7 @@ class MailVerbs(AsyncVerbs):
         Raises LocalProtocolError; a refusal is raised by the iteration.
         """
         asked = inbox_options(mailbox, credit_records, credit_bytes, settings, ack)
-        return Inbox(
+        return self._inbox_type(
             self._link,
             asked,
             ack,
@@ -362,6 +364,7 @@ class MailVerbs(AsyncVerbs):
                 yield reply
 
     async def _replies(self, replies: Replies) -> AsyncGenerator[Reply, None]:
+        """Yield the replies of a request until the last; let go of it at any end."""
         link = self._link
         try:
             while True:

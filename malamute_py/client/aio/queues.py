@@ -22,6 +22,7 @@ from malamute_py.client.aio.link import AsyncVerbs, LoopLink
 from malamute_py.client.arguments import (
     beginning,
     duration,
+    integer,
     numbers_of_requests,
     settings_of,
     truth,
@@ -53,6 +54,7 @@ from malamute_py.client.session.memberships import (
     RELEASED,
     GroupOptions,
     HeldBatch,
+    Membership,
     failed,
     group_visibility,
 )
@@ -61,6 +63,7 @@ from malamute_py.client.session.subscription import Notice
 from malamute_py.client.settings import Wait
 from malamute_py.client.words import AckWhen, ConfirmAt, GroupKind, GroupVisibility
 
+JOINING: Final = "the membership"
 _PAUSE_EVERY: Final = 256  # asyncio only
 """Records after which the event loop gets its turn, though more are at hand."""
 
@@ -239,7 +242,7 @@ class Member(MemberBase):
                 membership,
                 timeout_ms,
                 OPENED,
-                "the membership",
+                JOINING,
             )
         if not membership.accepted:
             raise membership.error or BrokerRefused("cancelled")
@@ -260,6 +263,7 @@ class Member(MemberBase):
         return batch
 
     async def _next(self, timeout_ms: int | None) -> HeldBatch | None:
+        """Return the next batch of records, past the notices before it; None once closed."""
         membership, link = self._membership, self._link
         while True:
             if True:  # sync: with link.lock:
@@ -417,6 +421,9 @@ class Member(MemberBase):
 class QueueVerbs(AsyncVerbs):
     """Verbs over cursors, groups, steps, mailboxes and services."""
 
+    _member_type: type[Member]
+    _step_type: type[AtomicStep]
+
     # --- steps -----------------------------------------------------------------------------
 
     def atomic(self, *, confirm: ConfirmAt = "default", key: bytes = b"") -> AtomicStep:
@@ -428,7 +435,7 @@ class QueueVerbs(AsyncVerbs):
         it is tried, by this or a later process of the same identity.
         Raises LocalProtocolError: a key, and the client has no identity.
         """
-        return AtomicStep(self._link, confirm, key)
+        return self._step_type(self._link, confirm, key)
 
     # --- removal -----------------------------------------------------------------------------
 
@@ -535,7 +542,7 @@ class QueueVerbs(AsyncVerbs):
             credit_records, credit_bytes, hold_ms, group_visibility(visibility), create,
             settings_of(settings, {}),
         ).check()  # fmt: skip
-        return Member(
+        return self._member_type(
             self._link,
             asked,
             ack=ack,
@@ -581,6 +588,11 @@ class QueueVerbs(AsyncVerbs):
         gets it, for members that join from then on; 0: none), description. Raises BrokerRefused.
         """
         named, swap = settings_of(settings, more), truth("replace", replace)
+        link = self._link
+        if True:  # sync: with link.lock:
+            # The first member makes the group, and its command may be on its way yet.
+            for member in link.session.memberships_of(stream, group):
+                await link.until(partial(_decided, member), member, "default", OPENED, JOINING)
         value = await self._link.ask(lambda number: c.EditGroup(number, stream, group, named, swap))
         return facts(GroupFacts, {"stream": stream, "group": group, **value})
 
@@ -594,6 +606,19 @@ class QueueVerbs(AsyncVerbs):
         listed = numbers_of_requests(numbers)
         value = await self._link.ask(lambda number: c.RequeueGroup(number, stream, group, listed))
         return int(value.get("count", 0))
+
+    async def reset_group(
+        self, stream: str, group: str, start: StartPoint, *, force: bool = False
+    ) -> GroupFacts:
+        """Have a group stand at a start point, wherever it stands; `more["before"]` says where.
+
+        What was done from there on comes again, and attempts are counted anew; dead letters stay.
+        force: members are no hindrance: their memberships end (`cancelled`), and they may join
+        again. Raises BrokerRefused: `in_use` when there are members, `bad_start`, `unknown_group`.
+        """
+        at = start_on_wire(start)
+        value = await self._link.ask(lambda number: c.ResetGroup(number, stream, group, at, force))
+        return facts(GroupFacts, {"stream": stream, "group": group, **value})
 
     async def remove_group(self, stream: str, group: str) -> None:
         """Forget a group without members. Raises BrokerRefused `in_use`, `unknown_group`."""
@@ -734,6 +759,7 @@ class QueueVerbs(AsyncVerbs):
 
         make: (request number, after) -> the question.
         """
+        integer("limit", limit, 0)
         found: list[Kind] = []
         after = ""
         while True:
@@ -745,6 +771,11 @@ class QueueVerbs(AsyncVerbs):
             if not page or not value.get("more"):
                 return found
             after = place_of(page[-1])
+
+
+def _decided(member: Membership) -> bool:
+    """Whether the broker has accepted or refused a membership."""
+    return member.accepted or member.ended
 
 
 def _following(make: Callable[[int, str], Any], after: str, number: int) -> Any:

@@ -71,6 +71,7 @@ class WorkVerbs(AsyncVerbs):
     """Verbs for workers of a service."""
 
     _served: list[Served]
+    _worker_type: type[Worker]
 
     def worker(
         self,
@@ -97,7 +98,7 @@ class WorkVerbs(AsyncVerbs):
         offered = offer_options(
             service, pattern, concurrency, lease_ms, confirm, credit_bytes, settings
         )
-        return Worker(
+        return self._worker_type(
             self._link,
             offered,
             # sync: timeout_ms,
@@ -156,7 +157,7 @@ class WorkVerbs(AsyncVerbs):
             await together(self._run_one(served) for served in self._served)  # asyncio only
             # sync: runs = []
             # sync: for served in self._served:
-            # sync:     worker = stack.enter_context(Worker(self._link, served.offered))
+            # sync:     worker = stack.enter_context(self._worker_type(self._link, served.offered))
             # sync:     run = worker.start(served.handler, served.on_error, served.delay_ms)
             # sync:     runs.append(run)
             # sync: until_one_is_over(self._link, runs)
@@ -166,7 +167,7 @@ class WorkVerbs(AsyncVerbs):
         # sync:     run.raise_error()
 
     async def _run_one(self, served: Served) -> None:  # asyncio only
-        async with Worker(self._link, served.offered) as worker:
+        async with self._worker_type(self._link, served.offered) as worker:
             await worker.run(served.handler, on_error=served.on_error, delay_ms=served.delay_ms)
 
 
@@ -269,6 +270,7 @@ class Request(RequestBase):
         again_ms: int = 0,
         reason: str = "",
     ) -> bool:
+        """Give a request an end, and wait for the broker's word on it where that is asked for."""
         link: LoopLink = self.offering.offerings.link
         future: asyncio.Future[bool] | None = link.loop.create_future() if wait else None
         if True:  # sync: with link.lock:
@@ -342,13 +344,14 @@ class Worker:
         """
         # sync: request: Request | None = next_job(self._link, self._offering, timeout_ms)
         # sync: return request
-        if timeout_ms is None:  # asyncio only
+        wait_ms = self._link.engine.settings.wait_ms(timeout_ms)  # asyncio only
+        if wait_ms is None:  # asyncio only
             return await self._next()
         try:  # asyncio only
-            async with asyncio.timeout(timeout_ms / 1000):
+            async with asyncio.timeout(wait_ms / 1000):
                 return await self._next()
         except TimeoutError:
-            raise timed_out(NOTHING, "request", timeout_ms, self._link.standing()) from None
+            raise timed_out(NOTHING, "request", wait_ms, self._link.standing()) from None
 
     async def _next(self) -> Request | None:  # asyncio only
         offering = self._offering

@@ -63,6 +63,7 @@ class Engine:
         return self.session.take_events()
 
     def _turn(self) -> None:
+        """Receive, let the session's time go on, send, and change the transport if it says so."""
         session = self.session
         now_ms = clock_ms()
         transport = self.transport
@@ -88,6 +89,7 @@ class Engine:
             self._send(clock_ms())
 
     def _receive(self, transport: Transport, now_ms: int) -> None:
+        """Hand all that has come to the session, then tell it of a failure of the transport."""
         # The failure is read first and told last: a BYE may still be waiting to be read.
         failure = transport.failure()
         while True:

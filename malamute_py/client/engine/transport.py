@@ -98,6 +98,7 @@ class Transport:
             raise
 
     def _set_options(self, settings: ClientSettings) -> None:
+        """Set bounds, waits and the credential of the socket before it connects."""
         socket = self.socket
         socket.linger = 0
         socket.reconnect_ivl = _NEVER_MS
@@ -193,6 +194,7 @@ class Transport:
         return found
 
     def _failure_of(self, event: zmq.Event, value: int) -> Failure | None:
+        """Return what an event of the socket means to the session; None: no failure."""
         match event:
             case zmq.Event.CLOSED:
                 return Failure("closed", f"nothing answers at {self.endpoint}", False)

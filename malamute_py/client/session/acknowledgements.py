@@ -147,6 +147,7 @@ class Acks:
                 self._send(ack, out)
 
     def _send(self, ack: Ack, out: CommandSink) -> None:
+        """Send one gathered acknowledgement, in halves while it names too many ranges."""
         ack.ranges = merged(ack.ranges)
         if len(ack.ranges) > RANGES_MAX:
             for part in self._halves(ack):

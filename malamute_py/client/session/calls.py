@@ -21,11 +21,13 @@ from malamute_protocol.limits import DEFAULT_LIMITS, REQUEST_PRIORITY_MAX
 from malamute_protocol.pattern import Pattern, from_text, validate
 from malamute_py.client.arguments import (
     codec_of,
+    column_of,
     column_time,
     duration,
     fields_of,
     integer,
     later_of,
+    no_near_column,
     one_of,
     pattern_of,
     properties_of,
@@ -107,6 +109,7 @@ def _packed(body: Any, codec: str | None) -> tuple[bytes | list[bytes], int, Pac
 
 
 def _blob(body: Any) -> bytes:
+    """Return one body as bytes. Raises LocalProtocolError."""
     if isinstance(body, str):
         try:
             return body.encode()
@@ -170,7 +173,7 @@ class Bulk:
         if subjects is not None:
             if subject is not None:
                 raise LocalProtocolError("bad_batch", "give subject or subjects, not both")
-            self._columns["subject"] = subjects
+            self._columns["subject"] = column_of("subjects", subjects, len(bodies))
         else:
             self._whole["subject"] = subject if subject is None else subject_of(subject)
         unknown = options.keys() - _BULK_OPTIONS
@@ -189,11 +192,8 @@ class Bulk:
             if name == "expires_at_ms" and not is_column:
                 value = later_of(name, value, "bad_batch")
             (self._columns if is_column else self._whole)[name] = value
-        for name, column in self._columns.items():
-            if len(column) != len(bodies):
-                raise LocalProtocolError(
-                    "bad_batch", f"{len(column)} values in {name} for {len(bodies)} records"
-                )
+        for name, values in self._columns.items():
+            column_of(name, values, len(bodies))
 
     def cuts(self) -> Iterator[tuple[int, int]]:
         """(first, end) of the records of each batch."""
@@ -242,11 +242,13 @@ def _list_size(body: Any) -> int:
     return sum(map(len, body))
 
 
-def arrow_contents(table: Any, body: str, subject: str) -> Iterator[tuple[bytes, int]]:
+def arrow_contents(
+    table: Any, body: str, subject: str, properties: Properties | None = None
+) -> Iterator[tuple[bytes, int]]:
     """(content, count) of each piece of an Arrow table or record batch.
 
     body: name of the column with the bodies. subject: name of a column, or one subject for
-    all. Raises LocalProtocolError: a column is missing or of a wrong type.
+    all. properties: of each row. Raises LocalProtocolError: a column is missing or of a wrong type.
     """
     import pyarrow as pa
 
@@ -256,8 +258,10 @@ def arrow_contents(table: Any, body: str, subject: str) -> Iterator[tuple[bytes,
         raise wrong("table", table, allowed, "bad_batch")
     for name, given in (("body", body), ("subject", subject)):
         text(name, given, DEFAULT_LIMITS.command_frame_bytes_max, "bad_batch")
+    kept = None if properties is None else properties_of(properties)
     if body not in whole.column_names:
         raise LocalProtocolError("bad_batch", f"the table has no column {body!r}")
+    no_near_column(subject, whole.column_names)
     for piece in whole.to_batches(max_chunksize=_ROWS_MAX):
         if not piece.num_rows:
             continue
@@ -278,6 +282,7 @@ def arrow_contents(table: Any, body: str, subject: str) -> Iterator[tuple[bytes,
                 "subject_table": coded.dictionary.to_pylist(),
                 "subject_codes": coded.indices.cast(pa.int32()).to_numpy(),
             }
+        options["properties"] = kept
         yield encode_columns(bounds, blob or b"", **options), len(column)
 
 

@@ -418,6 +418,7 @@ class Lanes(ABC, Generic[Kind]):
         return True
 
     def _leave(self, batch: Kind, out: CommandSink) -> None:
+        """Send one batch; it counts in the window until it is answered."""
         level = batch.level
         if level == NONE:
             self.window.passes(batch.bytes)

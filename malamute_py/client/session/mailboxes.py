@@ -346,6 +346,7 @@ class OpenedMailbox(Opened):
             raise RemoteProtocolError("unexpected", f"{kind.__name__} for an inbox")
 
     def _mail(self, command: Mail, frames: Sequence[Any], limits: Limits) -> None:
+        """Take in one delivery: replies go to their calls, the rest waits to be read."""
         batch = one_taken_in(command, frames, limits)
         count = batch.records if isinstance(batch, Unreadable) else len(batch)
         if command.about and sum(run[2] for run in command.about) != count:

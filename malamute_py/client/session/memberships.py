@@ -468,6 +468,7 @@ class Membership(Opened):
         self.queue.append(RewoundNotice(command.from_, command.to, command.epoch))
 
     def _deliver(self, command: Deliver, frames: Sequence[Any], limits: Limits) -> None:
+        """Take in one delivery of a group, without the records that are in hand already."""
         batches, unreadable = taken_in(frames, command.rows, limits)
         if self.schemas is not None:
             for batch in batches:

@@ -67,6 +67,7 @@ class OutgoingMessages:
         return messages
 
     def _cut(self) -> None:
+        """Encode what was gathered as one message, or as several that keep the limits."""
         commands, frames = self._commands, self._frames
         if not commands:
             return

@@ -542,6 +542,7 @@ class Offering(Opened):
             raise RemoteProtocolError("unexpected", f"{kind.__name__} for an offer")
 
     def _work(self, command: Work, frames: Sequence[Any], limits: Limits) -> None:
+        """Take in one delivery of requests, without those that are in hand already."""
         batch = one_taken_in(command, frames, limits)
         self._received_bytes += batch.stamp.size
         if isinstance(batch, Unreadable):

@@ -19,6 +19,7 @@ from malamute_protocol.commands import (
     RemoveService,
     RemoveStream,
     Requeue,
+    ResetGroup,
 )
 from malamute_protocol.errors import BrokerRefused, ConnectionLost, MalamuteError
 from malamute_protocol.framing import NUMBERS
@@ -26,7 +27,9 @@ from malamute_py.client.arguments import checked
 from malamute_py.client.session.events import Answered, Event, Inner
 from malamute_py.client.session.outgoing import CommandSink
 
-_NOT_REPEATED: Final = (RemoveStream, Kick, PurgeMail, RemoveMailbox, RemoveService, Requeue)
+_NOT_REPEATED: Final = (
+    RemoveStream, Kick, PurgeMail, RemoveMailbox, RemoveService, Requeue, ResetGroup,
+)  # fmt: skip
 """Requests that may mean something else the second time: they fail with their link."""
 
 

@@ -81,7 +81,7 @@ from malamute_py.client.session.events import (
     Watched,
 )
 from malamute_py.client.session.mailboxes import MailboxView, OpenedMailboxes
-from malamute_py.client.session.memberships import Memberships
+from malamute_py.client.session.memberships import Membership, Memberships
 from malamute_py.client.session.messages import OutgoingMessages
 from malamute_py.client.session.offering import Offering
 from malamute_py.client.session.offers import Offerings
@@ -399,6 +399,15 @@ class Session:
             self._commands.append(command)
         return opened
 
+    def memberships_of(self, stream: str, group: str) -> list[Membership]:
+        """Return this client's memberships of a group that have not ended."""
+        return [
+            opened
+            for opened in self.receivers.by_number.values()
+            if isinstance(opened, Membership)
+            and (opened.asked.stream, opened.asked.group) == (stream, group)
+        ]
+
     def unsubscribe(self, opened: Opened) -> None:
         """End what was opened; what it has not consumed is dropped."""
         opened.discard()
@@ -490,6 +499,7 @@ class Session:
         return messages
 
     def _put_outgoing(self, now_ms: int, message: OutgoingMessages) -> None:
+        """Put commands, then batches of all senders in turn, then questions into a message."""
         message.suspect = None
         if self._suspects.suspicious and self.state is LinkState.LINKED:
             message.suspect = self._suspects.suspect
@@ -551,6 +561,7 @@ class Session:
             self._commands = [Bye(error.code, error.reason[:200])]
 
     def _on_welcome(self, command: Welcome, _: Sequence[Any]) -> None:
+        """Take up a new link: its limits, and all that has to be opened or sent again."""
         if not VERSIONS[0] <= command.version <= VERSIONS[1]:
             self.lost("version", f"the broker speaks {command.version}", self._now_ms, final=True)
             return
@@ -626,6 +637,7 @@ class Session:
         )
 
     def _on_refused(self, command: Refused, _: Sequence[Any]) -> None:
+        """Hand a refusal to whatever its reference names: a call, a receiver, or the link."""
         error = BrokerRefused(command.code, command.reason, command.retry_ms)
         if command.revision >= 0:
             error = RevisionConflict(command.reason, command.revision)

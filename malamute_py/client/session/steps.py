@@ -38,6 +38,7 @@ from malamute_protocol.pattern import Pattern
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.client.arguments import (
     NAMES,
+    column_of,
     duration,
     integer,
     key_of,
@@ -375,6 +376,7 @@ class Step:
         self._acknowledge(held, AckForm(state, duration("delay_ms", delay_ms)))
 
     def _acknowledge(self, held: Any, form: AckForm) -> None:
+        """Add the numbers of a message, request, record or batch to what the step acknowledges."""
         batch = getattr(held, "batch", held)
         opened = getattr(held, "opened", None) or getattr(batch, "opened", None)
         if opened is None:
@@ -459,6 +461,7 @@ class Step:
         return integer("before", before, 0, code="bad_start"), 0, b""
 
     def _add(self, place: Place, row: OutgoingRow) -> None:
+        """Add a row to the part for its place; each part leaves as one command."""
         if self.state != OPEN:
             self._check_open()
         if row.packing is not None:
@@ -515,9 +518,7 @@ OPEN: Final = -1
 def _column(name: str, value: Any, count: int) -> Iterable[Any]:
     if value is None or isinstance(value, str | int | Mapping):
         return repeat(value, count)
-    if len(value) != count:
-        raise LocalProtocolError("bad_batch", f"{len(value)} values in {name} for {count} records")
-    return value  # type: ignore[no-any-return]
+    return column_of(name, value, count)
 
 
 class OutgoingSteps(OutgoingBatch):
@@ -736,6 +737,7 @@ def _alone(part: Command, tracker: int, level: int) -> Command:
 
 
 def _owning(place: Place, rows: list[OutgoingRow], random: Callable[[int], bytes]) -> Command:
+    """Return the command that owns the content of these rows."""
     kind = place[0]
     if kind == _PUBLISH:
         return Publish(place[1], 0)
@@ -816,6 +818,7 @@ class Steps(Lanes[OutgoingSteps]):
         self.window.queued_bytes += step.size
 
     def _check(self, step: Step) -> None:
+        """Raise LocalProtocolError unless a step is open and fits in one message and bundle."""
         if step.state != OPEN:
             step._check_open()
         if self.fatal is not None:

@@ -6,7 +6,7 @@ in full, and cast to the newest version, before any of it is sent. Source: SPEC.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +16,7 @@ from malamute_protocol.encode import encode_arrow
 from malamute_protocol.errors import LocalProtocolError
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 from malamute_protocol.schema import SchemaError, Schemas, read_schema
-from malamute_py.client.arguments import codec_of, text, wrong
+from malamute_py.client.arguments import codec_of, no_near_column, properties_of, text, wrong
 
 _ROWS_MAX: Final = DEFAULT_LIMITS.batch_records_max
 _TYPES: Final = "a table of pyarrow, polars, pandas or DuckDB, or a pyarrow record batch"
@@ -105,15 +105,23 @@ class TableRows:
                     "bad_schema", f"the stream's schema has no column {name!r} as the table has"
                 )
         self._subject = subject
+        self._properties: Mapping[str, Any] | None = None
         self._columns: dict[str, Any] = {}
+        no_near_column(subject, whole.column_names)
         if subject in whole.column_names:
             self._columns["subject"] = whole.column(subject)
         if client_time:
             self._columns["client_time"] = whole.column(client_time)
         self._rows = conform(whole, schema)
 
-    def contents(self, batch_bytes: int, limits: Limits) -> Iterator[tuple[bytes, int]]:
-        """(content, count) of each batch, of about so many bytes. Raises LocalProtocolError."""
+    def contents(
+        self, batch_bytes: int, limits: Limits, properties: Mapping[str, Any] | None = None
+    ) -> Iterator[tuple[bytes, int]]:
+        """(content, count) of each batch, of about so many bytes. Raises LocalProtocolError.
+
+        properties: of each row.
+        """
+        self._properties = None if properties is None else properties_of(properties)
         count = self._rows.num_rows
         if not count:
             return
@@ -128,7 +136,7 @@ class TableRows:
         try:
             content = encode_arrow(
                 body, count, schema_id=self._id, codec=self._codec, limits=limits,
-                **self._headers(first, count),
+                properties=self._properties, **self._headers(first, count),
             )  # fmt: skip
         except LocalProtocolError as error:
             if error.code != "too_large" or count == 1:
@@ -140,6 +148,7 @@ class TableRows:
             yield content, count
 
     def _headers(self, first: int, count: int) -> dict[str, Any]:
+        """Return the subjects and client times of some rows, as options of the encoder."""
         import pyarrow as pa
 
         options: dict[str, Any] = {"subject": self._subject}

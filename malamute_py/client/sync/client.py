@@ -13,6 +13,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from functools import partial
 from types import TracebackType
 from typing import Any, Unpack
 
@@ -31,7 +32,7 @@ from malamute_protocol.errors import (
 from malamute_protocol.pattern import Pattern
 from malamute_protocol.schema import Schemas
 from malamute_protocol.version import Feature
-from malamute_py.client.arguments import settings_of, truth
+from malamute_py.client.arguments import integer, name_of, settings_of, truth
 from malamute_py.client.engine.waits import ACKED, OPENED, PUBLISHED, WINDOW
 from malamute_py.client.facts import (
     BrokerFacts,
@@ -39,6 +40,7 @@ from malamute_py.client.facts import (
     ReadPlan,
     ReloadedSetting,
     StreamFacts,
+    UserFacts,
     fact_list,
     facts,
 )
@@ -66,10 +68,11 @@ from malamute_py.client.session.tables import TableRows, stream_settings
 from malamute_py.client.settings import ClientOptions, ClientSettings, Wait, make_settings, no_link
 from malamute_py.client.sync.keys import SyncKeyView
 from malamute_py.client.sync.link import Pending, ThreadLink
-from malamute_py.client.sync.mail import SyncMailVerbs
-from malamute_py.client.sync.queues import SyncQueueVerbs
+from malamute_py.client.sync.mail import SyncInbox, SyncMailVerbs
+from malamute_py.client.sync.queues import SyncAtomicStep, SyncMember, SyncQueueVerbs
 from malamute_py.client.sync.subscription import SyncSubscription
-from malamute_py.client.sync.work import SyncServed, SyncWorkVerbs
+from malamute_py.client.sync.work import SyncServed, SyncWorker, SyncWorkVerbs
+from malamute_py.client.tracing import Tracing, tracing_of
 from malamute_py.client.words import ConfirmAt, ReadVisibility, Until
 
 __all__ = ["SyncBulkPublisher", "SyncClient", "SyncSubscription", "connect_sync"]
@@ -85,6 +88,7 @@ def connect_sync(
     timeout_ms: int | None = CONNECT_MS,
     context: zmq.Context[Any] | None = None,
     on_link: Callable[[LinkEvent], None] | None = None,
+    tracing: bool | Tracing = False,
     **options: Unpack[ClientOptions],
 ) -> SyncClient:
     """Connect to a broker; use the result as a context manager, or close() it.
@@ -93,11 +97,24 @@ def connect_sync(
     (None: for ever); otherwise the first failure is raised. options: fields of
     ClientSettings, which help(ClientSettings) explains.
     context: a zmq.Context, needed for inproc endpoints. on_link: told each change of the link, in
-    the client's own thread. Raises SettingError, Timeout, ConnectionLost or BrokerRefused (a
-    credential or version that was refused is final).
+    the client's own thread. tracing: spans of OpenTelemetry, True or a Tracing; needs the extra
+    `otel`.
+    Raises SettingError, Timeout, ConnectionLost or BrokerRefused (a credential or version that was
+    refused is final).
     """
     settings = make_settings(endpoint, options, timeout_ms)
-    return _opened(SyncClient(settings, context=context, on_link=on_link), wait, timeout_ms)
+    make = SyncClient if tracing is False else _traced(tracing)
+    return _opened(make(settings, context=context, on_link=on_link), wait, timeout_ms)
+
+
+def _traced(asked: Any) -> Callable[..., SyncClient]:
+    """The maker of clients for a tracing that was asked for. Raises SettingError."""
+    tracing = tracing_of(asked)
+    if tracing is None:
+        return SyncClient
+    from malamute_py.client.sync.traced import SyncTracedClient
+
+    return partial(SyncTracedClient, tracing)
 
 
 def _opened(client: SyncClient, wait: bool, timeout_ms: int | None) -> SyncClient:
@@ -111,6 +128,13 @@ def _opened(client: SyncClient, wait: bool, timeout_ms: int | None) -> SyncClien
 
 class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
     """One session with a broker, with a thread of its own; for callers in any thread."""
+
+    _subscription_type = SyncSubscription
+    _keys_type = SyncKeyView
+    _inbox_type = SyncInbox
+    _worker_type = SyncWorker
+    _member_type = SyncMember
+    _step_type = SyncAtomicStep
 
     def __init__(
         self,
@@ -331,7 +355,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         timeout_ms: how long nothing may be confirmed, or the window be full.
         Raises as publish(); batches before the one that failed may be in the log.
         """
-        with self.publisher(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
+        with self._window(stream, confirm, timeout_ms) as window:
             window.publish_many(
                 bodies,
                 subject=subject,
@@ -357,7 +381,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         It goes as it is but for its producer and sequence, unless `idempotent` is off: then a
         refusal of these (`unknown_producer`, `out_of_sequence`) is raised. Raises as publish().
         """
-        with self.publisher(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
+        with self._window(stream, confirm, timeout_ms) as window:
             window.publish_batch(content)
         return window.confirmations[0]
 
@@ -368,16 +392,17 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         *,
         body: str = "body",
         subject: str = "",
+        properties: Properties | None = None,
         confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
     ) -> list[Confirmation]:
         """Publish a pyarrow table or record batch, without a Python object a row.
 
         body: the column with the bodies (binary or string). subject: name of a column, or
-        one subject for all. Raises as publish().
+        one subject for all. properties: of each row. Raises as publish().
         """
-        with self.publisher(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
-            for content, _ in arrow_contents(table, body, subject):
+        with self._window(stream, confirm, timeout_ms) as window:
+            for content, _ in arrow_contents(table, body, subject, properties):
                 window.publish_batch(content)
         return window.confirmations
 
@@ -388,6 +413,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         *,
         subject: str = "",
         client_time: str = "",
+        properties: Properties | None = None,
         codec: str | None = None,
         confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
@@ -395,13 +421,19 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         """Publish the rows of a table into a typed stream, validated in full before it is sent.
 
         table: of pyarrow, polars, pandas or DuckDB; it has the columns of the stream's newest
-        schema. subject: name of a column, or one subject for all. client_time: name of a column
-        of timestamps. These two columns need not be in the schema. Returns one Confirmation a
-        batch. Raises LocalProtocolError `bad_schema`: the table does not fit; otherwise as
-        publish().
+        schema. subject: name of a column, or one subject for all, which is refused where a column
+        is called nearly so. client_time: name of a column of timestamps. These two columns need
+        not be in the schema. properties: of each row. Returns one Confirmation a batch. Raises
+        LocalProtocolError `bad_schema`: the table does not fit; otherwise as publish().
         """
-        with self.publisher(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
-            window.publish_table(table, subject=subject, client_time=client_time, codec=codec)
+        with self._window(stream, confirm, timeout_ms) as window:
+            window.publish_table(
+                table,
+                subject=subject,
+                client_time=client_time,
+                properties=properties,
+                codec=codec,
+            )
         return window.confirmations
 
     def publisher(
@@ -418,7 +450,20 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         timeout_ms: how long nothing may be confirmed while that is waited for, or the window be
         full; None: for ever.
         """
-        return SyncBulkPublisher(self._link, stream, level_number(confirm), keep, timeout_ms)
+        return self._window(stream, confirm, timeout_ms, keep)
+
+    def _window(
+        self,
+        stream: str,
+        confirm: ConfirmAt,
+        timeout_ms: Wait,
+        keep: bool = True,
+        kind: type[SyncBulkPublisher] | None = None,
+    ) -> SyncBulkPublisher:
+        """A run of publishing. kind: of a client that asks for another than the plain one."""
+        name_of("stream", stream)
+        kind = SyncBulkPublisher if kind is None else kind
+        return kind(self._link, stream, level_number(confirm), keep, timeout_ms)
 
     # --- subscribing ---------------------------------------------------------------------------
 
@@ -468,7 +513,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
             credit_records=credit_records,
             credit_bytes=credit_bytes,
         )
-        return SyncSubscription(
+        return self._subscription_type(
             self._link,
             request,
             strict=strict,
@@ -482,7 +527,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         Such a stream is made by create_stream(name, keep="last-per-subject", ring_bytes=...). This
         asks the broker nothing.
         """
-        return SyncKeyView(self._link, stream)
+        return self._keys_type(self._link, stream)
 
     # --- asking --------------------------------------------------------------------------------
 
@@ -545,6 +590,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
 
         limit: at most so many, the first by name; 0: all.
         """
+        integer("limit", limit, 0)
         found: list[StreamFacts] = []
         after = ""
         while True:
@@ -606,6 +652,15 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
     def kick(self, link: int, reason: str = "") -> None:
         """End a link by its number. Raises BrokerRefused."""
         self._link.ask(lambda number: c.Kick(number, link, reason))
+
+    def list_users(self, verb: str = "", name: str = "") -> list[UserFacts]:
+        """Ask for the users and permissions in force, by name. Needs the permission manage_users.
+
+        verb, name: what each user is asked about, such as "read" and a stream's name: see `may`.
+        Raises BrokerRefused.
+        """
+        value = self._link.ask(lambda number: c.ListUsers(number, verb, name))
+        return fact_list(UserFacts, value, "users")
 
     def reload_config(self) -> list[ReloadedSetting]:
         """Have the broker read its configuration and users anew. Raises BrokerRefused.
@@ -697,6 +752,7 @@ class SyncBulkPublisher:
         *,
         subject: str = "",
         client_time: str = "",
+        properties: Properties | None = None,
         codec: str | None = None,
     ) -> None:
         """Publish a table's rows; returns when the last is in the window, not yet confirmed.
@@ -720,7 +776,9 @@ class SyncBulkPublisher:
                 rows = TableRows(
                     table, known, subject=subject, client_time=client_time, codec=codec
                 )
-        for content, count in rows.contents(self._link.session.batch_bytes, self._publisher.limits):
+        for content, count in rows.contents(
+            self._link.session.batch_bytes, self._publisher.limits, properties
+        ):
             self._add(content, count)
 
     def _add(self, content: bytes | bytearray, count: int) -> None:

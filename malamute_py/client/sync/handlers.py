@@ -143,6 +143,23 @@ class HandlerRun:
             raise self.error
 
 
+def within_span(scope: Callable[[Any], Any], handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Make a handler of the same kind that runs in `with scope(request)`."""
+    if any(map(inspect.isgeneratorfunction, (handler, type(handler).__call__))):
+
+        def replies(request: Any) -> Iterator[Any]:
+            with scope(request):
+                yield from handler(request)
+
+        return replies
+
+    def function(request: Any) -> Any:
+        with scope(request):
+            return handler(request)
+
+    return function
+
+
 @contextlib.contextmanager
 def drain_on_signals(link: ThreadLink) -> Iterator[None]:
     """Drain the client's offers at the first SIGTERM or SIGINT, interrupt at the second."""

@@ -16,6 +16,7 @@ from malamute_protocol import commands as c
 from malamute_protocol.errors import BrokerRefused
 from malamute_protocol.keys import DELETION_FIELD
 from malamute_protocol.pattern import Pattern
+from malamute_py.client.arguments import integer
 from malamute_py.client.engine.waits import PUBLISHED
 from malamute_py.client.keys import (
     KeyEntry,
@@ -30,6 +31,7 @@ from malamute_py.client.position import Confirmation, LastPerSubject, StartPoint
 from malamute_py.client.session.calls import (
     Body,
     Fields,
+    Properties,
     make_pattern,
     make_row,
     subscribe_options,
@@ -114,8 +116,9 @@ class SyncKeyView:
     ) -> int:
         """Delete a key by a marker, and return the marker's offset.
 
-        The marker is kept for the broker's `streams.deleted_keys_ms`. revision: delete the key only
-        if this is its revision. Raises as update().
+        The marker is kept for the broker's `streams.deleted_keys_ms`. A key that is not there gets
+        one, too: deleting twice is deleting once. revision: delete the key only if this is its
+        revision, so that one that is not there is refused. Raises as update().
         """
         empty = self._known()
         wanted = None if revision is None else revision_of(revision)
@@ -131,11 +134,12 @@ class SyncKeyView:
         revision: int | None,
         confirm: ConfirmAt,
         timeout_ms: Wait,
+        properties: Properties | None = None,
     ) -> int:
         """Publish one record; revision: what its key must have, None: whatever it has."""
         link = self._link
         pending: Pending[Confirmation] = Pending(link)
-        row = make_row(value, key_of(key), fields, None, None, None, pending, codec)
+        row = make_row(value, key_of(key), fields, None, None, properties, pending, codec)
         level = level_number(confirm)
         with link.lock:
             if not link.has_room():
@@ -170,6 +174,7 @@ class SyncKeyView:
 
         pattern: of a kind that asks for nothing but the subject. limit: at most so many; 0: all.
         """
+        integer("limit", limit, 0)
         stream, wire = self._stream, make_pattern(pattern)
         found: dict[str, int] = {}
         after, more = "", True

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import zmq
 
 from malamute_protocol.commands import Confirm
 from malamute_protocol.errors import BrokerRefused, MalamuteError, Timeout
+from malamute_py.client.engine.bell import READABLE, Bell, Poller, poller
 from malamute_py.client.engine.engine import Engine, clock_ms
 from malamute_py.client.engine.log import LINK_LOG, LOG, guarded
 from malamute_py.client.engine.waits import ANSWER, ASKED, ROOM, timed_out
@@ -40,6 +40,9 @@ from malamute_py.client.session.events import (
 from malamute_py.client.session.publisher import confirmations
 from malamute_py.client.session.session import Session
 from malamute_py.client.settings import ClientSettings, Wait
+
+if TYPE_CHECKING:
+    from malamute_py.client.spans import Spans
 
 Value = TypeVar("Value")
 
@@ -95,6 +98,8 @@ class ThreadLink:
         """on_link: called in the link's thread; what it raises is logged."""
         self.lock = threading.Lock()
         """Over the session and everything that callers share with the thread."""
+        self.spans: Spans | None = None
+        """Maker of spans, of a traced client."""
         self.last: LinkEvent | None = None
         self.engine = Engine(settings, context)
         self.session = self.engine.session
@@ -106,7 +111,7 @@ class ThreadLink:
         self._dropped: deque[Watched] = deque()
         self._awake = True
         self._stopping = False
-        self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._bell = Bell()
         self._thread = threading.Thread(target=self._run, name="malamute-client", daemon=True)
         _LINKS.add(self)
         self._thread.start()
@@ -118,7 +123,7 @@ class ThreadLink:
         if not self._awake:
             self._awake = True
             with contextlib.suppress(BlockingIOError):
-                os.write(self._wake_writer, b"\0")
+                self._bell.ring()
 
     def wait_for(self, ready: Callable[[], bool], wait: Wait, what: str, name: str = "") -> None:
         """Give up the lock until `ready()`. Raises Timeout; what, name: see waits.py."""
@@ -219,7 +224,7 @@ class ThreadLink:
         self.lock = threading.Lock()
         self._happened = threading.Condition(self.lock)
         self._waiting = 0
-        self._awake = True  # for good: the pipe is the parent's, too
+        self._awake = True  # for good: the bell is the parent's, too
         reason = "the process was forked after it had connected: connect in the child"
         self.session.lost("closed", reason, clock_ms(), final=True)
         for event in self.session.take_events():
@@ -242,12 +247,11 @@ class ThreadLink:
             with self.lock:
                 self._awake = True  # for good: nothing is written to what is closed
                 self.engine.drop(0)
-                os.close(self._wake_reader)
-                os.close(self._wake_writer)
+                self._bell.close()
 
     def _turn_to_the_end(self) -> None:
-        poller = select.poll()
-        poller.register(self._wake_reader, select.POLLIN)
+        waiting = poller()
+        waiting.register(self._bell.descriptor, READABLE)
         watched: list[int] = []
         generation = 0
         while True:
@@ -262,7 +266,7 @@ class ThreadLink:
                     self._happened.notify_all()
                 if self.engine.generation != generation:
                     generation = self.engine.generation
-                    watched = self._watch(poller, watched)
+                    watched = self._watch(waiting, watched)
                 busy = self.engine.busy
                 stopping = self._stopping
                 wake_ms = self.engine.next_wake()
@@ -273,7 +277,7 @@ class ThreadLink:
             if stopping:
                 break
             if not busy:
-                self._sleep(poller, wake_ms)
+                self._sleep(waiting, wake_ms)
 
     def _step(self) -> list[Event]:
         try:
@@ -284,24 +288,24 @@ class ThreadLink:
             self.engine.drop(0)
             return self.session.take_events()
 
-    def _watch(self, poller: select.poll, watched: list[int]) -> list[int]:
+    def _watch(self, waiting: Poller, watched: list[int]) -> list[int]:
         for descriptor in watched:
             with contextlib.suppress(KeyError):
-                poller.unregister(descriptor)
+                waiting.unregister(descriptor)
         transport = self.engine.transport
         if transport is None:
             return []
         watched = transport.descriptors
         for descriptor in watched:
-            poller.register(descriptor, select.POLLIN)
+            waiting.register(descriptor, READABLE)
         return watched
 
-    def _sleep(self, poller: select.poll, wake_ms: int | None) -> None:
+    def _sleep(self, waiting: Poller, wake_ms: int | None) -> None:
         timeout_ms = None if wake_ms is None else max(0, wake_ms - clock_ms()) + 1
-        for descriptor, _ in poller.poll(timeout_ms):
-            if descriptor == self._wake_reader:
+        for descriptor, _ in waiting.poll(timeout_ms):
+            if descriptor == self._bell.descriptor:
                 with contextlib.suppress(BlockingIOError):
-                    os.read(self._wake_reader, 4096)
+                    self._bell.silence()
             elif self.engine.transport is not None:
                 self.engine.transport.signalled(descriptor)
 
@@ -349,7 +353,8 @@ def _after_fork() -> None:
         link.forked()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class SyncVerbs:

@@ -43,6 +43,8 @@ from malamute_py.client.words import AckWhen, ConfirmAt
 class SyncMailVerbs(SyncVerbs):
     """Verbs for mailboxes, and for those that ask a service."""
 
+    _inbox_type: type[SyncInbox]
+
     # --- sending -------------------------------------------------------------------------------
 
     def send(
@@ -231,7 +233,7 @@ class SyncMailVerbs(SyncVerbs):
         Raises LocalProtocolError; a refusal is raised by the iteration.
         """
         asked = inbox_options(mailbox, credit_records, credit_bytes, settings, ack)
-        return SyncInbox(
+        return self._inbox_type(
             self._link,
             asked,
             ack,
@@ -355,6 +357,7 @@ class SyncMailVerbs(SyncVerbs):
         return self._replies(replies)
 
     def _replies(self, replies: Replies) -> Generator[Reply, None, None]:
+        """Yield the replies of a request until the last; let go of it at any end."""
         link = self._link
         try:
             while True:

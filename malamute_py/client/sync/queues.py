@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import index
 from types import TracebackType
-from typing import Any, SupportsIndex, TypeVar
+from typing import Any, Final, SupportsIndex, TypeVar
 
 from malamute_protocol import commands as c
 from malamute_protocol.batch import Record
@@ -21,6 +21,7 @@ from malamute_protocol.pattern import Pattern
 from malamute_py.client.arguments import (
     beginning,
     duration,
+    integer,
     numbers_of_requests,
     settings_of,
     truth,
@@ -52,6 +53,7 @@ from malamute_py.client.session.memberships import (
     RELEASED,
     GroupOptions,
     HeldBatch,
+    Membership,
     failed,
     group_visibility,
 )
@@ -60,6 +62,8 @@ from malamute_py.client.session.subscription import Notice
 from malamute_py.client.settings import Wait
 from malamute_py.client.sync.link import Pending, SyncVerbs, ThreadLink
 from malamute_py.client.words import AckWhen, ConfirmAt, GroupKind, GroupVisibility
+
+JOINING: Final = "the membership"
 
 Kind = TypeVar("Kind", bound=Facts)
 
@@ -234,7 +238,7 @@ class SyncMember(MemberBase):
                 lambda: membership.accepted or self.ended,
                 timeout_ms,
                 OPENED,
-                "the membership",
+                JOINING,
             )
         if not membership.accepted:
             raise membership.error or BrokerRefused("cancelled")
@@ -255,6 +259,7 @@ class SyncMember(MemberBase):
         return batch
 
     def _next(self, timeout_ms: int | None) -> HeldBatch | None:
+        """Return the next batch of records, past the notices before it; None once closed."""
         membership, link = self._membership, self._link
         while True:
             with link.lock:
@@ -406,6 +411,9 @@ class SyncMember(MemberBase):
 class SyncQueueVerbs(SyncVerbs):
     """Verbs over cursors, groups, steps, mailboxes and services."""
 
+    _member_type: type[SyncMember]
+    _step_type: type[SyncAtomicStep]
+
     # --- steps -----------------------------------------------------------------------------
 
     def atomic(self, *, confirm: ConfirmAt = "default", key: bytes = b"") -> SyncAtomicStep:
@@ -417,7 +425,7 @@ class SyncQueueVerbs(SyncVerbs):
         it is tried, by this or a later process of the same identity.
         Raises LocalProtocolError: a key, and the client has no identity.
         """
-        return SyncAtomicStep(self._link, confirm, key)
+        return self._step_type(self._link, confirm, key)
 
     # --- removal -----------------------------------------------------------------------------
 
@@ -522,7 +530,7 @@ class SyncQueueVerbs(SyncVerbs):
             credit_records, credit_bytes, hold_ms, group_visibility(visibility), create,
             settings_of(settings, {}),
         ).check()  # fmt: skip
-        return SyncMember(
+        return self._member_type(
             self._link,
             asked,
             ack=ack,
@@ -568,6 +576,11 @@ class SyncQueueVerbs(SyncVerbs):
         gets it, for members that join from then on; 0: none), description. Raises BrokerRefused.
         """
         named, swap = settings_of(settings, more), truth("replace", replace)
+        link = self._link
+        with link.lock:
+            # The first member makes the group, and its command may be on its way yet.
+            for member in link.session.memberships_of(stream, group):
+                link.until(partial(_decided, member), "default", OPENED, JOINING)
         value = self._link.ask(lambda number: c.EditGroup(number, stream, group, named, swap))
         return facts(GroupFacts, {"stream": stream, "group": group, **value})
 
@@ -581,6 +594,19 @@ class SyncQueueVerbs(SyncVerbs):
         listed = numbers_of_requests(numbers)
         value = self._link.ask(lambda number: c.RequeueGroup(number, stream, group, listed))
         return int(value.get("count", 0))
+
+    def reset_group(
+        self, stream: str, group: str, start: StartPoint, *, force: bool = False
+    ) -> GroupFacts:
+        """Have a group stand at a start point, wherever it stands; `more["before"]` says where.
+
+        What was done from there on comes again, and attempts are counted anew; dead letters stay.
+        force: members are no hindrance: their memberships end (`cancelled`), and they may join
+        again. Raises BrokerRefused: `in_use` when there are members, `bad_start`, `unknown_group`.
+        """
+        at = start_on_wire(start)
+        value = self._link.ask(lambda number: c.ResetGroup(number, stream, group, at, force))
+        return facts(GroupFacts, {"stream": stream, "group": group, **value})
 
     def remove_group(self, stream: str, group: str) -> None:
         """Forget a group without members. Raises BrokerRefused `in_use`, `unknown_group`."""
@@ -717,6 +743,7 @@ class SyncQueueVerbs(SyncVerbs):
 
         make: (request number, after) -> the question.
         """
+        integer("limit", limit, 0)
         found: list[Kind] = []
         after = ""
         while True:
@@ -728,6 +755,11 @@ class SyncQueueVerbs(SyncVerbs):
             if not page or not value.get("more"):
                 return found
             after = place_of(page[-1])
+
+
+def _decided(member: Membership) -> bool:
+    """Whether the broker has accepted or refused a membership."""
+    return member.accepted or member.ended
 
 
 def _following(make: Callable[[int, str], Any], after: str, number: int) -> Any:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from malamute_protocol.batch import Batch, Record
 from malamute_protocol.errors import BrokerRefused
+from malamute_py.client.arguments import integer
 from malamute_py.client.engine.waits import NOTHING, OPENED
 from malamute_py.client.position import Position
 from malamute_py.client.readers.records import SubscriptionBase
@@ -26,7 +27,7 @@ from malamute_py.client.session.subscription import (
 from malamute_py.client.settings import Wait
 from malamute_py.client.sync.link import ThreadLink
 
-_NO_OFFSET: Final = 1 << 63
+NO_OFFSET: Final = 1 << 63
 """Above every offset."""
 
 
@@ -95,7 +96,7 @@ class SyncSubscription(SubscriptionBase):
         rest = self._rest()
         return rest if rest is not None else self._next(timeout_ms)
 
-    def _next(self, timeout_ms: int | None, before: int = _NO_OFFSET) -> Batch | None:
+    def _next(self, timeout_ms: int | None, before: int = NO_OFFSET) -> Batch | None:
         """The next batch; None at the end, and once no record before this offset is to come."""
         reading, link = self._reading, self._link
         while True:
@@ -137,7 +138,7 @@ class SyncSubscription(SubscriptionBase):
         from malamute_protocol.arrow import batches_to_table
 
         pieces = []
-        left = records
+        left = None if records is None else integer("records", records, 0)
         while left is None or left > 0:
             batch = self.next_batch(self._timeout_ms)
             if batch is None:
@@ -158,7 +159,7 @@ class SyncSubscription(SubscriptionBase):
         return self._reading.tail if self._reading.accepted else -1
 
     def next_record(
-        self, timeout_ms: int | None = None, *, before: int = _NO_OFFSET
+        self, timeout_ms: int | None = None, *, before: int = NO_OFFSET
     ) -> Record | None:
         """The next record; None at the end. Raises as next_batch().
 

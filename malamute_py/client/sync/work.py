@@ -66,6 +66,7 @@ class SyncWorkVerbs(SyncVerbs):
     """Verbs for workers of a service."""
 
     _served: list[SyncServed]
+    _worker_type: type[SyncWorker]
 
     def worker(
         self,
@@ -93,7 +94,7 @@ class SyncWorkVerbs(SyncVerbs):
         offered = offer_options(
             service, pattern, concurrency, lease_ms, confirm, credit_bytes, settings
         )
-        return SyncWorker(
+        return self._worker_type(
             self._link,
             offered,
             timeout_ms,
@@ -150,7 +151,7 @@ class SyncWorkVerbs(SyncVerbs):
         with draining, ExitStack() as stack:
             runs = []
             for served in self._served:
-                worker = stack.enter_context(SyncWorker(self._link, served.offered))
+                worker = stack.enter_context(self._worker_type(self._link, served.offered))
                 run = worker.start(served.handler, served.on_error, served.delay_ms)
                 runs.append(run)
             until_one_is_over(self._link, runs)
@@ -257,6 +258,7 @@ class SyncRequest(RequestBase):
         again_ms: int = 0,
         reason: str = "",
     ) -> bool:
+        """Give a request an end, and wait for the broker's word on it where that is asked for."""
         link: ThreadLink = self.offering.offerings.link
         pending: Pending[bool] | None = Pending(link) if wait else None
         with link.lock:

@@ -11,11 +11,12 @@ from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
 from malamute_py.client.position import Position
+from malamute_py.health.words import many
 from malamute_py.http.console.copying import Copy, check_range
 from malamute_py.http.console.forms import Form, of
 from malamute_py.http.console.rendering import url
 from malamute_py.http.console.sessions import Session
-from malamute_py.http.console.words import NotUnderstood, many, start_point, whole_number
+from malamute_py.http.console.words import NotUnderstood, start_point, visible, whole_number
 
 _NUMBER_MAX: Final = 1 << 62
 
@@ -25,6 +26,8 @@ class Action(NamedTuple):
 
     run: Callable[[Session, Form], Awaitable[str]]
     back: Callable[[Form], str]
+    outcome: str = "done"
+    """`begun`: it goes on after the answer, and its page tells how it ends."""
 
 
 async def _now_ms(session: Session) -> int:
@@ -77,6 +80,16 @@ async def trim(session: Session, form: Form) -> str:
     return f"{many(gone, 'record')} of {name} before offset {offset} removed for good."
 
 
+async def purge(session: Session, form: Form) -> str:
+    """Remove the records of some subjects before a place."""
+    name, pattern = of(form, "name"), of(form, "pattern").strip()
+    if not pattern:
+        raise NotUnderstood("say which subjects: a topic such as forex.*, or prefix:forex.")
+    before = start_point(of(form, "before").strip() or "latest", await _now_ms(session))
+    offset = await session.client.purge(name, pattern, before=before)
+    return f"Records of {name} that match {visible(pattern)} before offset {offset} are gone."
+
+
 # --- mailboxes, services ----------------------------------------------------------------------
 
 
@@ -124,6 +137,15 @@ async def reset_cursor(session: Session, form: Form) -> str:
     return f"Cursor {name} of {stream} stands at {offset}; it stood at {before}."
 
 
+async def reset_group(session: Session, form: Form) -> str:
+    """Have a group stand elsewhere."""
+    stream, name = of(form, "stream"), of(form, "name")
+    start = start_point(of(form, "point"), await _now_ms(session))
+    found = await session.client.reset_group(stream, name, start, force=of(form, "force") == "yes")
+    before = int(found.more.get("before", 0))
+    return f"Group {name} of {stream} stands at {found.next}; it stood at {before}."
+
+
 async def remove_group(session: Session, form: Form) -> str:
     """Forget a group without members."""
     stream, name = of(form, "stream"), of(form, "name")
@@ -139,8 +161,9 @@ async def kick(session: Session, form: Form) -> str:
 
 
 ACTIONS: Final = {
-    "copy": Action(copy, lambda form: url("stream", name=of(form, "name"))),
+    "copy": Action(copy, lambda form: url("stream", name=of(form, "name")), "begun"),
     "cancel-copy": Action(cancel_copy, lambda form: url("stream", name=of(form, "name"))),
+    "purge": Action(purge, lambda form: url("stream", name=of(form, "name"))),
     "trim": Action(trim, lambda form: url("stream", name=of(form, "name"))),
     "purge-mailbox": Action(purge_mailbox, lambda form: url("mailbox", name=of(form, "name"))),
     "requeue": Action(requeue, lambda form: url("service", name=of(form, "name"))),
@@ -149,6 +172,9 @@ ACTIONS: Final = {
     ),
     "reset-cursor": Action(
         reset_cursor, lambda form: url("cursor", stream=of(form, "stream"), name=of(form, "name"))
+    ),
+    "reset-group": Action(
+        reset_group, lambda form: url("group", stream=of(form, "stream"), name=of(form, "name"))
     ),
     "remove-group": Action(remove_group, lambda form: url("groups")),
     "kick": Action(kick, lambda form: url("clients")),

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from malamute_protocol.address import name_fault
 from malamute_protocol.batch import Batch, Record
 from malamute_protocol.encode import encode_arrow, encode_lists
 from malamute_protocol.errors import MalamuteError
@@ -121,5 +122,8 @@ def check_range(stream: str, to: str) -> None:
     """Raise NotUnderstood for a copy that has no sense."""
     if not to:
         raise NotUnderstood("name the stream to copy into")
+    fault = name_fault(to)
+    if fault:
+        raise NotUnderstood(f"the stream to copy into: {visible(fault)}")
     if to == stream:
         raise NotUnderstood(f"{visible(to)} is the stream itself: name another one")

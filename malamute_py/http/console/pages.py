@@ -11,16 +11,22 @@ from typing import Any, Final, TypeVar
 
 from malamute_protocol.errors import BrokerRefused, MalamuteError
 from malamute_py.client.aio.client import Client
-from malamute_py.client.facts import GroupFacts, LinkFacts, PeekedMail, ServiceFacts
-from malamute_py.http.console import troubles
+from malamute_py.client.facts import GroupFacts, LinkFacts, PeekedMail, PeekedRequest, ServiceFacts
+from malamute_py.health import troubles
+from malamute_py.health.troubles import Trouble
 from malamute_py.http.console.records import NEWEST, RECORDS_MAX, SUBJECTS, Look, look
 from malamute_py.http.console.sessions import Session
-from malamute_py.http.console.troubles import Trouble
 from malamute_py.http.console.words import TEXT_BYTES_MAX, whole_number
 from malamute_py.http.source import LISTED_MAX
 
 ROWS_MAX: Final = 50
 """Rows of one page of a list."""
+VERBS: Final = (
+    "read", "replay", "write", "create", "trim", "send", "receive", "purge", "request", "work",
+    "manage_streams", "manage_queues", "manage_clients", "manage_users",
+)  # fmt: skip
+"""Verbs that a person may ask about."""
+WITHOUT_NAMES: Final = ("manage_clients", "manage_users")
 _LOOK_RECORDS: Final = 20
 
 Query = Mapping[str, str]
@@ -112,10 +118,14 @@ async def services(session: Session, query: Query) -> Values:
 
 
 async def service(session: Session, query: Query) -> Values:
-    """One service queue: its workers with what they hold, and its dead letters."""
+    """One service queue: requests, workers with what they hold, and dead letters."""
     facts = await session.client.service_info(query.get("name", ""))
+    requests, unseen = await _requests(session.client, facts, query)
     return {
         "facts": facts,
+        "requests": requests,
+        "unseen": unseen,
+        "requests_following": requests[-1].number if len(requests) == ROWS_MAX else None,
         "troubles": list(troubles.of_service(facts, await _now_ms(session))),
         "workers": sorted(facts.workers, key=lambda each: each.since_ms)[:LISTED_MAX],
         **await _dead_letters(session.client, facts, query),
@@ -168,6 +178,19 @@ async def clients(session: Session, query: Query) -> Values:
     return _listed(query, rows, len(found))
 
 
+async def users(session: Session, query: Query) -> Values:
+    """Users with the permissions in force, and who may do something."""
+    verb, name = query.get("verb", ""), query.get("name", "").strip()
+    found = await session.client.list_users(verb, name)
+    begin = query.get("prefix", "")
+    fitting = [each for each in found if each.user.startswith(begin)]
+    asked = bool(verb) and (bool(name) or verb in WITHOUT_NAMES)
+    return _listed(
+        query, ((each, []) for each in fitting), len(found),
+        verbs=VERBS, asked=asked, without_names=WITHOUT_NAMES,
+    )  # fmt: skip
+
+
 async def settings(session: Session, query: Query) -> Values:
     """Settings in force, as far as the broker tells them to a client."""
     facts = await session.source.facts()
@@ -210,6 +233,20 @@ async def _messages(client: Client, mailbox: str, after: int) -> tuple[list[Peek
     except BrokerRefused as error:
         return [], str(error)
     return found, ""
+
+
+async def _requests(
+    client: Client, facts: ServiceFacts, query: Query
+) -> tuple[list[PeekedRequest], str]:
+    """A page of the requests of a service, and why there are none where the broker refuses."""
+    if not facts.waiting + facts.held + facts.delayed:
+        return [], ""
+    text = query.get("from", "")
+    after = whole_number(text, 0, (1 << 63) - 1, "A request") if text else -1
+    try:
+        return await client.peek_requests(facts.name, after=after, limit=ROWS_MAX), ""
+    except BrokerRefused as error:
+        return [], str(error)
 
 
 async def _dead_letters(client: Client, facts: ServiceFacts | GroupFacts, query: Query) -> Values:

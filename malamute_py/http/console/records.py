@@ -18,6 +18,7 @@ from malamute_protocol.errors import CODES
 from malamute_py.client.aio.client import Client
 from malamute_py.client.position import LastPerSubject
 from malamute_py.client.readers.copies import blobs
+from malamute_py.client.readers.typed import row_of
 from malamute_py.client.session.subscription import GapNotice, Notice, RewoundNotice
 from malamute_py.http.console.words import (
     TEXT_BYTES_MAX,
@@ -35,7 +36,10 @@ _SAID_MAX: Final = 5
 _FIELDS_MAX: Final = 32
 _CHARACTERS_MAX: Final = 300
 """Characters of a subject, or of a field's name or value, that a page shows."""
-_ROW: Final = "a row of an Arrow table"
+_ROW: Final = "a row of an Arrow table; the package pyarrow shows its columns"
+_COLUMNS_MAX: Final = 32
+"""Columns of a typed row that a page shows."""
+_CELL_BYTES: Final = 200
 NEWEST: Final = "newest"
 SUBJECTS: Final = "subjects"
 
@@ -48,9 +52,16 @@ class Look:
     said: list[str] = field(default_factory=list)
     """Sentences about the look: gaps, and that it ended early."""
 
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns of the typed rows among them, each once."""
+        return list(dict.fromkeys(name for each in self.rows for name in each["row"]))
+
 
 def row(record: Record, body_bytes: int = TEXT_BYTES_MAX) -> dict[str, Any]:
     """Return one record as a page shows it: every value is text that can be seen, or a number."""
+    body = blobs(record)
+    typed = (row_of(record) or {}) if body is None else {}
     return {
         "offset": record.offset,
         "time": time_text(record.append_time_ms),
@@ -60,8 +71,24 @@ def row(record: Record, body_bytes: int = TEXT_BYTES_MAX) -> dict[str, Any]:
             _short(name): _short(value)
             for name, value in islice(record.fields.items(), _FIELDS_MAX)
         },
-        "body": body_text(_ROW if (body := blobs(record)) is None else body, body_bytes),
+        "row": {
+            _short(name): body_text(_plain(value), _CELL_BYTES)
+            for name, value in islice(typed.items(), _COLUMNS_MAX)
+        },
+        "body": body_text(_body(body, typed), body_bytes),
     }
+
+
+def _body(body: Any, typed: dict[str, Any]) -> Any:
+    """Return a body, or in its place the values of a typed row."""
+    if body is not None:
+        return body
+    named = (f"{name}: {_plain(value)}" for name, value in typed.items())
+    return ", ".join(named) if typed else _ROW
+
+
+def _plain(value: Any) -> str:
+    return "–" if value is None else str(value)
 
 
 def _short(text: str) -> str:

@@ -20,6 +20,7 @@ from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from malamute_py.health.words import age, count, size, span
 from malamute_py.http.console import words
 
 ROOT: Final = "/console"
@@ -93,11 +94,11 @@ class Templates:
         )
         self._environment.globals |= {"url": url, "static": static.url}
         self._environment.filters |= {
-            "age": words.age,
+            "age": age,
             "body": words.body_text,
-            "count": words.count,
-            "size": words.size,
-            "span": words.span,
+            "count": count,
+            "size": size,
+            "span": span,
             "time": words.time_text,
         }
 

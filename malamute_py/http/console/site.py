@@ -41,6 +41,7 @@ _MENU: Final = (
     ("groups", "Groups"),
     ("cursors", "Cursors"),
     ("clients", "Clients"),
+    ("users", "Users"),
     ("settings", "Settings"),
 )
 _BELOW: Final = {
@@ -64,6 +65,7 @@ _PAGES: Final[dict[str, tuple[str, pages.Page]]] = {
     "cursors": ("cursors", pages.cursors),
     "cursor": ("cursor", pages.cursor),
     "clients": ("clients", pages.clients),
+    "users": ("users", pages.users),
     "settings": ("settings", pages.settings),
 }
 """Address below ROOT -> its template and its page."""
@@ -238,7 +240,7 @@ class Console:
                 return checked
             session, form = checked
             try:
-                session.note("done", await action.run(session, form))
+                session.note(action.outcome, await action.run(session, form))
             except MalamuteError as error:
                 session.note("failed", str(error))
             return _see(action.back(form))

@@ -1,4 +1,4 @@
-"""Values as a person reads and types them on the pages: sizes, times, positions, text of strangers.
+"""Values as a person reads and types them on the pages: times, positions, text of strangers.
 
 Owns the text forms. The rules: times are UTC, since the browser's zone is not known here; text that
 clients sent is shown with control characters and marks of direction as escapes, so that it cannot
@@ -18,8 +18,6 @@ from malamute_py.client.position import AtTime, StartPoint
 TEXT_BYTES_MAX: Final = 2_000
 """Bytes of one body that a page shows."""
 _UNSEEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
-_SPANS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 _AGO: Final = re.compile(r"now(?:\s*-\s*(\d{1,9})\s*(s|m|min|h|d))?", re.IGNORECASE)
 _AGO_MS: Final = {"s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _PARTS_MAX: Final = 16
@@ -72,44 +70,6 @@ def body_text(body: Any, most: int = TEXT_BYTES_MAX, whole: int = 0) -> Shown:
             text = head[: most // 4].hex(" ")
             hidden = max(len(body), whole) - len(head[: most // 4])
     return Shown(f"{text} … {hidden:,} more bytes" if hidden else text)
-
-
-def size(count: float | None) -> str:
-    """Return bytes with a unit."""
-    if count is None:
-        return "–"
-    amount = float(count)
-    for unit in _UNITS[:-1]:
-        if abs(amount) < 1_024:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1_024
-    return f"{amount:.1f} {_UNITS[-1]}"
-
-
-def count(number: float | None) -> str:
-    """Return a number with its thousands apart."""
-    return "–" if number is None else f"{number:,.0f}"
-
-
-def many(number: float, noun: str) -> str:
-    """Return a number of things: 1 record, 2 records."""
-    return f"{count(number)} {noun if number == 1 else noun + 's'}"
-
-
-def span(seconds: float) -> str:
-    """Return a duration by its two largest units: 3 d 4 h."""
-    left = max(0, int(seconds))
-    parts: list[str] = []
-    for worth, unit in _SPANS:
-        amount, left = divmod(left, worth)
-        if amount or (unit == "s" and not parts):
-            parts.append(f"{amount} {unit}")
-    return " ".join(parts[:2])
-
-
-def age(at_ms: float, now_ms: float) -> str:
-    """Return how long ago a time was; a dash for 0, which stands for never."""
-    return span((now_ms - at_ms) / 1_000) if at_ms else "–"
 
 
 def time_text(at_ms: float | None) -> str:

@@ -162,6 +162,7 @@ class Authenticator:
     # --- the handler's thread ----------------------------------------------------------
 
     def _run(self) -> None:
+        """Answer questions until it is stopped; passwords are hashed by other threads."""
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wake, zmq.POLLIN)
@@ -213,6 +214,7 @@ class Authenticator:
             os.eventfd_write(self._wake, 1)
 
     def _question(self, frames: list[bytes]) -> None:
+        """Answer a question of libzmq's, or queue its password to be hashed."""
         session, delimiter, *request = frames
         if len(request) < 6 or request[0] != b"1.0":
             number = (request + [b""] * 2)[1]
@@ -256,6 +258,7 @@ class Authenticator:
         self._answer(attempt.reply, _LATER, "wrong too often, wait")
 
     def _hashed(self, attempt: _Attempt, fits: bool) -> None:
+        """Answer an attempt whose password was hashed, and count the failures."""
         self._hashing -= 1
         turn, now_ms = attempt.turn, self._clock()
         if attempt.table is not self._plain:

@@ -20,7 +20,7 @@ import zmq
 import zmq.utils.z85
 
 from malamute_py.config import Authentication
-from malamute_py.sections import ConfigError
+from malamute_py.sections import ConfigError, open_to_others
 from malamute_py.server.authentication.carriers import Carriers
 
 _LOG2_N, _R, _P = 14, 8, 1
@@ -147,9 +147,10 @@ def read_guarded(path: str, key: str, refused: int, advice: str) -> bytes:
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode):
             raise ConfigError(key, f"{path} is not a regular file; name one")
-        if facts.st_mode & refused:
+        exposing = open_to_others(facts, refused)
+        if exposing:
             mode = stat.S_IMODE(facts.st_mode)
-            does = "write" if mode & refused & 0o022 else "read"
+            does = "write" if exposing & 0o022 else "read"
             raise ConfigError(
                 key, f"{path} has mode {mode:04o}: others can {does} it; type: {advice} {path}"
             )

@@ -72,6 +72,7 @@ def parse_users(text: str, path: str) -> Users:
 
 
 def _users(table: Any) -> dict[str, User]:
+    """Return the users of a table. Raises ConfigError with the key that is wrong."""
     if not isinstance(table, Mapping):
         raise ConfigError("users", "is a table; write [users.NAME]")
     found: dict[str, User] = {}

@@ -314,6 +314,7 @@ class Checkpoints:
         self._ring.hold(self._held)
 
     def _weigh(self, percent: float) -> None:
+        """Begin or end the pressure by how full the ring is of changes not yet stored."""
         if not self.pressed and percent >= self._config.pressure_percent:
             self.pressed = True
             self._press(True)

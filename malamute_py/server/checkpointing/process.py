@@ -172,6 +172,7 @@ class CheckpointProcess:
                 self._words += data.decode("utf-8", "replace")
 
     def _step(self, job: Follow) -> Checkpointed | CheckpointFailed:
+        """Have the process do one job, starting it first if there is none."""
         restarted = 0
         try:
             if self._child is None:
@@ -196,6 +197,7 @@ class CheckpointProcess:
         return self._died("")
 
     def _start(self) -> CheckpointFailed | None:
+        """Start the process; return why it could not, or None."""
         options = ["--accept-lost"] if self._config.lost_changes == "accept" else []
         # A file and not a pipe, which would fill up and stop the process.
         self._errors = os.memfd_create("malamute-checkpoint")
@@ -219,6 +221,7 @@ class CheckpointProcess:
         return self._died("")
 
     def _died(self, reason: str) -> CheckpointFailed:
+        """Clean up after a process that has ended; return what it said last."""
         child = self._child
         if child is None:
             self._close()

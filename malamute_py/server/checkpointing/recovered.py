@@ -212,6 +212,7 @@ def _go_beyond(queues: Queues, facts: RingFacts) -> None:
 def _rest(
     changes: Changes, lsn: int, end_lsn: int, facts: RingFacts
 ) -> Iterator[tuple[int, bytes]]:
+    """Yield the changes after the tables. Raises QueuesLost: some are missing."""
     try:
         yield from changes.read([(lsn, end_lsn)])
         # The log may have gone round since the tables were written, if nothing in it concerned

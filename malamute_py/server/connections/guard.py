@@ -163,6 +163,7 @@ class Guard:
         return ended
 
     def _accepted(self, fd: int, now_ms: int) -> None:
+        """Take up a connection; one of too many, or one of its address, is ended for it."""
         self._count("accepted_total")
         self.connections.accepted += 1
         try:
@@ -288,6 +289,7 @@ class Guard:
         self._shut_down(connection, reason, abort=True)
 
     def _shut_down(self, connection: Connection, reason: str, *, abort: bool) -> None:
+        """Cut a connection by its descriptor, and report it."""
         try:
             with copied(connection.fd, connection.inode) as own:
                 if abort:

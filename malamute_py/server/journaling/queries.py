@@ -8,9 +8,11 @@ IndexQuery.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 from pyroaring import BitMap
 
@@ -20,7 +22,10 @@ from malamute_protocol.stamp import STAMP_BYTES, Stamp, append_time_of
 from malamute_py.broker.batches.copies import pack_copy, unpack_copy
 from malamute_py.broker.batches.rows import within_client_time
 from malamute_py.broker.log.newest import newest_rows
+from malamute_py.broker.log.purges import Purges
 from malamute_py.broker.ready import MOVED_STREAM, IndexQuery
+from malamute_py.broker.streams.moved_plans import fewer
+from malamute_py.broker.streams.start_positions import may_match
 from malamute_py.journal import Candidates, HeaderIndex, Plan, Ring
 from malamute_py.matcher import ByKey, asks_subjects_only, compile_pattern
 
@@ -92,6 +97,7 @@ def _note_latest(
     content: Content, base: int, first: int, end: int,
     matches: Callable[..., bool], latest: dict[str, int],
 ) -> None:  # fmt: skip
+    """Note each matching subject's newest offset in one batch."""
     headers, codes = content.headers()
     low, high = max(first - base, 0), min(end - base, len(content))
     if high <= low:
@@ -113,29 +119,43 @@ def _note_latest(
 
 def _plan(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
     first, end, most = arguments["from"], arguments["end"], arguments["records_max"]
-    everything = arguments["pattern"] == ["all"] and arguments["client_time"] is None
+    young = 0
+    if arguments["oldest_ms"]:
+        young = ring.closest_offset(stream, arguments["oldest_ms"], inclusive=True)
+        young = min(young, arguments["pinned"])
+        first = min(max(first, young), end)
+    purges = [mark for mark in arguments["purges"] if mark[1] > first]
+    everything = arguments["pattern"] == ["all"] and arguments["client_time"] is None and not purges
     selected = None
     if most > 0 and not everything:
-        end, selected = _end_of_selected(ring, stream, arguments)
+        end, selected = _end_of_selected(ring, stream, first, arguments)
         most = 0
     plan: Plan = ring.plan(
         stream, first, end, by_key(arguments["candidates"]), most,
         arguments["bytes_max"], arguments["split_bytes"],
+        [(_left_by(pattern), before) for pattern, before in purges],
     )  # fmt: skip
-    splits = [list(split) for split in plan.splits]
-    while len(splits) > arguments["splits_max"]:
-        splits = [
-            pair[0] if len(pair) == 1 else [pair[0][0], pair[1][1], pair[0][2] + pair[1][2]]
-            for pair in (splits[at : at + 2] for at in range(0, len(splits), 2))
-        ]
+    splits = fewer([list(split) for split in plan.splits], arguments["splits_max"])
     if selected is None or plan.end < end:
         # Where the cap of bytes ended the plan first, the offsets are the bound that is known.
         between = max(0, plan.end - max(first, ring.first_offset(stream)))
         selected = between if selected is None else min(between, selected)
-    return {"to": plan.end, "splits": splits, "records": selected, "bytes": plan.bytes}
+    return {
+        "young": young, "to": plan.end, "splits": splits, "records": selected, "bytes": plan.bytes,
+    }  # fmt: skip
 
 
-def _end_of_selected(ring: Ring, stream: int, arguments: dict[str, Any]) -> tuple[int, int]:
+def _left_by(pattern: bytes) -> Candidates:
+    """Find the entries of an index of which a purge may leave something."""
+    left = ["not", msgspec.msgpack.decode(pattern)]
+    found = by_key(partial(may_match, left))
+    assert found is not None
+    return found
+
+
+def _end_of_selected(
+    ring: Ring, stream: int, first: int, arguments: dict[str, Any]
+) -> tuple[int, int]:
     """(offset, records selected before it): where a read has brought `records_max` records.
 
     Ends earlier once _COUNTED_BYTES were looked through, so that one question holds the reader
@@ -144,7 +164,8 @@ def _end_of_selected(ring: Ring, stream: int, arguments: dict[str, Any]) -> tupl
     pattern, window = arguments["pattern"], arguments["client_time"]
     matches = compile_pattern(pattern).matches
     search = by_key(arguments["candidates"])
-    position, end, most = arguments["from"], arguments["end"], arguments["records_max"]
+    purges = Purges(arguments["purges"])
+    position, end, most = first, arguments["end"], arguments["records_max"]
     found, budget = 0, _COUNTED_BYTES
     while position < end and budget > 0:
         history = ring.read(stream, position, end, _READ_BYTES, search, window, matches)
@@ -152,7 +173,7 @@ def _end_of_selected(ring: Ring, stream: int, arguments: dict[str, Any]) -> tupl
             view = memoryview(run.data)
             for at, size, base, _ in run.spans:
                 content = Content(view[at + STAMP_BYTES : at + size])
-                offsets = _selected_offsets(content, base, matches, window)
+                offsets = _selected_offsets(content, base, matches, window, purges)
                 offsets = offsets[(offsets >= position) & (offsets < end)]
                 if found + len(offsets) >= most:
                     return int(offsets[most - found - 1]) + 1, most
@@ -165,16 +186,19 @@ def _end_of_selected(ring: Ring, stream: int, arguments: dict[str, Any]) -> tupl
 
 
 def _selected_offsets(
-    content: Content, base: int, matches: Callable[..., bool], window: tuple[int, int] | None
-) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Offsets of a batch whose header is wanted and whose client time lies in the window."""
+    content: Content, base: int, matches: Callable[..., bool], window: tuple[int, int] | None,
+    purges: Purges,
+) -> np.ndarray[Any, np.dtype[np.int64]]:  # fmt: skip
+    """Offsets of a batch that are wanted by header and client time, and were not purged."""
     headers, codes = content.headers()
     chosen = np.fromiter((matches(*header) for header in headers), np.bool_, len(headers))
     mask = np.broadcast_to(chosen[0], len(content)) if codes is None else chosen[codes]
     if window is not None:
         inside = within_client_time(content, window)
         mask = mask if inside is None else mask & inside
-    return _offsets(base, content)[mask]
+    offsets = _offsets(base, content)
+    left = purges.left(content, base, offsets)
+    return offsets[mask if left is None else mask & left]
 
 
 def _batch(ring: Ring, stream: int, arguments: dict[str, Any]) -> Any:

@@ -73,6 +73,7 @@ class Gate:
         (wire.StreamSchemas(9, "s"), {("read", "s"), ("write", "s")}),
         (wire.EditGroup(9, "s", "g", {}), {("manage_streams", "s")}),
         (wire.RequeueGroup(9, "s", "g"), {("manage_streams", "s")}),
+        (wire.ResetGroup(9, "s", "g", [0]), {("manage_streams", "s")}),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -215,6 +216,24 @@ def test_events_tell_what_was_refused_and_what_administrators_did() -> None:
         {"by": "carla", "link": 3, "command": "CreateStream", "stream": "orders"},
         {"by": "carla", "link": 3, "command": "Kick", "ended": 2},
     ]
+
+
+def test_users_are_told_to_those_who_manage_users_only() -> None:
+    asked: list[tuple[str, str]] = []
+
+    def users(verb: str, name: str) -> list[dict[str, Any]]:
+        asked.append((verb, name))
+        return [{"user": "ann"}, {"user": "bob"}]
+
+    post = Post(users=users, page_max=1)
+    post.send(2, wire.ListUsers(7, "read", "orders"))
+    assert asked == [("read", "orders")]
+    assert post.peers[2].last(wire.Result).value == {"users": [{"user": "ann"}], "more": True}
+    post.send(2, wire.ListUsers(8, "read", "x" * 300))
+    assert post.peers[2].last(wire.Refused).code == "bad_name"
+    post = Post(permit=Verbs("manage_users"), users=users)
+    post.send(2, wire.ListUsers(9))
+    assert post.peers[2].last(wire.Refused).code == "forbidden"
 
 
 def test_the_shell_is_asked_to_read_the_configuration_anew_and_answers_later() -> None:

@@ -113,6 +113,17 @@ def test_a_schema_that_cannot_follow_is_refused_by_the_column_that_differs() -> 
     assert list(shell.stream("s").schemas) == [schema_id(OLD)]
 
 
+def test_an_edit_with_an_older_version_is_refused_and_changes_nothing() -> None:
+    shell = typed()
+    asked(shell, wire.EditStream(2, "s", {"schema": NEW}))
+    for number, older in enumerate((OLD, SAME), 3):
+        edit = wire.EditStream(number, "s", {"schema": older, "description": "d"})
+        assert asked(shell, edit) == "bad_schema"
+        assert "version 1 of the stream's schema" in shell.peers[1].last(wire.Refused).reason
+    again = asked(shell, wire.EditStream(5, "s", {"schema": NEW}))
+    assert (again["settings"]["schema"], again["settings"]["description"]) == (NEW, "")
+
+
 def test_the_same_columns_in_other_bytes_are_no_new_version() -> None:
     shell = typed()
     asked(shell, wire.EditStream(2, "s", {"schema": SAME, "description": "d"}))

@@ -262,11 +262,20 @@ def test_a_stream_without_keep_has_no_keys() -> None:
         {**KEEP, "max_bytes": 1000},
         {**KEEP, "max_age_ms": 1000},
         {**KEEP, "body_kind": "arrow"},
+        {**KEEP, "full": "overwrite"},
     ],
 )
 def test_settings_that_keep_cannot_keep_are_refused(settings: dict[str, Any]) -> None:
     world = World()
     assert result(world.send(1, wire.CreateStream(1, "t", settings))).code == "bad_setting"
+
+
+def test_the_ring_of_a_stream_with_keys_is_told_as_one_that_refuses() -> None:
+    world = World()
+    facts = result(world.send(1, wire.StreamInfo(1, "s")))
+    assert facts["settings"]["full"] == "refuse"
+    again = wire.CreateStream(1, "s", {**KEEP, "full": "refuse"})
+    assert result(world.send(1, again))["name"] == "s"
 
 
 def test_keep_is_fixed_with_the_stream() -> None:

@@ -220,6 +220,31 @@ def test_more_unconfirmed_bytes_than_the_window_are_refused() -> None:
     assert told(peer, 6) == [("confirm", Level.SYNCED)]
 
 
+def test_a_client_that_overran_its_window_has_a_sixteenth_of_it_as_long_as_its_link() -> None:
+    shell = Shell(sync=False, window_bytes=160_000)
+    hasty, other = shell.hello(1), shell.hello(2)
+    shell.publish(1, "s", [bytes(159_000)], tracker=1)
+    shell.publish(1, "s", [bytes(2_000)], tracker=2)
+    assert told(hasty, 2) == [("window", 0)]
+    assert "160000" in hasty.last(wire.Refused).reason
+    shell.sync()
+    shell.run()
+    for tracker in range(3, 7):
+        shell.publish(1, "s", [bytes(4_000)], tracker=tracker)
+        shell.publish(2, "s", [bytes(4_000)], tracker=tracker)
+    assert [told(hasty, n) for n in range(3, 7)] == [[], [], [("window", 0)], [("window", 0)]]
+    assert "10000" in hasty.last(wire.Refused).reason
+    shell.sync()
+    shell.run()
+    assert [told(other, n) for n in range(3, 7)] == [[("confirm", Level.SYNCED)]] * 4
+    again = shell.hello(3)
+    shell.publish(3, "s", [bytes(9_000)], tracker=7)
+    shell.publish(3, "s", [bytes(9_000)], tracker=8)
+    shell.sync()
+    shell.run()
+    assert [told(again, n) for n in (7, 8)] == [[("confirm", Level.SYNCED)]] * 2
+
+
 def test_one_batch_larger_than_the_window_is_taken_when_nothing_is_unconfirmed() -> None:
     shell = Shell(window_bytes=1000)
     peer = shell.hello(1)

@@ -78,6 +78,10 @@ def test_the_overview_names_what_is_stuck_first(root: Browser) -> None:
         ("cursor", {"stream": "open.trades", "name": "reader"}, ["Next offset 40", "Behind 60"]),
         ("clients", {}, ["malamute console", "root"]),
         ("clients", {"prefix": "nothing"}, ["No clients"]),
+        ("users", {}, ["root", "reader", "read: open.*", "admin", "password"]),
+        ("users", {"verb": "read", "name": "open.x"}, ["May read open.x", "✓ yes"]),
+        ("users", {"verb": "work", "name": "up", "prefix": "rea"}, ["✕ no", "1 listed"]),
+        ("users", {"verb": "work"}, ["Not asked: name the stream"]),
         ("settings", {}, ["links", "Limits of a link", "malamute-py"]),
     ],
 )
@@ -184,6 +188,46 @@ def test_a_group_without_members_is_forgotten(root: Browser, client: SyncClient)
     assert "Done: Group gone of open.trades is forgotten" in page.words
 
 
+def test_a_group_stands_where_it_is_told_and_with_members_only_when_that_is_marked(
+    root: Browser, client: SyncClient
+) -> None:
+    fields = {"stream": "open.trades", "name": "resettled"}
+    with client.group("open.trades", "resettled") as member:
+        member.accepted()
+        page = root.post("do/reset-group", {**fields, "point": "7"})
+        assert "Not done: in_use" in page.words
+        page = root.post("do/reset-group", {**fields, "point": "7", "force": "yes"})
+        assert "Done: Group resettled of open.trades stands at 7; it stood at 0." in page.words
+    assert client.group_info("open.trades", "resettled").next == 7
+    assert "is no place" in root.post("do/reset-group", {**fields, "point": "?"}).words
+
+
+def test_requests_of_a_service_are_shown_with_who_asked_and_who_has_them(
+    root: Browser, client: SyncClient
+) -> None:
+    client.submit("sights", b"1", subject="first.job")
+    client.submit("sights", b"2", subject="second.job")
+    with client.worker("sights", concurrency=1) as worker:
+        held = worker.next()
+        assert held is not None
+        words = root.get("service", name="sights").words
+        assert "first.job" in words
+        assert "has it for" in words
+        assert "second.job waits 0" in words
+        held.reply(b"")
+    until(lambda: "first.job" not in root.get("service", name="sights").words)
+
+
+def test_subjects_are_purged_before_a_place(root: Browser, client: SyncClient) -> None:
+    for subject in ("a.x", "b.y", "a.z", "a.x"):
+        client.publish("soiled", b"x", subject=subject)
+    assert "say which subjects" in root.post("do/purge", {"name": "soiled", "pattern": " "}).words
+    page = root.post("do/purge", {"name": "soiled", "pattern": "a.*", "before": "3"})
+    assert "Done: Records of soiled that match a.* before offset 3 are gone." in page.words
+    left = client.subscribe("soiled", start="earliest", until="tail")
+    assert [record.offset for record in left] == [1, 3]
+
+
 def test_a_client_is_disconnected(
     root: Browser, broker: EmbeddedBroker, client: SyncClient
 ) -> None:
@@ -205,8 +249,9 @@ def test_a_range_is_copied_into_another_stream(root: Browser, client: SyncClient
     root.get()
     fields = {"name": "source", "to": "target", "from": "0", "until": "101", "pattern": ""}
     page = root.post("do/copy", fields)
-    assert "Done: Copying source into target" in page.words
-    until(lambda: "101 records copied into target" in root.get("stream", name="source").words)
+    assert "Begun: Copying source into target" in page.words
+    told = "101 records copied into target, 101 of them confirmed"
+    until(lambda: told in root.get("stream", name="source").words)
     assert client.stream_info("target").records == 101
     copied = next(iter(client.subscribe("target", start="earliest", until="tail")))
     assert (copied.subject, copied.fields, copied.body) == ("a.x", {"k": "v"}, b"one")
@@ -241,6 +286,7 @@ def test_a_trim_of_what_is_not_there_removes_nothing(
     [
         ({"to": ""}, "name the stream to copy into"),
         ({"to": "source"}, "is the stream itself"),
+        ({"to": "bad name!"}, "Not done: the stream to copy into: 'bad name!'"),
         ({"to": "x", "from": "soon"}, "is no place in a stream"),
         ({"to": "x", "name": "nothing"}, "unknown_stream"),
     ],
@@ -264,6 +310,7 @@ def test_a_copy_that_has_no_sense_is_refused(
         ("group", {"stream": "closed", "name": "crew"}),
         ("cursor", {"stream": "closed", "name": "reader"}),
         ("clients", {}),
+        ("users", {}),
     ],
 )
 def test_what_a_person_may_not_see_is_not_shown(
@@ -283,6 +330,8 @@ def test_what_a_person_may_not_see_is_not_shown(
         ("requeue-group", {"stream": "closed", "name": "crew", "which": "all"}),
         ("reset-cursor", {"stream": "closed", "name": "reader", "point": "0"}),
         ("remove-group", {"stream": "closed", "name": "crew"}),
+        ("reset-group", {"stream": "open.trades", "name": "crew", "point": "0", "force": "yes"}),
+        ("purge", {"name": "open.trades", "pattern": "#"}),
         ("kick", {"link": 1}),
         ("copy", {"name": "closed", "to": "open.copy"}),
     ],

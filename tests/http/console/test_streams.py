@@ -55,6 +55,23 @@ def test_what_the_broker_refuses_is_told_in_its_words(reader: Browser, root: Bro
     assert root.get("stream", name="<b>").status in (404, 409)
 
 
+def test_rows_of_a_typed_stream_are_shown_by_column(root: Browser, client: SyncClient) -> None:
+    pa = pytest.importorskip("pyarrow")
+    schema = pa.schema([("carrier", pa.string()), ("delay", pa.int32())])
+    rows = [{"carrier": HOSTILE, "delay": 4}, {"carrier": None, "delay": 17}]
+    client.create_stream("flights", schema=schema)
+    client.publish_table("flights", pa.Table.from_pylist(rows, schema))
+    page = root.get("stream", name="flights", place="newest", count=5)
+    assert "Fields carrier delay" in page.words
+    assert '<td class="body">17</td>' in page.text
+    assert "<script>alert" not in page.text
+    with root.events("tail", name="flights") as events:
+        assert next(events).kind == "begun"
+        client.publish_table("flights", pa.Table.from_pylist(rows[1:], schema))
+        told = next(each for each in events if each.kind == "records")
+    assert told.value["rows"][0]["body"] == "carrier: –, delay: 17"
+
+
 @pytest.mark.parametrize(
     ("query", "offsets"),
     [

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from malamute_py.http.health import live, ready
-from malamute_py.http.source import Facts
+from malamute_py.health.facts import Facts
+from malamute_py.health.readiness import live, ready
 
 GOOD: dict[str, Any] = {
     "gauges": {"links": 1},

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from malamute_py.http.source import Facts
+from malamute_py.health.facts import Facts
 
 SILENT_S: Final = 30.0
 """A broker that answered before and has been silent for so long does not live."""

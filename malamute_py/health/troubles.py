@@ -16,9 +16,9 @@ from malamute_py.client.facts import (
     MailboxFacts,
     ServiceFacts,
 )
-from malamute_py.http import health
-from malamute_py.http.console.words import many, size, span
-from malamute_py.http.source import Everything
+from malamute_py.health.facts import Everything
+from malamute_py.health.readiness import ready
+from malamute_py.health.words import many, size, span
 
 STUCK: Final = "stuck"
 SLOW: Final = "slow"
@@ -63,7 +63,7 @@ def of_all(everything: Everything, links: Iterable[LinkFacts] = ()) -> list[Trou
 
 
 def _of_the_broker(everything: Everything) -> Iterator[Trouble]:
-    verdict = health.ready(everything.facts)
+    verdict = ready(everything.facts)
     for check, reason in verdict.reasons:
         yield Trouble(1e12, STUCK, "broker", (check,), reason)
     for check, reason in verdict.warnings:

@@ -1,0 +1,146 @@
+"""Plans of what has moved: the part of a bounded read that lies in copies of newest records.
+
+Owns the splits and counts of records whose segment was given up; the journal plans the rest. The
+rules: one question looks at a bounded number of subjects; a plan that ends early says so, and is
+asked again. Source: SPEC.md, PLAN_READ.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from malamute_protocol.commands import PlanRead
+from malamute_py.broker.log.newest import Keys
+from malamute_py.matcher import asks_subjects_only, compile_pattern
+
+LOOKED_AT = 4_000
+"""Subjects that one plan compares with a pattern, to count those that it selects."""
+LOOKED_AT_SLOWLY = 100
+"""Subjects that one plan compares with a pattern for which one subject may take long."""
+PIECES = 2_000
+"""Pieces that one plan looks at, about, where it compares nothing."""
+PIECE_MAX = 512
+
+
+class MovedPart(NamedTuple):
+    """The part of a plan that has moved."""
+
+    to: int
+    """Offset before which everything that has moved is in the plan."""
+    splits: list[list[int]]
+    records: int
+    bytes: int
+    ended: bool
+    """Whether a cap, or the bound of one question, ended the plan here."""
+
+
+class _Cutter:
+    """Cuts records into splits, in the order of their offsets."""
+
+    def __init__(self, start: int, command: PlanRead) -> None:
+        self.to = start
+        self.splits: list[list[int]] = []
+        self.records = self.bytes = 0
+        self._from = start
+        self._held = 0
+        self._split_bytes = command.split_bytes if command.split_bytes > 0 else 1 << 62
+        self._bytes_max = command.bytes_max if command.bytes_max > 0 else 1 << 62
+        self._records_max = command.records_max if command.records_max > 0 else 1 << 62
+
+    @property
+    def left(self) -> int:
+        """Records that the cap still admits."""
+        return self._records_max - self.records
+
+    @property
+    def full(self) -> bool:
+        """Whether a cap is reached."""
+        return self.left <= 0 or self.bytes >= self._bytes_max
+
+    def add(self, after: int, records: int, size: int) -> None:
+        """Add selected records that end before an offset."""
+        self.to = after
+        self.records += records
+        self.bytes += size
+        self._held += size
+        if self._held >= self._split_bytes:
+            self.cut(after)
+
+    def cut(self, to: int) -> None:
+        """End a split at an offset."""
+        if to > self._from:
+            self.splits.append([self._from, to, self._held])
+        self.to = self._from = to
+        self._held = 0
+
+
+def plan_moved(keys: Keys, start: int, end: int, command: PlanRead) -> MovedPart:
+    """Plan the records of [start, end) that have moved.
+
+    Subjects are compared only where a cap of records asks for it. The index knows neither fields
+    nor client times: records that a pattern may select by these count as selected.
+    """
+    cutter = _Cutter(start, command)
+    if command.records_max > 0 and command.pattern != ["all"]:
+        whole = _take_selected(keys, start, end, command, cutter)
+    else:
+        whole = _take_all(keys, start, end, command, cutter)
+    cutter.cut(end if whole else cutter.to)
+    return MovedPart(cutter.to, cutter.splits, cutter.records, cutter.bytes, not whole)
+
+
+def _take_all(keys: Keys, start: int, end: int, command: PlanRead, cutter: _Cutter) -> bool:
+    """Take everything that has moved; returns whether no cap ended that."""
+    average = keys.average
+    piece = PIECE_MAX
+    for size in (command.split_bytes, command.bytes_max):
+        if size > 0:
+            piece = min(piece, max(1, size // (2 * average)))
+    piece = max(piece, keys.moved_count // PIECES)
+    for run in _runs(keys, start, end, piece):
+        some = run[: cutter.left]
+        cutter.add(some[-1] + 1, len(some), len(some) * average)
+        if cutter.full:
+            return False
+    return True
+
+
+def _take_selected(keys: Keys, start: int, end: int, command: PlanRead, cutter: _Cutter) -> bool:
+    """Take what a pattern selects by its subject; returns whether nothing ended that early."""
+    compiled = compile_pattern(command.pattern)
+    judged = asks_subjects_only(command.pattern)
+    left = LOOKED_AT_SLOWLY if compiled.slow else LOOKED_AT
+    for run in _runs(keys, start, end, PIECE_MAX):
+        for offset in run:
+            if not left:
+                return False
+            left -= 1
+            selected = not judged or compiled.matches((keys.moved_subject(offset),), ())
+            size = keys.size_of_moved(offset) if selected else 0
+            cutter.add(offset + 1, int(selected), size)
+            if cutter.full:
+                return False
+    return True
+
+
+def _runs(keys: Keys, start: int, end: int, most: int) -> Iterator[list[int]]:
+    """Yield the offsets in [start, end) of records that have moved, ascending, some at a time."""
+    for run in keys.moved_runs(start):
+        stop = len(run) if run[-1] < end else bisect_left(run, end)
+        for first in range(0, stop, most):
+            yield run[first : min(stop, first + most)]
+        if stop < len(run):
+            return
+
+
+def fewer(splits: list[list[int]], most: int) -> list[list[int]]:
+    """Join neighbouring splits until there are at most so many."""
+    while len(splits) > most:
+        pairs = (splits[at : at + 2] for at in range(0, len(splits), 2))
+        splits = [
+            pair[0] if len(pair) == 1 else [pair[0][0], pair[1][1], pair[0][2] + pair[1][2]]
+            for pair in pairs
+        ]
+    return splits

@@ -1,0 +1,185 @@
+"""The report of a bench: one HTML file with its figures and plots, which needs no server.
+
+Owns the plots. The rules: a window of time shows percentiles of what ended in it, and none where
+nothing did; axes of time taken are logarithmic, as a slow one in a thousand is a hundred times a
+usual one; the file has no script and fetches nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any, Final, NamedTuple
+
+from malamute_py.cli.measuring import Measure, percentile
+
+_WIDTH, _HEIGHT = 640, 220
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 34
+WINDOWS: Final = 60
+"""Windows that a run is cut into."""
+_LINES: Final = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0))
+_NINES: Final = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999)
+_STYLE: Final = """
+:root { color-scheme: light dark; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 44rem; margin: 2rem auto; padding: 0 1rem; }
+table { border-collapse: collapse; } td, th { padding: .2rem .8rem .2rem 0; text-align: left; }
+td.n, th.n { text-align: right; } svg { width: 100%; height: auto; }
+svg text { font-size: 11px; fill: currentColor; } .axis { stroke: currentColor; opacity: .25; }
+.line { fill: none; stroke-width: 1.6; } .bar { fill: #4878a8; opacity: .8; }
+.p50 { stroke: #4878a8; } .p90 { stroke: #3a8a4a; stroke-dasharray: 7 3; }
+.p99 { stroke: #b8860b; stroke-dasharray: 3 2; } .max { stroke: #b03040; stroke-dasharray: 1 3; }
+"""
+
+Points = Sequence[tuple[float, float]]
+
+
+class Window(NamedTuple):
+    """A part of a run."""
+
+    at_s: float
+    """Middle of it, from the run's start."""
+    ended: int
+    """How many ended in it."""
+    spans_ms: Mapping[str, float]
+    """Percentiles of what they took, by name."""
+
+
+def windows(measure: Measure) -> list[Window]:
+    """Cut a measured run into windows of the same length."""
+    if not measure.ended_ns:
+        return []
+    begin = min(at - span for at, span in zip(measure.ended_ns, measure.spans_ns, strict=True))
+    length = max(1, max(measure.ended_ns) + 1 - begin) / WINDOWS
+    within: list[list[int]] = [[] for _ in range(WINDOWS)]
+    for at, span in zip(measure.ended_ns, measure.spans_ns, strict=True):
+        within[min(WINDOWS - 1, int((at - begin) / length))].append(span)
+    found = []
+    for place, spans in enumerate(within):
+        spans.sort()
+        taken = {name: percentile(spans, share) / 1e6 for name, share in _LINES} if spans else {}
+        found.append(Window((place + 0.5) * length / 1e9, len(spans), taken))
+    return found
+
+
+def page(title: str, conditions: Mapping[str, Any], measures: Sequence[Measure]) -> str:
+    """Return the report as HTML."""
+    parts = [_facts(conditions)]
+    for measure in measures:
+        parts.append(f"<h2>{escape(measure.what)}</h2>{_figures(measure)}")
+        if not measure.spans_ns:
+            continue
+        cut = windows(measure)
+        seconds = cut[1].at_s - cut[0].at_s
+        lines = {
+            name: [(each.at_s, each.spans_ms[name]) for each in cut if each.ended]
+            for name, _ in _LINES
+        }
+        ordered = sorted(measure.spans_ns)
+        nines = [
+            (-math.log10(1 - share), percentile(ordered, share) / 1e6)
+            for share in _NINES
+            if (1 - share) * len(ordered) >= 1
+        ]
+        parts += [
+            _figure("Time taken, over the run", _spans(lines)),
+            _figure("Ended a second, over the run",
+                    _bars([(each.at_s, each.ended / seconds) for each in cut])),
+            _figure("Time taken, by percentile", _spans({"p50": nines}, nines=True)),
+        ]  # fmt: skip
+    return (
+        f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n"
+        f"<h1>{escape(title)}</h1>\n{''.join(parts)}\n</html>\n"
+    )
+
+
+# --- tables ----------------------------------------------------------------------------------
+
+
+def _facts(conditions: Mapping[str, Any]) -> str:
+    rows = "".join(
+        f"<tr><th>{escape(name.replace('_', ' '))}</th><td>{escape(_text(value))}</td></tr>"
+        for name, value in conditions.items()
+    )
+    return f"<table>{rows}</table>"
+
+
+def _figures(measure: Measure) -> str:
+    shown = {name: value for name, value in measure.facts().items() if name != "what"}
+    heads = "".join(f'<th class="n">{escape(name.replace("_", " "))}</th>' for name in shown)
+    cells = "".join(f'<td class="n">{escape(_text(value))}</td>' for value in shown.values())
+    return f"<table><tr>{heads}</tr><tr>{cells}</tr></table>"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int | float) else str(value)
+
+
+# --- plots -----------------------------------------------------------------------------------
+
+
+def _figure(title: str, drawing: str) -> str:
+    return (
+        f"<figure><figcaption>{escape(title)}</figcaption>"
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}">'
+        f"{drawing}</svg></figure>"
+    )
+
+
+def _across(value: float, most: float) -> float:
+    return _LEFT + value / (most or 1) * (_WIDTH - _LEFT - _RIGHT)
+
+
+def _up(share: float) -> float:
+    return _HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM)
+
+
+def _spans(lines: Mapping[str, Points], *, nines: bool = False) -> str:
+    """Draw lines of milliseconds on a logarithmic axis."""
+    values = [value for points in lines.values() for _, value in points]
+    least = math.floor(math.log10(max(1e-4, min(values))))
+    most = max(least + 1, math.ceil(math.log10(max(1e-4, *values, 1e-4))))
+    end = max(at for points in lines.values() for at, _ in points)
+
+    def height(value: float) -> float:
+        return _up((math.log10(max(1e-4, value)) - least) / (most - least))
+
+    drawn = [_level(height(10.0**power), f"{10.0**power:g} ms") for power in range(least, most + 1)]
+    for place, (name, points) in enumerate(lines.items()):
+        path = " ".join(f"{_across(at, end):.1f},{height(value):.1f}" for at, value in points)
+        drawn.append(f'<polyline class="line {name}" points="{path}"/>')
+        if not nines:
+            begin, base = _LEFT + 70 * place, _HEIGHT - 6
+            across = f'x1="{begin}" x2="{begin + 24}" y1="{base}" y2="{base}"'
+            drawn.append(f'<line class="line {name}" {across}/>')
+            drawn.append(_label(begin + 28, base + 4, name))
+    if nines:
+        for at, _ in lines["p50"]:
+            left = min(_across(at, end) - 14, _WIDTH - 48)
+            drawn.append(_label(left, _HEIGHT - 18, f"{100 * (1 - 10**-at):.6g}%"))
+    else:
+        drawn.append(_label(_WIDTH - 60, _HEIGHT - 20, f"{end:.2f} s"))
+    return "".join(drawn)
+
+
+def _bars(points: Points) -> str:
+    most = max(value for _, value in points) or 1
+    width = (_WIDTH - _LEFT - _RIGHT) / len(points)
+    drawn = [_level(_up(share), f"{most * share:,.0f}") for share in (0.0, 0.5, 1.0)]
+    for place, (_, value) in enumerate(points):
+        top = _up(value / most)
+        drawn.append(f'<rect class="bar" x="{_LEFT + place * width:.1f}" y="{top:.1f}"'
+                     f' width="{width * 0.85:.1f}" height="{_up(0) - top:.1f}"/>')  # fmt: skip
+    return "".join(drawn)
+
+
+def _level(height: float, text: str) -> str:
+    line = f'x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{height:.1f}" y2="{height:.1f}"'
+    return f'<line class="axis" {line}/>{_label(4, height + 4, text)}'
+
+
+def _label(left: float, base: float, text: str) -> str:
+    return f'<text x="{left:.1f}" y="{base:.1f}">{escape(text)}</text>'

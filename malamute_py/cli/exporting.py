@@ -1,0 +1,163 @@
+"""`malamute stream export`: a range of a stream as a file of JSON lines or Parquet.
+
+Owns the Parquet form. The rules: the range is half open and its end is settled before the first
+record; a file keeps of each record what a copy keeps, so that `stream import` gives it back; of a
+typed stream it has the columns of the newest schema. Source: replay.py has the range.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import typer
+
+from malamute_py.cli import complete, output
+from malamute_py.cli.failures import INTERRUPTED, USAGE, CommandFailed
+from malamute_py.cli.linking import LAST_WAIT_MS, linked
+from malamute_py.cli.replay import Replay, Sink, StreamRange, Writer
+from malamute_py.cli.subscribe import PATTERN_HELP, check_kind
+
+if TYPE_CHECKING:
+    from malamute_protocol.batch import Batch, Record
+
+EPILOG: Final = """\b
+Examples:
+  malamute stream export trades trades.jsonl
+  malamute stream export trades today.parquet --from 2026-01-31 --to now
+  malamute stream export trades forex.jsonl 'forex.*' --from 4711
+
+The end of the file's name says the form: .jsonl for JSON lines, .parquet for Parquet, which
+needs the package pyarrow. `malamute stream import` reads both."""
+
+JSON_LINES: Final = (".jsonl", ".ndjson")
+PARQUET: Final = ".parquet"
+_GROUP_ROWS: Final = 16_384
+"""Rows of one row group: batches of few records are written together."""
+
+
+def form_of(file: Path) -> str:
+    """Return the ending that says a file's form. Raises CommandFailed."""
+    if file.suffix in JSON_LINES:
+        return JSON_LINES[0]
+    if file.suffix != PARQUET:
+        raise CommandFailed(
+            f"{file}: name the file .jsonl (JSON lines) or .parquet (Parquet)", USAGE
+        )
+    return PARQUET
+
+
+def export(
+    ctx: typer.Context,
+    stream: Annotated[
+        str, typer.Argument(metavar="STREAM", help="The stream.", autocompletion=complete.streams)
+    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Its end says the form.")],
+    pattern: Annotated[str, typer.Argument(metavar="PATTERN", help=PATTERN_HELP)] = "#",
+    begin: Annotated[
+        str | None,
+        typer.Option("--from", metavar="OFFSET|TIME", help="First; default the earliest."),
+    ] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", metavar="OFFSET|TIME", help="End; default the tail.")
+    ] = None,
+    by: Annotated[
+        Literal["append", "client"],
+        typer.Option(help="Times are those of the append, or those the producers gave."),
+    ] = "append",
+    as_json: output.Json = False,
+) -> int:
+    """Write a range of a stream to a file: JSON lines or Parquet."""
+    form = form_of(file)
+    check_kind(pattern)
+    asked = StreamRange(begin, end, by == "client")
+    with ExitStack() as parts:
+        client = parts.enter_context(linked(ctx, stays=True))
+        records = parts.enter_context(asked.subscribe(client, stream, pattern))
+        records.accepted()
+        sink: Sink
+        if form == PARQUET:
+            sink = Parquet(file, client.stream_info(stream).settings.get("schema") or b"")
+        else:
+            sink = Writer(as_json=True, out=parts.enter_context(file.open("wb")))
+        run = Replay(records, asked.end, sink, None, by == "client")
+        interrupted = False
+        try:
+            run.go(f"exporting {stream}", True)
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            sink.finish(LAST_WAIT_MS)
+        run.tell(stream, str(file), as_json=as_json, interrupted=interrupted)
+    return INTERRUPTED if interrupted else 0
+
+
+class Parquet:
+    """Writes Parquet, many records in a row group."""
+
+    def __init__(self, file: Path, schema: bytes) -> None:
+        """schema: of a typed stream, as its settings have it; else empty.
+
+        Raises ModuleNotFoundError: pyarrow is not there.
+        """
+        from malamute_protocol import arrow
+
+        self.count = 0
+        self.bytes = 0
+        self._file = file
+        self._schema = arrow.parse_schema(schema) if schema else None
+        names = () if self._schema is None else self._schema.names
+        self._header = [
+            name
+            for name in ("offset", "append_time", "client_time", "subject")
+            if name not in names
+        ]
+        self._waiting: list[Any] = []
+        self._rows = 0
+        self._writer: Any = None
+
+    def write(self, batch: Batch) -> None:
+        """Write a whole batch."""
+        from malamute_protocol.arrow import to_arrow
+
+        header = () if self._schema is None else self._header
+        rows = to_arrow(batch, decode=True, header=header, schema=self._schema)
+        self._waiting.append(rows)
+        self._rows += rows.num_rows
+        self.count += rows.num_rows
+        self.bytes += rows.nbytes
+        if self._rows >= _GROUP_ROWS:
+            self._write()
+
+    def write_records(self, records: list[Record]) -> None:
+        """Refuse: a range at a pace is none for a file."""
+        raise NotImplementedError
+
+    def _write(self) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        from malamute_protocol.arrow import arrow_schema
+
+        if self._writer is None:
+            schema = self._waiting[0].schema if self._waiting else arrow_schema(decode=True)
+            self._writer = pq.ParquetWriter(self._file, schema, compression="zstd")
+        if self._waiting:
+            table = pa.Table.from_batches(self._waiting)
+            self._writer.write_table(table.combine_chunks(), row_group_size=len(table))
+            self._waiting.clear()
+            self._rows = 0
+
+    def flush(self) -> None:
+        """Do nothing: a row group is written when it has enough rows."""
+
+    @property
+    def safe(self) -> int:
+        """Return how many records were written, or will be with the file's end."""
+        return self.count
+
+    def finish(self, timeout_ms: int | None) -> None:
+        """Write what waits, and the end of the file, without which it cannot be read."""
+        self._write()
+        self._writer.close()

@@ -1,0 +1,273 @@
+"""`malamute stream import`: records of a file into a stream, each once however often it is run.
+
+Owns the cutting of a file into steps and the key of each. The rules: a key is made of the stream,
+of all steps before and of the step's records, so that the same file gives the same keys and the
+broker takes no step twice; records keep what a copy keeps. Source: SPEC.md, section 4.6, Keys.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from malamute_protocol.errors import BrokerRefused
+from malamute_py.cli import complete, inputs, output
+from malamute_py.cli.commands import say
+from malamute_py.cli.exporting import JSON_LINES, form_of
+from malamute_py.cli.failures import USAGE, CommandFailed
+from malamute_py.cli.inputs import Row
+from malamute_py.cli.linking import linked
+from malamute_py.cli.progress import Progress
+from malamute_py.cli.values import count_text, duration_text
+
+if TYPE_CHECKING:
+    from malamute_py.client.facts import StreamFacts
+    from malamute_py.client.position import Confirmation
+    from malamute_py.client.sync.client import SyncClient
+    from malamute_py.client.sync.link import Pending
+
+EPILOG: Final = """\b
+Examples:
+  malamute stream import trades trades.jsonl
+  malamute stream import trades today.parquet
+  malamute stream import trades events.jsonl --no-keys   into a stream with a ring of its own
+
+An import that was cut off is run again, and goes on where it was: each 1,000 records are a step
+with a key, which the broker takes once. It remembers the newest 100,000 keys, shared between all
+senders. Lines that are added to a file later are imported by the next run, but the
+last step of the run before, when it had fewer than 1,000 records, counts as another one then.
+
+Records keep subject, keys, fields, properties, the producer's time, expiry and body; offset and
+append time are new."""
+
+_ROWS: Final = 1_000
+_BYTES: Final = 1 << 20
+"""Records and bytes of bodies of one step; a change makes other keys of the same file."""
+_BESIDE: Final = ("subject", "client_time")
+"""Columns of a file that may stand beside those of a typed stream."""
+_UNDER_WAY: Final = 16
+_IDENTITY: Final = "malamute-import"
+"""Identity of an import without a credential: keys are those of an identity."""
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Records of one step."""
+
+    count: int
+    content: bytes = b""
+    """A form of the records that is the same for each run."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Arguments of publish_many."""
+    table: Any = None
+    """Rows of a typed stream, instead of these."""
+
+
+def import_(
+    ctx: typer.Context,
+    stream: Annotated[
+        str,
+        typer.Argument(metavar="STREAM", help="The stream; made when new.",
+                       autocompletion=complete.streams),
+    ],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="JSON lines (.jsonl) or Parquet (.parquet).")
+    ],
+    keys: Annotated[
+        bool, typer.Option("--keys/--no-keys", help="Each record once, or all of them each time.")
+    ] = True,
+    as_json: output.Json = False,
+) -> int:  # fmt: skip
+    """Publish the records of a file, each once however often it is run."""
+    form = form_of(file)
+    with file.open("rb") as source, linked(ctx, stays=True, anonymous=_IDENTITY) as client:
+        facts = _made(client, stream)
+        typed = bool(facts.settings.get("schema"))
+        if typed and keys:
+            raise CommandFailed(
+                f"{stream} is typed, and a step has no rows of typed streams; --no-keys imports"
+                " without keys: each run adds all rows", USAGE,
+            )  # fmt: skip
+        run = _Import(client, stream, facts.uuid if keys else b"")
+        total = file.stat().st_size
+        if form == JSON_LINES[0]:
+            defaults = inputs.Defaults([], {}, {}, None, None, "none")
+            chunks = _chunks(inputs.read_rows(source, defaults, parts=True))
+        else:
+            chunks = _of_parquet(source, typed=typed)
+        return run.go(chunks, source, total, as_json=as_json)
+
+
+def _made(client: SyncClient, stream: str) -> StreamFacts:
+    """Return facts about a stream, which is made when it is not there."""
+    try:
+        return client.stream_info(stream)
+    except BrokerRefused as error:
+        if error.code != "unknown_stream":
+            raise
+        return client.create_stream(stream)
+
+
+def _chunks(pieces: Iterable[list[Row]]) -> Iterator[_Chunk]:
+    """Cut rows into steps at places that do not depend on how they arrive."""
+    rows: list[Row] = []
+    size = 0
+    for piece in pieces:
+        for row in piece:
+            more = len(row[0]) if isinstance(row[0], bytes) else sum(map(len, row[0]))
+            if rows and (len(rows) == _ROWS or size + more > _BYTES):
+                yield _chunk(rows)
+                rows, size = [], 0
+            rows.append(row)
+            size += more
+    if rows:
+        yield _chunk(rows)
+
+
+def _chunk(rows: list[Row]) -> _Chunk:
+    import msgspec
+
+    options = {"bodies": [row[0] for row in rows], "subject": [row[1] for row in rows]}
+    options |= inputs.further_columns(rows)
+    return _Chunk(len(rows), msgspec.msgpack.encode(rows), options)
+
+
+# --- Parquet -------------------------------------------------------------------------------------
+
+
+def _of_parquet(source: IO[bytes], *, typed: bool) -> Iterator[_Chunk]:
+    """Yield the rows of a Parquet file. Raises CommandFailed."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from malamute_protocol.arrow import HEADER_COLUMNS
+
+    try:
+        opened = pq.ParquetFile(source)
+    except pa.ArrowException as error:
+        raise CommandFailed(f"it is no Parquet file: {error}") from None
+    batches = opened.iter_batches(batch_size=_ROWS)
+    if typed:
+        for batch in batches:
+            kept = [
+                name for name in batch.schema.names if name not in HEADER_COLUMNS or name in _BESIDE
+            ]
+            table = pa.Table.from_batches([batch.select(kept)])
+            yield _Chunk(len(table), table=table)
+        return
+    if "body" not in opened.schema_arrow.names:
+        raise CommandFailed(
+            "it has no column body; rows of other columns are for a typed stream:"
+            " `malamute stream create NAME --schema FILE`"
+        )
+    yield from _chunks([_row(each) for each in batch.to_pylist()] for batch in batches)
+
+
+def _row(values: dict[str, Any]) -> Row:
+    import msgspec
+
+    body = values["body"]
+    keys = values.get("keys") or [values.get("subject") or ""]
+    properties = values.get("properties")
+    return (
+        body.encode() if isinstance(body, str) else body,
+        tuple(keys) if len(keys) > 1 else keys[0],
+        dict(values.get("fields") or ()),
+        _ms(values.get("client_time")),
+        _ms(values.get("expires")),
+        msgspec.msgpack.decode(properties) if properties else {},
+    )
+
+
+def _ms(at: Any) -> int | None:
+    return None if at is None else round(at.timestamp() * 1_000)
+
+
+# --- one import ----------------------------------------------------------------------------------
+
+
+class _Import:
+    """One file on its way into a stream."""
+
+    def __init__(self, client: SyncClient, stream: str, uuid: bytes) -> None:
+        """uuid: of the stream; empty: without keys."""
+        self._client = client
+        self._stream = stream
+        self._key = uuid
+        self._under_way: deque[tuple[Pending[Confirmation], int]] = deque()
+        self._added = self._known = 0
+
+    def go(self, chunks: Iterator[_Chunk], source: IO[bytes], total: int, *, as_json: bool) -> int:
+        """Import all of it, and say how much of it was new; returns the exit code."""
+        began = time.monotonic()
+        try:
+            with Progress(f"importing into {self._stream}", total=total) as progress:
+                for chunk in chunks:
+                    self._put(chunk)
+                    while len(self._under_way) >= _UNDER_WAY:
+                        self._settle()
+                    progress.update(
+                        0 if source.closed else source.tell(),
+                        f"{self._added:,} added, {self._known:,} known",
+                    )
+                while self._under_way:
+                    self._settle()
+        except BrokerRefused as error:
+            if error.code != "cross_ring":
+                raise
+            raise CommandFailed(
+                f"{self._stream} is in memory or has a ring of its own, where a step has no key;"
+                " --no-keys imports without: each run adds all records"
+            ) from None
+        except BaseException:
+            say(f"{count_text(self._added, 'record')} added for certain; run it again to go on")
+            raise
+        spent_ms = round((time.monotonic() - began) * 1_000)
+        known = f", {self._known:,} were there already" if self._known else ""
+        output.done(
+            f"{count_text(self._added, 'record')} added to {self._stream}{known}"
+            f" in {duration_text(spent_ms)}",
+            {
+                "stream": self._stream, "added": self._added, "known": self._known,
+                "duration_ms": spent_ms,
+            },
+            as_json=as_json,
+        )  # fmt: skip
+        return 0
+
+    def _put(self, chunk: _Chunk) -> None:
+        """Put one step on its way; without keys, records as they are published."""
+        if not self._key:
+            self._publish(chunk)
+            return
+        self._key = blake2b(self._key + chunk.content, digest_size=16).digest()
+        step = self._client.atomic(key=self._key)
+        step.publish_many(self._stream, **chunk.options)
+        self._under_way.append((step.commit_nowait(), chunk.count))
+
+    def _publish(self, chunk: _Chunk) -> None:
+        if chunk.table is None:
+            options = dict(chunk.options)
+            subjects = options.pop("subject")
+            self._client.publish_many(self._stream, subjects=subjects, **options)
+        else:
+            named: dict[str, Any] = {
+                name: name for name in _BESIDE if name in chunk.table.column_names
+            }
+            self._client.publish_table(self._stream, chunk.table, **named)
+        self._added += chunk.count
+
+    def _settle(self) -> None:
+        """Wait for the oldest step."""
+        pending, count = self._under_way.popleft()
+        if pending.result().duplicate:
+            self._known += count
+        else:
+            self._added += count

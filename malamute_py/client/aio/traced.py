@@ -1,0 +1,291 @@
+"""The client with spans of OpenTelemetry, and what its calls return, in asyncio.
+
+Owns which calls and which arrivals have spans. The rule: a traced client is made of subclasses,
+which connect(tracing=...) chooses, so that a client without tracing has not one call or look-up
+more. Source: ARCHITECTURE.md, Tracing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from functools import wraps
+from inspect import signature
+from typing import Any, Final, TypeVar, cast
+
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
+
+from malamute_protocol.batch import Batch
+from malamute_py.client.aio.client import BulkPublisher, Client
+from malamute_py.client.aio.handlers import within_span
+from malamute_py.client.aio.keys import KeyView
+from malamute_py.client.aio.link import LoopLink
+from malamute_py.client.aio.mail import Inbox
+from malamute_py.client.aio.queues import AtomicStep, Member
+from malamute_py.client.aio.subscription import NO_OFFSET, Subscription
+from malamute_py.client.aio.work import Request, Worker
+from malamute_py.client.engine.log import LINK_LOG, LOG
+from malamute_py.client.position import Confirmation
+from malamute_py.client.session.letters import HandoutBatch, Reply
+from malamute_py.client.session.memberships import HeldBatch
+from malamute_py.client.settings import Wait
+from malamute_py.client.spans import TRACE_IDS, Spans, ending
+from malamute_py.client.tracing import Tracing
+from malamute_py.client.words import ConfirmAt, OnError
+
+# sync: from malamute_py.client.sync.handlers import HandlerRun
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+_PRODUCER: Final = SpanKind.PRODUCER
+_CLIENT: Final = SpanKind.CLIENT
+
+
+def spans_of(link: LoopLink) -> Spans:
+    """The maker of spans of a traced client."""
+    assert link.spans is not None
+    return link.spans
+
+
+class _Call:
+    """Facts about a verb whose calls have spans."""
+
+    def __init__(
+        self, operation: str, verb: Any, kind: SpanKind, *, many: bool, named: bool = True
+    ) -> None:
+        """many: it takes several bodies at once. named: its first argument names the place."""
+        self._operation = operation
+        self._kind = kind
+        self._many = many
+        _, *names = signature(verb).parameters
+        self._names = names[:2] if named else ["", *names[:1]]
+        self._carries = not {"properties", "options"}.isdisjoint(names)
+
+    def begin(self, spans: Spans, given: tuple[Any, ...], options: dict[str, Any]) -> Span:
+        """Start the span of a call, and put its context among the call's options."""
+        place, payload = (
+            given[i] if i < len(given) else options.get(name) for i, name in enumerate(self._names)
+        )
+        span = spans.sending(self._operation, self._kind, place, payload, many=self._many)
+        if self._carries:
+            options["properties"] = spans.carried(options.get("properties"), span)
+        return span
+
+
+def traced(operation: str, verb: Verb, kind: SpanKind = _PRODUCER, *, many: bool = False) -> Verb:
+    """Make of a verb one that runs within a span, whose context travels in the properties.
+
+    many: the verb takes several bodies. One that takes no properties has a span all the same.
+    """
+    of_call = _Call(operation, verb, kind, many=many)
+
+    @wraps(verb)
+    async def call(self: Any, *given: Any, **options: Any) -> Any:
+        with ending(of_call.begin(spans_of(self._link), given, options)):
+            return await verb(self, *given, **options)
+
+    return cast("Verb", call)
+
+
+def handed_over(operation: str, verb: Verb) -> Verb:
+    """Make of a verb that returns before the confirm one with a span, which ends as it returns."""
+    of_call = _Call(operation, verb, _PRODUCER, many=False)
+
+    @wraps(verb)
+    def call(self: Any, *given: Any, **options: Any) -> Any:
+        with ending(of_call.begin(spans_of(self._link), given, options)):
+            return verb(self, *given, **options)
+
+    return cast("Verb", call)
+
+
+def of_stream(verb: Verb, *, many: bool = False) -> Verb:
+    """Make of a call on an object that stands for one stream one that runs within a span."""
+    of_call = _Call("publish", verb, _PRODUCER, many=many, named=False)
+
+    @wraps(verb)
+    async def call(self: Any, *given: Any, **options: Any) -> Any:
+        spans = spans_of(self._link)
+        with ending(of_call.begin(spans, (self._stream, *given), options)):
+            return await verb(self, *given, **options)
+
+    return cast("Verb", call)
+
+
+def of_step(verb: Verb) -> Verb:
+    """Make of what puts records into a step one whose records carry the context of its span."""
+
+    @wraps(verb)
+    def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        options["properties"] = spans_of(self._link).carried(options.get("properties"), self._span)
+        return verb(self, *arguments, **options)
+
+    return cast("Verb", call)
+
+
+class TracedBulkPublisher(BulkPublisher):
+    """A run of publishing in which each call has a span."""
+
+    publish_many = of_stream(BulkPublisher.publish_many, many=True)
+    publish_batch = of_stream(BulkPublisher.publish_batch)
+    publish_table = of_stream(BulkPublisher.publish_table)
+
+
+class TracedKeyView(KeyView):
+    """The keys of a stream, with a span for each change of one."""
+
+    _change = of_stream(KeyView._change)
+
+
+class TracedSubscription(Subscription):
+    """A subscription in which each batch that is handed over has a span."""
+
+    async def _next(self, timeout_ms: int | None, before: int = NO_OFFSET) -> Batch | None:
+        batch = await super()._next(timeout_ms, before)
+        if batch is not None:
+            spans_of(self._link).received(batch, self._reading.request.stream)
+        return batch
+
+
+class TracedMember(Member):
+    """A member of a group in which each batch that is handed over has a span."""
+
+    async def _next(self, timeout_ms: int | None) -> HeldBatch | None:
+        batch = await super()._next(timeout_ms)
+        if batch is not None:
+            asked = self._membership.asked
+            spans_of(self._link).received(batch, asked.stream, asked.group)
+        return batch
+
+
+class TracedInbox(Inbox):
+    """An inbox in which messages that were sent together have a span as they are handed over."""
+
+    def _begin(self, delivered: HandoutBatch, batch: Batch) -> None:
+        super()._begin(delivered, batch)
+        place = self._view.mailbox.asked.mailbox or self._link.session.identity
+        spans_of(self._link).received(batch, place)
+
+
+class TracedWorker(Worker):
+    """A worker whose handlers run within the spans of their requests."""
+
+    async def run(  # asyncio only
+        self, handler: Callable[[Request], Any], *, on_error: OnError = "fail", delay_ms: int = 0
+    ) -> None:
+        """Run a handler for every request, each within its span; see Worker.run()."""
+        handler = within_span(spans_of(self._link).working, handler)
+        await super().run(handler, on_error=on_error, delay_ms=delay_ms)
+
+    # sync: def start(
+    # sync:     self, handler: Callable[[Request], Any], on_error: OnError, delay_ms: int
+    # sync: ) -> HandlerRun:
+    # sync:     """Start the threads that run a handler, each request within its span."""
+    # sync:     handler = within_span(spans_of(self._link).working, handler)
+    # sync:     return super().start(handler, on_error, delay_ms)
+
+
+class TracedStep(AtomicStep):
+    """A step with a span from its making to its end, whose context its records carry."""
+
+    __slots__ = ("_span",)
+
+    def __init__(self, link: LoopLink, confirm: ConfirmAt = "default", key: bytes = b"") -> None:
+        """See Client.atomic()."""
+        super().__init__(link, confirm, key)
+        self._span = spans_of(link).start("atomic", _PRODUCER)
+
+    publish = of_step(AtomicStep.publish)
+    publish_many = of_step(AtomicStep.publish_many)
+    send = of_step(AtomicStep.send)
+    request = of_step(AtomicStep.request)
+
+    async def commit(self, timeout_ms: Wait = "default") -> Confirmation | None:
+        """Have it taken, and wait for the confirm; see AtomicStep.commit()."""
+        with ending(self._committing()):
+            return await super().commit(timeout_ms)
+
+    # sync: def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation]:
+    # sync:     """Put it on its way; the span ends with that. See AtomicStep.commit_nowait()."""
+    # sync:     with ending(self._committing()):
+    # sync:         return super().commit_nowait(timeout_ms)
+
+    def _committing(self) -> Span:
+        """Take the span, which the commit ends, whatever gives the step up meanwhile."""
+        span, self._span = self._span, INVALID_SPAN
+        if self.count:
+            span.set_attribute("messaging.batch.message_count", self.count)
+        return span
+
+    def give_up(self) -> None:
+        """Give the step up: nothing of it happens."""
+        super().give_up()
+        self._span.end()
+        self._span = INVALID_SPAN
+
+
+class TracedClient(Client):
+    """A client whose calls and arrivals have spans of OpenTelemetry."""
+
+    _subscription_type = TracedSubscription
+    _keys_type = TracedKeyView
+    _inbox_type = TracedInbox
+    _worker_type = TracedWorker
+    _member_type = TracedMember
+    _step_type = TracedStep
+
+    def __init__(self, tracing: Tracing, *settings: Any, **options: Any) -> None:
+        """The rest as Client()."""
+        super().__init__(*settings, **options)
+        session = self._session
+        self._link.spans = tracing.spans.connected(
+            self.settings.endpoints, lambda: session.identity
+        )
+        for log in (LOG, LINK_LOG):
+            log.addFilter(TRACE_IDS)
+
+    publish = traced("publish", Client.publish)
+    publish_nowait = handed_over("publish", Client.publish_nowait)
+    publish_many = traced("publish", Client.publish_many, many=True)
+    publish_batch = traced("publish", Client.publish_batch)
+    publish_arrow = traced("publish", Client.publish_arrow)
+    publish_table = traced("publish", Client.publish_table)
+    send = traced("send", Client.send)
+    send_nowait = handed_over("send", Client.send_nowait)
+    send_many = traced("send", Client.send_many, many=True)
+    request = traced("request", Client.request, _CLIENT)
+    submit = traced("submit", Client.submit)
+
+    def publisher(
+        self,
+        stream: str,
+        *,
+        confirm: ConfirmAt = "default",
+        keep: bool = True,
+        timeout_ms: Wait = "default",
+    ) -> BulkPublisher:
+        """A run of publishing in which each call has a span; see Client.publisher()."""
+        return self._window(stream, confirm, timeout_ms, keep, TracedBulkPublisher)
+
+    def requests(self, service: str, body: Any, **options: Any) -> AsyncGenerator[Reply, None]:
+        """Ask a service for several replies, within one span; see Client.requests()."""
+        spans = spans_of(self._link)
+        span = spans.sending("request", _CLIENT, service, body, many=False)
+        options["properties"] = spans.carried(options.get("properties"), span)
+        # sync: try:
+        # sync:     replies = super().requests(service, body, **options)
+        # sync: except BaseException:
+        # sync:     with ending(span):
+        # sync:         raise
+        # sync: return self._spanned(span, replies)
+        return self._spanned(span, super().requests(service, body, **options))  # asyncio only
+
+    async def _spanned(
+        self, span: Span, replies: AsyncGenerator[Reply, None]
+    ) -> AsyncGenerator[Reply, None]:
+        # sync: with ending(span):
+        # sync:     yield from replies
+        with ending(span):  # asyncio only
+            async with aclosing(replies) as answers:
+                async for reply in answers:
+                    yield reply

@@ -1,0 +1,277 @@
+# DO NOT EDIT: made from ../aio/traced.py by `make sync-client` (tools/sync_client.py).
+"""The client with spans of OpenTelemetry, and what its calls return, for threads.
+
+Owns which calls and which arrivals have spans. The rule: a traced client is made of subclasses,
+which connect_sync(tracing=...) chooses, so that a client without tracing has not one call or
+look-up more. Source: ARCHITECTURE.md, Tracing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from functools import wraps
+from inspect import signature
+from typing import Any, Final, TypeVar, cast
+
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
+
+from malamute_protocol.batch import Batch
+from malamute_py.client.engine.log import LINK_LOG, LOG
+from malamute_py.client.position import Confirmation
+from malamute_py.client.session.letters import HandoutBatch, Reply
+from malamute_py.client.session.memberships import HeldBatch
+from malamute_py.client.settings import Wait
+from malamute_py.client.spans import TRACE_IDS, Spans, ending
+from malamute_py.client.sync.client import SyncBulkPublisher, SyncClient
+from malamute_py.client.sync.handlers import HandlerRun, within_span
+from malamute_py.client.sync.keys import SyncKeyView
+from malamute_py.client.sync.link import Pending, ThreadLink
+from malamute_py.client.sync.mail import SyncInbox
+from malamute_py.client.sync.queues import SyncAtomicStep, SyncMember
+from malamute_py.client.sync.subscription import NO_OFFSET, SyncSubscription
+from malamute_py.client.sync.work import SyncRequest, SyncWorker
+from malamute_py.client.tracing import Tracing
+from malamute_py.client.words import ConfirmAt, OnError
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+_PRODUCER: Final = SpanKind.PRODUCER
+_CLIENT: Final = SpanKind.CLIENT
+
+
+def spans_of(link: ThreadLink) -> Spans:
+    """The maker of spans of a traced client."""
+    assert link.spans is not None
+    return link.spans
+
+
+class _Call:
+    """Facts about a verb whose calls have spans."""
+
+    def __init__(
+        self, operation: str, verb: Any, kind: SpanKind, *, many: bool, named: bool = True
+    ) -> None:
+        """many: it takes several bodies at once. named: its first argument names the place."""
+        self._operation = operation
+        self._kind = kind
+        self._many = many
+        _, *names = signature(verb).parameters
+        self._names = names[:2] if named else ["", *names[:1]]
+        self._carries = not {"properties", "options"}.isdisjoint(names)
+
+    def begin(self, spans: Spans, given: tuple[Any, ...], options: dict[str, Any]) -> Span:
+        """Start the span of a call, and put its context among the call's options."""
+        place, payload = (
+            given[i] if i < len(given) else options.get(name) for i, name in enumerate(self._names)
+        )
+        span = spans.sending(self._operation, self._kind, place, payload, many=self._many)
+        if self._carries:
+            options["properties"] = spans.carried(options.get("properties"), span)
+        return span
+
+
+def traced(operation: str, verb: Verb, kind: SpanKind = _PRODUCER, *, many: bool = False) -> Verb:
+    """Make of a verb one that runs within a span, whose context travels in the properties.
+
+    many: the verb takes several bodies. One that takes no properties has a span all the same.
+    """
+    of_call = _Call(operation, verb, kind, many=many)
+
+    @wraps(verb)
+    def call(self: Any, *given: Any, **options: Any) -> Any:
+        with ending(of_call.begin(spans_of(self._link), given, options)):
+            return verb(self, *given, **options)
+
+    return cast("Verb", call)
+
+
+def handed_over(operation: str, verb: Verb) -> Verb:
+    """Make of a verb that returns before the confirm one with a span, which ends as it returns."""
+    of_call = _Call(operation, verb, _PRODUCER, many=False)
+
+    @wraps(verb)
+    def call(self: Any, *given: Any, **options: Any) -> Any:
+        with ending(of_call.begin(spans_of(self._link), given, options)):
+            return verb(self, *given, **options)
+
+    return cast("Verb", call)
+
+
+def of_stream(verb: Verb, *, many: bool = False) -> Verb:
+    """Make of a call on an object that stands for one stream one that runs within a span."""
+    of_call = _Call("publish", verb, _PRODUCER, many=many, named=False)
+
+    @wraps(verb)
+    def call(self: Any, *given: Any, **options: Any) -> Any:
+        spans = spans_of(self._link)
+        with ending(of_call.begin(spans, (self._stream, *given), options)):
+            return verb(self, *given, **options)
+
+    return cast("Verb", call)
+
+
+def of_step(verb: Verb) -> Verb:
+    """Make of what puts records into a step one whose records carry the context of its span."""
+
+    @wraps(verb)
+    def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        options["properties"] = spans_of(self._link).carried(options.get("properties"), self._span)
+        return verb(self, *arguments, **options)
+
+    return cast("Verb", call)
+
+
+class SyncTracedBulkPublisher(SyncBulkPublisher):
+    """A run of publishing in which each call has a span."""
+
+    publish_many = of_stream(SyncBulkPublisher.publish_many, many=True)
+    publish_batch = of_stream(SyncBulkPublisher.publish_batch)
+    publish_table = of_stream(SyncBulkPublisher.publish_table)
+
+
+class SyncTracedKeyView(SyncKeyView):
+    """The keys of a stream, with a span for each change of one."""
+
+    _change = of_stream(SyncKeyView._change)
+
+
+class SyncTracedSubscription(SyncSubscription):
+    """A subscription in which each batch that is handed over has a span."""
+
+    def _next(self, timeout_ms: int | None, before: int = NO_OFFSET) -> Batch | None:
+        batch = super()._next(timeout_ms, before)
+        if batch is not None:
+            spans_of(self._link).received(batch, self._reading.request.stream)
+        return batch
+
+
+class SyncTracedMember(SyncMember):
+    """A member of a group in which each batch that is handed over has a span."""
+
+    def _next(self, timeout_ms: int | None) -> HeldBatch | None:
+        batch = super()._next(timeout_ms)
+        if batch is not None:
+            asked = self._membership.asked
+            spans_of(self._link).received(batch, asked.stream, asked.group)
+        return batch
+
+
+class SyncTracedInbox(SyncInbox):
+    """An inbox in which messages that were sent together have a span as they are handed over."""
+
+    def _begin(self, delivered: HandoutBatch, batch: Batch) -> None:
+        super()._begin(delivered, batch)
+        place = self._view.mailbox.asked.mailbox or self._link.session.identity
+        spans_of(self._link).received(batch, place)
+
+
+class SyncTracedWorker(SyncWorker):
+    """A worker whose handlers run within the spans of their requests."""
+
+    def start(
+        self, handler: Callable[[SyncRequest], Any], on_error: OnError, delay_ms: int
+    ) -> HandlerRun:
+        """Start the threads that run a handler, each request within its span."""
+        handler = within_span(spans_of(self._link).working, handler)
+        return super().start(handler, on_error, delay_ms)
+
+
+class SyncTracedStep(SyncAtomicStep):
+    """A step with a span from its making to its end, whose context its records carry."""
+
+    __slots__ = ("_span",)
+
+    def __init__(self, link: ThreadLink, confirm: ConfirmAt = "default", key: bytes = b"") -> None:
+        """See SyncClient.atomic()."""
+        super().__init__(link, confirm, key)
+        self._span = spans_of(link).start("atomic", _PRODUCER)
+
+    publish = of_step(SyncAtomicStep.publish)
+    publish_many = of_step(SyncAtomicStep.publish_many)
+    send = of_step(SyncAtomicStep.send)
+    request = of_step(SyncAtomicStep.request)
+
+    def commit(self, timeout_ms: Wait = "default") -> Confirmation | None:
+        """Have it taken, and wait for the confirm; see SyncAtomicStep.commit()."""
+        with ending(self._committing()):
+            return super().commit(timeout_ms)
+
+    def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation]:
+        """Put it on its way; the span ends with that. See SyncAtomicStep.commit_nowait()."""
+        with ending(self._committing()):
+            return super().commit_nowait(timeout_ms)
+
+    def _committing(self) -> Span:
+        """Take the span, which the commit ends, whatever gives the step up meanwhile."""
+        span, self._span = self._span, INVALID_SPAN
+        if self.count:
+            span.set_attribute("messaging.batch.message_count", self.count)
+        return span
+
+    def give_up(self) -> None:
+        """Give the step up: nothing of it happens."""
+        super().give_up()
+        self._span.end()
+        self._span = INVALID_SPAN
+
+
+class SyncTracedClient(SyncClient):
+    """A client whose calls and arrivals have spans of OpenTelemetry."""
+
+    _subscription_type = SyncTracedSubscription
+    _keys_type = SyncTracedKeyView
+    _inbox_type = SyncTracedInbox
+    _worker_type = SyncTracedWorker
+    _member_type = SyncTracedMember
+    _step_type = SyncTracedStep
+
+    def __init__(self, tracing: Tracing, *settings: Any, **options: Any) -> None:
+        """The rest as Client()."""
+        super().__init__(*settings, **options)
+        session = self._session
+        self._link.spans = tracing.spans.connected(
+            self.settings.endpoints, lambda: session.identity
+        )
+        for log in (LOG, LINK_LOG):
+            log.addFilter(TRACE_IDS)
+
+    publish = traced("publish", SyncClient.publish)
+    publish_nowait = handed_over("publish", SyncClient.publish_nowait)
+    publish_many = traced("publish", SyncClient.publish_many, many=True)
+    publish_batch = traced("publish", SyncClient.publish_batch)
+    publish_arrow = traced("publish", SyncClient.publish_arrow)
+    publish_table = traced("publish", SyncClient.publish_table)
+    send = traced("send", SyncClient.send)
+    send_nowait = handed_over("send", SyncClient.send_nowait)
+    send_many = traced("send", SyncClient.send_many, many=True)
+    request = traced("request", SyncClient.request, _CLIENT)
+    submit = traced("submit", SyncClient.submit)
+
+    def publisher(
+        self,
+        stream: str,
+        *,
+        confirm: ConfirmAt = "default",
+        keep: bool = True,
+        timeout_ms: Wait = "default",
+    ) -> SyncBulkPublisher:
+        """A run of publishing in which each call has a span; see SyncClient.publisher()."""
+        return self._window(stream, confirm, timeout_ms, keep, SyncTracedBulkPublisher)
+
+    def requests(self, service: str, body: Any, **options: Any) -> Generator[Reply, None, None]:
+        """Ask a service for several replies, within one span; see SyncClient.requests()."""
+        spans = spans_of(self._link)
+        span = spans.sending("request", _CLIENT, service, body, many=False)
+        options["properties"] = spans.carried(options.get("properties"), span)
+        try:
+            replies = super().requests(service, body, **options)
+        except BaseException:
+            with ending(span):
+                raise
+        return self._spanned(span, replies)
+
+    def _spanned(
+        self, span: Span, replies: Generator[Reply, None, None]
+    ) -> Generator[Reply, None, None]:
+        with ending(span):
+            yield from replies

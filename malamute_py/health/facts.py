@@ -1,0 +1,44 @@
+"""Facts about the broker and its things at one time, as clients are given them.
+
+Owns the form in which the HTTP side and the command line hand facts to the judgements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from malamute_py.client.facts import (
+    CursorFacts,
+    GroupFacts,
+    MailboxFacts,
+    ServiceFacts,
+    StreamFacts,
+)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The broker's answer to BROKER_INFO, as one map; empty when it did not answer."""
+
+    broker: dict[str, Any]
+    reason: str = ""
+    """Why the broker did not answer."""
+    silent_s: float = 0.0
+    """Time since the last answer of the broker, or since SELDOM_S before the first question
+    without an answer where that is less; 0 as well while it never answered."""
+
+
+@dataclass(frozen=True)
+class Everything:
+    """All that the metrics are made of."""
+
+    facts: Facts
+    asked_s: float = 0.0
+    streams: list[StreamFacts] = field(default_factory=list)
+    stream_details: dict[str, StreamFacts] = field(default_factory=dict)
+    """Details of the streams that have a label of their own."""
+    mailboxes: list[MailboxFacts] = field(default_factory=list)
+    services: list[ServiceFacts] = field(default_factory=list)
+    cursors: list[CursorFacts] = field(default_factory=list)
+    groups: list[GroupFacts] = field(default_factory=list)

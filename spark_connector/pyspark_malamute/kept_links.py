@@ -1,0 +1,131 @@
+"""Links of one process between its tasks: who uses each, and when an unused one is closed.
+
+Owns which links there are, and the thread that closes idle ones. The rules: a link that is in use
+is never closed as idle; the thread runs only while a link is idle; the child of a fork begins
+without links, since the sockets are its parent's; the end of the process closes them all.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeAlias
+
+from malamute_protocol.errors import MalamuteError
+from malamute_py.client.sync.client import SyncClient
+
+Key: TypeAlias = tuple[Any, ...]
+
+IDLE_S: Final = 30.0
+"""Time after which an unused link is closed. *Spark ends a worker that was idle for a minute
+without running any more of its code: by then the broker has been told goodbye."""
+
+
+class KeptLinks:
+    """Links by key, for any thread."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """clock, sleep: in seconds; the tests have their own."""
+        self._clock = clock
+        self._sleep = sleep
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin without links, as in the child of a fork; none is closed."""
+        self._lock = threading.Lock()
+        self._links: dict[Key, SyncClient] = {}
+        self._users: dict[Key, int] = {}
+        """Uses of each key that have not ended; its link may still have to be made."""
+        self._idle_since_s: dict[Key, float] = {}
+        """Times at which the last use of each link ended."""
+        self._watched = False
+
+    def get(self, key: Key) -> SyncClient | None:
+        """The link of a key."""
+        return self._links.get(key)
+
+    def put(self, key: Key, link: SyncClient) -> None:
+        """Keep a link."""
+        self._links[key] = link
+
+    def drop(self, key: Key) -> None:
+        """Close the link of a key, if there is one."""
+        _close(self._links.pop(key, None))
+
+    def close(self) -> None:
+        """Close all links."""
+        while self._links:
+            _close(self._links.popitem()[1])
+
+    @contextlib.contextmanager
+    def in_use(self, key: Key) -> Iterator[None]:
+        """Keep the link of a key from being closed as idle while the body runs."""
+        self.acquire(key)
+        try:
+            yield
+        finally:
+            self.release(key)
+
+    def acquire(self, key: Key) -> None:
+        """Begin a use, which release() ends."""
+        with self._lock:
+            self._users[key] = self._users.get(key, 0) + 1
+            self._idle_since_s.pop(key, None)
+
+    def release(self, key: Key) -> None:
+        """End a use."""
+        with self._lock:
+            self._users[key] -= 1
+            if self._users[key]:
+                return
+            del self._users[key]
+            if key in self._links:
+                self._idle_since_s[key] = self._clock()
+                self._watch()
+
+    def close_idle(self) -> float | None:
+        """Close what was idle for IDLE_S.
+
+        Returns the seconds until that may be true of another link; None: none is idle.
+        """
+        with self._lock:
+            now_s = self._clock()
+            over = [key for key, since_s in self._idle_since_s.items() if now_s >= since_s + IDLE_S]
+            idle = [self._links.pop(key, None) for key in over]
+            for key in over:
+                del self._idle_since_s[key]
+            self._watched = bool(self._idle_since_s)
+            first_s = min(self._idle_since_s.values(), default=None)
+        for link in idle:
+            _close(link)
+        return None if first_s is None else first_s + IDLE_S - now_s
+
+    def _watch(self) -> None:
+        if not self._watched:
+            self._watched = True
+            threading.Thread(target=self._run, name="malamute-idle", daemon=True).start()
+
+    def _run(self) -> None:
+        while (wait_s := self.close_idle()) is not None:
+            self._sleep(wait_s)
+
+
+def _close(link: SyncClient | None) -> None:
+    if link is not None:
+        with contextlib.suppress(MalamuteError):
+            link.close()
+
+
+KEPT: Final = KeptLinks()
+"""Links of this process."""
+
+os.register_at_fork(after_in_child=KEPT.forget)
+atexit.register(KEPT.close)

@@ -1,0 +1,194 @@
+"""Windowed statistics of a stream by subject, published as a stream.
+
+Owns the query and what it publishes. The rules: a window is published once, when the watermark has
+passed its end; the results of a batch are kept before they are published, so that a batch that is
+run again after a death publishes the same ones, whatever the order in which Spark adds numbers.
+Source: ARCHITECTURE.md, The archive and the other pipelines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pyspark_malamute.errors import MalamuteSourceError, OptionError
+from pyspark_malamute.foreach_batch import write_batch
+from pyspark_malamute.pipelines.folder import Folder
+from pyspark_malamute.pipelines.given import of_source
+
+OBSERVED: Final = "malamute"
+"""Name of the figures in the query's progress that count records without a value or a time."""
+_LINKING: Final = frozenset(
+    ("endpoint", "user", "password", "curveServerKey", "curvePublicKey", "curveSecretKey",
+     "connectTimeoutMs", "requestTimeoutMs", "brokerOutageMs")
+)  # fmt: skip
+"""Options of the source that the sink takes as well."""
+_SETTINGS: Final = "malamute.json"
+
+
+def aggregate(
+    spark: SparkSession,
+    into: str,
+    checkpoint: str,
+    *,
+    field: str = "",
+    column: str = "",
+    window: str = "1 minute",
+    slide: str = "",
+    watermark: str = "10 seconds",
+    time: str = "client_time",
+    follow: bool = False,
+    every_ms: int = 1_000,
+    **options: Any,
+) -> StreamingQuery:
+    """Publish count, min, max, mean, first and last by subject and window; return the query.
+
+    into: the stream of the results, a JSON object each, under the subject, with the window's end as
+    client time. checkpoint: directory of the query's state. field: name of the field with the
+    number; column: name of the column of a typed stream; neither: the body is the number, as text.
+    window, slide, watermark: durations as Spark writes them; a window is published when the
+    watermark, which is that much behind the latest time, has passed its end. time: client_time or
+    append_time. follow: go on with what comes. options: of the source.
+    Raises OptionError, SourceUnavailable.
+    """
+    given = _given(options, field, column)
+    settings: dict[str, object] = {
+        "into": into, "field": field, "column": column, "window": window,
+        "slide": slide or window, "watermark": watermark, "time": time,
+    }  # fmt: skip
+    folder = Folder(spark, checkpoint)
+    _hold(folder, settings)
+    source = dict(given)
+    if "startingTimestamp" not in source:
+        source.setdefault("startingOffsets", "earliest")
+    columns = ["offset", "subject", time]
+    if column:
+        source["columns"] = ",".join([*columns, column])
+    elif field:
+        source["columns"] = ",".join([*columns, field])
+    else:
+        source["columns"] = ",".join([*columns, "body"])
+    frame = spark.readStream.format("malamute").options(**source).load()
+    rows = numbers(frame, field or column, time)
+    counted = rows.observe(
+        OBSERVED,
+        sf.count(sf.lit(1)).alias("records"),
+        sf.count_if(sf.col("value").isNull()).alias("without_value"),
+        sf.count_if(sf.col("time").isNull()).alias("without_time"),
+    )
+    results = statistics(counted.withWatermark("time", watermark), window, slide or window)
+    sink = {name: text for name, text in given.items() if name in _LINKING}
+    publisher = _Publisher(folder, {**sink, "stream": into})
+    writer = (
+        results.writeStream.outputMode("append")
+        .foreachBatch(publisher.publish_batch)
+        .queryName(f"aggregate into {into}")
+        .option("checkpointLocation", f"{folder.uri}/query")
+    )
+    if follow:
+        return writer.trigger(processingTime=f"{every_ms} milliseconds").start()
+    return writer.trigger(availableNow=True).start()
+
+
+def numbers(frame: DataFrame, name: str, time: str) -> DataFrame:
+    """Columns subject, time, offset and value of each record; name: of the number; "": the body."""
+    number = sf.col(name) if name else sf.col("body").cast("string")
+    return frame.select("subject", sf.col(time).alias("time"), "offset",
+                        number.try_cast("double").alias("value"))  # fmt: skip
+
+
+def statistics(rows: DataFrame, window: str, slide: str) -> DataFrame:
+    """The results by subject and window; records without a value or a time are in none."""
+    place = sf.struct("time", "offset")
+    value = sf.col("value")
+    return (
+        rows.where("value is not null and time is not null")
+        .groupBy("subject", sf.window("time", window, slide))
+        .agg(
+            sf.count(value).alias("count"),
+            sf.min(value).alias("min"),
+            sf.max(value).alias("max"),
+            sf.mean(value).alias("mean"),
+            sf.min_by(value, place).alias("first"),
+            sf.max_by(value, place).alias("last"),
+        )
+    )
+
+
+def records(results: DataFrame) -> DataFrame:
+    """The results as rows of the sink."""
+    fields: list[Column] = [
+        _iso("window.start").alias("start"), _iso("window.end").alias("end"),
+        *(sf.col(name) for name in ("count", "min", "max", "mean", "first", "last")),
+    ]  # fmt: skip
+    return results.select(
+        "subject",
+        sf.col("window.end").alias("client_time"),
+        sf.to_json(sf.struct(*fields)).alias("body"),
+    )
+
+
+class _Publisher:
+    """Publishes the results of each batch once: what foreachBatch calls."""
+
+    def __init__(self, folder: Folder, sink: Mapping[str, str]) -> None:
+        self._folder = folder
+        self._sink = sink
+
+    def publish_batch(self, results: DataFrame, batch_id: int) -> None:
+        """Keep the results of a batch, and publish what is kept."""
+        place = f"results/batch={batch_id}"
+        there = {file.path.rpartition("/")[2] for file in self._folder.files(place)}
+        if "_SUCCESS" in there:
+            # Spark asks for the new state of every partition, whatever is done with the rows.
+            results.write.format("noop").mode("overwrite").save()
+        else:
+            kept = records(results).coalesce(1).write.mode("overwrite")
+            kept.parquet(f"{self._folder.uri}/{place}")
+        spark = results.sparkSession
+        rows = spark.read.schema(records(results).schema).parquet(f"{self._folder.uri}/{place}")
+        # One partition in one order: the sink compares what comes again with what it published.
+        ordered = rows.coalesce(1).sortWithinPartitions("client_time", "subject")
+        write_batch(ordered, batch_id, **self._sink)
+        self._folder.remove(f"results/batch={batch_id - 2}")
+
+
+def _iso(name: str) -> Column:
+    text = sf.date_format(sf.to_utc_timestamp(sf.col(name), sf.current_timezone()),
+                          "yyyy-MM-dd'T'HH:mm:ss.SSS")  # fmt: skip
+    return sf.concat(text, sf.lit("Z"))
+
+
+def _given(options: Mapping[str, Any], field: str, column: str) -> dict[str, str]:
+    """The options under their own names, with what the value needs. Raises OptionError."""
+    given = of_source(options)
+    if field and column:
+        raise OptionError("field", "and column both name the number; give only one of them")
+    for name in ("columns", "fieldColumns", "bodyType"):
+        if name in given:
+            raise OptionError(name, "follows from field and column; remove it")
+    if field:
+        given["fieldColumns"] = field
+    if column:
+        given["bodyType"] = "typed"
+    return given
+
+
+def _hold(folder: Folder, settings: Mapping[str, object]) -> None:
+    """Raise MalamuteSourceError: the checkpoint was begun with other settings."""
+    try:
+        before = msgspec.json.decode(folder.read(_SETTINGS), type=dict[str, object])
+    except FileNotFoundError:
+        folder.create(_SETTINGS, msgspec.json.encode(settings))
+        return
+    changed = next((name for name in settings if settings[name] != before.get(name)), None)
+    if changed is not None:
+        raise MalamuteSourceError(
+            f"the checkpoint {folder.uri} was begun with {changed} {before.get(changed)!r}, and "
+            f"this run has {settings[changed]!r}. Put the old one back, or begin another checkpoint"
+        )

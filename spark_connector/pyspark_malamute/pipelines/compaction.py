@@ -1,0 +1,119 @@
+"""Small files of an archive made into larger ones, while it is read and written.
+
+Owns which files are taken together, and when those before them are removed from disk. The rules:
+the new files take the place of the old ones in one entry of the log, so that a reader has a record
+once; an old file stays on disk for those who read it; files of runs that were killed go as well.
+Source: ARCHITECTURE.md, The archive.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from pyspark.sql import SparkSession
+
+from pyspark_malamute.pipelines.archive_log import (
+    ArchivedFile,
+    ArchiveError,
+    ArchiveLog,
+    Entry,
+    State,
+)
+from pyspark_malamute.pipelines.archiving import PARTITIONS, clock_ms, write_files
+from pyspark_malamute.pipelines.folder import Folder, FoundFile
+from pyspark_malamute.pipelines.reading import opened, rows_of
+
+_ROUND_FILES: int = 2_000
+"""Files that one job takes together, about."""
+
+
+class Compacted(NamedTuple):
+    """Outcome of a compaction."""
+
+    files_before: int
+    files: int
+    bytes: int
+    removed: int
+    """Files that were removed from disk."""
+
+
+def compact(
+    spark: SparkSession, path: str, *, target_bytes: int = 128 << 20, keep_ms: int = 24 * 3_600_000
+) -> Compacted:
+    """Make larger files of an archive's small ones.
+
+    target_bytes: most bytes of the files that become one. keep_ms: how long a file stays on disk
+    that the archive no longer has; a reader may take that long.
+    Raises ArchiveError: there is no archive, or another compaction is under way.
+    """
+    folder, state = opened(spark, path)
+    log = ArchiveLog(folder, clock_ms)
+    before = len(state.files)
+    while groups := gathered(state.files.values(), target_bytes):
+        state = _made(spark, folder, log, state, groups)
+    removed = 0
+    for file in spare(state, folder.files(), clock_ms() - keep_ms):
+        folder.remove(file)
+        removed += 1
+    log.tidy()
+    return Compacted(before, len(state.files), state.bytes, removed)
+
+
+def gathered(files: Iterable[ArchivedFile], target_bytes: int) -> list[list[ArchivedFile]]:
+    """Groups of files of one partition that become one file each; none when all is done."""
+    partitions: dict[str, list[ArchivedFile]] = defaultdict(list)
+    for file in files:
+        partitions[file.partition].append(file)
+    groups: list[list[ArchivedFile]] = []
+    for _, found in sorted(partitions.items()):
+        size, group = 0, []
+        # The smallest first: as many as possible become one.
+        for file in sorted(found, key=lambda each: (each.bytes, each.path)):
+            size += file.bytes
+            if size > target_bytes:
+                break
+            group.append(file)
+        if len(group) > 1:
+            groups.append(group)
+            if sum(map(len, groups)) >= _ROUND_FILES:
+                break
+    return groups
+
+
+def spare(state: State, found: Iterable[FoundFile], before_ms: int) -> list[str]:
+    """Files on disk that the archive has not, and has not had since a time."""
+    return [
+        file.path
+        for file in found
+        if file.path.startswith("batch=")
+        and file.path not in state.files
+        and state.removed.get(file.path, file.changed_ms) < before_ms
+    ]
+
+
+def _made(
+    spark: SparkSession,
+    folder: Folder,
+    log: ArchiveLog,
+    state: State,
+    groups: list[list[ArchivedFile]],
+) -> State:
+    """Replace the groups, each by one file."""
+    old = [file.path for group in groups for file in group]
+    rows = rows_of(spark, folder, state, old)
+    ordered = rows.repartition(min(len(groups), 200), *PARTITIONS).sortWithinPartitions(
+        *PARTITIONS, "stream", "offset"
+    )
+    new = write_files(folder, ordered, state.settings)
+    left = rows_of(spark, folder, state, [file.path for file in new]).count()
+    if left != rows.count():
+        raise ArchiveError(f"a compaction of {folder.uri} lost rows; the archive is as it was")
+
+    def entry(newest: State | None) -> Entry:
+        if newest is None or any(path not in newest.files for path in old):
+            raise ArchiveError(f"another compaction of {folder.uri} is under way; let it end")
+        return log.entry(newest, add=new, remove=old)
+
+    return log.commit(entry)

@@ -1,0 +1,116 @@
+"""An archive as a DataFrame, and the archive and the log as one history.
+
+Owns the seam between the two. The rules: the archive has what lies before its position and the log
+is read from there on, so that no record is there twice and none is missing; where the log begins
+behind the position, the gap is told by its offsets. Source: ARCHITECTURE.md, The archive.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import DateType, StringType, StructField, StructType
+
+from pyspark_malamute.links import Broker
+from pyspark_malamute.offsets import check_stream, read_offsets
+from pyspark_malamute.options import SourceOptions, parse_options
+from pyspark_malamute.pipelines.archive_log import ArchiveError, ArchiveLog, Settings, State
+from pyspark_malamute.pipelines.archiving import clock_ms, partitioned, with_stream
+from pyspark_malamute.pipelines.folder import Folder
+from pyspark_malamute.pipelines.given import texts
+from pyspark_malamute.planning import ask_plan, check_plan
+from pyspark_malamute.streams import find_streams
+
+LOG: Final = logging.getLogger("pyspark_malamute")
+
+
+def read_archive(spark: SparkSession, path: str) -> DataFrame:
+    """The archived records: the source's columns, `stream`, and `date` and `subject_tokens`.
+
+    A filter on these two leaves out files. Raises ArchiveError: there is no archive.
+    """
+    folder, state = opened(spark, path)
+    return rows_of(spark, folder, state, [*state.files])
+
+
+def history(spark: SparkSession, path: str, **options: Any) -> DataFrame:
+    """All records of an archive's streams: those archived, and those in the log after them.
+
+    options: of the link to the broker, such as endpoint and user, and failOnDataLoss: with false,
+    records that are in neither are logged, not refused.
+    Raises DataLoss: records between archive and log are gone. Raises CheckpointMismatch: a stream
+    was recreated. Raises ArchiveError, OptionError, SourceUnavailable.
+    """
+    folder, state = opened(spark, path)
+    for gap in state.gaps:
+        LOG.warning("malamute archive %s: %s were gone before they were archived", folder.uri, gap)
+    archived = rows_of(spark, folder, state, [*state.files])
+    given = {**texts(options), **state.settings.selection}
+    if state.settings.columns:
+        given["columns"] = state.settings.columns
+    _check_seam(state, parse_options(given))
+    if state.position:
+        given["startingOffsets"] = json.dumps(state.reached)
+    log = spark.read.format("malamute").options(**given).load()
+    columns = StructType.fromJson(json.loads(state.settings.schema)).fieldNames()
+    recent = with_stream(log, state.settings.selection).select(*columns)
+    return archived.unionByName(partitioned(recent, state.settings))
+
+
+def opened(spark: SparkSession, path: str) -> tuple[Folder, State]:
+    """An archive's directory and its newest state. Raises ArchiveError."""
+    folder = Folder(spark, path)
+    state = ArchiveLog(folder, clock_ms).load()
+    if state is None:
+        raise ArchiveError(
+            f"there is no archive at {folder.uri}: `malamute spark archive STREAM {path}` makes one"
+        )
+    return folder, state
+
+
+def rows_of(spark: SparkSession, folder: Folder, state: State, paths: list[str]) -> DataFrame:
+    """The records of some files of an archive."""
+    schema = _schema(state.settings)
+    if not paths:
+        return spark.createDataFrame([], schema)
+    found = (
+        spark.read.schema(StructType([*schema, StructField("batch", StringType())]))
+        .option("basePath", folder.uri)
+        .parquet(*(f"{folder.uri}/{_escaped(each)}" for each in paths))
+    )
+    return found.drop("batch")
+
+
+def _schema(settings: Settings) -> StructType:
+    rows = StructType.fromJson(json.loads(settings.schema))
+    return StructType(
+        [
+            *(StructField(field.name, field.dataType) for field in rows),
+            StructField("date", DateType()),
+            StructField("subject_tokens", StringType()),
+        ]
+    )
+
+
+def _escaped(path: str) -> str:
+    """The path as Spark's reader takes it: characters of a glob stand for themselves."""
+    return "".join(f"\\{letter}" if letter in "*?[]{}\\" else letter for letter in path)
+
+
+def _check_seam(state: State, options: SourceOptions) -> None:
+    """Raise DataLoss or CheckpointMismatch where the log does not go on from the archive."""
+    broker = Broker(options)
+    try:
+        found = find_streams(broker, options)
+        positions = read_offsets(state.position, options) if state.position else {}
+        for name, at in positions.items():
+            if name in found:
+                of = options.of(name)
+                plan = ask_plan(broker, of, at.offset, at.epoch)
+                check_stream(at, plan.stream.hex(), of)
+                check_plan(broker, of, plan, at.offset, at.epoch)
+    finally:
+        broker.close()

@@ -1,0 +1,280 @@
+"""An archive back into a stream, in the order of time.
+
+Owns the plan of a replay and its pace. The rules: a replay has a name, and its plan is kept in the
+archive when it begins, so that a run that goes on has the same rows in the same steps; each step is
+published once, by the sink; the broker's stream of commits says how far the replay is.
+Source: ARCHITECTURE.md, The archive and the other pipelines.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time as clock
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from pyspark_malamute import links, sink
+from pyspark_malamute.errors import OptionError
+from pyspark_malamute.pipelines.archive_log import ArchiveError, State
+from pyspark_malamute.pipelines.archiving import day
+from pyspark_malamute.pipelines.folder import Folder
+from pyspark_malamute.pipelines.given import texts
+from pyspark_malamute.pipelines.reading import opened, rows_of
+from pyspark_malamute.sink_commits import BatchName, CommitRecord
+from pyspark_malamute.sink_options import SinkOptions, parse_sink_options
+from pyspark_malamute.sink_task import Written, linked, write_partition
+
+STEP_ROWS: Final = 500_000
+PACED_ROWS: Final = 50_000
+"""Rows of a step, about; those of a paced one are held in the driver."""
+_BUCKETS: Final = 100_000
+TICK_MS: Final = 100
+"""Records of a paced replay that are due within this time are published together."""
+_EVER: Final = 1 << 53
+_ORDER: Final = ("at_ms", "stream", "offset", "date")
+"""Columns by which rows are found and put in order, which are not published."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """A replay as it was begun."""
+
+    settings: dict[str, Any]
+    reached: dict[str, int]
+    """Stream -> offset; the replay has what lies before."""
+    steps: list[tuple[int, int, int]]
+    """First time, end of times and records of each step, in milliseconds."""
+    tick_ms: int = 0
+    """Records within this time of the archive are published together; 0: all of a step."""
+
+
+class Replayed(NamedTuple):
+    """How far a replay is."""
+
+    steps: int
+    steps_done: int
+    records: int
+    records_done: int
+    time_ms: int
+    """Time up to which the archive's records are published."""
+    late_ms: int
+    """How much later than its pace asks for the newest tick was published."""
+
+
+def replay(
+    spark: SparkSession,
+    path: str,
+    into: str,
+    *,
+    name: str,
+    pace: float | None = None,
+    by: str = "",
+    start_ms: int | None = None,
+    end_ms: int | None = None,
+    told: Callable[[Replayed], None] | None = None,
+    **options: Any,
+) -> Replayed:
+    """Publish the records of an archive into a stream, each once, and return when that is done.
+
+    into: the stream. name: of the replay; run again with it, a replay goes on where it was. pace:
+    factor of the original pace; None: as fast as possible. by: append_time or client_time, the
+    time by which records are in order and paced; a record without client time has its append time;
+    default: the archive's date_of. start_ms, end_ms: times, the end exclusive. told: is called with
+    the progress. options: of the sink.
+    Raises ArchiveError: there is no archive, or the replay was begun otherwise. Raises OptionError,
+    SourceUnavailable, BatchChanged.
+    """
+    folder, state = opened(spark, path)
+    by = by or state.settings.date_of
+    if by not in ("append_time", "client_time"):
+        raise OptionError("by", f"{by!r} is neither append_time nor client_time", "sink")
+    if pace is not None and not 0 < pace < 1e9:
+        raise OptionError("pace", f"{pace} is no factor above 0", "sink")
+    given = {**texts(options), "stream": into, "sinkId": name}
+    sink_options = parse_sink_options(given, streaming=False)
+    rows = _rows(rows_of(spark, folder, state, [*state.files]), state, by)
+    settings = {"into": into, "by": by, "start_ms": start_ms, "end_ms": end_ms}
+    tick_ms = 0 if pace is None else max(1, round(TICK_MS * pace))
+    plan = _planned(folder, state, rows, name, settings, tick_ms)
+    run = _Run(rows, plan, sink_options, given, told or (lambda _: None))
+    return run.go(pace)
+
+
+class _Run:
+    """A run of a replay."""
+
+    def __init__(
+        self,
+        rows: DataFrame,
+        plan: Plan,
+        options: SinkOptions,
+        given: Mapping[str, str],
+        told: Callable[[Replayed], None],
+    ) -> None:
+        self._rows = rows
+        self._plan = plan
+        self._options = options
+        self._given = given
+        self._told = told
+        self._first_ms = 0
+        self._began_s = 0.0
+        self._late_ms = 0
+
+    def go(self, pace: float | None) -> Replayed:
+        """Publish the steps that are not published yet."""
+        done = self._done()
+        if done < len(self._plan.steps):
+            self._first_ms = self._plan.steps[done][0]
+            self._began_s = clock.monotonic()
+        progress = self._progress(done)
+        self._told(progress)
+        for number in range(done, len(self._plan.steps)):
+            if pace is None:
+                self._publish(number)
+            else:
+                self._publish_paced(number, pace)
+            progress = self._progress(number + 1)
+            self._told(progress)
+        return progress
+
+    def _done(self) -> int:
+        """How many steps are published: they are in order, each with a commit."""
+        mine = self._options.named(f"spark-{self._options.sink_id}-replay")
+        try:
+            with links.explained(mine, "read what is published"):
+                client = linked(mine)
+                if not client.list_streams(mine.commit_stream):
+                    return 0
+                with client.subscribe(
+                    mine.commit_stream, f"{mine.sink_id}.*.commit", start="earliest",
+                    until="tail", visibility="durable", timeout_ms=mine.request_timeout_ms,
+                ) as reading:  # fmt: skip
+                    found = (msgspec.json.decode(each.body, type=CommitRecord) for each in reading)
+                    return max((record.batch + 1 for record in found), default=0)
+        finally:
+            links.drop(mine)
+
+    def _progress(self, done: int) -> Replayed:
+        steps = self._plan.steps
+        return Replayed(
+            len(steps), done, sum(step[2] for step in steps), sum(step[2] for step in steps[:done]),
+            steps[done - 1][1] if done else 0, self._late_ms,
+        )  # fmt: skip
+
+    def _step(self, number: int) -> DataFrame:
+        """The rows of a step in their order, in one partition."""
+        begin, end, _ = self._plan.steps[number]
+        of = sf.lit(None)
+        for stream, offset in self._plan.reached.items():
+            of = sf.when(sf.col("stream") == stream, sf.lit(offset)).otherwise(of)
+        found = self._rows.where(
+            (sf.col("at_ms") >= begin) & (sf.col("at_ms") < end) & (sf.col("offset") < of)
+        )
+        if "date" in found.columns:
+            # Spark leaves out the files of other days.
+            days = [day(sf.timestamp_millis(sf.lit(at))) for at in (begin, end - 1)]
+            found = found.where(sf.col("date").between(*days))
+        return found.repartition(1).sortWithinPartitions("at_ms", "stream", "offset")
+
+    def _publish(self, number: int) -> None:
+        frame = self._step(number).drop(*_ORDER)
+        writer = frame.write.format("malamute").mode("append")
+        writer.options(**self._given, batchId=str(number)).save()
+
+    def _publish_paced(self, number: int, pace: float) -> None:
+        """Publish the records of a step when they are due, from this process."""
+        batch = BatchName(self._options.sink_id, number)
+        messages: list[Written] = []
+        for partition, (at_ms, rows) in enumerate(_ticks(self._step(number), self._plan.tick_ms)):
+            due_s = (at_ms - self._first_ms) / 1000 / pace
+            wait_s = self._began_s + due_s - clock.monotonic()
+            if wait_s > 0:
+                clock.sleep(wait_s)
+            self._late_ms = max(0, round(-wait_s * 1000))
+            messages.append(write_partition(self._options, batch, partition, iter(rows)))
+        sink.commit(self._options, messages)
+
+
+def _ticks(frame: DataFrame, tick_ms: int) -> Iterator[tuple[int, list[Any]]]:
+    """(time of the first, Arrow batches) of the records that are published together.
+
+    The cuts follow from the records' times alone, so that a run that goes on has the same ones.
+    """
+    import numpy as np
+
+    table: Any = frame.toArrow()
+    times = table.column("at_ms").to_numpy()
+    rows = table.select(
+        [name for name in table.column_names if name not in _ORDER]
+    ).combine_chunks()
+    ticks = times // tick_ms
+    bounds = [0, *(np.flatnonzero(np.diff(ticks)) + 1).tolist(), len(ticks)]
+    for begin, end in itertools.pairwise(bounds):
+        if end > begin:
+            yield int(times[begin]), rows.slice(begin, end - begin).to_batches()
+
+
+def _rows(frame: DataFrame, state: State, by: str) -> DataFrame:
+    """The archive's rows as the sink takes them, and the time by which they are in order."""
+    if "body" not in frame.columns or frame.schema["body"].dataType.typeName() != "binary":
+        raise ArchiveError(
+            "the archive has no bodies of one blob each, and the sink writes no others: an archive "
+            "of a typed stream, or of lists, cannot be replayed"
+        )
+    at: Column = sf.col(by) if by == "append_time" else sf.coalesce(by, "append_time")
+    fields = state.settings.selection.get("fieldColumns", "")
+    kept = ["subject", "body", "client_time", "properties", "fields"]
+    columns = [name for name in kept if name in frame.columns]
+    if fields and "fields" not in columns:
+        raise ArchiveError(
+            "the archive has single fields (fieldColumns) and not the map of all: it cannot be "
+            "replayed whole"
+        )
+    dates = ["date"] if by == state.settings.date_of == "append_time" else []
+    return frame.select(*columns, "stream", "offset", *dates, sf.unix_millis(at).alias("at_ms"))
+
+
+def _planned(
+    folder: Folder, state: State, rows: DataFrame, name: str, settings: dict[str, Any], tick_ms: int
+) -> Plan:  # fmt: skip
+    """The plan of a replay, as it was begun or as it begins now. Raises ArchiveError."""
+    file = f"_replays/{name}.json"
+    try:
+        plan = msgspec.json.decode(folder.read(file), type=Plan)
+    except FileNotFoundError:
+        steps = _steps(rows, settings, PACED_ROWS if tick_ms else STEP_ROWS)
+        plan = Plan(settings, state.reached, steps, tick_ms)
+        folder.create(file, msgspec.json.encode(plan))
+        plan = msgspec.json.decode(folder.read(file), type=Plan)
+    settings = {**settings, "paced": tick_ms > 0}
+    before = {**plan.settings, "paced": plan.tick_ms > 0}
+    for key, value in settings.items():
+        if before.get(key) != value:
+            raise ArchiveError(
+                f"replay '{name}' was begun with {key} {before.get(key)!r}, and this run "
+                f"has {value!r}. Put the old one back, or give the replay another name"
+            )
+    return plan
+
+
+def _steps(rows: DataFrame, settings: Mapping[str, Any], most: int) -> list[tuple[int, int, int]]:
+    """Ranges of time that have about `most` records each."""
+    begin = -_EVER if settings["start_ms"] is None else settings["start_ms"]
+    end = _EVER if settings["end_ms"] is None else settings["end_ms"]
+    chosen = rows.where((sf.col("at_ms") >= begin) & (sf.col("at_ms") < end))
+    bounds = chosen.agg(sf.min("at_ms").alias("least"), sf.max("at_ms").alias("most")).first()
+    if bounds is None or bounds.least is None:
+        return []
+    width = max(1000, (bounds.most - bounds.least) // _BUCKETS + 1)
+    counted = chosen.groupBy(sf.floor((sf.col("at_ms") - bounds.least) / width).alias("bucket"))
+    steps: list[tuple[int, int, int]] = []
+    for bucket, count in sorted((row[0], row[1]) for row in counted.count().collect()):
+        first = bounds.least + bucket * width
+        if steps and steps[-1][2] + count <= most:
+            steps[-1] = (steps[-1][0], min(end, first + width), steps[-1][2] + count)
+        else:
+            steps.append((first, min(end, first + width), count))
+    return steps

@@ -1,0 +1,151 @@
+"""`malamute stream export` and `import`: ranges as files, and records that are there once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from malamute_protocol.encode import encode_lists
+from malamute_py import EmbeddedBroker
+from malamute_py.cli import importing
+from tests.cli.running import Run
+
+pa: Any = pytest.importorskip("pyarrow")
+
+
+@pytest.fixture
+def filled(broker: EmbeddedBroker, stream: str) -> str:
+    """Six records that have all that a record may have."""
+    with broker.connect_sync() as client:
+        for number in range(6):
+            client.publish(
+                stream, b"\xff%d" % number, subject=["a.even" if number % 2 else "a.odd", "k"],
+                fields={"n": str(number)}, client_time_ms=1_700_000_000_000 + number,
+                properties={"n": number}, expires_at_ms=4_000_000_000_000,
+            )  # fmt: skip
+    return stream
+
+
+def kept(m: Run, stream: str) -> list[Any]:
+    """All records of a stream, but for what a copy does not keep."""
+    found = m("sub", stream, "--start", "earliest", "--until-tail", "--json").ok().json_lines
+    return [{k: v for k, v in each.items() if k not in ("offset", "time")} for each in found]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_what_was_exported_is_imported_with_all_that_a_copy_keeps_and_once(
+    m: Run, filled: str, form: str, tmp_path: Path
+) -> None:
+    file, to = str(tmp_path / f"range.{form}"), f"{filled}-to"
+    told = m("stream", "export", filled, file).ok()
+    assert "6 records of 6 in the range" in told.err
+    assert m("stream", "import", to, file, "--json").ok().json["added"] == 6
+    assert kept(m, to) == kept(m, filled)
+    again = m("stream", "import", to, file, "--json").ok().json
+    assert (again["added"], again["known"]) == (0, 6)
+    assert len(kept(m, to)) == 6
+
+
+def test_both_forms_of_a_range_are_the_same_records(m: Run, filled: str, tmp_path: Path) -> None:
+    lines, table = str(tmp_path / "r.jsonl"), str(tmp_path / "r.parquet")
+    for file in (lines, table):
+        m("stream", "export", filled, file).ok()
+    m("stream", "import", f"{filled}-to", lines).ok()
+    assert m("stream", "import", f"{filled}-to", table, "--json").ok().json["known"] == 6
+
+
+def test_a_range_is_chosen_by_offset_time_and_pattern(m: Run, filled: str, tmp_path: Path) -> None:
+    file = tmp_path / "r.jsonl"
+
+    def offsets(*options: str) -> list[int]:
+        m("stream", "export", filled, str(file), *options).ok()
+        return [json.loads(line)["offset"] for line in file.read_text().splitlines()]
+
+    assert offsets("--from", "2", "--to", "4") == [2, 3]
+    assert offsets("a.even", "--from", "2") == [3, 5]
+    assert offsets(
+        "--by", "client", "--from", "2023-11-14T22:13:20.004Z", "--to", "2030-01-01"
+    ) == [4, 5]
+    assert offsets("--from", "6") == []
+
+
+def test_an_import_that_was_cut_off_goes_on_where_it_was(
+    m: Run, stream: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importing, "_ROWS", 10)
+    lines = [json.dumps({"body": str(number)}) for number in range(95)]
+    file = tmp_path / "r.jsonl"
+    file.write_text("\n".join([*lines[:50], "{", *lines[50:]]))
+    broken = m("stream", "import", stream, str(file))
+    assert broken.code == 1
+    assert "line 51" in broken.err
+    file.write_text("\n".join(lines))
+    told = m("stream", "import", stream, str(file), "--json").ok().json
+    assert told["added"] + told["known"] == 95
+    assert [each["body"] for each in kept(m, stream)] == list(map(str, range(95)))
+
+
+def test_another_stream_of_the_name_takes_the_records_anew(
+    m: Run, stream: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "r.jsonl"
+    file.write_text('{"body": "a"}\n')
+    m("stream", "import", stream, str(file)).ok()
+    m("stream", "rm", stream, "--yes").ok()
+    assert m("stream", "import", stream, str(file), "--json").ok().json["added"] == 1
+
+
+def test_a_ring_of_its_own_has_no_keys_and_takes_all_when_told(
+    m: Run, stream: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "r.jsonl"
+    file.write_text('{"body": "a"}\n')
+    m("stream", "create", stream, "--memory").ok()
+    refused = m("stream", "import", stream, str(file))
+    assert refused.code == 1
+    assert "--no-keys" in refused.err
+    for _ in range(2):
+        m("stream", "import", stream, str(file), "--no-keys").ok()
+    assert len(kept(m, stream)) == 2
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_bodies_of_several_parts_come_back_as_such(
+    m: Run, broker: EmbeddedBroker, stream: str, form: str, tmp_path: Path
+) -> None:
+    with broker.connect_sync() as client:
+        client.publish_batch(stream, encode_lists([[b"a", b""], [b"c"]], subject="s"))
+    file = str(tmp_path / f"r.{form}")
+    m("stream", "export", stream, file).ok()
+    m("stream", "import", f"{stream}-to", file).ok()
+    assert kept(m, f"{stream}-to") == kept(m, stream)
+
+
+def test_rows_of_a_typed_stream_keep_their_types_in_parquet(
+    m: Run, broker: EmbeddedBroker, stream: str, tmp_path: Path
+) -> None:
+    schema = pa.schema([("carrier", pa.string()), ("delay", pa.int32()), ("on", pa.date32())])
+    rows = [{"carrier": "AA", "delay": 4, "on": None}, {"carrier": "B", "delay": None, "on": None}]
+    with broker.connect_sync() as client:
+        for name in (stream, f"{stream}-to"):
+            client.create_stream(name, schema=schema)
+        client.publish_table(stream, pa.Table.from_pylist(rows, schema), subject="carrier")
+    file = str(tmp_path / "r.parquet")
+    m("stream", "export", stream, file).ok()
+    refused = m("stream", "import", f"{stream}-to", file)
+    assert (refused.code, "is typed" in refused.err) == (2, True)
+    m("stream", "import", f"{stream}-to", file, "--no-keys").ok()
+    assert kept(m, f"{stream}-to") == kept(m, stream)
+
+
+def test_a_file_whose_name_says_no_form_is_refused(m: Run, stream: str, tmp_path: Path) -> None:
+    file = tmp_path / "r.csv"
+    file.write_text("a")
+    assert ".jsonl" in m("stream", "export", stream, str(file)).err
+    assert m("stream", "import", stream, str(file)).code == 2
+    file = tmp_path / "r.parquet"
+    file.write_text("a")
+    assert "no Parquet file" in m("stream", "import", stream, str(file)).err

@@ -1,0 +1,129 @@
+"""Windowed statistics as a stream: equal to those computed by hand, and published once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from malamute_py.client.sync.client import SyncClient
+from pyspark_malamute.errors import MalamuteSourceError, OptionError
+from pyspark_malamute.pipelines import aggregate, aggregating, archive, read_archive, replay
+from pyspark_malamute.pipelines.archive_log import ArchiveError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
+
+
+@pytest.fixture
+def run(spark: SparkSession, endpoint: str, stream: str, tmp_path: Path) -> Callable[..., Any]:
+    """Aggregates what there is now."""
+
+    def go(**options: Any) -> Any:
+        given = {"endpoint": endpoint, "stream": stream, "field": "price", **options}
+        query = aggregate(spark, f"{stream}-bars", str(tmp_path / "checkpoint"), **given)
+        assert query.awaitTermination(180)
+        return query
+
+    return go
+
+
+def publish(client: SyncClient, stream: str, ticks: list[tuple[str, int, str]]) -> None:
+    """Ticks: (subject, seconds, price)."""
+    for subject, at_s, price in ticks:
+        client.publish(
+            stream, b"", subject=subject, client_time_ms=at_s * 1000, fields={"price": price}
+        )
+
+
+def bars(client: SyncClient, stream: str) -> list[dict[str, Any]]:
+    with client.subscribe(f"{stream}-bars", start="earliest", until="tail") as reading:
+        return [
+            {"subject": each.subject, "at_s": (each.client_time_ms or 0) // 1000,
+             **json.loads(each.body)}
+            for each in reading
+        ]  # fmt: skip
+
+
+def test_a_window_has_open_high_low_close_and_is_published_once_though_its_batch_runs_again(
+    client: SyncClient, stream: str, run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    publish(client, stream, [
+        ("A", 20, "3"), ("A", 10, "2"), ("A", 59, "1.5"), ("B", 30, "7"), ("A", 61, "4"),
+        ("A", 62, "none"), ("A", 200, "9"),
+    ])  # fmt: skip
+    publisher = aggregating._Publisher
+    whole = publisher.publish_batch
+
+    def dies(self: Any, results: Any, batch_id: int) -> None:
+        whole(self, results, batch_id)
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(publisher, "publish_batch", dies)
+        # The batch that moves the watermark, and the one that publishes what it closed.
+        for _ in range(2):
+            with pytest.raises(StreamingQueryException, match="ZeroDivisionError"):
+                run()
+    query = run()
+    assert bars(client, stream) == [
+        {"subject": "A", "at_s": 60, "start": "1970-01-01T00:00:00.000Z",
+         "end": "1970-01-01T00:01:00.000Z", "count": 3, "min": 1.5, "max": 3.0,
+         "mean": 6.5 / 3, "first": 2.0, "last": 1.5},
+        {"subject": "B", "at_s": 60, "start": "1970-01-01T00:00:00.000Z",
+         "end": "1970-01-01T00:01:00.000Z", "count": 1, "min": 7.0, "max": 7.0, "mean": 7.0,
+         "first": 7.0, "last": 7.0},
+        {"subject": "A", "at_s": 120, "start": "1970-01-01T00:01:00.000Z",
+         "end": "1970-01-01T00:02:00.000Z", "count": 1, "min": 4.0, "max": 4.0, "mean": 4.0,
+         "first": 4.0, "last": 4.0},
+    ]  # fmt: skip
+    assert query.exception() is None
+    publish(client, stream, [("B", 100, "1"), ("B", 300, "5")])
+    query = run()
+    told = query.recentProgress
+    assert sum(each.stateOperators[0].numRowsDroppedByWatermark for each in told) == 1
+    seen = [each.observedMetrics[aggregating.OBSERVED] for each in told if each.observedMetrics]
+    assert (sum(each.records for each in seen), len(bars(client, stream))) == (2, 4)
+
+
+def test_a_checkpoint_of_another_window_is_refused(
+    client: SyncClient, stream: str, run: Callable[..., Any]
+) -> None:
+    publish(client, stream, [("A", 20, "3")])
+    run()
+    with pytest.raises(MalamuteSourceError, match="begun with window '1 minute', and this run has"):
+        run(window="5 minutes")
+    with pytest.raises(OptionError, match=r"'field'.*only one"):
+        run(column="price")
+
+
+def test_a_typed_streams_column_is_aggregated_and_the_stream_archived_but_not_replayed(
+    spark: SparkSession, client: SyncClient, endpoint: str, stream: str, tmp_path: Path,
+    run: Callable[..., Any],
+) -> None:  # fmt: skip
+    columns: Any = [("carrier", pa.string()), ("delay", pa.int32())]
+    schema: Any = pa.schema(columns)
+    client.create_stream(stream, schema=schema)
+    at: Any = pa.timestamp("ms", "UTC")
+    wider = schema.append(pa.field("at", at))
+    ticks = [{"carrier": "AA", "delay": delay, "at": at_s * 1000}
+             for at_s, delay in ((10, 4), (20, 6), (90, 1))]  # fmt: skip
+    client.publish_table(stream, pa.Table.from_pylist(ticks, wider), client_time="at")
+    run(field="", column="delay")
+    assert [(bar["first"], bar["mean"], bar["last"]) for bar in bars(client, stream)] == [(4, 5, 6)]
+
+    path = str(tmp_path / "archive")
+    given: dict[str, Any] = {"endpoint": endpoint, "stream": stream, "bodyType": "typed"}
+    assert archive(spark, path, date_of="client_time", **given).awaitTermination(180)
+    found = read_archive(spark, path).select("offset", "carrier", "delay").collect()
+    assert sorted(map(tuple, found)) == [(0, "AA", 4), (1, "AA", 6), (2, "AA", 1)]
+    with pytest.raises(ArchiveError, match="an archive of a typed stream"):
+        replay(spark, path, "x", name="x", endpoint=endpoint)

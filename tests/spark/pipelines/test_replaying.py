@@ -1,0 +1,118 @@
+"""An archive back into a stream: in its order, at its pace, each record once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from malamute_py.client.sync.client import SyncClient
+from pyspark_malamute.pipelines import Replayed, archive, replay, replaying
+from pyspark_malamute.pipelines.archive_log import ArchiveError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
+
+COUNT = 60
+
+
+@pytest.fixture
+def archived(
+    spark: SparkSession, client: SyncClient, endpoint: str, stream: str, tmp_path: Path
+) -> str:
+    """An archive of records 50 ms apart by client time, published in another order."""
+    order = [*range(COUNT // 2, COUNT), *range(COUNT // 2)]
+    client.publish_many(
+        stream,
+        [b"%d" % number for number in order],
+        subject="a.b",
+        client_time_ms=[50 * number for number in order],
+        fields={"kind": "x"},
+    )
+    path = str(tmp_path / "archive")
+    query = archive(spark, path, endpoint=endpoint, stream=stream, date_of="client_time")
+    assert query.awaitTermination(180)
+    return path
+
+
+@pytest.fixture
+def again(
+    spark: SparkSession, endpoint: str, stream: str, archived: str
+) -> Callable[..., Replayed]:
+    """Replays it into another stream."""
+
+    def go(**options: Any) -> Replayed:
+        given = {"name": stream, "endpoint": endpoint, **options}
+        return replay(spark, archived, f"{stream}-again", **given)
+
+    return go
+
+
+@pytest.fixture
+def virtual(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Waits of a paced replay, which take no time."""
+    waits: list[float] = []
+
+    class Clock:
+        now_s = 0.0
+
+        def monotonic(self) -> float:
+            return self.now_s
+
+        def sleep(self, wait_s: float) -> None:
+            waits.append(wait_s)
+            self.now_s += wait_s
+
+    monkeypatch.setattr(replaying, "clock", Clock())
+    return waits
+
+
+def replayed(client: SyncClient, stream: str) -> list[tuple[int, str, int | None, str]]:
+    with client.subscribe(f"{stream}-again", start="earliest", until="tail") as reading:
+        return [
+            (int(each.body), each.subject, each.client_time_ms, each.fields["kind"])
+            for each in reading
+        ]
+
+
+EXPECTED = [(number, "a.b", 50 * number, "x") for number in range(COUNT)]
+
+
+def test_a_replay_that_died_amid_its_steps_goes_on_and_has_each_record_once_in_order(
+    client: SyncClient, stream: str, again: Callable[..., Replayed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replaying, "STEP_ROWS", 20)
+    whole = replaying._Run._publish
+
+    def dies(run: Any, number: int) -> None:
+        whole(run, number)
+        if number == 1:
+            raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replaying._Run, "_publish", dies)
+        with pytest.raises(ZeroDivisionError):
+            again()
+    told: list[Replayed] = []
+    done = again(told=told.append)
+    assert (told[0].steps_done, done.steps_done, done.records_done) == (2, 3, COUNT)
+    assert replayed(client, stream) == EXPECTED
+    assert again().records_done == COUNT
+    assert len(replayed(client, stream)) == COUNT
+    with pytest.raises(ArchiveError, match="was begun with end_ms None, and this run has 5"):
+        again(end_ms=5)
+
+
+def test_a_paced_replay_waits_as_long_as_the_records_times_say(
+    client: SyncClient, stream: str, again: Callable[..., Replayed], virtual: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    done = again(pace=5.0, start_ms=1000)
+    assert replayed(client, stream) == EXPECTED[20:]
+    # A tick has 100 ms of the wall clock, 500 of the archive; the first is due at once.
+    assert virtual == pytest.approx([0.1, 0.1, 0.1])
+    assert (done.records_done, done.late_ms) == (40, 0)

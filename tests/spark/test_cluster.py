@@ -1,0 +1,66 @@
+"""A Spark standalone cluster: the connector comes in a zip, and every record once over deaths."""
+
+from __future__ import annotations
+
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from malamute_py.client.sync.client import SyncClient, connect_sync
+from malamute_py.demo.daemon import Daemon
+from pyspark_malamute.shipping import build_zip
+from tests.spark import cluster_job
+from tests.spark.cluster import WAIT_S, Cluster, killed
+from tests.spark.killed_copy import copied, faults, publish
+
+ROWS = 100_000
+
+
+def test_the_zip_has_the_sources_of_the_three_packages_and_the_same_bytes_each_time(
+    tmp_path: Path,
+) -> None:
+    files = [tmp_path / "one.zip", tmp_path / "two.zip"]
+    counts = [build_zip(file) for file in files]
+    names = zipfile.ZipFile(files[0]).namelist()
+    assert counts == [len(names)] * 2
+    assert {"pyspark_malamute/source.py", "malamute_py/client/sync/client.py",
+            "malamute_protocol/batch.py"} <= {*names}  # fmt: skip
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(1200)
+def test_executor_broker_and_driver_are_killed_and_each_record_is_copied_once(
+    tmp_path: Path,
+) -> None:
+    zipped = tmp_path / "malamute.zip"
+    build_zip(zipped)
+
+    def until(client: SyncClient, count: int) -> None:
+        deadline_s = time.monotonic() + WAIT_S
+        while copied(client, "s") < count:
+            assert time.monotonic() < deadline_s, cluster.log("driver")[-3000:]
+            time.sleep(0.02)
+
+    with (
+        Daemon(tmp_path / "broker") as broker,
+        connect_sync(broker.endpoint) as client,
+        Cluster(tmp_path / "cluster") as cluster,
+    ):
+        publish(client, "s", ROWS)
+        job = (cluster_job.__file__, broker.endpoint, "s", str(tmp_path / "query"))
+        with cluster.running(zipped, *job) as driver:
+            until(client, ROWS // 10)
+            cluster.kill_an_executor()
+            until(client, ROWS * 3 // 10)
+            broker.kill()
+            broker.start()
+            client.opened(timeout_ms=60_000)
+            until(client, ROWS * 5 // 10)
+            killed(driver)
+        with cluster.running(zipped, *job):
+            until(client, ROWS)
+        assert not faults(client, "s", ROWS)
