@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from malamute_py.client.aio.mail import Inbox, Mail
     from malamute_py.client.aio.queues import AtomicStep, Member
     from malamute_py.client.aio.subscription import Subscription
+    from malamute_py.client.aio.transactions import Transaction
     from malamute_py.client.aio.work import Request, Worker
     from malamute_py.client.keys import KeyEntry
     from malamute_py.client.position import (
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from malamute_py.client.sync.mail import SyncInbox, SyncMail
     from malamute_py.client.sync.queues import SyncAtomicStep, SyncMember
     from malamute_py.client.sync.subscription import SyncSubscription
+    from malamute_py.client.sync.transactions import SyncTransaction
     from malamute_py.client.sync.work import SyncRequest, SyncWorker
     from malamute_py.client.tracing import Tracing
     from malamute_py.client.words import (
@@ -136,6 +138,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "Member",
     ),
     "malamute_py.client.aio.subscription": ("Subscription",),
+    "malamute_py.client.aio.transactions": ("Transaction",),
     "malamute_py.client.aio.work": (
         "Request",
         "Worker",
@@ -189,6 +192,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "SyncMember",
     ),
     "malamute_py.client.sync.subscription": ("SyncSubscription",),
+    "malamute_py.client.sync.transactions": ("SyncTransaction",),
     "malamute_py.client.sync.work": (
         "SyncRequest",
         "SyncWorker",
@@ -269,9 +273,11 @@ __all__ = [
     "SyncMember",
     "SyncRequest",
     "SyncSubscription",
+    "SyncTransaction",
     "SyncWorker",
     "Timeout",
     "Tracing",
+    "Transaction",
     "Until",
     "Worker",
     "all_of",

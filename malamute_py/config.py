@@ -287,6 +287,17 @@ class GroupsSection(Section, frozen=True):
     flush_ms: Milliseconds = _CORE.group_flush_ms
 
 
+class TransactionsSection(Section, frozen=True):
+    """Bounds of open transactions: beyond a count, or the bytes of all, `limit`."""
+
+    transactions_max: Count = _CORE.transactions_max
+    bytes_max: Bytes = _CORE.transaction_bytes_max
+    batches_max: Count = _CORE.transaction_batches_max
+    all_bytes_max: Bytes = _CORE.staged_bytes_max
+    timeout_ms: Milliseconds = _CORE.transaction_timeout_ms
+    timeout_max_ms: Milliseconds = _CORE.transaction_timeout_max_ms
+
+
 class QuotasSection(Section, frozen=True):
     """Quotas of one identity in what all share: beyond them `limit`, or `wait` if it passes.
 
@@ -307,6 +318,8 @@ class QuotasSection(Section, frozen=True):
     request_memory_bytes: MaybeCount = 128 << 20
     cursors: MaybeCount = 50_000
     groups: MaybeCount = 5_000
+    transactions: MaybeCount = 500
+    staged_bytes: MaybeCount = 2 << 30
     subscriptions: MaybeCount = 100_000
     pattern_bytes: MaybeCount = 64 << 20
     offers: MaybeCount = 50_000
@@ -367,6 +380,7 @@ class Config(Section, frozen=True):
     mailboxes: MailboxesSection = MailboxesSection()
     services: ServicesSection = ServicesSection()
     groups: GroupsSection = GroupsSection()
+    transactions: TransactionsSection = TransactionsSection()
     quotas: QuotasSection = QuotasSection()
     memory: MemorySection = MemorySection()
     journal: JournalSection = JournalSection()
@@ -690,10 +704,16 @@ def faults_together(config: Config) -> Iterator[ConfigError]:
             f"{services.lease_ms} lies outside services.lease_min_ms and lease_max_ms "
             f"({services.lease_min_ms} to {services.lease_max_ms})",
         )
-    groups, checkpoint = config.groups, config.checkpoint
+    groups, checkpoint, transactions = config.groups, config.checkpoint, config.transactions
     for key, least, most_key, most in (
         ("services.backoff_ms", services.backoff_ms, "backoff_max_ms", services.backoff_max_ms),
         ("groups.hold_ms", groups.hold_ms, "hold_max_ms", groups.hold_max_ms),
+        (
+            "transactions.timeout_ms",
+            transactions.timeout_ms,
+            "timeout_max_ms",
+            transactions.timeout_max_ms,
+        ),
         ("checkpoint.retry_ms", checkpoint.retry_ms, "retry_max_ms", checkpoint.retry_max_ms),
     ):
         if least > most:

@@ -37,7 +37,7 @@ MIB = 1 << 20
 
 
 class Store(NamedTuple):
-    """What is measured of one broker's key-value store."""
+    """Measured calls of one broker's key-value store."""
 
     put: Callable[[str], Awaitable[Any]]
     get: Callable[[str], Awaitable[bytes]]

@@ -1,13 +1,17 @@
-"""Rates at which Spark reads a stream and writes one: rows a second of whole triggers.
+"""Rates at which Spark reads a stream and writes one, beside its rate source and Parquet.
 
-python -m perf.spark [--rows 2000000] [--triggers 5] [--json]
+python -m perf.spark [--rows 1000000] [--triggers 3] [--sizes 140 1024] [--json]
 
-A broker in a process of its own, local[2], two tasks a trigger, bodies of 140 B and 1 KiB with 100
-subjects and one field. A trigger's time is all of it: the plan, the write-ahead log, the tasks, the
-commit. The first trigger of each query, which starts workers and compiles, is left out. Reading
-into `noop`, three ways: all columns; all columns of one record in ten, selected by the broker; and
-a filter in Spark for the same tenth. Writing what Spark's rate source makes, exactly once and
-synced: subject and body, and these with a field.
+A broker in a process of its own, local[2], two tasks a trigger, bodies of 140 B and 1 KiB with
+1,000 subjects and two fields. All of it runs in one session, so that ratios hold on a busy machine
+as well. A trigger's time is all of it: the plan, the write-ahead log, the tasks, the commit. The
+first trigger of each query, which starts workers and compiles, is left out.
+
+Read into `noop`: all columns; without the map of fields, over the wire and in place; with a string
+column for each of two fields; the same columns from Spark's rate source and from Parquet files of
+the same rows. Written: what the rate source makes, exactly once and synced. Batch reads: one record
+in 1,000 by the broker's pattern and by Spark's filter; count(). Tiny triggers: one record each,
+beside the rate source.
 """
 
 from __future__ import annotations
@@ -18,8 +22,10 @@ import os
 import statistics
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -27,19 +33,41 @@ from rich.table import Table
 
 from malamute_protocol.batch import encode_fixed
 from malamute_py.client.sync.client import connect_sync
-from perf.curves.brokers import broker
+from malamute_py.demo.daemon import Daemon
+from perf.curves.brokers import OUT
 
 SIZES = (140, 1024)
-SUBJECTS = [f"flights.{number % 10}.{number}" for number in range(100)]
-TENTH = "flights.3.*"
+SUBJECTS = [f"flights.{number % 10}.{number}" for number in range(1000)]
+THOUSANDTH = SUBJECTS[777]
+FIELDS = [{"carrier": f"c{number % 20}", "origin": f"o{number % 50}"} for number in range(100)]
 BATCH_BYTES = 1 << 20
+TINY_TRIGGERS = 40
+ROUNDS = 3
+LEAN = {"includeFields": "false"}
+READS: dict[str, dict[str, str]] = {
+    "all columns": {},
+    "without fields": LEAN,
+    "two field columns": {"fieldColumns": "carrier,origin"},
+}
+
+
+class Figure(NamedTuple):
+    """Result of one way to do one thing."""
+
+    what: str
+    bytes: int
+    rows: int
+    """Rows of a trigger or of a batch read."""
+    ms: float
+    """Time of a trigger or of a batch read: the median."""
+    parts_ms: dict[str, float]
 
 
 def publish(endpoint: str, stream: str, rows: int, size: int) -> None:
     """Fill a stream with records of `size` bytes in batches of about a MiB."""
     most = min(65_536, BATCH_BYTES // size)
     blob = np.random.default_rng(7).integers(0, 256, size * most, np.uint8).tobytes()
-    codes = np.arange(most, dtype=np.int32) % len(SUBJECTS)
+    codes = np.arange(most, dtype=np.int32)
     with connect_sync(endpoint) as client, client.publisher(stream, keep=False) as window:
         left = rows
         while left:
@@ -47,7 +75,8 @@ def publish(endpoint: str, stream: str, rows: int, size: int) -> None:
             window.publish_batch(
                 encode_fixed(
                     blob[: count * size], size, subject_table=SUBJECTS,
-                    subject_codes=codes[:count], fields={"origin": "JFK"},
+                    subject_codes=codes[:count] % len(SUBJECTS),
+                    field_table=FIELDS, field_codes=codes[:count] % len(FIELDS),
                 )
             )  # fmt: skip
             left -= count
@@ -72,119 +101,197 @@ def session(directory: str) -> Any:
     return spark
 
 
-def measure(
-    spark: Any, endpoint: str, stream: str, per_trigger: int, pattern: str, where: str
-) -> dict[str, Any]:
-    """Run a query over the stream; returns figures of its triggers but the first."""
-    frame = (
-        spark.readStream.format("malamute")
-        .options(endpoint=endpoint, stream=stream, startingOffsets="earliest", pattern=pattern)
-        .options(maxRecordsPerTrigger=str(per_trigger), maxBytesPerTrigger="0")
-        .options(minPartitions="2", splitBytes="1g")
-        .load()
-    )
-    if where:
-        frame = frame.where(where)
-    with tempfile.TemporaryDirectory() as checkpoint:
-        query = (
-            frame.writeStream.format("noop")
-            .option("checkpointLocation", checkpoint)
-            .trigger(availableNow=True)
-            .start()
+class Runs:
+    """Measurements in one session at one broker."""
+
+    def __init__(self, spark: Any, endpoint: str, log: Path, rows: int, triggers: int) -> None:
+        """log: the broker's data directory. rows: of 140 B, of a trigger."""
+        self._spark = spark
+        self._endpoint = endpoint
+        self._log = {"logDirectory": str(log)}
+        self._rows = rows
+        self._triggers = triggers
+        self.figures: list[Figure] = []
+
+    def measure(self, size: int) -> None:
+        """Measure everything with bodies of one size."""
+        rows = max(1000, self._rows * SIZES[0] // size)
+        stream = f"perf-{size}"
+        publish(self._endpoint, stream, rows * (self._triggers + 1), size)
+        for way, more in READS.items():
+            self._triggered(way, size, self._stream(stream, rows, **more))
+        in_place = self._stream(stream, rows, **LEAN, **self._log)
+        self._triggered("without fields, in place", size, in_place)
+        with tempfile.TemporaryDirectory() as files:
+            # One file a task of a trigger.
+            parts = {"maxRecordsPerPartition": str(-(-rows // 2)), "splitBytes": "1g"}
+            self._batch(stream, **LEAN, **parts).write.parquet(files, mode="overwrite")
+            lean = self._batch(stream, **LEAN)
+            source = self._spark.readStream.schema(lean.schema).option("maxFilesPerTrigger", "2")
+            self._triggered("Parquet, without fields", size, source.parquet(files))
+            self._counts(stream, size, rows * (self._triggers + 1), files)
+        self._triggered("rate source", size, self._rate(rows, size))
+        self._rare(stream, size, rows * (self._triggers + 1))
+        for way, fields in (("written", False), ("written, a field", True)):
+            self._written(way, size, rows, fields)
+
+    def tiny(self) -> None:
+        """Measure triggers of one record."""
+        publish(self._endpoint, "tiny", TINY_TRIGGERS + 1, SIZES[0])
+        self._triggered("tiny trigger", SIZES[0], self._stream("tiny", 1, minPartitions="1"))
+        rate = self._rate(1, SIZES[0], partitions=1)
+        self._triggered("tiny trigger, rate source", SIZES[0], rate, TINY_TRIGGERS)
+
+    # --- sources -----------------------------------------------------------------------------
+
+    def _stream(self, stream: str, per_trigger: int, **more: str) -> Any:
+        given = {
+            "endpoint": self._endpoint, "stream": stream, "startingOffsets": "earliest",
+            "maxRecordsPerTrigger": str(per_trigger), "maxBytesPerTrigger": "0",
+            "minPartitions": "2", "splitBytes": "1g",
+        }  # fmt: skip
+        return self._spark.readStream.format("malamute").options(**{**given, **more}).load()
+
+    def _batch(self, stream: str, **more: str) -> Any:
+        given = {"endpoint": self._endpoint, "stream": stream, **more}
+        return self._spark.read.format("malamute").options(**given).load()
+
+    def _rate(self, rows: int, size: int, partitions: int = 2) -> Any:
+        """Rows of the rate source with as many columns as ours have without fields."""
+        from pyspark.sql import functions as f
+
+        source = self._spark.readStream.format("rate-micro-batch")
+        frame = source.option("rowsPerBatch", str(rows)).option("numPartitions", str(partitions))
+        number = f.col("value")
+        return frame.load().select(
+            number.alias("offset"),
+            f.col("timestamp").alias("append_time"),
+            f.col("timestamp").alias("client_time"),
+            f.concat(f.lit("flights."), (number % 10).cast("string")).alias("subject"),
+            f.rpad(number.cast("string"), size, "x").cast("binary").alias("body"),
         )
-        query.awaitTermination()
-    return figures(query)
+
+    # --- measurements ------------------------------------------------------------------------
+
+    def _triggered(self, way: str, size: int, frame: Any, triggers: int = 0) -> None:
+        """Run a query into noop; triggers: of a source that has no end; 0: as many as we publish.
+
+        A source that ends is read with availableNow, up to its end.
+        """
+        endless = way.endswith("rate source")
+        with tempfile.TemporaryDirectory() as checkpoint:
+            sink = frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
+            query = (sink if endless else sink.trigger(availableNow=True)).start()
+            most = (triggers or self._triggers) + 1 if endless else 1 << 30
+            while len(query.recentProgress) < most and not query.awaitTermination(1):
+                pass
+            query.stop()
+        self._note(way, size, query)
+
+    def _written(self, way: str, size: int, rows: int, fields: bool) -> None:
+        from pyspark.sql import functions as f
+
+        frame = self._rate(rows, size).select("subject", "body")
+        if fields:
+            frame = frame.withColumn("fields", f.create_map(f.lit("origin"), f.lit("JFK")))
+        with tempfile.TemporaryDirectory() as checkpoint:
+            query = (
+                frame.writeStream.format("malamute")
+                .options(endpoint=self._endpoint, stream=f"sink-{size}-{fields}")
+                .option("checkpointLocation", checkpoint)
+                .start()
+            )
+            while len(query.recentProgress) <= self._triggers and not query.awaitTermination(1):
+                pass
+            query.stop()
+        self._note(way, size, query)
+
+    def _note(self, way: str, size: int, query: Any) -> None:
+        """Take the medians of a query's triggers but the first."""
+        progress = [p for p in query.recentProgress if p.numInputRows][1:]
+        parts = {
+            name: statistics.median(p.durationMs.get(name, 0) for p in progress)
+            for name in ("latestOffset", "queryPlanning", "addBatch", "walCommit", "commitOffsets")
+        }
+        rows = int(statistics.median(p.numInputRows for p in progress))
+        times = [p.durationMs["triggerExecution"] for p in progress]
+        self.figures.append(Figure(way, size, rows, statistics.median(times), parts))
+
+    def _rare(self, stream: str, size: int, rows: int) -> None:
+        """One record in 1,000 of a stream: by the broker's pattern and by Spark's filter."""
+        ways = {
+            "1 in 1,000 by pattern": self._batch(stream, pattern=THOUSANDTH, **LEAN),
+            "1 in 1,000 by Spark's filter": self._batch(stream, **LEAN).where(
+                f"subject = '{THOUSANDTH}'"
+            ),
+        }
+        self._timed({way: _into_noop(frame) for way, frame in ways.items()}, size, rows)
+
+    def _counts(self, stream: str, size: int, rows: int, files: str) -> None:
+        ways = {
+            "count(), all columns": self._batch(stream),
+            "count(), one column": self._batch(stream, columns="offset"),
+            "count(), no column": self._batch(stream, columns=""),
+            "count(), no column, in place": self._batch(stream, columns="", **self._log),
+            "count(), Parquet": self._spark.read.parquet(files),
+        }
+        self._timed({way: frame.count for way, frame in ways.items()}, size, rows)
+
+    def _timed(self, ways: dict[str, Callable[[], Any]], size: int, rows: int) -> None:
+        """Take the medians of rounds in which each way has its turn, but for a first one."""
+        times: dict[str, list[float]] = {way: [] for way in ways}
+        for _ in range(ROUNDS + 1):
+            for way, work in ways.items():
+                begun = time.perf_counter()
+                work()
+                times[way].append((time.perf_counter() - begun) * 1000)
+        for way, taken in times.items():
+            self.figures.append(Figure(way, size, rows, statistics.median(taken[1:]), {}))
 
 
-def measure_sink(
-    spark: Any, endpoint: str, stream: str, per_trigger: int, size: int, triggers: int, fields: bool
-) -> dict[str, Any]:
-    """Run a query that writes records of `size` bytes; returns figures of its triggers but one."""
-    from pyspark.sql import functions as f
+def _into_noop(frame: Any) -> Callable[[], Any]:
+    def run() -> None:
+        frame.write.format("noop").mode("overwrite").save()
 
-    rows = spark.readStream.format("rate-micro-batch").option("numPartitions", "2")
-    frame = rows.option("rowsPerBatch", str(per_trigger)).load()
-    number = f.col("value")
-    columns = [
-        f.concat(f.lit("flights."), (number % 10).cast("string")).alias("subject"),
-        f.rpad(number.cast("string"), size, "x").alias("body"),
-    ]
-    if fields:
-        columns.append(f.create_map(f.lit("origin"), f.lit("JFK")).alias("fields"))
-    with tempfile.TemporaryDirectory() as checkpoint:
-        query = (
-            frame.select(*columns)
-            .writeStream.format("malamute")
-            .options(endpoint=endpoint, stream=stream, checkpointLocation=checkpoint)
-            .start()
-        )
-        while len(query.recentProgress) <= triggers and not query.awaitTermination(0.1):
-            pass
-        query.stop()
-    return figures(query)
-
-
-def figures(query: Any) -> dict[str, Any]:
-    """Medians of a query's triggers but the first."""
-    progress = [p for p in query.recentProgress if p.numInputRows][1:]
-    parts = {
-        name: statistics.median(p.durationMs.get(name, 0) for p in progress)
-        for name in ("latestOffset", "queryPlanning", "addBatch", "walCommit", "commitOffsets")
-    }
-    return {
-        "triggers": len(progress),
-        "rows": int(statistics.median(p.numInputRows for p in progress)),
-        "trigger_ms": statistics.median(p.durationMs["triggerExecution"] for p in progress),
-        "rows_per_s": statistics.median(
-            p.numInputRows / p.durationMs["triggerExecution"] * 1000 for p in progress
-        ),
-        "parts_ms": parts,
-    }
+    return run
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=2_000_000, help="records a trigger of 140 B")
-    parser.add_argument("--triggers", type=int, default=5, help="triggers that count")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="records a trigger of 140 B")
+    parser.add_argument("--triggers", type=int, default=3, help="triggers that count")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes of a body")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    results: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as directory, broker() as watched:
-        spark = session(str(Path(directory)))
-        for size in SIZES:
-            per_trigger = max(1000, options.rows * SIZES[0] // size)
-            stream = f"perf-{size}"
-            publish(watched.endpoint, stream, per_trigger * (options.triggers + 1), size)
-            for way, pattern, where in (
-                ("all", "#", ""),
-                ("tenth, broker", TENTH, ""),
-                ("tenth, Spark", "#", "subject like 'flights.3.%'"),
-            ):
-                found = measure(spark, watched.endpoint, stream, per_trigger, pattern, where)
-                results.append({"bytes": size, "way": way, **found})
-            for way, fields in (("written", False), ("written, a field", True)):
-                found = measure_sink(
-                    spark, watched.endpoint, f"sink-{size}-{fields}", per_trigger, size,
-                    options.triggers, fields,
-                )  # fmt: skip
-                results.append({"bytes": size, "way": way, **found})
+    OUT.mkdir(exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        tempfile.TemporaryDirectory(dir=OUT) as folder,
+        Daemon(Path(folder)) as daemon,
+    ):
+        spark = session(directory)
+        log = Path(folder) / "data"
+        runs = Runs(spark, daemon.endpoint, log, options.rows, options.triggers)
+        for size in options.sizes:
+            runs.measure(size)
+        runs.tiny()
         spark.stop()
     if options.json:
-        print(json.dumps(results))
+        print(json.dumps([figure._asdict() for figure in runs.figures]))
         return
-    table = Table(title="Spark, whole triggers, local[2], 2 tasks (medians)")
-    for name in ("body", "way", "rows", "trigger ms", "tasks ms", "rows/s", "MB/s"):
+    table = Table(title="Spark, local[2], 2 tasks (medians)")
+    for name in ("body", "way", "rows", "ms", "tasks ms", "rows/s"):
         table.add_column(name, justify="left" if name == "way" else "right")
-    for row in results:
+    for each in runs.figures:
+        tasks_ms = each.parts_ms.get("addBatch")
         table.add_row(
-            f"{row['bytes']:,} B",
-            row["way"],
-            f"{row['rows']:,}",
-            f"{row['trigger_ms']:,.0f}",
-            f"{row['parts_ms']['addBatch']:,.0f}",
-            f"{row['rows_per_s']:,.0f}",
-            f"{row['rows_per_s'] * row['bytes'] / 1e6:,.0f}",
+            f"{each.bytes:,} B",
+            each.what,
+            f"{each.rows:,}",
+            f"{each.ms:,.0f}",
+            "" if tasks_ms is None else f"{tasks_ms:,.0f}",
+            f"{each.rows / each.ms * 1000:,.0f}",
         )
     Console().print(table)
 

@@ -199,7 +199,7 @@ FILES: Final = {
         ),
     ),
     "queues.py": File(
-        ("AtomicStep", "Client", "Member", "QueueVerbs", "StreamCursor"),
+        ("AtomicStep", "Client", "Member", "QueueVerbs", "StreamCursor", "Transaction"),
         (
             ("as awaitables", "as blocking calls"),
             (
@@ -209,6 +209,17 @@ FILES: Final = {
             ("whose commit was cancelled", "whose commit timed out"),
             ("may still be taken, and then is taken whole", "may still be taken, whole"),
             ("the future is what", "its result is what"),
+        ),
+    ),
+    "transactions.py": File(
+        ("Client", "Transaction"),
+        (
+            ("as awaitables", "as blocking calls"),
+            (
+                "a cancelled call leaves all others as they were",
+                "a timeout or the client's end interrupts a waiting caller",
+            ),
+            ("whose call was cancelled", "whose call timed out"),
         ),
     ),
     "work.py": File(

@@ -33,8 +33,10 @@ Prepare: TypeAlias = Callable[[Link, Any, Any], Part]
 """(link, command, its content frame or None) -> part; raises BrokerRefused."""
 
 ATOMIC: Final = 66
-ADDING: Final = (wire.Send, wire.Request, wire.Publish)
+ADDING: Final = (wire.Send, wire.Request, wire.Publish, wire.Stage)
 """Commands that bring more than they take away: they are the first to wait when the log is full."""
+WRITING: Final = (wire.Publish, wire.Stage)
+"""Commands that create their stream when it is not there."""
 ENDING: Final = (wire.Reply, wire.AckWork)
 """Commands whose key the log keeps beside the end of the work that they name."""
 _HAVE_KEYS: Final = frozenset((*KEYED, *ENDING))
@@ -188,7 +190,7 @@ class Intake:
             {
                 part.stream
                 for part, _ in parts
-                if isinstance(part, wire.Publish) and self._catalogue.get(part.stream) is None
+                if isinstance(part, WRITING) and self._catalogue.get(part.stream) is None
             }
         )
         if not missing:

@@ -63,6 +63,8 @@ from malamute_py.broker.subscriptions.live import Delivery
 from malamute_py.broker.subscriptions.matching import Matching
 from malamute_py.broker.subscriptions.on_demand import OnDemand
 from malamute_py.broker.subscriptions.subscriptions import Subscriptions
+from malamute_py.broker.transactions.administration import TransactionAdmin
+from malamute_py.broker.transactions.transactions import Transactions
 from malamute_py.changelog.records import (
     Change,
     ProducerOpened,
@@ -154,6 +156,13 @@ class Broker:
             shard, self._links, self._catalogue, self._publishing, self._producers, starts,
             self._steps, answers,
         )  # fmt: skip
+        self._transactions = Transactions(
+            shard, self._steps, self._bodies, self._catalogue, self._publishing,
+            self._groups.timers, self._when_visible,
+        )  # fmt: skip
+        self._transaction_admin = TransactionAdmin(
+            shard, self._catalogue, answers, self._transactions
+        )
         self._intake = Intake(
             shard, self._links, self._steps, self._publishing, self._catalogue,
             prepares={
@@ -165,6 +174,7 @@ class Broker:
                 wire.Trim: self._removal.prepare_trim,
                 wire.PurgeSubjects: self._removal.prepare_purge,
                 wire.AckRecords: self._groups.acknowledgements.prepare,
+                **self._transactions.prepares(),
             },
             together={
                 wire.Reply: partial(self._services.prepare_reply, together=True),
@@ -192,6 +202,7 @@ class Broker:
         """The command that is being handled, of the message that is being received."""
         for part in (
             self._mail, self._services, self._cursors, self._groups, self._key_commands,
+            self._transactions,
         ):  # fmt: skip
             part.recovered()
         if state.queues_lost:
@@ -228,6 +239,7 @@ class Broker:
             **self._services.handlers(),
             **self._cursors.handlers(),
             **self._groups.handlers(),
+            **self._transaction_admin.handlers(),
         }
 
     def _lose_queues(self, reason: str) -> None:
@@ -235,7 +247,9 @@ class Broker:
 
         They are lost; none may be changed until the operator has decided what becomes of them.
         """
-        for part in (self._mail, self._services, self._cursors, self._groups):
+        for part in (
+            self._mail, self._services, self._cursors, self._groups, self._transaction_admin,
+        ):  # fmt: skip
             for kind in part.handlers():
                 self._handlers[kind] = partial(self._refuse_lost, reason)
 
@@ -276,6 +290,7 @@ class Broker:
             **self._services.gauges,
             **self._cursors.gauges,
             **self._groups.gauges,
+            **self._transactions.gauges,
         }
 
     # --- from the peers ---------------------------------------------------------------------

@@ -66,6 +66,10 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of the batches of requests that it sent and that are in services in memory."""
     cursors: int = 0
     groups: int = 0
+    transactions: int = 0
+    """Open transactions."""
+    staged_bytes: int = 0
+    """Bytes of the batches that its transactions have staged and that are not in their streams."""
     subscriptions: int = 0
     """Subscriptions, inboxes and memberships together."""
     pattern_bytes: int = 0
@@ -319,6 +323,23 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     group_flush_ms: int = 1_000
     """Time after which the log learns of acknowledgements that no caller waits for, and of records
     passed over."""
+
+    # --- transactions: beyond a count, or the bytes of all, `limit`
+    transactions_max: int = 1_000
+    """Transactions that are open, or committed and not yet appended."""
+    transaction_bytes_max: int = 1 << 30
+    """Bytes that one transaction stages; beyond it `too_large`."""
+    transaction_batches_max: int = 4_096
+    """Batches that one transaction stages; beyond it `too_large`: its end is one change, and takes
+    one turn of the loop."""
+    staged_bytes_max: int = 4 << 30
+    """Bytes that all transactions stage."""
+    commit_bytes: int = 1 << 20
+    """Staged batches that one bundle of a commit appends to their streams, in bytes."""
+    transaction_timeout_ms: int = 60_000
+    """Time after which a transaction is rolled back whose BEGIN_TRANSACTION has none."""
+    transaction_timeout_max_ms: int = 900_000
+    """The longest such time that a client may ask for; beyond it `limit`."""
 
     # --- administration
     page_max: int = 1_000

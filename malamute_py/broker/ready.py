@@ -34,11 +34,6 @@ MAIL_STREAM = 0xFFFF_FFFE
 numbered over all mailboxes and services, so that a number names one message in the broker."""
 
 
-MOVED_STREAM = 0xFFFF_FFFD
-"""The stream number of copies of newest records whose segment is given up, in the ring of a stream
-with keys: hidden. A record of it holds a whole batch as the stream had it, or some of its rows."""
-
-
 class Append(msgspec.Struct, frozen=True, gc=False):
     """One batch to be appended to a ring.
 

@@ -436,6 +436,70 @@ class StepTaken(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="ste
     did not record it."""
 
 
+# --- transactions ---------------------------------------------------------------------------
+
+
+class TransactionBegun(
+    msgspec.Struct, frozen=True, array_like=True, gc=False, tag="transaction_begun"
+):
+    """A transaction is open from here on."""
+
+    id: bytes
+    holder: str
+    """Identity of the client, or `~` and its session in hex when it has none."""
+    by: str
+    at_ms: int
+    timeout_ms: int
+
+
+class TransactionStaged(msgspec.Struct, array_like=True, gc=False, tag="transaction_staged"):
+    """A batch for a stream lies aside: the mail stream has it, at `base`.
+
+    Not frozen: `base` is known when the bundle is handed to the journal.
+    """
+
+    id: bytes
+    place: int
+    """Place among the batches of the transaction, whose records come in this order."""
+    stream: int
+    base: int
+    count: int
+    size: int
+    """Bytes of the batch, stamp included."""
+    at_ms: int
+
+
+class TransactionCommitted(
+    msgspec.Struct, frozen=True, array_like=True, gc=False, tag="transaction_committed"
+):
+    """All that a transaction staged is to be appended to its streams, whatever happens."""
+
+    id: bytes
+    at_ms: int
+
+
+class TransactionMoved(
+    msgspec.Struct, frozen=True, array_like=True, gc=False, tag="transaction_moved"
+):
+    """Staged batches are in their streams, in the bundle that this record lies in."""
+
+    id: bytes
+    bases: list[int]
+
+
+class TransactionEnded(
+    msgspec.Struct, frozen=True, array_like=True, gc=False, tag="transaction_ended"
+):
+    """A transaction is over. why: committed, rolled_back, timed_out or ended."""
+
+    id: bytes
+    bases: list[int]
+    """Batches that were staged until now: in the bundle that this record lies in, if it is
+    committed; else dropped."""
+    why: str
+    at_ms: int
+
+
 Change: TypeAlias = (
     StreamCreated | StreamEdited | StreamRemoved | StreamTrimmed | StreamPurged | ProducerOpened
     | ProducersForgotten
@@ -445,6 +509,8 @@ Change: TypeAlias = (
     | CursorSet | CursorRemoved
     | GroupSet | GroupEdited | GroupHeld | GroupReturned | GroupRevived | GroupDone | GroupRemoved
     | StepTaken
+    | TransactionBegun | TransactionStaged | TransactionCommitted | TransactionMoved
+    | TransactionEnded
 )  # fmt: skip
 
 _CHANGE: msgspec.msgpack.Decoder[Change] = msgspec.msgpack.Decoder(Change)

@@ -50,6 +50,11 @@ from malamute_py.changelog.records import (
     StreamPurged,
     StreamRemoved,
     StreamTrimmed,
+    TransactionBegun,
+    TransactionCommitted,
+    TransactionEnded,
+    TransactionMoved,
+    TransactionStaged,
     Tries,
     WorkReceived,
     WorkReturned,
@@ -268,6 +273,30 @@ class KeyRow(msgspec.Struct, gc=False):
     the number of its command; 0: not known."""
 
 
+class TransactionRow(msgspec.Struct, gc=False):
+    """The durable facts of one transaction that is open, or committed and not yet appended."""
+
+    id: bytes
+    holder: str
+    by: str
+    at_ms: int
+    timeout_ms: int
+    committed_ms: int = 0
+    """Time of the commit; 0: it is open."""
+
+
+class StagedRow(msgspec.Struct, gc=False):
+    """One batch that a transaction staged; the mail stream has it."""
+
+    base: int
+    id: bytes
+    place: int
+    stream: int
+    count: int
+    size: int
+    at_ms: int
+
+
 Key: TypeAlias = tuple[str, bytes]
 """Sender and key of a batch or a step."""
 
@@ -316,6 +345,9 @@ class Queues(msgspec.Struct):
     groups: MutableMapping[tuple[int, str], GroupRow] = {}
     keys: Remembering = msgspec.field(default_factory=Keys)
     """(sender, key) -> place of the batch; the oldest first."""
+    transactions: MutableMapping[bytes, TransactionRow] = {}
+    staged: MutableMapping[int, StagedRow] = {}
+    """Number of the first record -> batch that a transaction staged, in the order of the log."""
     next_number: int = 1
     """Number of the next mailbox or service."""
 
@@ -933,6 +965,38 @@ def _step_taken(tables: Tables, queues: Queues, change: StepTaken) -> None:
     _remember(queues, change.sender, change.key, KeyRow(-1, 0, change.at_ms, -change.command))
 
 
+def _transaction_begun(tables: Tables, queues: Queues, change: TransactionBegun) -> None:
+    queues.transactions[change.id] = TransactionRow(
+        change.id, change.holder, change.by, change.at_ms, change.timeout_ms
+    )
+
+
+def _transaction_staged(tables: Tables, queues: Queues, change: TransactionStaged) -> None:
+    if change.id in queues.transactions:
+        queues.staged[change.base] = StagedRow(
+            change.base, change.id, change.place, change.stream, change.count, change.size,
+            change.at_ms,
+        )  # fmt: skip
+
+
+def _transaction_committed(tables: Tables, queues: Queues, change: TransactionCommitted) -> None:
+    row = queues.transactions.get(change.id)
+    if row is not None:
+        row.committed_ms = change.at_ms
+        queues.transactions[change.id] = row
+
+
+def _transaction_moved(tables: Tables, queues: Queues, change: TransactionMoved) -> None:
+    for base in change.bases:
+        queues.staged.pop(base, None)
+
+
+def _transaction_ended(tables: Tables, queues: Queues, change: TransactionEnded) -> None:
+    for base in change.bases:
+        queues.staged.pop(base, None)
+    queues.transactions.pop(change.id, None)
+
+
 def _remember(queues: Queues, sender: str, key: bytes, row: KeyRow) -> None:
     queues.keys.remember((sender, key), row, KEYS_MAX)
 
@@ -969,4 +1033,9 @@ _EFFECTS: Final[dict[type, Callable[[Tables, Queues, Any], None]]] = {
     GroupDone: _group_done,
     GroupRemoved: _group_removed,
     StepTaken: _step_taken,
+    TransactionBegun: _transaction_begun,
+    TransactionStaged: _transaction_staged,
+    TransactionCommitted: _transaction_committed,
+    TransactionMoved: _transaction_moved,
+    TransactionEnded: _transaction_ended,
 }

@@ -54,6 +54,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "service": Entry("services:app", "Services: list, show, peek, requeue, edit, remove."),
     "cursor": Entry("cursors:app", "Cursors of streams: list, show, move, reset, edit, remove."),
     "group": Entry("groups:app", "Groups of consumers: list, show, edit, reset, requeue, remove."),
+    "transaction": Entry("transactions:app", "Open transactions: list, end."),
     "journal": Entry(
         "journal:app", "Files of a stopped broker: stat, verify, dump, repair.", at_a_broker=False
     ),

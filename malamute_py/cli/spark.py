@@ -9,6 +9,7 @@ Source: pyspark_malamute.pipelines.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import sys
@@ -51,6 +52,13 @@ _QUIET: Final = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.streaming.forceDeleteTempCheckpointLocation": "true",
 }
+_SILENT: Final = """\
+rootLogger.level = off
+rootLogger.appenderRef.none.ref = none
+appender.none.type = Null
+appender.none.name = none
+"""
+"""Configuration of Spark's log; without an appender Spark takes its own."""
 _OURS: Final = "pyspark_malamute."
 
 Directory = Annotated[
@@ -278,6 +286,8 @@ def _session(master: str, conf: list[str] | None) -> Iterator[SparkSession]:
 
     if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
         raise CommandFailed("Spark needs Java 17 or later, and there is no java on the PATH")
+    # What a pipeline raises inside Spark would be printed there, too, with its stack.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     with tempfile.TemporaryDirectory(prefix="malamute-spark-") as directory:
@@ -287,7 +297,7 @@ def _session(master: str, conf: list[str] | None) -> Iterator[SparkSession]:
         if "spark.driver.extraJavaOptions" not in settings:
             # Spark's own log would break the line of progress; its errors come as ours.
             file = Path(directory) / "log4j2.properties"
-            file.write_text("rootLogger.level = off\n")
+            file.write_text(_SILENT)
             settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={file}"
         for name, value in settings.items():
             builder = builder.config(name, value)

@@ -227,6 +227,30 @@ class PeekedRequest(Facts, frozen=True, kw_only=True):
     lease_until_ms: int = 0
 
 
+class TransactionFacts(Facts, frozen=True, kw_only=True):
+    """One transaction that is open, or committed and being appended to its streams."""
+
+    transaction: Uuid = b""
+    """Id, which a client draws by itself."""
+    identity: str = ""
+    """Client that began it: its identity, or `~` and its session."""
+    by: str = ""
+    state: str = ""
+    """open, committing, committed or ending."""
+    since_ms: int = 0
+    touched_ms: int = 0
+    """Time of the newest batch that was staged."""
+    timeout_ms: int = 0
+    deadline_ms: int = 0
+    """Time at which the broker rolls it back if it is open."""
+    batches: int = 0
+    """Batches that are staged and not in their streams."""
+    records: int = 0
+    bytes: int = 0
+    streams: list[str] = []
+    """Streams that they are for; of many, some."""
+
+
 class ServiceFacts(Facts, frozen=True, kw_only=True):
     """One service queue."""
 

@@ -10,8 +10,9 @@ from typing import Literal, TypeAlias
 
 ConfirmAt: TypeAlias = Literal["default", "none", "stored", "synced"]
 """Promise of a confirm; "default": as the stream, mailbox or service has it."""
-ReadVisibility: TypeAlias = Literal["live", "durable"]
-"""Which records a reader sees: all, or those that no power loss takes back."""
+ReadVisibility: TypeAlias = Literal["live", "durable", "committed"]
+"""Which records a reader sees: all, those that no power loss takes back, or of these those that are
+in no open transaction."""
 GroupVisibility: TypeAlias = Literal["live", "durable"]
 """As ReadVisibility, of a group."""
 GroupKind: TypeAlias = Literal["shared", "keyed", "exclusive"]

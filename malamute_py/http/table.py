@@ -144,6 +144,13 @@ matching_put_off | Batches of new headers that were matched in more than one tur
 matching_overtaken | Times that a stream's live subscriptions went on demand because matching lagged too far.
 pins_near_limit | Pins of cursors that came near to what they may hold.
 pins_broken | Pins of cursors that came beyond what they may hold, and gave way.
+transactions_begun | Transactions that clients opened.
+transactions_committed | Transactions that were committed.
+transactions_rolled_back | Transactions that their clients rolled back.
+transactions_timed_out | Transactions rolled back since they were open for too long (event transaction_timed_out).
+transactions_ended | Transactions that operators rolled back (event transaction_ended).
+staged_records -> transactions_staged_records_total | Records that transactions staged.
+staged_records_lost -> transactions_lost_records_total | Records of committed transactions that damage took (event staged_records_lost).
 """,
 )
 """Counters of the core, by their name in `malamute info`."""
@@ -229,6 +236,8 @@ groups | Groups.
 group_members -> members_of_groups | Members of all groups.
 group_records_held -> records_in_hand_of_groups | Records that members of all groups have in hand.
 group_reads_under_way | Reads for groups that are under way.
+transactions | Transactions that are open, or committed and being appended.
+staged_bytes -> transactions_staged_bytes | Bytes of batches that transactions staged and that are not in their streams.
 """,
 )
 """Gauges of the core."""

@@ -93,7 +93,7 @@ class LogReader:
         Raises UnknownStream, PatternError, LocalProtocolError, GapError when strict, OSError;
         NoJournal: the broker has not begun the stream's ring; JournalCorrupt: the ring is missing.
         """
-        one_of("visibility", visibility, ("live", "durable"))
+        one_of("visibility", visibility, ("live", "durable", "committed"))
         one_of("until", until, ("", "tail"))
         callback_of("on_notice", on_notice)
         request = Request(

@@ -32,6 +32,7 @@ from malamute_py.journal.marks import read_mark
 from malamute_py.mapped.batch import MappedBatch
 from malamute_py.mapped.errors import Overwritten, StreamRemoved
 from malamute_py.mapped.missing import NOTHING, Missing
+from malamute_py.mapped.moved import MovedRecords
 from malamute_py.mapped.segments import Segments
 from malamute_py.mapped.selection import Selection
 from malamute_py.mapped.streams import Catalogue, StreamEntry
@@ -112,7 +113,9 @@ class Reading:
         self._last: MappedBatch | None = None
         self._schemas: Schemas | None = None
         """Versions of a typed stream's schema, once a batch needed one."""
-        self._waiting: deque[Batch | GapNotice | RewoundNotice | JournalCorrupt] = deque()
+        self._waiting: deque[Batch | MovedRecords | GapNotice | RewoundNotice | JournalCorrupt] = (
+            deque()
+        )
         """Batches, notices and errors to be handed over to the caller, in order."""
         self._given: dict[int, MappedBatch] = {}
         """Segment -> one batch of it, where views of the last to_arrow() lie."""
@@ -149,7 +152,7 @@ class Reading:
     def _bound(self) -> int:
         """Return the position in the ring up to which this reading sees records."""
         tail = self._tail
-        if self._request.visibility == "durable":
+        if self._request.visibility != "live":
             return min(tail.end_lsn, tail.synced_lsn)
         return tail.end_lsn
 
@@ -179,6 +182,8 @@ class Reading:
 
     def _earliest(self) -> int:
         """Return the offset of the first record that is kept and not past the stream's age."""
+        if self._entry.settings.keep:
+            return 1
         lsn, first = begin_of(self._segments, self._entry.number, self._floor)
         if self._missing.oldest:
             first = min(first, self._missing.first(self._entry.number))
@@ -267,6 +272,10 @@ class Reading:
                     batch = self._hand_over(item)
                     if batch is not None:
                         return batch
+                elif isinstance(item, MovedRecords):
+                    moved = self._hand_over_moved(item)
+                    if moved is not None:
+                        return moved
                 elif isinstance(item, JournalCorrupt):
                     raise item
                 else:
@@ -288,6 +297,15 @@ class Reading:
             self._last = batch
         self._handed = min(stamp.next_offset, self._end)
         self._epoch = stamp.epoch
+        return batch
+
+    def _hand_over_moved(self, moved: MovedRecords) -> Batch | None:
+        """Return the next batch of newest records that have moved; None: there is none more."""
+        batch = moved.batch(self._selection, _now_ms)
+        self._handed = moved.next
+        if batch is not None:
+            self._waiting.appendleft(moved)
+            self._epoch = batch.stamp.epoch
         return batch
 
     def _advance(self) -> bool:
@@ -448,12 +466,24 @@ class Reading:
         self._why = None
         to_offset = min(to_offset, self._end)
         begin, self._next = self._next, max(self._next, to_offset)
+        if code == "retention" and self._entry.settings.keep:
+            # What is left of these records has moved, and the others were replaced.
+            if begin < to_offset:
+                self._waiting.append(
+                    MovedRecords(self._segments, begin, to_offset, self._moved_bound)
+                )
+            return
         purged = min(to_offset, self._entry.trimmed)
         if code == "retention" and begin < purged:
             self._note(GapNotice(begin, purged, "purged", _REMOVED))
             begin = purged
         if begin < to_offset:
             self._note(GapNotice(begin, to_offset, code, reason))
+
+    def _moved_bound(self) -> int:
+        """Return how far copies are looked for: they may be newer than what was read until now."""
+        self._tail.advance()
+        return self._bound
 
     def _lose_newest(self) -> bool:
         """Report missing segments in which the log went on; False: there are none."""

@@ -29,6 +29,9 @@ SECURITY: Final = (
 )  # fmt: skip
 """Settings that are taken up together or not at all."""
 _BY_NAME: Final = tuple(key for key in SECURITY if key != "authentication.users_file")
+_LIVE_SECTIONS: Final = (
+    "quotas", "streams", "mailboxes", "services", "groups", "transactions",
+)  # fmt: skip
 _NOT_LIVE: Final = frozenset({"mailboxes.default", "mailboxes.peek_bytes_max"})
 _LIVE_LINKS: Final = frozenset(
     {
@@ -40,12 +43,7 @@ RELOADED: Final = frozenset(
     {
         *SECURITY,
         *(f"links.{name}" for name in _LIVE_LINKS),
-        *(
-            key
-            for key in KEYS
-            if key.partition(".")[0] in ("quotas", "streams", "mailboxes", "services", "groups")
-            and key not in _NOT_LIVE
-        ),
+        *(key for key in KEYS if key.partition(".")[0] in _LIVE_SECTIONS and key not in _NOT_LIVE),
     }
 )
 """Settings that the core reads whenever it needs them; a running broker takes them up."""

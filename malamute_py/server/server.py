@@ -383,6 +383,8 @@ class Server:
             "offers": config.services.offers_max,
             "cursors": config.groups.cursors_max,
             "groups": config.groups.groups_max,
+            "transactions": config.transactions.transactions_max,
+            "staged_bytes": config.transactions.all_bytes_max,
         }
 
     def _checkpoint_facts(self) -> dict[str, Any]:
@@ -723,6 +725,7 @@ class Server:
     def _broker_settings(self, config: Config) -> BrokerSettings:
         links, streams, memory = config.links, config.streams, config.memory
         mailboxes, services, groups = config.mailboxes, config.services, config.groups
+        transactions = config.transactions
         carriers = carriers_of(config.authentication)
         permissions = Permissions(config.permissions, carriers)
         return BrokerSettings(
@@ -812,6 +815,12 @@ class Server:
             group_hold_ms=groups.hold_ms,
             group_hold_max_ms=groups.hold_max_ms,
             group_flush_ms=groups.flush_ms,
+            transactions_max=transactions.transactions_max,
+            transaction_bytes_max=transactions.bytes_max,
+            transaction_batches_max=transactions.batches_max,
+            staged_bytes_max=transactions.all_bytes_max,
+            transaction_timeout_ms=transactions.timeout_ms,
+            transaction_timeout_max_ms=transactions.timeout_max_ms,
         )
 
     def _connections_for(self, config: Config) -> int:

@@ -31,6 +31,8 @@ from malamute_py.store.forms import (
     MESSAGES,
     REQUESTS,
     SERVICES,
+    STAGED,
+    TRANSACTIONS,
 )
 from malamute_py.store.maps import KeyMap, TableMap
 from malamute_py.store.reading import MAIL_STREAM, BodySpan, Changes, Following
@@ -42,11 +44,13 @@ _VACUUM_PAGES: Final = 2_000
 
 _SURVIVORS: Final = (
     "SELECT base FROM messages WHERE base >= ?1 UNION SELECT base FROM requests WHERE base >= ?1"
+    " UNION SELECT base FROM staged WHERE base >= ?1"
 )
 _LEFT: Final = (
     "DELETE FROM bodies WHERE base = ?1"
     " AND NOT EXISTS (SELECT 1 FROM messages WHERE base = ?1)"
     " AND NOT EXISTS (SELECT 1 FROM requests WHERE base = ?1)"
+    " AND NOT EXISTS (SELECT 1 FROM staged WHERE base = ?1)"
 )
 
 
@@ -91,6 +95,7 @@ class Checkpoint:
         self._accept_lost = accept_lost
         self._messages = TableMap(connection, MESSAGES)
         self._requests = TableMap(connection, REQUESTS)
+        self._staged = TableMap(connection, STAGED)
         self._queues = Queues(
             TableMap(connection, MAILBOXES),
             TableMap(connection, SERVICES),
@@ -99,6 +104,8 @@ class Checkpoint:
             TableMap(connection, CURSORS),
             TableMap(connection, GROUPS),
             KeyMap(connection, KEYS),
+            TableMap(connection, TRANSACTIONS),
+            self._staged,
             self.position.next_number,
         )
         self._maps: tuple[TableMap[object, object], ...] = tuple(
@@ -194,6 +201,7 @@ class Checkpoint:
     def _flush(self, departed: list[int]) -> None:
         departed += [base for _, base in self._messages.departed]
         departed += self._requests.departed
+        departed += self._staged.departed
         for each in self._maps:
             each.flush()
             each.departed.clear()

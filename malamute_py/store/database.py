@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from malamute_py.journal.storage import kind_of, open_regular
 from malamute_py.store.errors import StoreDamaged, StoreError, StoreLocked
-from malamute_py.store.forms import FORMS
+from malamute_py.store.forms import ADDED, FORMS, Form
 
 DATABASE: Final = "queues.db"
 LOCK: Final = "queues.lock"
@@ -98,13 +98,7 @@ def create(connection: sqlite3.Connection, position: Position) -> None:
     execute(f"PRAGMA application_id = {APPLICATION}")
     execute(f"PRAGMA user_version = {VERSION}")
     for form in FORMS:
-        columns = ", ".join(f"{column} NOT NULL" for column in form.columns)
-        names = ", ".join(column.split()[0] for column in form.columns)
-        execute(
-            f"CREATE TABLE {form.table}"
-            f" (at INTEGER PRIMARY KEY, {columns}, row BLOB NOT NULL) STRICT"
-        )
-        execute(f"CREATE UNIQUE INDEX {form.table}_by_key ON {form.table} ({names})")
+        _create_table(execute, form)
     execute("CREATE TABLE bodies (base INTEGER PRIMARY KEY, batch BLOB NOT NULL) STRICT")
     execute(
         "CREATE TABLE position (one INTEGER PRIMARY KEY CHECK (one = 1), lsn INTEGER NOT NULL,"
@@ -113,6 +107,25 @@ def create(connection: sqlite3.Connection, position: Position) -> None:
     )
     execute("INSERT INTO position VALUES (1, ?, ?, ?, ?, ?)", position)
     execute("COMMIT")
+
+
+def _create_table(execute: Callable[[str], object], form: Form[Any, Any]) -> None:
+    columns = ", ".join(f"{column} NOT NULL" for column in form.columns)
+    names = ", ".join(column.split()[0] for column in form.columns)
+    execute(
+        f"CREATE TABLE {form.table} (at INTEGER PRIMARY KEY, {columns}, row BLOB NOT NULL) STRICT"
+    )
+    execute(f"CREATE UNIQUE INDEX {form.table}_by_key ON {form.table} ({names})")
+
+
+def _add_tables(connection: sqlite3.Connection) -> None:
+    """Make the tables that a database of an earlier version lacks, all of them or none."""
+    known = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
+    lacking = [form for form in ADDED if form.table not in known]
+    if lacking:
+        with writing(connection):
+            for form in lacking:
+                _create_table(connection.execute, form)
 
 
 def create_file(
@@ -190,6 +203,7 @@ def open_database(path: str | Path, *, any_thread: bool = False) -> sqlite3.Conn
         if mode != "wal":
             raise StoreDamaged(f"SQLite keeps {path} in mode {mode} where WAL is needed")
         set_up(connection)
+        _add_tables(connection)
     except BaseException as error:
         connection.close()
         if isinstance(error, sqlite3.Error):

@@ -33,6 +33,8 @@ from malamute_py.changelog.tables import (
     Rare,
     RequestRow,
     ServiceRow,
+    StagedRow,
+    TransactionRow,
     rows_of,
 )
 from malamute_py.store.errors import StoreDamaged
@@ -100,11 +102,32 @@ class _GroupForm(msgspec.Struct, array_like=True):
     holder: Holder | None = None
 
 
+class _TransactionForm(msgspec.Struct, array_like=True):
+    id: bytes
+    holder: str
+    by: str
+    at_ms: int
+    timeout_ms: int
+    committed_ms: int
+
+
+class _StagedForm(msgspec.Struct, array_like=True, gc=False):
+    base: int
+    id: bytes
+    place: int
+    stream: int
+    count: int
+    size: int
+    at_ms: int
+
+
 _MAILBOX = msgspec.msgpack.Decoder(_MailboxForm).decode
 _SERVICE = msgspec.msgpack.Decoder(_ServiceForm).decode
 _REQUEST = msgspec.msgpack.Decoder(_RequestForm).decode
 _CURSOR = msgspec.msgpack.Decoder(_CursorForm).decode
 _GROUP = msgspec.msgpack.Decoder(_GroupForm).decode
+_TRANSACTION = msgspec.msgpack.Decoder(_TransactionForm).decode
+_STAGED = msgspec.msgpack.Decoder(_StagedForm).decode
 _RARE = msgspec.msgpack.Decoder(Rare).decode
 
 
@@ -229,6 +252,30 @@ def _key(data: Any) -> tuple[tuple[str, bytes], KeyRow]:
     return (sender, key), KeyRow(base, count, at_ms, *use)
 
 
+def _pack_transaction(key: bytes, row: TransactionRow) -> bytes:
+    return _ENCODE((row.id, row.holder, row.by, row.at_ms, row.timeout_ms, row.committed_ms))
+
+
+def _transaction(data: Any) -> tuple[bytes, TransactionRow]:
+    form = _TRANSACTION(data)
+    row = TransactionRow(
+        form.id, form.holder, form.by, form.at_ms, form.timeout_ms, form.committed_ms
+    )
+    return form.id, row
+
+
+def _pack_staged(key: int, row: StagedRow) -> bytes:
+    return _ENCODE((row.base, row.id, row.place, row.stream, row.count, row.size, row.at_ms))
+
+
+def _staged(data: Any) -> tuple[int, StagedRow]:
+    form = _STAGED(data)
+    row = StagedRow(
+        form.base, form.id, form.place, form.stream, form.count, form.size, form.at_ms
+    )  # fmt: skip
+    return form.base, row
+
+
 class Form(NamedTuple, Generic[K, V]):
     """The form of one table: its name, the columns of its key, and its rows as bytes."""
 
@@ -295,7 +342,13 @@ GROUPS: Final[Form[tuple[int, str], GroupRow]] = Form(
 KEYS: Final[Form[tuple[str, bytes], KeyRow]] = Form(
     "keys", ("sender TEXT", "key BLOB"), _several, _pack_key, _key
 )
+TRANSACTIONS: Final[Form[bytes, TransactionRow]] = Form(
+    "transactions", ("id BLOB",), _one, _pack_transaction, _transaction
+)
+STAGED: Final[Form[int, StagedRow]] = Form("staged", ("base INTEGER",), _one, _pack_staged, _staged)
 FORMS: Final[tuple[Form[Any, Any], ...]] = (
-    MAILBOXES, SERVICES, MESSAGES, REQUESTS, CURSORS, GROUPS, KEYS,
+    MAILBOXES, SERVICES, MESSAGES, REQUESTS, CURSORS, GROUPS, KEYS, TRANSACTIONS, STAGED,
 )  # fmt: skip
 """Forms of all tables, in the order of the fields of Queues."""
+ADDED: Final[tuple[Form[Any, Any], ...]] = (TRANSACTIONS, STAGED)
+"""Forms of tables that databases of earlier versions lack: they had no such rows."""

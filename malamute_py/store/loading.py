@@ -15,6 +15,7 @@ from malamute_py.changelog.tables import Keys, Queues
 from malamute_py.store.database import check_form, damaged, position_of
 from malamute_py.store.errors import StoreDamaged
 from malamute_py.store.forms import (
+    ADDED,
     CURSORS,
     FORMS,
     GROUPS,
@@ -23,6 +24,8 @@ from malamute_py.store.forms import (
     MESSAGES,
     REQUESTS,
     SERVICES,
+    STAGED,
+    TRANSACTIONS,
     Form,
 )
 
@@ -43,6 +46,8 @@ def load(connection: sqlite3.Connection) -> Queues:
             _rows(connection, CURSORS),
             _rows(connection, GROUPS),
             Keys(_rows(connection, KEYS)),
+            _rows(connection, TRANSACTIONS),
+            _rows(connection, STAGED),
             position.next_number,
         )
     except sqlite3.Error as error:
@@ -53,6 +58,8 @@ def load(connection: sqlite3.Connection) -> Queues:
 
 
 def _rows(connection: sqlite3.Connection, form: Form[Any, Any]) -> dict[Any, Any]:
+    if not _has(connection, form):
+        return {}
     unpack = form.unpack
     rows = dict(
         unpack(data) for (data,) in connection.execute(f"SELECT row FROM {form.table} ORDER BY at")
@@ -63,13 +70,22 @@ def _rows(connection: sqlite3.Connection, form: Form[Any, Any]) -> dict[Any, Any
     return rows
 
 
+def _has(connection: sqlite3.Connection, form: Form[Any, Any]) -> bool:
+    """Whether a database, which may be of an earlier version and read only, has this table."""
+    if form not in ADDED:
+        return True
+    found = connection.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (form.table,))
+    return found.fetchone() is not None
+
+
 def check(connection: sqlite3.Connection, *, whole: bool = False) -> None:
     """Look for damage in the file's structure; whole: also in its bodies and every index.
 
     Raises StoreDamaged, StoreError.
     """
     try:
-        tables = [""] if whole else [f"({form.table})" for form in FORMS]
+        present = [form for form in FORMS if _has(connection, form)]
+        tables = [""] if whole else [f"({form.table})" for form in present]
         kind = "integrity_check" if whole else "quick_check"
         for table in tables:
             for (found,) in connection.execute(f"PRAGMA {kind}{table}"):

@@ -532,7 +532,9 @@ def _tables_against_log(path: Path, content: Path) -> Iterator[str]:
     with contextlib.suppress(FollowLost):  # The journal's own tool reports this.
         for _ in follower.read(first, closed.end_lsn, note):
             pass
-    gone = sorted(({base for _, base in queues.messages} | set(queues.requests)) - kept)
+    gone = sorted(
+        ({base for _, base in queues.messages} | set(queues.requests) | set(queues.staged)) - kept
+    )
     if gone:
         yield f"{DATABASE}: {len(gone)} bodies are nowhere, the first is of message {gone[0]}"
 

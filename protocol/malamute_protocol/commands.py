@@ -57,7 +57,7 @@ class Visibility(enum.IntEnum):
     DURABLE = 1
     """Records that no power loss can take back."""
     COMMITTED = 2
-    """Reserved: up to the first open transaction."""
+    """Records of no open transaction that no power loss can take back."""
 
 
 class StartKind(enum.IntEnum):
@@ -1083,6 +1083,80 @@ class ListUsers(Command, tag=91, frozen=True):
     """Stream, mailbox or service that the verb is about."""
 
 
+# --- 93 to 99: open transactions (feature TRANSACTIONS) --------------------------------
+
+
+class BeginTransaction(Command, tag=93, frozen=True):
+    """Open a transaction: what is staged in it is appended to streams by its commit, or never."""
+
+    transaction: Key
+    """The client's name for it, one space for all clients: 16 random bytes."""
+    tracker: int
+    timeout_ms: Time = 0
+    """Time after which the broker rolls it back; 0: the broker's default."""
+    level: int = 0
+
+
+class Stage(Command, tag=94, frozen=True):
+    """Put one batch for a stream aside, in an open transaction; owns one content frame."""
+
+    transaction: Key
+    stream: str
+    place: Time
+    """Place of the batch among those of the transaction, whose records come in this order."""
+    tracker: int
+    level: int = 0
+
+    @property
+    def content_frames(self) -> int:
+        """Return 1: the batch content."""
+        return 1
+
+
+class CommitTransaction(Command, tag=95, frozen=True):
+    """Have all that a transaction staged appended to its streams."""
+
+    transaction: Key
+    count: Time
+    """Batches that were staged: a commit that would lack one is refused."""
+    tracker: int
+    level: int = 0
+
+
+class RollBackTransaction(Command, tag=96, frozen=True):
+    """End a transaction; what it staged is dropped, and no reader ever sees it."""
+
+    transaction: Key
+    tracker: int
+    level: int = 0
+
+
+class ListTransactions(Command, tag=97, frozen=True):
+    """List the open transactions, and committed ones that are being appended, oldest first."""
+
+    request: int
+    after: Key = b""
+    """Transactions after this one; empty: from the first."""
+    limit: int = 1000
+
+
+class EndTransaction(Command, tag=98, frozen=True):
+    """Operator rolls an open transaction of any client back."""
+
+    request: int
+    transaction: Key
+
+
+class AwaitTransaction(Command, tag=99, frozen=True):
+    """Wait until all records of a committed transaction are in their streams, durably.
+
+    RESULT: {}; at once where the broker has no such transaction (any more).
+    """
+
+    request: int
+    transaction: Key
+
+
 AnyCommand: TypeAlias = Union[  # noqa: UP007 - msgspec reads the union at run time
     Hello, Welcome, Ping, Pong, Bye, Refused, Result,
     Publish, Confirm, Subscribe, Subscribed, Unsubscribe, Ended, Credit, Deliver, Cover, Gap,
@@ -1096,10 +1170,13 @@ AnyCommand: TypeAlias = Union[  # noqa: UP007 - msgspec reads the union at run t
     MoveCursor, CursorInfo, RemoveCursor, JoinGroup, AckRecords, GroupInfo, Atomic,
     EditCursor, RemoveGroup, Trim, PurgeSubjects, EditGroup, RequeueGroup, PeekRequests,
     ResetGroup, UpdateKey, GetKey, ListKeys, StreamSchemas, Schema, ReloadConfig, ListUsers,
+    BeginTransaction, Stage, CommitTransaction, RollBackTransaction, ListTransactions,
+    EndTransaction, AwaitTransaction,
 ]  # fmt: skip
 
 STEP_PARTS: tuple[type[Command], ...] = (
     Publish, Send, Request, Reply, AckMail, AckWork, AckRecords, MoveCursor, Trim, PurgeSubjects,
+    BeginTransaction, Stage, CommitTransaction, RollBackTransaction,
 )  # fmt: skip
 """Commands that an ATOMIC may announce, each with tracker 0; ACK_WORK only with the states 3 to
 5."""

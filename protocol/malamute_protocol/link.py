@@ -48,6 +48,8 @@ CLIENT_COMMANDS: Final[tuple[type[Command], ...]] = (
     c.EditCursor, c.RemoveGroup, c.Trim, c.PurgeSubjects, c.EditGroup, c.RequeueGroup,
     c.PeekRequests, c.ResetGroup, c.UpdateKey, c.GetKey, c.ListKeys, c.StreamSchemas,
     c.ReloadConfig, c.ListUsers,
+    c.BeginTransaction, c.Stage, c.CommitTransaction, c.RollBackTransaction, c.ListTransactions,
+    c.EndTransaction, c.AwaitTransaction,
 )  # fmt: skip
 """Commands that a client may send at all."""
 
@@ -58,7 +60,7 @@ BROKER_COMMANDS: Final[tuple[type[Command], ...]] = (
 )  # fmt: skip
 """Commands that a broker may send at all."""
 
-CONTENT_COMMANDS: Final = (c.Publish, c.UpdateKey, c.Send, c.Request, c.Reply, c.Atomic)
+CONTENT_COMMANDS: Final = (c.Publish, c.UpdateKey, c.Send, c.Request, c.Reply, c.Stage, c.Atomic)
 """Client commands bound by what WELCOME states, for which they wait."""
 
 Moves: TypeAlias = Mapping[type[Command], State]

@@ -23,7 +23,7 @@ class Feature(enum.IntFlag):
     """Cursors and groups."""
     ATOMIC = 8
     TRANSACTIONS = 16
-    """Reserved."""
+    """Open transactions."""
     REPLICATED = 32
     """Reserved: the confirm level."""
     PLACEMENT = 64

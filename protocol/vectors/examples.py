@@ -135,9 +135,16 @@ EXAMPLES: list[Command] = [
     c.ResetGroup(1, "flights", "loaders", [2, 100], True),
     c.StreamSchemas(1, "flights"),
     c.Schema(1, 2**32 - 1, b"schema"),
+    c.BeginTransaction(b"load 7", 1, 60_000, 2),
+    c.Stage(b"load 7", "flights", 2**40, 2, 3),
+    c.CommitTransaction(b"load 7", 2, 3, 3),
+    c.RollBackTransaction(b"load 7", 3, 3),
+    c.ListTransactions(1, b"load 6", 10),
+    c.EndTransaction(1, b"load 7"),
+    c.AwaitTransaction(1, b"load 7"),
 ]
 STEP: list[Command] = [
-    c.Atomic(9, 10, 3, b"step 4"),
+    c.Atomic(9, 14, 3, b"step 4"),
     c.Publish("flights", 0),
     c.Send("bob", 0, 0, b"", 0, 127),
     c.Request("resize", 0, "~" + UUID.hex()),
@@ -148,6 +155,10 @@ STEP: list[Command] = [
     c.MoveCursor("flights", "nightly", 500, 0, from_=499),
     c.Trim("flights", 499, 0),
     c.PurgeSubjects("flights", ["prefix", "LX."], 499, 0),
+    c.BeginTransaction(b"load 8", 0),
+    c.Stage(b"load 8", "flights", 0, 0),
+    c.CommitTransaction(b"load 8", 1, 0),
+    c.RollBackTransaction(b"load 9", 0),
     c.Ping(),
 ]
 

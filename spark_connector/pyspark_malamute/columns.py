@@ -13,7 +13,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -42,6 +42,7 @@ _PARSED: Final = 30
 """Bytes of a map of properties as Python objects for each byte of its MessagePack, at most."""
 _LEAN_ROW_BYTES: Final = 32
 """Bytes of a row in columns without bodies, about."""
+_EMPTY_ROWS_MAX: Final = 1 << 17
 _TABLES_KEPT: Final = 256
 _STALE: Final = 10_000
 """Batches gathered at most, so that a record batch of empty bodies ends, too."""
@@ -51,6 +52,52 @@ Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 # The stubs of pyarrow know too few of its overloads: what is built here is Any, and
 # test_columns.py holds it to Spark's schema.
 _arrow: Final[Any] = pa
+
+
+class Columns(Protocol):
+    """Collected rows of batches, given out as record batches."""
+
+    @property
+    def full(self) -> bool: ...  # noqa: D102
+    def pieces(self, batch: Batch) -> Iterator[Batch]: ...  # noqa: D102
+    def add(self, batch: Batch) -> None: ...  # noqa: D102
+    def take(self) -> Iterator[Any]: ...  # noqa: D102
+
+
+def taken(columns: Columns, batch: Batch) -> Iterator[Any]:
+    """Take a batch in, and yield the record batches that are full."""
+    for piece in columns.pieces(batch):
+        columns.add(piece)
+        if columns.full:
+            yield from columns.take()
+
+
+class RowCount:
+    """Rows without columns: what they hold is not looked at."""
+
+    def __init__(self) -> None:
+        self._rows = 0
+
+    @property
+    def full(self) -> bool:
+        """True when enough rows have been counted for a record batch."""
+        return self._rows >= _EMPTY_ROWS_MAX
+
+    def pieces(self, batch: Batch) -> Iterator[Batch]:
+        """A batch in parts: one."""
+        yield batch
+
+    def add(self, batch: Batch) -> None:
+        """Count the delivered rows of a batch."""
+        self._rows += len(batch)
+
+    def take(self) -> Iterator[Any]:
+        """Yield the counted rows as a record batch; then begin anew."""
+        if self._rows:
+            nothing = _arrow.struct([])
+            rows = _arrow.StructArray.from_buffers(nothing, self._rows, [None])
+            yield _arrow.RecordBatch.from_struct_array(rows)
+        self._rows = 0
 
 
 class _Column:

@@ -27,8 +27,9 @@ from malamute_py.client.position import Position
 from malamute_py.client.session.subscription import GapNotice, Notice, RewoundNotice
 from malamute_py.client.sync.client import SyncSubscription
 from pyspark_malamute import links
-from pyspark_malamute.columns import Gather
+from pyspark_malamute.columns import Columns, Gather, RowCount, taken
 from pyspark_malamute.errors import SourceUnavailable
+from pyspark_malamute.local_log import LocalLog
 from pyspark_malamute.loss import lost, purged, rewound
 from pyspark_malamute.offsets import StreamOffset, check_stream
 from pyspark_malamute.options import SourceOptions
@@ -50,10 +51,13 @@ _frozen_in = 0
 def fetch_all(options: SourceOptions, part: InputPartition) -> Iterator[Any]:
     """The selected records of a task, as pyarrow.RecordBatch. Raises as fetch() does."""
     parts = ranges_of(part)
-    pipe = _Pipe(options, parts)
-    with links.in_use(options), contextlib.closing(pipe):
+    with (
+        links.in_use(options),
+        LocalLog(options) as log,
+        contextlib.closing(_Pipe(options, parts, ahead=not log.is_open)) as pipe,
+    ):
         for each in parts:
-            yield from fetch(options, each, pipe)
+            yield from fetch(options, each, pipe, log)
 
 
 class _Pipe:
@@ -62,9 +66,10 @@ class _Pipe:
     The records of the next ranges come while those of the one before become columns.
     """
 
-    def __init__(self, options: SourceOptions, parts: list[Range]) -> None:
-        """parts: in the order in which they are read."""
+    def __init__(self, options: SourceOptions, parts: list[Range], *, ahead: bool = True) -> None:
+        """parts: in the order in which they are read. ahead: False opens each in its turn."""
         self._options = options
+        self._ahead = ahead
         self._waiting = deque(parts)
         """Ranges whose turn has not come."""
         self._open: dict[Range, SyncSubscription] = {}
@@ -78,6 +83,8 @@ class _Pipe:
 
     def open_ahead(self) -> None:
         """Ask for the next ranges, as far as the bound of bytes allows."""
+        if not self._ahead:
+            return
         left = _AHEAD_BYTES - sum(map(_credit_bytes, self._open))
         for part in islice(self._waiting, _AHEAD_RANGES):
             if part not in self._open:
@@ -92,17 +99,21 @@ class _Pipe:
             self._open.popitem()[1].close()
 
 
-def fetch(options: SourceOptions, part: Range, pipe: _Pipe | None = None) -> Iterator[Any]:
+def fetch(
+    options: SourceOptions, part: Range, pipe: _Pipe | None = None, log: LocalLog | None = None
+) -> Iterator[Any]:
     """The selected records of a range, in order, as pyarrow.RecordBatch.
 
-    pipe: of the task, where it has further ranges. Raises DataLoss, SourceUnavailable,
-    CheckpointMismatch (the stream was recreated).
+    pipe: of the task, where it has further ranges. log: of the broker, where it may be here.
+    Raises DataLoss, SourceUnavailable, CheckpointMismatch (the stream was recreated).
     """
     _spare_the_collector()
     options = options.of(part.name)
     pipe = pipe or _Pipe(options, [part])
-    gather = TypedGather(options) if options.body_type == "typed" else Gather(options)
+    gather = _columns(options)
     position = part.start
+    if log is not None:
+        position = yield from log.read(options, part, gather)
     failures = 0
     progress_s = time.monotonic()
     while position < part.end:
@@ -117,10 +128,7 @@ def fetch(options: SourceOptions, part: Range, pipe: _Pipe | None = None) -> Ite
                     if batch is None:
                         break
                     taken_in = False
-                    for piece in gather.pieces(batch):
-                        gather.add(piece)
-                        if gather.full:
-                            yield from gather.take()
+                    yield from taken(gather, batch)
                     taken_in = True
             if position < part.end:
                 raise SourceUnavailable(
@@ -144,6 +152,12 @@ def fetch(options: SourceOptions, part: Range, pipe: _Pipe | None = None) -> Ite
                 raise
             LOG.warning("malamute source: asking again from offset %d: %s", position, error)
     yield from gather.take()
+
+
+def _columns(options: SourceOptions) -> Columns:
+    if options.body_type == "typed":
+        return TypedGather(options)
+    return RowCount() if options.counts_only else Gather(options)
 
 
 def _subscribe(options: SourceOptions, part: Range, position: int) -> SyncSubscription:

@@ -120,8 +120,11 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     min_partitions: int
     rows_per_partition: int
     split_bytes: int
+    log_directory: str
+    """Data directory of the broker, for tasks on its machine; empty: all is read over the wire."""
     columns: tuple[str, ...]
-    """Names of the columns, in order; each is one of COLUMNS or of field_columns."""
+    """Names of the columns, in order; each is one of COLUMNS or of field_columns. None: rows have
+    no column, or with bodyType typed all of the stream's."""
     field_columns: tuple[str, ...]
     """Fields that have a column of their own."""
     body_type: str
@@ -161,6 +164,11 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.stream:
             return f"stream '{self.stream}'"
         return f"streams '{self.streams_pattern or ', '.join(self.streams)}'"
+
+    @property
+    def counts_only(self) -> bool:
+        """Whether rows have no column, so that only their number is of interest."""
+        return not self.columns and self.body_type != "typed"
 
     @property
     def is_alone(self) -> bool:
@@ -237,6 +245,10 @@ def _pattern(value: str) -> Pattern:
         raise ValueError(error.reason) from error
 
 
+def _column_names(value: str) -> tuple[str, ...]:
+    return as_names(value) if value.strip() else ()
+
+
 # --- the table ---------------------------------------------------------------------------
 
 COLUMNS: Final = (
@@ -291,8 +303,12 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("minPartitions", as_number, "0", "at least so many tasks, where the data allow it"),
     Option("maxRecordsPerPartition", as_positive, None, "most selected records of one task"),
     Option("splitBytes", as_size, "32m", "about how many bytes one task reads"),
-    Option("columns", as_names, None,
-           "names of the columns, in order; what is not named is not made"),
+    Option("logDirectory", as_text, "",
+           "the broker's data directory: a task on the broker's machine that may read its files "
+           "reads them in place"),
+    Option("columns", _column_names, None,
+           "names of the columns, in order; what is not named is not made; empty: none, for "
+           "`count()`"),
     Option("fieldColumns", as_names, None,
            "fields that get a string column each, in place of the map of all"),
     Option("includeFields", as_flag, None,
@@ -383,6 +399,7 @@ def parse_options(raw: Mapping[str, str]) -> SourceOptions:
         min_partitions=values["minPartitions"],
         rows_per_partition=values["maxRecordsPerPartition"] or 0,
         split_bytes=_at_least_a_mib(values["splitBytes"]),
+        log_directory=values["logDirectory"],
         columns=(_typed_columns if values["bodyType"] == "typed" else _columns)(given, values),
         field_columns=values["fieldColumns"] or (),
         body_type=values["bodyType"],
@@ -485,6 +502,8 @@ def _typed_columns(given: Mapping[str, str], values: Mapping[str, Any]) -> tuple
                  "pushFilters"):  # fmt: skip
         if name in given:
             raise OptionError(name, "says nothing with bodyType 'typed': leave it out")
+    if values["columns"] == ():
+        raise OptionError("columns", "is empty: leave out bodyType 'typed', to count records")
     columns: tuple[str, ...] = values["columns"] or ()
     return columns
 

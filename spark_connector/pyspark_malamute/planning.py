@@ -33,19 +33,21 @@ class Range(InputPartition):
         start: int,
         end: int,
         *,
+        first: int = 0,
         size: int = 0,
         proven: bool = False,
     ) -> None:
         """name: of the stream. stream: its UUID, hexadecimal. epoch: in which the plan was made.
 
-        size: bytes of the journal, at most. proven: tasks of this query have reached the broker
-        before.
+        first: the stream's first offset when the plan was made. size: bytes of the journal, at
+        most. proven: tasks of this query have reached the broker before.
         """
         self.name = name
         self.stream = stream
         self.epoch = epoch
         self.start = start
         self.end = end
+        self.first = first
         self.size = size
         self.proven = proven
 
@@ -212,8 +214,8 @@ def ranges(
         ]
     name, stream = options.stream, plan.stream.hex()
     return [
-        Range(name, stream, plan.epoch, first, stop, size=size, proven=proven)
-        for first, stop, size in pieces
+        Range(name, stream, plan.epoch, *cut, first=plan.first, size=size, proven=proven)
+        for *cut, size in pieces
     ]
 
 
@@ -248,16 +250,29 @@ def stored(parts: list[InputPartition]) -> list[list[list[Any]]]:
 
 
 def restored(
-    tasks: list[list[list[Any]]], stop: Mapping[str, StreamOffset], *, proven: bool = False
+    tasks: list[list[list[Any]]],
+    stop: Mapping[str, StreamOffset],
+    firsts: Mapping[str, int],
+    *,
+    proven: bool = False,
 ) -> list[InputPartition]:
     """Tasks of a batch from a checkpoint, each at its place.
 
-    stop: position at the end of the batch in each stream that is there.
+    stop: position at the end of the batch in each stream that is there. firsts: offset with which
+    each stream begins now.
     """
     found: list[InputPartition] = []
     for task in tasks:
         ranges = [
-            Range(name, stop[name].stream, stop[name].epoch, start, end, proven=proven)
+            Range(
+                name,
+                stop[name].stream,
+                stop[name].epoch,
+                start,
+                end,
+                first=firsts.get(name, 0),
+                proven=proven,
+            )
             for name, start, end in task
             if name in stop
         ]

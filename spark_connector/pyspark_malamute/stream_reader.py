@@ -286,7 +286,9 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found = self._planned(begin, stop)
         if "tasks" in end:
             there = {name: at for name, at in stop.items() if name in found}
-            return restored(end["tasks"], there, proven=self._proven)
+            plans = {name: self._stream(name).plan for name in there}
+            firsts = {name: plan.first for name, plan in plans.items() if plan is not None}
+            return restored(end["tasks"], there, firsts, proven=self._proven)
         return grouped([part for parts in found.values() for part in parts], self._options)
 
     def _planned(

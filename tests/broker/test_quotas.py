@@ -41,6 +41,7 @@ MAKES: dict[str, Callable[[int], tuple[list[wire.Command], list[Any]]]] = {
     "groups": lambda at: ([wire.JoinGroup(at, "shared", f"g{at}", ALL)], []),
     "subscriptions": lambda at: ([wire.Subscribe(at, "shared", ALL, [0])], []),
     "offers": lambda at: ([wire.Offer(at, "shared", ALL)], []),
+    "transactions": lambda at: ([wire.BeginTransaction(b"%d" % at, at)], []),
 }
 """Resource -> commands and frames that make one more of it; at: a number of its own."""
 
@@ -65,7 +66,9 @@ def test_a_quota_that_is_reached_is_refused_by_name_and_leaves_the_rest_to_other
     assert said == [{"identity": "anna", "resource": resource, "bound": 3}]
 
 
-@pytest.mark.parametrize("resource", ["streams", "rings", "mailboxes", "services", "cursors"])
+@pytest.mark.parametrize(
+    "resource", ["streams", "rings", "mailboxes", "services", "cursors", "transactions"]
+)
 def test_what_outlives_a_link_counts_for_its_creator_after_a_restart(resource: str) -> None:
     box = post(Quota(**{resource: 3}))
     box.publish(3, "shared", [b"a", b"b"])
@@ -88,6 +91,7 @@ REMOVES: dict[str, Callable[[int], wire.Command]] = {
     "groups": lambda at: wire.RemoveGroup(at, "shared", f"g{at}"),
     "subscriptions": wire.Unsubscribe,
     "offers": wire.Unsubscribe,
+    "transactions": lambda at: wire.RollBackTransaction(b"%d" % at, at),
 }
 
 

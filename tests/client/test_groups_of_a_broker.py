@@ -363,25 +363,6 @@ async def test_the_settings_of_a_group_can_be_changed(shell: Any) -> None:
     await shell.call(member.close)
 
 
-async def test_a_member_that_is_passed_over_says_so_when_it_waits(shell: Any) -> None:
-    await shell.do("publish_many", "s", [b"0", b"1"])
-    told: list[Any] = []
-    member = joined(
-        shell, ack="manual", credit_records=1, settings={"lease_ms": 100}, on_notice=told.append
-    )
-    held = await shell.call(member.next_batch, WAIT_MS)
-    for _ in range(WAIT_MS):
-        if (await shell.do("group_info", "s", "readers")).members[0].aside:
-            break
-        await asyncio.sleep(0.001)
-    with pytest.raises(Timeout, match=r"passed over.*acknowledge some"):
-        await shell.call(member.next_batch, 50)
-    assert [type(one) for one in told] == [PassedOverNotice]
-    await shell.call(member.nack, held)
-    assert await shell.call(member.next_batch, WAIT_MS) is not None
-    await shell.call(member.close)
-
-
 # --- administration -------------------------------------------------------------------------------
 
 
@@ -417,3 +398,22 @@ async def test_a_group_is_reset_and_a_member_that_is_at_work_is_a_hindrance_unle
     again = joined(shell)
     assert (await shell.call(again.next_batch, WAIT_MS)).offsets.tolist() == list(range(40, 100))
     await shell.call(again.close)
+
+
+async def test_a_member_that_is_passed_over_says_so_when_it_waits(shell: Any) -> None:
+    await shell.do("publish_many", "s", [b"0", b"1"])
+    told: list[Any] = []
+    member = joined(
+        shell, ack="manual", credit_records=1, settings={"lease_ms": 100}, on_notice=told.append
+    )
+    held = await shell.call(member.next_batch, WAIT_MS)
+    for _ in range(WAIT_MS):
+        if (await shell.do("group_info", "s", "readers")).members[0].aside:
+            break
+        await asyncio.sleep(0.001)
+    with pytest.raises(Timeout, match=r"passed over.*acknowledge some"):
+        await shell.call(member.next_batch, 50)
+    assert [type(one) for one in told] == [PassedOverNotice]
+    await shell.call(member.nack, held)
+    assert await shell.call(member.next_batch, WAIT_MS) is not None
+    await shell.call(member.close)

@@ -78,6 +78,13 @@ def test_the_command_line_judges_and_watches_without_the_extra_http() -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+def test_commands_are_listed_with_their_help_without_numpy() -> None:
+    ended = run_without(
+        ["numpy"], "import malamute_py.cli.groups, malamute_py.cli.kv, malamute_py.cli.streams\n"
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
 @pytest.mark.parametrize(
     ("package", "program", "advice"),
     [

@@ -93,7 +93,7 @@ def commands_of_spec() -> dict[int, tuple[str, list[tuple[str, str, str]]]]:
 
 
 COMMANDS = commands_of_spec()
-OWN_ONE = {"PUBLISH", "UPDATE_KEY", "SEND", "REQUEST", "REPLY"}
+OWN_ONE = {"PUBLISH", "UPDATE_KEY", "SEND", "REQUEST", "REPLY", "STAGE"}
 OWN_FRAMES = {"DELIVER", "MAIL", "WORK"}
 DEFAULTS: dict[str, Any] = {
     "nil": None,
@@ -135,6 +135,13 @@ LENGTHS = {
     "REQUEST.key": 128,
     "ATOMIC.key": 128,
     "CANCEL_REQUEST.key": 128,
+    "BEGIN_TRANSACTION.transaction": 128,
+    "STAGE.transaction": 128,
+    "COMMIT_TRANSACTION.transaction": 128,
+    "ROLL_BACK_TRANSACTION.transaction": 128,
+    "LIST_TRANSACTIONS.after": 128,
+    "END_TRANSACTION.transaction": 128,
+    "AWAIT_TRANSACTION.transaction": 128,
     "ACK_WORK.reason": 1024,
     "ACK_MAIL.ranges": 65536,
     "ACK_WORK.ranges": 65536,
@@ -158,10 +165,14 @@ VALUES = {
     "TRIM.before": (0, 1 << 64),
     "PURGE_SUBJECTS.before": (0, 1 << 64),
     "ATOMIC.count": (1, 1 << 64),
+    "BEGIN_TRANSACTION.timeout_ms": (0, 1 << 53),
+    "STAGE.place": (0, 1 << 53),
+    "COMMIT_TRANSACTION.count": (0, 1 << 53),
 }
 PARTS = {
     "PUBLISH", "SEND", "REQUEST", "REPLY", "ACK_MAIL", "ACK_WORK", "ACK_RECORDS", "MOVE_CURSOR",
-    "TRIM", "PURGE_SUBJECTS",
+    "TRIM", "PURGE_SUBJECTS", "BEGIN_TRANSACTION", "STAGE", "COMMIT_TRANSACTION",
+    "ROLL_BACK_TRANSACTION",
 }  # fmt: skip
 
 

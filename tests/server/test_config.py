@@ -43,6 +43,7 @@ SHELL_OWN = {
     "quota",
     "carrier",
     "facts",
+    "users",
     "meter",
 }
 """Settings of the core that are the shell's own: no configuration names them."""

@@ -3,7 +3,7 @@
 --seed N              one seed
 --seeds A..B          a range, B left out; stops at the first failure unless --keep-going
 --scenario NAME       journal, broker, keys, removal, session, work, clients, cuts, threads,
-                      thread-cuts, or all (the default)
+                      thread-cuts, transactions, or all (the default)
 --steps N             another length than the seed chooses
 --plant NAME          run with a planted bug (`--plant list` names them)
 --jobs N              so many seeds at once, each in one of N processes

@@ -60,6 +60,8 @@ VIOLATIONS = {
     "unlawful": "a call ended by an error that is none of those it may end by",
     "key": "a key is another than its newest record says, or a newest record is gone",
     "stale": "a key was changed, or refused, against its revision",
+    "rolled_back": "a record was shown of a transaction that was not committed",
+    "half": "a part of a transaction is in its streams without the rest",
     "stuck": "after all faults ended something that was owed never came",
     "refusal": "a command was refused that had to be accepted",
     "broken": "the code under test raised an error that nothing of the fault model explains",

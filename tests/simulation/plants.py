@@ -43,6 +43,54 @@ def _put(stack: contextlib.ExitStack, owner: Any, name: str, make: Callable[[Any
     stack.enter_context(patch.object(owner, name, make(getattr(owner, name))))
 
 
+# --- transactions ----------------------------------------------------------------------------
+
+
+def _staged_in_the_stream(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.transactions.transactions import Transactions
+
+    def make(original: Any) -> Any:
+        def prepare_stage(self: Any, link: Any, command: Any, frame: Any) -> Any:
+            part = original(self, link, command, frame)
+            stream = self._catalogue.get(command.stream)
+            part.also = [self._publishing.later_part(stream, part.content, frame)]
+            return part
+
+        return prepare_stage
+
+    _put(stack, Transactions, "prepare_stage", make)
+
+
+def _commit_not_resumed(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.transactions.moving import Moving
+    from malamute_py.broker.transactions.transactions import Transactions
+
+    def make(original: Any) -> Any:
+        def recovered(self: Any) -> None:
+            with patch.object(Moving, "begin", lambda *_: None):
+                original(self)
+
+        return recovered
+
+    _put(stack, Transactions, "recovered", make)
+
+
+def _moved_twice(stack: contextlib.ExitStack) -> None:
+    from malamute_py.changelog import records, tables
+
+    effects = {records.TransactionMoved: lambda *_: None}
+    stack.enter_context(patch.dict(tables._EFFECTS, effects))
+
+
+def _places_ignored(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.transactions.transaction import Transaction
+
+    def make(original: Any) -> Any:
+        return lambda self: sorted(original(self), key=lambda batch: -batch.base)
+
+    _put(stack, Transaction, "in_order", make)
+
+
 # --- removal ---------------------------------------------------------------------------------
 
 
@@ -1193,6 +1241,22 @@ PLANTS: dict[str, Planted] = {
     "done-beyond-the-end": Planted(
         "work", "a group keeps what was done of records that a power loss took back",
         _done_beyond_the_end, _codes("done_before"), 100, 438,
+    ),
+    "staged-in-the-stream": Planted(
+        "transactions", "a batch is in its stream as soon as it is staged",
+        _staged_in_the_stream, _codes("rolled_back"), 10,
+    ),
+    "commit-not-resumed": Planted(
+        "transactions", "a start forgets what a commit has not appended yet",
+        _commit_not_resumed, _codes("lost", "half"), 20,
+    ),
+    "moved-twice": Planted(
+        "transactions", "the tables do not know which batches of a commit were appended",
+        _moved_twice, _codes("twice"), 20,
+    ),
+    "places-ignored": Planted(
+        "transactions", "batches of a transaction are appended newest first",
+        _places_ignored, _codes("order"), 10,
     ),
     "newest-not-copied": Planted(
         "keys", "a segment is given up without copies of some newest records",

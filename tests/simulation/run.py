@@ -102,12 +102,16 @@ def scenario(name: str) -> Callable[..., Scenario]:
         from tests.simulation.keys_run import KeysRun
 
         return KeysRun
+    if name == "transactions":
+        from tests.simulation.transactions_run import TransactionsRun
+
+        return TransactionsRun
     raise KeyError(name)
 
 
 SCENARIOS = (
     "journal", "broker", "keys", "removal", "session", "work", "clients", "cuts", "threads",
-    "thread-cuts",
+    "thread-cuts", "transactions",
 )  # fmt: skip
 
 

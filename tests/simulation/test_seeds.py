@@ -53,6 +53,12 @@ def test_keys_are_what_their_newest_records_say_under_every_fault(first: int) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 60, CHUNK))
+def test_a_transaction_is_whole_or_nothing_under_every_fault(first: int) -> None:
+    check("transactions", range(first, first + CHUNK))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 60, CHUNK))
 def test_the_client_library_keeps_its_promises_under_every_fault(first: int) -> None:
     check("session", range(first, first + CHUNK))
 

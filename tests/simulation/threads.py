@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, Final
 from unittest.mock import patch
 
+from malamute_py.client.engine import bell
 from malamute_py.client.sync import handlers as sync_handlers
 from malamute_py.client.sync import link as thread_module
 from tests.simulation.event_loop import Descriptor
@@ -401,8 +402,8 @@ def simulated_threads() -> Iterator[None]:
         for module, name, fake in (
             (thread_module, "threading", fakes),
             (sync_handlers, "threading", fakes),
-            (thread_module, "os", _Os),
-            (thread_module, "select", SimpleNamespace(poll=_Poll, POLLIN=1)),
+            (bell, "os", _Os),
+            (bell, "select", SimpleNamespace(poll=_Poll)),
             (thread_module, "time", clock),
         ):
             stack.enter_context(patch.object(module, name, fake))

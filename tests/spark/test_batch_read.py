@@ -75,6 +75,17 @@ def test_every_column_says_what_was_published(
     assert all(0 <= age.total_seconds() < 600 for age in ages)
 
 
+def test_a_count_needs_no_column_and_is_the_same(
+    read: Callable[..., DataFrame], client: SyncClient, stream: str, departures: Departures
+) -> None:
+    for more in ({}, {"pattern": "flights.JFK.*"}, {"pattern": "nothing.#"}):
+        lean = read(columns="", **more)
+        assert not lean.columns
+        assert lean.count() == read(**more).count()
+    client.purge(stream, "flights.JFK.*")
+    assert read(columns="").count() == read().count() < 3000
+
+
 def test_the_broker_selects_by_every_kind_of_pattern(
     read: Callable[..., DataFrame], departures: Departures
 ) -> None:

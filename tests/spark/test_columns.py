@@ -11,7 +11,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from malamute_protocol.batch import Batch, Content, Stamp, encode, encode_arrow, encode_lists
 from pyspark_malamute import columns
-from pyspark_malamute.columns import RECORD_BATCH_BYTES_MAX, Gather
+from pyspark_malamute.columns import RECORD_BATCH_BYTES_MAX, Gather, RowCount
 from pyspark_malamute.errors import MalamuteSourceError
 from pyspark_malamute.options import SourceOptions, parse_options
 from pyspark_malamute.schema import check_schema, spark_schema
@@ -137,6 +137,20 @@ def test_named_columns_are_made_in_their_order_and_say_the_same() -> None:
     for name in ("offset", "append_time", "subject", "fields", "properties"):
         rows = gathered(options(columns=name), *mixed())
         assert rows == [{name: row[name]} for row in whole]
+
+
+def test_rows_without_columns_are_counted_and_nothing_of_them_is_looked_at() -> None:
+    count = RowCount()
+    for _ in range(2):
+        for batch in mixed():
+            count.add(batch)
+        rows = list(count.take())
+        assert [each.num_rows for each in rows] == [sum(map(len, mixed()))]
+        assert rows[0].schema == to_arrow_schema(spark_schema(options(columns="")))
+    assert list(count.take()) == []
+    assert not count.full
+    while not count.full:
+        count.add(next(iter(mixed())))
 
 
 def test_a_field_with_a_column_of_its_own_is_a_string_or_null() -> None:

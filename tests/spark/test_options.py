@@ -46,7 +46,7 @@ SAMPLES = {
     "includeProperties": "true", "bodyType": "list", "user": "ann", "password": "of ann",
     "curveServerKey": KEY, "curvePublicKey": KEY, "curveSecretKey": KEY, "identity": "spark-1",
     "connectTimeoutMs": "5", "requestTimeoutMs": "5", "brokerOutageMs": "5",
-    "fetchTimeoutMs": "5", "fetchRetries": "5", "idleWaitMs": "5",
+    "fetchTimeoutMs": "5", "fetchRetries": "5", "idleWaitMs": "5", "logDirectory": "/data",
 }  # fmt: skip
 """A value of each option that is not its default."""
 TOGETHER = (
@@ -103,6 +103,13 @@ def test_places_by_stream_are_ours_or_kafkas() -> None:
     ]  # fmt: skip
     options = parse_options({**LEAST, "endingTimestamp": '{"flights": "2013-01-01T05:00:00Z"}'})
     assert options.ending.of("flights") == Place("time", 1_357_016_400_000)
+
+
+def test_no_columns_are_an_empty_list_of_them_and_no_typed_stream() -> None:
+    assert parse_options({**LEAST, "columns": " "}).counts_only
+    assert not parse_options({**LEAST, "columns": "offset"}).counts_only
+    assert not parse_options({**LEAST, "bodyType": "typed"}).counts_only
+    assert "leave out bodyType" in refusal(bodyType="typed", columns="")
 
 
 def test_several_streams_have_a_column_that_says_which() -> None:

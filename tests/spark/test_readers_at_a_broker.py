@@ -198,3 +198,32 @@ def test_keys_whose_records_have_moved_are_read_once_each_and_none_is_missed(
         came += some
         begin = end
     assert came[:49] == sorted({n + 1 for n in range(50)} - {8})
+
+
+def test_tasks_of_a_checkpoint_know_with_which_record_the_stream_begins_now(
+    endpoint: str, client: SyncClient, stream: str
+) -> None:
+    client.publish_many(stream, [b"x"] * 100, confirm="synced")
+    reader = reader_of(endpoint, stream)
+    begin = reader.initialOffset()
+    end = reader.latestOffset(begin, ALL)
+    client.edit_stream(stream, max_records=10)
+    client.publish_many(stream, [b"x"] * 10, confirm="synced")
+    first = client.plan_read(stream).first
+    assert first
+    restarted = reader_of(endpoint, stream, failOnDataLoss="false")
+    tasks = restarted.partitions(begin, end)
+    assert [(task.start, task.first) for task in tasks if isinstance(task, Range)] == [(0, first)]
+
+
+def test_records_outside_the_window_of_client_times_are_not_read(
+    endpoint: str, client: SyncClient, stream: str
+) -> None:
+    client.publish_many(stream, [b"x"] * 50, client_time_ms=[1000 * n for n in range(50)])
+    for more, expected in (
+        ({"clientTimeFrom": "10000", "clientTimeTo": "20000"}, range(10, 20)),
+        ({"clientTimeFrom": "10000"}, range(10, 50)),
+        ({"clientTimeTo": "20000"}, range(20)),
+    ):
+        reader = MalamuteReader(parse_options({"endpoint": endpoint, "stream": stream, **more}))
+        assert offsets_of(reader, reader.partitions()) == list(expected)

@@ -59,7 +59,7 @@ class LoggedQueues:
         self.time_ms += 1
         batches, given = [], iter(bodies or [])
         for change in changes:
-            if not isinstance(change, r.MailPut | r.RequestPut):
+            if not isinstance(change, r.MailPut | r.RequestPut | r.TransactionStaged):
                 continue
             change.base = self.mail_next
             made = [b"body %d" % (change.base + row) for row in range(change.count)]
@@ -98,7 +98,8 @@ class LoggedQueues:
 
     def alive(self) -> set[int]:
         """Return numbers of the puts of which rows are left."""
-        return {base for _, base in self.queues.messages} | set(self.queues.requests)
+        queues = self.queues
+        return {base for _, base in queues.messages} | set(queues.requests) | set(queues.staged)
 
 
 def bodies_of(batch: bytes) -> list[bytes]:
@@ -142,6 +143,7 @@ class RandomChanges:
             "cursor", "cursor_removed", "group", "group_done", "group_done", "group_removed",
             "group_edited", "group_held", "group_returned", "group_returned", "group_revived",
             "step", "mailbox_removed", "service_removed", "producer", "stream",
+            "begun", "staged", "staged", "moved", "committed", "ended",
         ]  # fmt: skip
         return getattr(self, f"_{draw.choice(kinds)}")(draw, queues)
 
@@ -267,6 +269,27 @@ class RandomChanges:
     def _step(self, draw: random.Random, queues: Queues) -> Any:
         key = b"%d" % draw.randrange(1000)
         return r.StepTaken(draw.choice(["s", "a", "~1", "~2"]), key, 2, draw.choice([0, 45, 66]))
+
+    def _begun(self, draw: random.Random, queues: Queues) -> Any:
+        return r.TransactionBegun(b"t%d" % draw.randrange(4), "a", "a", draw.randrange(9), 60)
+
+    def _staged(self, draw: random.Random, queues: Queues) -> Any:
+        id = b"t%d" % draw.randrange(4)
+        return r.TransactionStaged(id, draw.randrange(99), 1, -1, draw.choice([1, 3]), 200, 5)
+
+    def _staged_of(self, draw: random.Random, queues: Queues) -> tuple[bytes, list[int]]:
+        id = b"t%d" % draw.randrange(4)
+        return id, [base for base, row in queues.staged.items() if row.id == id]
+
+    def _moved(self, draw: random.Random, queues: Queues) -> Any:
+        id, bases = self._staged_of(draw, queues)
+        return r.TransactionMoved(id, bases[: draw.randrange(1, 4)])
+
+    def _committed(self, draw: random.Random, queues: Queues) -> Any:
+        return r.TransactionCommitted(b"t%d" % draw.randrange(4), 7)
+
+    def _ended(self, draw: random.Random, queues: Queues) -> Any:
+        return r.TransactionEnded(*self._staged_of(draw, queues), "rolled_back", 8)
 
     def _producer(self, draw: random.Random, queues: Queues) -> Any:
         return r.ProducerOpened(draw.randrange(4), "p", 1)

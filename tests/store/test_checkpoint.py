@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import random
 import sqlite3
+from pathlib import Path
 from typing import Any, get_args
 
 import google_crc32c
@@ -18,7 +20,14 @@ from malamute_py.changelog.tables import TABLE_CHANGES, Queues, Tables, apply
 from malamute_py.journal import Follower
 from malamute_py.store import checkpoint as checkpoint_module
 from malamute_py.store.checkpoint import Abandoned, Checkpoint
-from malamute_py.store.database import DATABASE, Position, create_file, open_database, position_of
+from malamute_py.store.database import (
+    DATABASE,
+    Position,
+    connect,
+    create_file,
+    open_database,
+    position_of,
+)
 from malamute_py.store.errors import ChangesLost, StoreError, StoreMoved
 from malamute_py.store.forms import KEYS
 from malamute_py.store.loading import check, load
@@ -333,3 +342,18 @@ def test_a_full_disk_leaves_the_tables_as_they_were_and_the_step_is_done_later()
     checkpoint.advance(logged.ring.end_lsn)
     same(load(connection), logged.queues)
     check(connection, whole=True)
+
+
+def test_a_file_of_a_version_without_transactions_gets_their_tables(tmp_path: Path) -> None:
+    create_file(tmp_path, Position(0, 0, 1, DIRECTORY, b"r" * 16))
+    path = tmp_path / DATABASE
+    for table in ("transactions", "staged"):
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.execute(f"DROP TABLE {table}")
+    with contextlib.closing(connect(path, read_only=True)) as connection:
+        check(connection, whole=True)
+        assert not load(connection).staged, "it may be looked at without being changed"
+    with contextlib.closing(open_database(path)) as connection:
+        check(connection)
+        connection.execute("SELECT id FROM transactions")
+        connection.execute("SELECT base FROM staged")

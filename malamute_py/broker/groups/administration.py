@@ -59,6 +59,8 @@ class GroupAdministration:
         self._groups = groups
         self._mailboxes = mailboxes
         self._wake = wake
+        self._edits: dict[Place, GroupSettings] = {}
+        """Settings on their way into the log; the next change begins from them."""
 
     def remove_group(self, link: Link, command: RemoveGroup) -> None:
         """Remove a group without members; the answer follows when the removal is durable."""
@@ -137,17 +139,31 @@ class GroupAdministration:
             return
         try:
             defaults: dict[str, Any] | None = {} if command.replace else None
-            settings = self.settings_of(link, command.settings, group.row.settings, defaults)
+            settings = self.settings_of(
+                link, command.settings, self.settings_to_be(group), defaults
+            )
         except BrokerRefused as error:
             self._answers.refuse(link, command, error.code, error.reason)
             return
         change = GroupEdited(stream.number, group.name, settings, self._shard.now_ms)
         answer = Answer(self._answers, link, command, partial(self.facts, group))
-        self._steps.put(
-            [change], Then(partial(self._edited, group)), answer, memory=stream.ring.memory
+        self._edits[stream.number, group.name] = settings
+        editing = Then(
+            partial(self._edited, group, settings), partial(self._not_edited, group, settings)
         )
+        self._steps.put([change], editing, answer, memory=stream.ring.memory)
 
-    def _edited(self, group: Group, _: int) -> None:
+    def settings_to_be(self, group: Group) -> GroupSettings:
+        """Return the settings of a group once all edits on their way are appended."""
+        return self._edits.get((group.stream.number, group.name), group.row.settings)
+
+    def _not_edited(self, group: Group, settings: GroupSettings, *_: Any) -> None:
+        place = group.stream.number, group.name
+        if self._edits.get(place) is settings:
+            del self._edits[place]
+
+    def _edited(self, group: Group, settings: GroupSettings, _: int) -> None:
+        self._not_edited(group, settings)
         group.dying = bool(group.row.tries)
         self._wake(group)
 

@@ -118,7 +118,7 @@ class Groups:
         )
         self._resetting = Resetting(
             shard, links, catalogue, steps, starts, answers, self._groups,
-            set_aside=self._set_aside, renewed=self._renewed, facts=self._administration.facts,
+            set_aside=self._set_aside, renewed=self._renewed, administration=self._administration,
         )  # fmt: skip
 
     # --- facts ------------------------------------------------------------------------------

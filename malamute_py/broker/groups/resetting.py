@@ -15,6 +15,7 @@ from typing import Any
 from malamute_protocol.commands import ResetGroup, StartKind
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
+from malamute_py.broker.groups.administration import GroupAdministration
 from malamute_py.broker.groups.group import Group
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.answers import Answer, Answers
@@ -40,7 +41,7 @@ class Resetting:
         *,
         set_aside: Callable[[Group], None],
         renewed: Callable[[Group, int], None],
-        facts: Callable[[Group], dict[str, Any]],
+        administration: GroupAdministration,
     ) -> None:
         """set_aside: ends the memberships of a group, and has members that join wait.
 
@@ -55,7 +56,7 @@ class Resetting:
         self._groups = groups
         self._set_aside = set_aside
         self._renewed = renewed
-        self._facts = facts
+        self._administration = administration
 
     def reset(self, link: Link, command: ResetGroup) -> None:
         """Have a group stand elsewhere; the answer follows when that is durable."""
@@ -116,7 +117,8 @@ class Resetting:
         stream, row, before = group.stream, group.row, group.holdings.low
         change = GroupSet(
             stream.number, group.name, row.kind, row.pattern, max(begin.next, stream.begin),
-            self._shard.now_ms, "reset", row.by, self._shard.epoch, row.durable, row.settings,
+            self._shard.now_ms, "reset", row.by, self._shard.epoch, row.durable,
+            self._administration.settings_to_be(group),
         )  # fmt: skip
         renewing = Then(partial(self._renewed, group), partial(self._stays, group))
         answer = Answer(self._answers, link, command, partial(self._told, group, before))
@@ -133,4 +135,4 @@ class Resetting:
     def _told(self, before: Group, stood: int) -> dict[str, Any]:
         """Return facts about a group that was reset; none if it has gone meanwhile."""
         group = self._groups.get((before.stream.number, before.name))
-        return {} if group is None else {**self._facts(group), "before": stood}
+        return {} if group is None else {**self._administration.facts(group), "before": stood}

@@ -44,6 +44,7 @@ FEATURES = int(
     | Feature.SERVICES
     | Feature.CURSORS
     | Feature.ATOMIC
+    | Feature.TRANSACTIONS
     | Feature.REMOVAL
     | Feature.KEYS
     | Feature.TYPED

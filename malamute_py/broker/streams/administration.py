@@ -211,7 +211,7 @@ class StreamAdmin:
         stream = self._stream(link, command, "read")
         if stream is None:
             return
-        if command.visibility not in (0, 1):
+        if command.visibility not in (0, 1, 2):
             reason = f"no visibility {command.visibility}"
             self._answers.refuse(link, command, "unsupported", reason)
             return

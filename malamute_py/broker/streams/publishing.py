@@ -14,7 +14,7 @@ from functools import partial
 from struct import Struct
 from typing import Any
 
-from malamute_protocol.commands import Publish, UpdateKey
+from malamute_protocol.commands import Publish, Stage, UpdateKey
 from malamute_protocol.content import ARROW, BODY_KINDS, Content, Head
 from malamute_protocol.errors import BatchError, BrokerRefused, RevisionConflict
 from malamute_protocol.framing import NUMBERS
@@ -328,7 +328,9 @@ class Publishing:
         # The original's end LSN is not remembered: the ring's end covers it.
         self._confirms.settle_by(stream.ring, waiter, stream.ring.end_lsn)
 
-    def prepare(self, link: Link, command: Publish, frame: Any, stream: Stream | None) -> Part:
+    def prepare(
+        self, link: Link, command: Publish | Stage, frame: Any, stream: Stream | None
+    ) -> Part:
         """Prepare one batch as part of an atomic step. Raises BrokerRefused: nothing was done."""
         name = command.stream
         bound = None
@@ -358,9 +360,12 @@ class Publishing:
             refused = self._settle_kind(stream, head)
             if refused is not None:
                 raise BrokerRefused(*refused)
-        return Part(
-            content=content, frame=frame, stream=stream, effects=[_Coming(self, stream, head.count)]
-        )
+        return self.later_part(stream, content, frame)
+
+    def later_part(self, stream: Stream, content: Content, frame: Any) -> Part:
+        """Return the part of a step that appends a batch which was checked before."""
+        coming = _Coming(self, stream, content.head.count)
+        return Part(content=content, frame=frame, stream=stream, effects=[coming])
 
     def part_appended(self, part: Part, end_lsn: int) -> None:
         """Let a batch of an atomic step take effect: it is in the journal."""

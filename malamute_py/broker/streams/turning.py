@@ -23,7 +23,6 @@ from malamute_py.broker.log.newest import COPIES_MAX, Keys
 from malamute_py.broker.log.ring import RingState, Settlement
 from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.ready import (
-    MOVED_STREAM,
     Append,
     AppendBundle,
     Appended,
@@ -31,6 +30,7 @@ from malamute_py.broker.ready import (
     IndexFailure,
 )
 from malamute_py.broker.streams.retention import Retention
+from malamute_py.changelog.copies import MOVED_STREAM
 
 FORGOTTEN_AT_ONCE = 1_000
 """Deleted keys that one look forgets at most."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from malamute_py.broker.log.stream import Stream
     from malamute_py.broker.subscriptions.matching import PreparedRows
 
-VISIBILITIES: Final = ("live", "durable")
+VISIBILITIES: Final = ("live", "durable", "committed")
 
 
 class Subscription(Receiver):

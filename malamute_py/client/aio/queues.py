@@ -19,10 +19,12 @@ from malamute_protocol.batch import Record
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError, Timeout
 from malamute_protocol.pattern import Pattern
 from malamute_py.client.aio.link import AsyncVerbs, LoopLink
+from malamute_py.client.aio.transactions import Transaction
 from malamute_py.client.arguments import (
     beginning,
     duration,
     integer,
+    key_of,
     numbers_of_requests,
     settings_of,
     truth,
@@ -37,6 +39,7 @@ from malamute_py.client.facts import (
     PeekedRequest,
     Purged,
     ServiceFacts,
+    TransactionFacts,
     fact_list,
     facts,
     place_of,
@@ -437,6 +440,46 @@ class QueueVerbs(AsyncVerbs):
         """
         return self._step_type(self._link, confirm, key)
 
+    # --- transactions ------------------------------------------------------------------------
+
+    def transaction(self, *, timeout_ms: int = 0, confirm: ConfirmAt = "default") -> Transaction:
+        """Open a transaction: `async with client.transaction() as tx`, then `tx.publish(...)` etc.
+
+        It may stay open while the caller does other work, and hold more than one step could: no
+        reader sees a record of it before its commit, and none ever if it is rolled back, or open
+        for longer than timeout_ms (0: the broker's default). confirm: "synced" or "stored". A
+        refusal to open it is raised by a later call, the commit at the latest; begin() waits for
+        it.
+        """
+        return Transaction(self._link, timeout_ms, confirm)
+
+    async def transactions(self, *, limit: int = 0) -> list[TransactionFacts]:
+        """Facts about the transactions that are open or being appended, oldest first.
+
+        Needs the permission manage_clients; without it the client is told of its own. limit: at
+        most so many; 0: all.
+        """
+        found: list[TransactionFacts] = []
+        after = b""
+        while True:
+            value = await self._link.ask(partial(_following_transactions, after))
+            page = fact_list(TransactionFacts, value, "transactions")
+            found += page
+            if limit and len(found) >= limit:
+                return found[:limit]
+            if not page or not value.get("more"):
+                return found
+            after = page[-1].transaction
+
+    async def end_transaction(self, transaction: bytes) -> None:
+        """Roll back a transaction of any client; needs the permission manage_clients.
+
+        transaction: its id. Raises BrokerRefused `unknown_transaction`, or `conflict` when it is
+        committed already.
+        """
+        id = key_of(transaction)
+        await self._link.ask(lambda number: c.EndTransaction(number, id))
+
     # --- removal -----------------------------------------------------------------------------
 
     async def trim(self, stream: str, before: StartPoint) -> int:
@@ -771,6 +814,10 @@ class QueueVerbs(AsyncVerbs):
             if not page or not value.get("more"):
                 return found
             after = place_of(page[-1])
+
+
+def _following_transactions(after: bytes, number: int) -> Any:
+    return c.ListTransactions(number, after)
 
 
 def _decided(member: Membership) -> bool:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from malamute_protocol.content import ARROW
-
 if TYPE_CHECKING:
     from malamute_protocol.batch import Batch, Record
 
@@ -20,6 +18,8 @@ def row_of(record: Record) -> dict[str, Any] | None:
 
     Raises BatchError: its batch is damaged.
     """
+    from malamute_protocol.content import ARROW  # numpy, which help does not load
+
     batch = record.batch
     if batch.content.head.body_kind != ARROW or batch.schemas is None:
         return None

@@ -56,7 +56,7 @@ Time: TypeAlias = int | datetime
 
 _ROWS_MAX: Final = 65_536
 _SUBJECT_MAX: Final = DEFAULT_LIMITS.subject_bytes_max
-_VISIBILITIES: Final = ("live", "durable")
+_VISIBILITIES: Final = ("live", "durable", "committed")
 """Visibilities that a reader may ask for; `committed` is reserved."""
 
 

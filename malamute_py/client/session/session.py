@@ -18,8 +18,10 @@ from malamute_protocol.commands import (
     AckRecords,
     AckWork,
     Atomic,
+    BeginTransaction,
     Bye,
     Command,
+    CommitTransaction,
     Confirm,
     Cover,
     Credit,
@@ -42,8 +44,10 @@ from malamute_protocol.commands import (
     Reply,
     Result,
     Rewound,
+    RollBackTransaction,
     Schema,
     Send,
+    Stage,
     Subscribe,
     Subscribed,
     Trim,
@@ -105,7 +109,7 @@ _TRACKED: Final = frozenset(
     NUMBERS[command]
     for command in (
         Publish, UpdateKey, Send, RequestCommand, Reply, AckMail, AckWork, AckRecords, MoveCursor,
-        Trim, PurgeSubjects,
+        Trim, PurgeSubjects, BeginTransaction, Stage, CommitTransaction, RollBackTransaction,
         Atomic,
     )
 )  # fmt: skip

@@ -11,7 +11,8 @@ docs/design.md, Queues and the checkpoint.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import repeat
+from itertools import groupby, repeat
+from operator import attrgetter
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
@@ -28,6 +29,7 @@ from malamute_protocol.commands import (
     Reply,
     Request,
     Send,
+    Stage,
     Trim,
     Welcome,
     WorkState,
@@ -86,9 +88,11 @@ PARTS_MAX: Final = 256
 ROWS_MAX: Final = 4096
 """Records and acknowledged numbers of a merged step: what any broker takes as one REQUEST."""
 
-_PUBLISH, _SEND, _REQUEST, _REPLY, _ACK, _MOVE, _CONTENT, _TRIM, _PURGE = range(9)
+_PUBLISH, _SEND, _REQUEST, _REPLY, _ACK, _MOVE, _CONTENT, _TRIM, _PURGE, COMMAND = range(10)
+_STAGE, _STAGE_CONTENT = range(10, 12)
 _OWNING: Final = (_PUBLISH, _SEND, _REQUEST, _REPLY, _CONTENT)
 
+_packing: Final = attrgetter("packing")
 Place: TypeAlias = tuple[Any, ...]
 """Facts that parts must share to be one: the kind, and all of the command but its rows."""
 
@@ -224,22 +228,20 @@ class Step:
         Raises LocalProtocolError: the columns differ in length, or a body is none.
         """
         name_of("stream", stream)
-        several("bodies", bodies)
-        count = len(bodies)
-        rows = [
-            make_row(body, keys, named, time_ms, expiry_ms, kept, None, codec)
-            for body, keys, named, time_ms, expiry_ms, kept in zip(
-                bodies,
-                _column("subject", subject, count),
-                _column("fields", fields, count),
-                _column("client_time_ms", client_time_ms, count),
-                _column("expires_at_ms", expires_at_ms, count),
-                _column("properties", properties, count),
-                strict=False,
-            )
-        ]
+        rows = rows_of_columns(
+            bodies, subject, fields, client_time_ms, expires_at_ms, properties, codec
+        )
         for row in rows:
             self._add((_PUBLISH, stream), row)
+
+    def add_rows(self, stream: str, rows: Sequence[OutgoingRow], size: int) -> None:
+        """Add rows that were made before, for a stream. size: their bytes, with ROW_BYTES each."""
+        self._check_open()
+        for packing, some in groupby(rows, _packing):
+            place = (_PUBLISH, stream) if packing is None else (_PUBLISH, stream, packing)
+            self.parts.setdefault(place, []).extend(some)
+        self.size += size
+        self.count += len(rows)
 
     def publish_batch(self, stream: str, content: bytes) -> None:
         """Records for a stream, as one batch content that malamute_protocol.batch encoded.
@@ -515,6 +517,46 @@ OPEN: Final = -1
 """State of a step that is being put together; the others are those of a batch."""
 
 
+def staged(place: Place, transaction: bytes, number: int) -> Place:
+    """Return the place of records that are staged, for that of records which are published.
+
+    number: place of their batch in the transaction.
+    """
+    kind, stream, *packing = place
+    if kind == _CONTENT:
+        return _STAGE_CONTENT, stream, transaction, number
+    return _STAGE, stream, transaction, number, *packing
+
+
+def rows_of_columns(
+    bodies: Bodies,
+    subject: str | Sequence[str | Sequence[str]],
+    fields: Fields | Sequence[Fields | None] | None,
+    client_time_ms: int | Sequence[int | None] | None,
+    expires_at_ms: int | Sequence[int | None] | None,
+    properties: Properties | Sequence[Properties | None] | None,
+    codec: str | None,
+) -> list[OutgoingRow]:
+    """Return a row for each body; what is given as a sequence has one value a record.
+
+    Raises LocalProtocolError: the columns differ in length, or a body is none.
+    """
+    several("bodies", bodies)
+    count = len(bodies)
+    return [
+        make_row(body, keys, named, time_ms, expiry_ms, kept, None, codec)
+        for body, keys, named, time_ms, expiry_ms, kept in zip(
+            bodies,
+            _column("subject", subject, count),
+            _column("fields", fields, count),
+            _column("client_time_ms", client_time_ms, count),
+            _column("expires_at_ms", expires_at_ms, count),
+            _column("properties", properties, count),
+            strict=False,
+        )
+    ]
+
+
 def _column(name: str, value: Any, count: int) -> Iterable[Any]:
     if value is None or isinstance(value, str | int | Mapping):
         return repeat(value, count)
@@ -662,6 +704,14 @@ class OutgoingSteps(OutgoingBatch):
             elif kind == _CONTENT:
                 contents += rows
                 commands.append(Publish(place[1], 0))
+            elif kind == COMMAND:
+                commands += rows
+            elif kind == _STAGE_CONTENT:
+                contents += rows
+                commands.append(_stage(place))
+            elif kind == _STAGE:
+                contents.append(content_of(rows, steps.limits))
+                commands.append(_stage(place))
             else:
                 contents.append(content_of(rows, steps.limits))
                 commands.append(_owning(place, rows, steps.random))
@@ -729,6 +779,11 @@ def _move(place: Place, moves: list[Move]) -> MoveCursor:
     return MoveCursor(
         stream, cursor, last.next, 0, 0, last.force, last.uuid, last.epoch, moves[0].since
     )
+
+
+def _stage(place: Place) -> Stage:
+    _, stream, transaction, number = place[:4]
+    return Stage(transaction, stream, number, 0)
 
 
 def _alone(part: Command, tracker: int, level: int) -> Command:

@@ -22,6 +22,7 @@ from malamute_py.client.arguments import (
     beginning,
     duration,
     integer,
+    key_of,
     numbers_of_requests,
     settings_of,
     truth,
@@ -36,6 +37,7 @@ from malamute_py.client.facts import (
     PeekedRequest,
     Purged,
     ServiceFacts,
+    TransactionFacts,
     fact_list,
     facts,
     place_of,
@@ -61,6 +63,7 @@ from malamute_py.client.session.steps import Step
 from malamute_py.client.session.subscription import Notice
 from malamute_py.client.settings import Wait
 from malamute_py.client.sync.link import Pending, SyncVerbs, ThreadLink
+from malamute_py.client.sync.transactions import SyncTransaction
 from malamute_py.client.words import AckWhen, ConfirmAt, GroupKind, GroupVisibility
 
 JOINING: Final = "the membership"
@@ -427,6 +430,48 @@ class SyncQueueVerbs(SyncVerbs):
         """
         return self._step_type(self._link, confirm, key)
 
+    # --- transactions ------------------------------------------------------------------------
+
+    def transaction(
+        self, *, timeout_ms: int = 0, confirm: ConfirmAt = "default"
+    ) -> SyncTransaction:
+        """Open a transaction: `with client.transaction() as tx`, then `tx.publish(...)` etc.
+
+        It may stay open while the caller does other work, and hold more than one step could: no
+        reader sees a record of it before its commit, and none ever if it is rolled back, or open
+        for longer than timeout_ms (0: the broker's default). confirm: "synced" or "stored". A
+        refusal to open it is raised by a later call, the commit at the latest; begin() waits for
+        it.
+        """
+        return SyncTransaction(self._link, timeout_ms, confirm)
+
+    def transactions(self, *, limit: int = 0) -> list[TransactionFacts]:
+        """Facts about the transactions that are open or being appended, oldest first.
+
+        Needs the permission manage_clients; without it the client is told of its own. limit: at
+        most so many; 0: all.
+        """
+        found: list[TransactionFacts] = []
+        after = b""
+        while True:
+            value = self._link.ask(partial(_following_transactions, after))
+            page = fact_list(TransactionFacts, value, "transactions")
+            found += page
+            if limit and len(found) >= limit:
+                return found[:limit]
+            if not page or not value.get("more"):
+                return found
+            after = page[-1].transaction
+
+    def end_transaction(self, transaction: bytes) -> None:
+        """Roll back a transaction of any client; needs the permission manage_clients.
+
+        transaction: its id. Raises BrokerRefused `unknown_transaction`, or `conflict` when it is
+        committed already.
+        """
+        id = key_of(transaction)
+        self._link.ask(lambda number: c.EndTransaction(number, id))
+
     # --- removal -----------------------------------------------------------------------------
 
     def trim(self, stream: str, before: StartPoint) -> int:
@@ -755,6 +800,10 @@ class SyncQueueVerbs(SyncVerbs):
             if not page or not value.get("more"):
                 return found
             after = place_of(page[-1])
+
+
+def _following_transactions(after: bytes, number: int) -> Any:
+    return c.ListTransactions(number, after)
 
 
 def _decided(member: Membership) -> bool:

@@ -19,13 +19,13 @@ from pyroaring import BitMap
 from malamute_protocol.content import Content
 from malamute_protocol.extract import extract, extractable
 from malamute_protocol.stamp import STAMP_BYTES, Stamp, append_time_of
-from malamute_py.broker.batches.copies import pack_copy, unpack_copy
 from malamute_py.broker.batches.rows import within_client_time
 from malamute_py.broker.log.newest import newest_rows
 from malamute_py.broker.log.purges import Purges
-from malamute_py.broker.ready import MOVED_STREAM, IndexQuery
+from malamute_py.broker.ready import IndexQuery
 from malamute_py.broker.streams.moved_plans import fewer
 from malamute_py.broker.streams.start_positions import may_match
+from malamute_py.changelog.copies import MOVED_STREAM, pack_copy, unpack_copy
 from malamute_py.journal import Candidates, HeaderIndex, Plan, Ring
 from malamute_py.matcher import ByKey, asks_subjects_only, compile_pattern
 

@@ -68,8 +68,8 @@ def archive(
     the column whose day (UTC) is in the path of a file. subject_tokens: tokens of the subject that
     are in the path as well; 0: none. These two hold from the first run on. follow: go on with what
     comes, a batch each every_ms; otherwise the query ends with what is there now. options: of the
-    source. With failOnDataLoss false, records that are gone when the run begins are noted in the
-    archive, as a gap.
+    source. failOnDataLoss is `all` unless it is given; with false, records that are gone when the
+    run begins are noted in the archive, as a gap.
     Raises ArchiveError, OptionError, SourceUnavailable, CheckpointMismatch; the query ends with
     what its reader raises, and with ArchiveError when another run archives the same.
     """
@@ -82,9 +82,10 @@ def archive(
     log = ArchiveLog(folder := Folder(spark, path), clock_ms)
     state = log.load()
     source = dict(given)
-    accepts_loss = parse_options(given).fail_on_data_loss is False
-    # What is lost amid a run ends it, so that the next run notes it.
-    source.pop("failOnDataLoss", None)
+    accepts_loss = not parse_options(given).fail_on_data_loss
+    if accepts_loss or "failOnDataLoss" not in given:
+        # What is lost amid a run ends it, so that the next run notes it.
+        source["failOnDataLoss"] = "all"
     if state is not None:
         _check_settings(state.settings, given, date_of, subject_tokens)
     if state is None or not state.position:
@@ -199,9 +200,13 @@ def _check_settings(
     changed = next((name for name in now if now[name] != before[name]), None)
     if changed is not None:
         raise ArchiveError(
-            f"the archive was begun with {changed} {before[changed]!r}, and this run has "
-            f"{now[changed]!r}. Put the old one back, or begin another archive"
+            f"the archive was begun {_with(changed, before[changed])}, and this run comes "
+            f"{_with(changed, now[changed])}. Give the old one, or begin another archive"
         )
+
+
+def _with(name: str, value: object) -> str:
+    return f"without {name}" if value is None else f"with {name} {value!r}"
 
 
 def _typed_columns(given: Mapping[str, str]) -> str:

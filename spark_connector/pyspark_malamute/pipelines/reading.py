@@ -39,8 +39,8 @@ def read_archive(spark: SparkSession, path: str) -> DataFrame:
 def history(spark: SparkSession, path: str, **options: Any) -> DataFrame:
     """All records of an archive's streams: those archived, and those in the log after them.
 
-    options: of the link to the broker, such as endpoint and user, and failOnDataLoss: with false,
-    records that are in neither are logged, not refused.
+    options: of the link to the broker, such as endpoint and user, and failOnDataLoss, which is
+    `all` unless it is given: with false, records that are in neither are logged, not refused.
     Raises DataLoss: records between archive and log are gone. Raises CheckpointMismatch: a stream
     was recreated. Raises ArchiveError, OptionError, SourceUnavailable.
     """
@@ -48,7 +48,7 @@ def history(spark: SparkSession, path: str, **options: Any) -> DataFrame:
     for gap in state.gaps:
         LOG.warning("malamute archive %s: %s were gone before they were archived", folder.uri, gap)
     archived = rows_of(spark, folder, state, [*state.files])
-    given = {**texts(options), **state.settings.selection}
+    given = {"failOnDataLoss": "all", **texts(options), **state.settings.selection}
     if state.settings.columns:
         given["columns"] = state.settings.columns
     _check_seam(state, parse_options(given))

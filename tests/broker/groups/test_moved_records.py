@@ -98,6 +98,16 @@ def test_rows_of_a_large_batch_that_moved_alone_come_one_by_one() -> None:
     assert offsets == [*range(2, 21, 2), *range(21, 31)]
 
 
+def test_a_group_that_is_reset_may_stand_before_what_has_moved() -> None:
+    world = World()
+    moved(world)
+    join(world, 2, pattern=["prefix", "k"], start=[1])
+    assert got(world, 2) == []
+    world.send(1, wire.ResetGroup(4, "s", "g", [0], True))
+    join(world, 2, pattern=["prefix", "k"], hello=False)
+    assert sorted(got(world, 2)) == NEWEST
+
+
 def test_members_wait_while_a_start_reads_the_keys() -> None:
     world = World()
     moved(world)

@@ -87,6 +87,18 @@ def test_attempts_begin_anew_and_settings_and_the_creator_stay() -> None:
     assert (told["settings"], told["by"]) == (before["settings"], before["by"])
 
 
+def test_an_edit_just_before_a_reset_is_kept_and_so_are_two_edits_at_once() -> None:
+    shell = left()
+    edits = [
+        wire.EditGroup(5, "s", "g", {"attempts_max": 3}),
+        wire.EditGroup(6, "s", "g", {"description": "loads"}),
+    ]
+    shell.send(1, *edits, wire.ResetGroup(7, "s", "g", [0]))
+    facts = info(shell)
+    assert (facts["next"], facts["settings"]["attempts_max"]) == (0, 3)
+    assert facts["settings"]["description"] == "loads"
+
+
 def test_a_group_with_members_is_not_reset_and_they_go_on() -> None:
     shell = world()
     publish(shell, 4)

@@ -75,7 +75,7 @@ def test_an_authenticated_link_has_the_identity_of_its_credential() -> None:
 
 VALUES = {
     "start": [0], "numbers": [0], "requests": [0], "ranges": [(0, 1)],
-    "settings": {"description": "d"},
+    "settings": {"description": "d"}, "transaction": b"t", "place": 1, "count": 1,
 }  # fmt: skip
 
 

@@ -40,6 +40,7 @@ class Gate:
         (wire.PlanRead(9, "s", ALL, [0]), {("read", "s")}),
         (wire.ListLinks(9), {("manage_clients", "links")}),
         (wire.Kick(9, 2), {("manage_clients", "links")}),
+        (wire.EndTransaction(9, b"t"), {("manage_clients", "transactions")}),
         (wire.Send("box", 9), {("send", "box")}),
         (wire.OpenInbox(9, "box"), {("receive", "box")}),
         (wire.PeekMail(9, "box"), {("receive", "box")}),

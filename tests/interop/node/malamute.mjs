@@ -102,6 +102,10 @@ const BY_CLIENT = /^(SEND|REQUEST|OFFER|ACK_WORK|ACK_MAIL|ACK_RECORDS|JOIN_GROUP
 function checkBounds(name, fields) {
   for (const [field, value] of Object.entries(fields)) {
     if (field === "key" && /^(SEND|REQUEST|REPLY|ACK_WORK|ATOMIC|CANCEL_REQUEST)$/.test(name)) atMost(128)(value);
+    if (field === "transaction" || (field === "after" && name === "LIST_TRANSACTIONS")) atMost(128)(value);
+    if (name === "STAGE" && field === "place") between(0, 2 ** 53)(value);
+    if (name === "BEGIN_TRANSACTION" && field === "timeout_ms") between(0, 2 ** 53)(value);
+    if (name === "COMMIT_TRANSACTION" && field === "count") between(0, 2 ** 53)(value);
     if (field === "reason" && name === "ACK_WORK") atMost(1024)(value);
     if (LISTS.includes(field)) atMost(65536)(value);
     if (field === "state" && name === "ACK_WORK") between(1, 5)(value);
@@ -125,6 +129,7 @@ function checkBounds(name, fields) {
 }
 const PARTS = new Set([
   "PUBLISH", "SEND", "REQUEST", "REPLY", "ACK_MAIL", "ACK_WORK", "ACK_RECORDS", "MOVE_CURSOR", "TRIM", "PURGE_SUBJECTS",
+  "BEGIN_TRANSACTION", "STAGE", "COMMIT_TRANSACTION", "ROLL_BACK_TRANSACTION",
 ]);
 function checkStep(commands, place) {
   const { count } = commands[place].fields;
@@ -135,7 +140,7 @@ function checkStep(commands, place) {
     need(name !== "ACK_WORK" || fields.state >= 3, "a state as a part", "malformed");
   }
 }
-const OWN_ONE = new Set(["PUBLISH", "UPDATE_KEY", "SEND", "REQUEST", "REPLY"]);
+const OWN_ONE = new Set(["PUBLISH", "UPDATE_KEY", "SEND", "REQUEST", "REPLY", "STAGE"]);
 const OWN_FRAMES = new Set(["DELIVER", "MAIL", "WORK"]);
 
 export function readMessage(frames) {

@@ -158,9 +158,9 @@ def test_records_gone_before_they_were_archived_are_told_and_noted_where_that_is
     run()
     publish(client, stream, 100, 10)
     client.trim(stream, 15)
-    with pytest.raises(StreamingQueryException, match="offsets 10 to 14 cannot be read"):
+    with pytest.raises(StreamingQueryException, match="offsets 10 to 14 were removed"):
         run()
-    with pytest.raises(DataLoss, match="offsets 10 to 14 cannot be read"):
+    with pytest.raises(DataLoss, match="offsets 10 to 14 were removed"):
         history(spark, path, endpoint=endpoint)
     run(failOnDataLoss=False)
     assert numbers(history(spark, path, endpoint=endpoint)) == [*range(10), *range(105, 110)]
@@ -172,7 +172,9 @@ def test_a_run_that_asks_for_another_selection_is_refused(
 ) -> None:
     publish(client, stream, 0, 10)
     run(pattern="flights.#")
-    with pytest.raises(ArchiveError, match=r"begun with pattern 'flights.#', and this run has 'x'"):
+    with pytest.raises(
+        ArchiveError, match=r"begun with pattern 'flights.#', .* comes with pattern 'x'"
+    ):
         run(pattern="x")
 
 

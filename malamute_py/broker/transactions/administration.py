@@ -1,0 +1,129 @@
+"""Questions about transactions, and their end by an operator.
+
+Owns LIST_TRANSACTIONS, END_TRANSACTION and AWAIT_TRANSACTION. The rule: who may list and end other
+clients' transactions is decided by the permission `manage_clients`. Source: SPEC.md, section 4.11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from malamute_protocol.commands import AwaitTransaction, EndTransaction, ListTransactions
+from malamute_py.broker.context import Shard
+from malamute_py.broker.links.links import Link
+from malamute_py.broker.log.answers import Answer, Answers
+from malamute_py.broker.streams.catalogue import Catalogue
+from malamute_py.broker.transactions.transaction import State, Transaction
+from malamute_py.broker.transactions.transactions import ENDED, Transactions
+
+STREAMS_MAX = 16
+"""Streams of one transaction that a list names."""
+
+
+class TransactionAdmin:
+    """The commands about transactions that a RESULT answers."""
+
+    def __init__(
+        self, shard: Shard, catalogue: Catalogue, answers: Answers, transactions: Transactions
+    ) -> None:
+        self._shard = shard
+        self._catalogue = catalogue
+        self._answers = answers
+        self._transactions = transactions
+        transactions.told = self._appended
+
+    def handlers(self) -> dict[type, Callable[[Link, Any], None]]:
+        """Handlers of the commands that are no parts of steps."""
+        return {
+            ListTransactions: self.list_transactions,
+            EndTransaction: self.end_transaction,
+            AwaitTransaction: self.await_transaction,
+        }
+
+    def list_transactions(self, link: Link, command: ListTransactions) -> None:
+        """Answer with a page of the transactions, oldest first; others' to administrators only."""
+        settings = self._shard.settings
+        all_of_them = settings.permit(link.owner, "manage_clients", "transactions")
+        limit = max(1, min(command.limit, settings.page_max))
+        known = list(self._transactions.by_id.values())
+        ids = [transaction.id for transaction in known]
+        begin = ids.index(command.after) + 1 if command.after in ids else 0
+        page = [
+            transaction
+            for transaction in known[begin:]
+            if all_of_them or transaction.row.holder == link.holder
+        ]
+        self._answers.result(
+            link, command,
+            {
+                "transactions": [self._facts(transaction) for transaction in page[:limit]],
+                "more": len(page) > limit,
+            },
+        )  # fmt: skip
+
+    def _facts(self, transaction: Transaction) -> dict[str, Any]:
+        row = transaction.row
+        numbers = {batch.stream for batch in transaction.staged.values()}
+        streams = [self._catalogue.by_number(number) for number in numbers]
+        names = sorted(stream.name for stream in streams if stream is not None)
+        return {
+            "transaction": row.id, "identity": row.holder, "by": row.by,
+            "state": transaction.state.value, "since_ms": row.at_ms,
+            "touched_ms": transaction.touched_ms, "timeout_ms": row.timeout_ms,
+            "deadline_ms": transaction.deadline_ms, "batches": len(transaction.staged),
+            "records": transaction.records, "bytes": transaction.bytes,
+            "streams": names[:STREAMS_MAX],
+        }  # fmt: skip
+
+    def end_transaction(self, link: Link, command: EndTransaction) -> None:
+        """Roll a transaction of any client back; answered when that is durable."""
+        transaction = self._transactions.by_id.get(command.transaction)
+        if not self._shard.settings.permit(link.owner, "manage_clients", "transactions"):
+            self._answers.refuse(link, command, "forbidden", "you may not end transactions")
+        elif transaction is None:
+            self._answers.refuse(
+                link, command, "unknown_transaction",
+                f"there is no transaction {command.transaction.hex()}, or not any more",
+            )  # fmt: skip
+        elif transaction.state is not State.OPEN:
+            reason = f"the transaction is {transaction.state.value}"
+            self._answers.refuse(link, command, "conflict", reason)
+        else:
+            self._shard.counters["transactions_ended"] += 1
+            self._shard.event(
+                "transaction_ended", "warning", transaction=transaction.id.hex(), by=link.owner,
+                identity=transaction.row.holder, records=transaction.records,
+                bytes=transaction.bytes,
+            )  # fmt: skip
+            self._transactions.end(transaction, ENDED, Answer(self._answers, link, command))
+
+    def await_transaction(self, link: Link, command: AwaitTransaction) -> None:
+        """Answer once all of a committed transaction is durable in its streams."""
+        transaction = self._transactions.by_id.get(command.transaction)
+        if transaction is None or transaction.row.holder != link.holder:
+            self._answers.result(link, command, {})
+        elif transaction.state is State.OPEN:
+            self._answers.refuse(link, command, "conflict", "the transaction is open")
+        elif link.queries >= self._shard.settings.link_queries_max:
+            self._answers.refuse(
+                link, command, "wait", "too many unanswered questions on this link"
+            )
+        else:
+            link.queries += 1
+            transaction.waiting.append((link, command))
+
+    def _appended(self, transaction: Transaction, end_lsn: int) -> None:
+        """Have all that wait for a transaction answered once its end is durable."""
+        if transaction.waiting:
+            self._answers.settle(end_lsn, partial(self._answer, transaction.waiting))
+            transaction.waiting = []
+
+    def _answer(self, waiting: list[tuple[Link, Any]], failure: tuple[str, str] | None) -> None:
+        for link, command in waiting:
+            link.queries -= 1
+            if failure is None:
+                self._answers.result(link, command, {})
+            else:
+                self._answers.refuse(link, command, *failure)

@@ -1,0 +1,79 @@
+"""One transaction at run time.
+
+Owns the states of a transaction, and the batches that it has staged. The rule: a transaction leaves
+OPEN once, by the first of commit, rollback and timeout; a change that the log refuses takes it back
+to OPEN. Source: ARCHITECTURE.md, Decisions; SPEC.md, section 4.11.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+from malamute_py.broker.links.links import Link
+from malamute_py.changelog.records import TransactionStaged
+from malamute_py.changelog.tables import StagedRow, TransactionRow
+
+
+class State(enum.Enum):
+    """The state of a transaction."""
+
+    OPEN = "open"
+    COMMITTING = "committing"
+    """The log has been given the commit."""
+    COMMITTED = "committed"
+    """The log has the commit, and what is staged is being appended to its streams."""
+    ENDING = "ending"
+    """The log has been given the end."""
+
+
+class Transaction:
+    """One transaction that is open, or committed and not yet appended."""
+
+    __slots__ = (
+        "bytes", "deadline_ms", "ending", "records", "row", "staged", "state", "touched_ms",
+        "waiting",
+    )  # fmt: skip
+
+    def __init__(self, row: TransactionRow, deadline_ms: int) -> None:
+        self.row = row
+        self.deadline_ms = deadline_ms
+        """Time at which the broker rolls it back, unless it was committed."""
+        self.state = State.COMMITTED if row.committed_ms else State.OPEN
+        self.staged: dict[int, StagedRow | TransactionStaged] = {}
+        """Place -> batch that is not in its stream."""
+        self.ending: list[int] | None = None
+        """Numbers in the change that ends it, once that is on its way."""
+        self.bytes = 0
+        self.records = 0
+        self.touched_ms = row.at_ms
+        """Time at which it began, or the newest batch was staged."""
+        self.waiting: list[tuple[Link, Any]] = []
+        """Links and their commands that wait until all of it is in its streams."""
+
+    @property
+    def id(self) -> bytes:
+        """The client's name for it."""
+        return self.row.id
+
+    @property
+    def bases(self) -> list[int]:
+        """Numbers of the batches that are not in their streams."""
+        return [batch.base for batch in self.staged.values()]
+
+    def add(self, batch: StagedRow | TransactionStaged) -> None:
+        """Add a batch."""
+        self.staged[batch.place] = batch
+        self.bytes += batch.size
+        self.records += batch.count
+        self.touched_ms = max(self.touched_ms, batch.at_ms)
+
+    def remove(self, batch: StagedRow | TransactionStaged) -> None:
+        """Remove a batch that is in its stream, or that the log refused."""
+        if self.staged.pop(batch.place, None) is not None:
+            self.bytes -= batch.size
+            self.records -= batch.count
+
+    def in_order(self) -> list[StagedRow | TransactionStaged]:
+        """Return the batches in the order in which their records come."""
+        return [self.staged[place] for place in sorted(self.staged)]

@@ -1,0 +1,400 @@
+"""Transactions: BEGIN_TRANSACTION, STAGE, COMMIT_TRANSACTION, ROLL_BACK_TRANSACTION, and time.
+
+Owns which transactions there are, and the parts of steps that change them. The rules: a staged
+batch lies in the mail stream, which no reader of a stream sees; only the holder that began a
+transaction changes it; a transaction that is not committed in time is rolled back; all bounds are
+checked before a batch is taken. Source: ARCHITECTURE.md, Decisions; SPEC.md, section 4.11.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from malamute_protocol.commands import (
+    BeginTransaction,
+    CommitTransaction,
+    RollBackTransaction,
+    Stage,
+)
+from malamute_protocol.errors import BrokerRefused
+from malamute_protocol.stamp import STAMP_BYTES
+from malamute_py.broker.context import Shard
+from malamute_py.broker.links.links import Link
+from malamute_py.broker.log.bodies import Bodies
+from malamute_py.broker.log.ring import Settlement
+from malamute_py.broker.log.steps import Counting, Effect, Part, Steps, Then
+from malamute_py.broker.streams.catalogue import Catalogue
+from malamute_py.broker.streams.publishing import Publishing
+from malamute_py.broker.structures.timers import Timers
+from malamute_py.broker.transactions.moving import Moving
+from malamute_py.broker.transactions.transaction import State, Transaction
+from malamute_py.changelog.records import (
+    TransactionBegun,
+    TransactionCommitted,
+    TransactionEnded,
+    TransactionStaged,
+)
+from malamute_py.changelog.tables import TransactionRow
+
+ENDED_MAX: Final = 4_096
+"""Transactions that were ended against their holder's will and whose end is remembered by name."""
+TIMED_OUT: Final = "timed_out"
+ENDED: Final = "ended"
+_WHY: Final = {
+    TIMED_OUT: ("transaction_timed_out", "the transaction was open for too long: rolled back"),
+    ENDED: ("transaction_ended", "an operator rolled the transaction back"),
+}
+
+
+class Transactions:
+    """All transactions of one core."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        steps: Steps,
+        bodies: Bodies,
+        catalogue: Catalogue,
+        publishing: Publishing,
+        timers: Timers,
+        when_visible: Callable[[int, Settlement], None],
+    ) -> None:
+        self._shard = shard
+        self._steps = steps
+        self._bodies = bodies
+        self._catalogue = catalogue
+        self._publishing = publishing
+        self._timers = timers
+        self._moving = Moving(
+            shard, steps, bodies, catalogue, publishing, timers, when_visible,
+            self._finished, self.weigh,
+        )  # fmt: skip
+        self.told: Callable[[Transaction, int], None] = _untold
+        """Called with a transaction that is over, and the LSN of its end."""
+        self._armed_ms = 0
+        """Time at which the timer fires next; 0: it is not set."""
+        self.by_id: dict[bytes, Transaction] = {}
+        """Transactions in the order in which they began."""
+        self.staged_bytes = 0
+        self._ended: OrderedDict[bytes, str] = OrderedDict()
+        """Transactions that time or an operator ended, and which of the two."""
+
+    def prepares(self) -> dict[type, Any]:
+        """Return the methods that prepare parts of steps."""
+        return {
+            BeginTransaction: self.prepare_begin,
+            Stage: self.prepare_stage,
+            CommitTransaction: self.prepare_commit,
+            RollBackTransaction: self.prepare_roll_back,
+        }
+
+    @property
+    def gauges(self) -> dict[str, int]:
+        """Counts for the metrics."""
+        return {"transactions": len(self.by_id), "staged_bytes": self.staged_bytes}
+
+    # --- over restarts ------------------------------------------------------------------------
+
+    def recovered(self) -> None:
+        """Take up what the tables have; the appending of committed transactions goes on."""
+        queues, shard = self._shard.queues, self._shard
+        for row in list(queues.transactions.values()):
+            end_ms = shard.resumed(row.at_ms + row.timeout_ms, row.timeout_ms)
+            self.enter(Transaction(row, end_ms))
+        for batch in list(queues.staged.values()):
+            transaction = self.by_id.get(batch.id)
+            if transaction is not None:
+                transaction.add(batch)
+                self.weigh(transaction, batch.size)
+        for transaction in list(self.by_id.values()):
+            if transaction.state is State.COMMITTED:
+                self._moving.begin(transaction)
+
+    # --- the table ----------------------------------------------------------------------------
+
+    def enter(self, transaction: Transaction) -> None:
+        """Add a transaction, which counts for its owner and ends by time."""
+        self.by_id[transaction.id] = transaction
+        self._shard.quotas.add(transaction.row.by, "transactions")
+        self._arm(transaction.deadline_ms)
+
+    def forget(self, transaction: Transaction) -> None:
+        """Remove a transaction that is over, or that the log refused."""
+        del self.by_id[transaction.id]
+        self._shard.quotas.add(transaction.row.by, "transactions", -1)
+        self.weigh(transaction, -transaction.bytes)
+
+    def weigh(self, transaction: Transaction, size: int) -> None:
+        """Count bytes that are staged, or (below 0) not any more."""
+        self.staged_bytes += size
+        self._shard.quotas.add(transaction.row.by, "staged_bytes", size)
+
+    def _finished(self, transaction: Transaction, end_lsn: int) -> None:
+        """Forget a transaction of which all is in its streams."""
+        self.forget(transaction)
+        self.told(transaction, end_lsn)
+
+    def _find(self, link: Link, id: bytes) -> Transaction:
+        """Return an open transaction of a link's holder. Raises BrokerRefused."""
+        transaction = self.by_id.get(id)
+        if transaction is None:
+            why = self._ended.get(id)
+            if why is not None:
+                raise BrokerRefused(*_WHY[why])
+            raise BrokerRefused(
+                "unknown_transaction",
+                f"there is no transaction {id.hex()}, or not any more: begin another",
+            )
+        if transaction.row.holder != link.holder:
+            raise BrokerRefused("not_held", f"transaction {id.hex()} is another client's")
+        if transaction.state is not State.OPEN:
+            raise BrokerRefused("conflict", f"the transaction is {transaction.state.value}")
+        return transaction
+
+    # --- parts of steps -----------------------------------------------------------------------
+
+    def prepare_begin(self, link: Link, command: BeginTransaction, frame: Any = None) -> Part:
+        """Return the part that opens a transaction. Raises BrokerRefused."""
+        shard = self._shard
+        settings = shard.settings
+        if not command.transaction:
+            raise BrokerRefused("bad_name", "a transaction has a name of at least one byte")
+        if command.transaction in self.by_id:
+            raise BrokerRefused("conflict", "there is a transaction of this name already")
+        timeout_ms = command.timeout_ms or settings.transaction_timeout_ms
+        if timeout_ms > settings.transaction_timeout_max_ms:
+            raise BrokerRefused(
+                "limit",
+                f"a timeout of {timeout_ms} ms; transactions.timeout_max_ms is "
+                f"{settings.transaction_timeout_max_ms}",
+            )
+        if len(self.by_id) >= settings.transactions_max:
+            raise BrokerRefused("limit", f"at most {settings.transactions_max} transactions")
+        shard.quotas.check(link.owner, "transactions")
+        change = TransactionBegun(
+            command.transaction, link.holder, link.owner, shard.now_ms, timeout_ms
+        )
+        row = TransactionRow(change.id, change.holder, change.by, change.at_ms, timeout_ms)
+        transaction = Transaction(row, shard.now_ms + timeout_ms)
+        counting = Counting(shard.counters, 1, ("transactions_begun",))
+        return Part([change], effects=[_Beginning(self, transaction), counting])
+
+    def prepare_stage(self, link: Link, command: Stage, frame: Any) -> Part:
+        """Return the part that puts a batch aside. Raises BrokerRefused."""
+        settings = self._shard.settings
+        transaction = self._find(link, command.transaction)
+        stream = self._catalogue.get(command.stream)
+        # What refuses the batch refuses it now: nothing may be left that could refuse the commit.
+        checked = self._publishing.prepare(link, command, frame, stream)
+        content, stream = checked.content, checked.stream
+        assert content is not None
+        assert stream is not None
+        head = content.head
+        size = STAMP_BYTES + head.content_bytes
+        if command.place in transaction.staged:
+            raise BrokerRefused("conflict", f"place {command.place} has a batch already")
+        if transaction.bytes + size > settings.transaction_bytes_max:
+            raise BrokerRefused(
+                "too_large",
+                f"the transaction would have {transaction.bytes + size} bytes; "
+                f"transactions.bytes_max is {settings.transaction_bytes_max}",
+            )
+        if len(transaction.staged) >= settings.transaction_batches_max:
+            raise BrokerRefused(
+                "too_large", f"a transaction has at most {settings.transaction_batches_max} batches"
+            )
+        if self.staged_bytes + size > settings.staged_bytes_max:
+            raise BrokerRefused(
+                "limit",
+                f"all transactions together have {self.staged_bytes} bytes; "
+                f"transactions.all_bytes_max is {settings.staged_bytes_max}",
+            )
+        self._shard.quotas.check(transaction.row.by, "staged_bytes", size)
+        change = TransactionStaged(
+            transaction.id, command.place, stream.number, -1, head.count, size, self._shard.now_ms
+        )
+        effect = _Staging(self, transaction, change)
+        return Part([change], content=content, frame=frame, effects=[effect])
+
+    def prepare_commit(self, link: Link, command: CommitTransaction, frame: Any = None) -> Part:
+        """Return the part that commits a transaction. Raises BrokerRefused."""
+        transaction = self._find(link, command.transaction)
+        staged = len(transaction.staged)
+        if staged != command.count:
+            raise BrokerRefused(
+                "conflict", f"the transaction has {staged} batches, not {command.count}"
+            )
+        counting = Counting(self._shard.counters, 1, ("transactions_committed",))
+        if not staged:
+            return self._ending(transaction, "committed", counting)
+        change = TransactionCommitted(transaction.id, self._shard.now_ms)
+        return Part([change], effects=[_Committing(self, transaction), counting])
+
+    def prepare_roll_back(
+        self, link: Link, command: RollBackTransaction, frame: Any = None
+    ) -> Part:
+        """Return the part that ends a transaction without effect. Raises BrokerRefused."""
+        transaction = self._find(link, command.transaction)
+        counting = Counting(self._shard.counters, 1, ("transactions_rolled_back",))
+        return self._ending(transaction, "rolled_back", counting)
+
+    def _ending(self, transaction: Transaction, why: str, *effects: Effect) -> Part:
+        bases: list[int] = []
+        change = TransactionEnded(transaction.id, bases, why, self._shard.now_ms)
+        return Part([change], effects=[_Ending(self, transaction, bases, why), *effects])
+
+    # --- against the holder's will ------------------------------------------------------------
+
+    def end(self, transaction: Transaction, why: str, effect: Effect) -> None:
+        """Roll an open transaction back. why: TIMED_OUT or ENDED."""
+        self._steps.take([self._ending(transaction, why, effect)])
+
+    def note_ended(self, transaction: Transaction, why: str) -> None:
+        """Remember who ended a transaction, so that its holder is told."""
+        self._ended[transaction.id] = why
+        while len(self._ended) > ENDED_MAX:
+            self._ended.popitem(last=False)
+
+    def _arm(self, due_ms: int) -> None:
+        """Have the timer fire at a time, unless it fires before."""
+        if not self._armed_ms or due_ms < self._armed_ms:
+            self._armed_ms = due_ms
+            self._timers.set(due_ms, partial(self._look, due_ms))
+
+    def _look(self, due_ms: int) -> None:
+        """Roll back what is open beyond its time, and set the timer anew."""
+        if due_ms == self._armed_ms:
+            self._armed_ms = 0
+        now_ms = self._shard.now_ms
+        following = 0
+        for transaction in list(self.by_id.values()):
+            if transaction.state is not State.OPEN:
+                continue
+            if transaction.deadline_ms <= now_ms:
+                self._time_out(transaction)
+            elif not following or transaction.deadline_ms < following:
+                following = transaction.deadline_ms
+        if following:
+            self._arm(following)
+
+    def _time_out(self, transaction: Transaction) -> None:
+        self._shard.counters["transactions_timed_out"] += 1
+        self._shard.event(
+            "transaction_timed_out", "warning", transaction=transaction.id.hex(),
+            identity=transaction.row.holder, timeout_ms=transaction.row.timeout_ms,
+            records=transaction.records, bytes=transaction.bytes,
+        )  # fmt: skip
+        self.end(transaction, TIMED_OUT, Then(failed=partial(self._again, transaction)))
+
+    def _again(self, transaction: Transaction, *_: Any) -> None:
+        """Try a timeout again that the log refused."""
+        transaction.deadline_ms = self._shard.now_ms + 10 * self._shard.settings.retry_ms
+        self._arm(transaction.deadline_ms)
+
+    def reopened(self, transaction: Transaction) -> None:
+        """Have a transaction open again, since the log refused its commit or end."""
+        transaction.state = State.OPEN
+        transaction.ending = None
+        self._arm(transaction.deadline_ms)
+
+
+def _untold(transaction: Transaction, end_lsn: int) -> None:
+    """Do nothing at the end of a transaction: no caller waits for it."""
+
+
+class _Beginning(Effect):
+    """A transaction that begins."""
+
+    transactions: Transactions
+    transaction: Transaction
+
+    def taken(self, part: Part) -> None:
+        self.transactions.enter(self.transaction)
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        row = self.transactions._shard.queues.transactions.get(self.transaction.id)
+        if row is not None:
+            self.transaction.row = row
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        self.transactions.forget(self.transaction)
+
+
+class _Staging(Effect):
+    """A batch that is put aside."""
+
+    transactions: Transactions
+    transaction: Transaction
+    change: TransactionStaged
+
+    def taken(self, part: Part) -> None:
+        self.transaction.add(self.change)
+        self.transactions.weigh(self.transaction, self.change.size)
+
+    def based(self, part: Part) -> None:
+        self.change.base = part.base
+        if self.transaction.ending is not None:
+            self.transaction.ending.append(part.base)
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        assert part.content is not None
+        transactions = self.transactions
+        transactions._bodies.keep(part.base, part.stamp, part.frame, part.content)
+        transactions._shard.counters["staged_records"] += self.change.count
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        transaction, change = self.transaction, self.change
+        if transaction.ending is not None and change.base in transaction.ending:
+            # The number is another batch's now.
+            transaction.ending.remove(change.base)
+        transaction.remove(change)
+        if self.transactions.by_id.get(transaction.id) is transaction:
+            self.transactions.weigh(transaction, -change.size)
+
+
+class _Committing(Effect):
+    """A commit of a transaction that has staged batches."""
+
+    transactions: Transactions
+    transaction: Transaction
+
+    def taken(self, part: Part) -> None:
+        self.transaction.state = State.COMMITTING
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        self.transaction.state = State.COMMITTED
+        self.transactions._moving.begin(self.transaction)
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        self.transactions.reopened(self.transaction)
+
+
+class _Ending(Effect):
+    """The end of a transaction, of which nothing is appended to a stream any more."""
+
+    transactions: Transactions
+    transaction: Transaction
+    bases: list[int]
+    """Batches that the change names. Those that are still on their way to the log add themselves
+    when they are given a number, which is before the change is encoded."""
+    why: str
+
+    def taken(self, part: Part) -> None:
+        self.transaction.state = State.ENDING
+        self.bases += [base for base in self.transaction.bases if base >= 0]
+        self.transaction.ending = self.bases
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        transactions, transaction = self.transactions, self.transaction
+        for base in transaction.bases:
+            transactions._bodies.drop(base)
+        transactions.forget(transaction)
+        transactions.told(transaction, end_lsn)
+        if self.why in _WHY:
+            transactions.note_ended(transaction, self.why)
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        self.transactions.reopened(self.transaction)

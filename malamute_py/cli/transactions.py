@@ -1,0 +1,83 @@
+"""`malamute transaction ...`: open transactions, and their end by an operator."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from malamute_py.cli import output
+from malamute_py.cli.commands import group
+from malamute_py.cli.failures import USAGE, CommandFailed
+from malamute_py.cli.linking import linked
+from malamute_py.cli.output import Cell, Column
+from malamute_py.cli.values import duration_text, size_text
+
+app = group("transaction")
+
+
+@app.command(
+    "ls",
+    epilog="""In a pipe a line has, with tabs between: id, identity, state, time of the beginning
+and of the newest batch in milliseconds, time at which the broker rolls it back, records, bytes,
+streams with commas between. --json names them.""",
+)
+def ls(
+    ctx: typer.Context,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="At most so many.")] = 1000,
+    as_json: output.Json = False,
+) -> None:
+    """List the transactions that are open or being appended, oldest first."""
+    with linked(ctx) as client:
+        found = client.transactions(limit=limit)
+        now_ms = int(client.broker_info().more.get("now_ms", 0))
+    output.listing(
+        [
+            Column("transaction", "Transaction"),
+            Column("identity", "Identity", style="cyan"),
+            Column("state", "State"),
+            Column("since_ms", "For", right=True),
+            Column("touched_ms", "Idle", right=True),
+            Column("deadline_ms", "Ends in", right=True),
+            Column("records", "Records", right=True),
+            Column("bytes", "Bytes", right=True),
+            Column("streams", "Streams", spare=True),
+        ],
+        [
+            (
+                each.transaction.hex(),
+                each.identity,
+                each.state,
+                Cell(each.since_ms, duration_text(max(0, now_ms - each.since_ms))),
+                Cell(each.touched_ms, duration_text(max(0, now_ms - each.touched_ms))),
+                Cell(each.deadline_ms, duration_text(max(0, each.deadline_ms - now_ms))),
+                each.records,
+                Cell(each.bytes, size_text(each.bytes)),
+                ",".join(each.streams),
+            )
+            for each in found
+        ],
+        as_json=as_json,
+        empty="no transactions",
+    )
+
+
+@app.command("end")
+def end(
+    ctx: typer.Context,
+    transaction: Annotated[
+        str, typer.Argument(metavar="ID", help="Id of it, as `transaction ls` shows it.")
+    ],
+    as_json: output.Json = False,
+) -> None:
+    """Roll an open transaction back; its client is told at its next call."""
+    try:
+        id = bytes.fromhex(transaction)
+    except ValueError:
+        raise CommandFailed(
+            f"'{transaction}' is not the id of a transaction; `malamute transaction ls` shows them",
+            USAGE,
+        ) from None
+    with linked(ctx) as client:
+        client.end_transaction(id)
+    output.done(f"rolled back transaction {transaction}", {"ended": transaction}, as_json=as_json)

@@ -1,0 +1,155 @@
+"""Open transactions: what gathers at the client, and the steps in which it leaves.
+
+Owns the records of one transaction that have not left, and the places of the batches that have. The
+rules: records leave in chunks, each a step of its own, which the broker stages; the chunks have
+their places, so that a chunk that is put off does not change the order; what is left at the commit
+leaves in one step with it, and where nothing was staged before, the broker appends it at once. No
+step of a transaction is merged with another. Source: SPEC.md, section 4.11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from malamute_protocol.commands import (
+    BeginTransaction,
+    Command,
+    CommitTransaction,
+    RollBackTransaction,
+)
+from malamute_protocol.errors import LocalProtocolError
+from malamute_protocol.limits import Limits
+from malamute_py.client.session.rows import ROW_BYTES, OutgoingRow
+from malamute_py.client.session.steps import COMMAND, PARTS_MAX, Place, Step, staged
+from malamute_py.client.words import ConfirmAt
+
+CHUNK_BYTES: Final = 1 << 20
+"""Bytes of records from which on they leave for the broker."""
+CHUNK_ROWS: Final = 4096
+"""Records of one chunk."""
+ID_BYTES: Final = 16
+
+
+class OpenTransaction:
+    """One transaction of a client, from its beginning to its end."""
+
+    __slots__ = ("_bytes_max", "_chunk", "_key", "_places", "_rows_max", "confirm", "id", "open")
+
+    def __init__(self, id: bytes, key: bytes, confirm: ConfirmAt) -> None:
+        """id: random, as it names the transaction among those of all clients. key: random."""
+        self.id = id
+        self.open = False
+        """Whether records may be added."""
+        self.confirm = confirm
+        self._key = key
+        self._places = 0
+        """Batches that were given a place."""
+        self._chunk = Step()
+        self._bytes_max, self._rows_max = CHUNK_BYTES, CHUNK_ROWS
+
+    # --- records ---------------------------------------------------------------------------
+
+    @property
+    def chunk(self) -> Step:
+        """Records that have not left. Raises LocalProtocolError: the transaction is over."""
+        self.check_open()
+        return self._chunk
+
+    def check_open(self) -> None:
+        """Raise LocalProtocolError unless records may be added."""
+        if not self.open:
+            raise LocalProtocolError("unexpected", "the transaction is not open (any more)")
+
+    def add(self, stream: str, rows: Sequence[OutgoingRow], at: int = 0) -> int:
+        """Add rows from a place on, as many as fit; returns the place of the first that does not.
+
+        Where some do not, the records must leave before. Raises as `chunk`.
+        """
+        chunk = self.chunk
+        if self.is_full:
+            return at
+        room = self._bytes_max - chunk.size
+        size = 0
+        end = at
+        for row in rows[at : at + self._rows_max - chunk.count]:
+            larger = size + row.size + ROW_BYTES
+            if larger > room and (size or chunk.parts):
+                break
+            size = larger
+            end += 1
+        chunk.add_rows(stream, rows[at:end], size)
+        return end
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the records must leave before others are added."""
+        chunk = self._chunk
+        return (
+            chunk.size > self._bytes_max
+            or chunk.count >= self._rows_max
+            or len(chunk.parts) >= PARTS_MAX - 1
+        )
+
+    @property
+    def was_staged(self) -> bool:
+        """Whether the broker has, or may have, batches of it."""
+        return self._places > 0
+
+    # --- steps -----------------------------------------------------------------------------
+
+    def begin(self, timeout_ms: int, limits: Limits) -> Step:
+        """Return the step that opens the transaction. limits: those of the broker."""
+        self.open = True
+        self._bytes_max = min(CHUNK_BYTES, limits.batch_bytes_max // 2)
+        self._rows_max = min(CHUNK_ROWS, limits.batch_records_max)
+        return self._step("stored", BeginTransaction(self.id, 0, timeout_ms))
+
+    def take(self) -> Step:
+        """Return the step in which the records leave that have gathered."""
+        # The log has stages in front of the commit, whose confirm so covers them, too.
+        return self._named(self._staging("stored"))
+
+    def commit(self) -> Step:
+        """Return the step that commits the transaction, with the records that have not left."""
+        self.check_open()
+        step = self._staging(self.confirm) if self._places else self._rest()
+        self.open = False
+        return self._named(step, CommitTransaction(self.id, self._places, 0))
+
+    def roll_back(self) -> Step:
+        """Return the step that ends the transaction without effect."""
+        self.open = False
+        self._chunk = Step()
+        return self._step("stored", RollBackTransaction(self.id, 0))
+
+    def _staging(self, confirm: ConfirmAt) -> Step:
+        """Return a step that stages what has gathered."""
+        chunk, step = self._chunk, Step(confirm)
+        for place, rows in chunk.parts.items():
+            step.parts[staged(place, self.id, self._places)] = rows
+            self._places += 1
+        step.size, step.count, step.choosy = chunk.size, chunk.count, chunk.choosy
+        self._chunk = Step()
+        return step
+
+    def _rest(self) -> Step:
+        """Return a step that publishes what has gathered."""
+        chunk, step = self._chunk, Step(self.confirm)
+        step.parts, step.size, step.count = chunk.parts, chunk.size, chunk.count
+        step.choosy = chunk.choosy
+        self._chunk = Step()
+        return step
+
+    def _step(self, confirm: ConfirmAt, command: Command) -> Step:
+        return self._named(Step(confirm), command)
+
+    def _named(self, step: Step, command: Command | None = None) -> Step:
+        """Add a command to a step, and give the step a key, so that none is merged with it."""
+        if command is not None:
+            place: Place = (COMMAND, command)
+            step.parts[place] = [command]
+        step.key = self._key
+        number = int.from_bytes(self._key, "big") + 1
+        self._key = (number % (1 << 8 * len(self._key))).to_bytes(len(self._key), "big")
+        return step

@@ -1,0 +1,249 @@
+# DO NOT EDIT: made from ../aio/transactions.py by `make sync-client` (tools/sync_client.py).
+"""Open transactions for threads.
+
+Owns begin, publish, commit and rollback as blocking calls. The rules: as in client.py: a timeout or
+the client's end interrupts a waiting caller; one chunk of records is under way while the next one
+gathers, so that a transaction of any size needs little memory; a commit whose call timed out may
+still be taken, and then is taken whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from types import TracebackType
+
+from malamute_protocol import commands as c
+from malamute_protocol.errors import BrokerRefused, MalamuteError
+from malamute_py.client.arguments import duration, name_of
+from malamute_py.client.engine.waits import STEP
+from malamute_py.client.position import Confirmation
+from malamute_py.client.session.calls import (
+    Bodies,
+    Body,
+    Fields,
+    Properties,
+    Time,
+    make_row,
+)
+from malamute_py.client.session.rows import OutgoingRow
+from malamute_py.client.session.steps import KEY_BYTES, Step, rows_of_columns
+from malamute_py.client.session.transactions import ID_BYTES, OpenTransaction
+from malamute_py.client.settings import Wait
+from malamute_py.client.sync.link import Pending, ThreadLink
+from malamute_py.client.words import ConfirmAt
+
+
+class SyncTransaction:
+    """One open transaction; for one thread at a time.
+
+    It is committed when its `with` block ends, and rolled back after an exception.
+    """
+
+    def __init__(self, link: ThreadLink, timeout_ms: int, confirm: ConfirmAt) -> None:
+        """See SyncClient.transaction()."""
+        self._link = link
+        self._timeout_ms = duration("timeout_ms", timeout_ms)
+        random = link.session.steps.random
+        self._opened = OpenTransaction(random(ID_BYTES), random(KEY_BYTES), confirm)
+        self._step: Step | None = None
+        """The beginning or chunk that is under way, whose answer `_future` gets."""
+        self._future: Pending[Confirmation] | None = None
+
+    @property
+    def id(self) -> bytes:
+        """Name of the transaction at the broker, as client.transactions() lists it."""
+        return self._opened.id
+
+    # --- life ------------------------------------------------------------------------------
+
+    def begin(self, timeout_ms: Wait = "default") -> None:
+        """Open it, and wait until the broker has. Raises BrokerRefused `limit`, Timeout."""
+        self._begin()
+        try:
+            self._arrived(timeout_ms)
+        except BaseException:
+            self._opened.open = False
+            raise
+
+    def _begin(self) -> None:
+        """Have the broker open it, while the first records gather."""
+        step = self._opened.begin(self._timeout_ms, self._link.session.steps.limits)
+        self._send(step)
+
+    def commit(self, timeout_ms: Wait = "default") -> Confirmation:
+        """Have all of it appended to its streams, and wait until readers of the tail get it.
+
+        Raises BrokerRefused (nothing of it happened: `transaction_timed_out`, `transaction_ended`,
+        `unknown_transaction` and others), Timeout or ConnectionLost (it may have been taken, as a
+        whole).
+        """
+        opened = self._opened
+        opened.check_open()
+        try:
+            self._arrived(timeout_ms)
+            staged = opened.was_staged
+            confirmation = self._take(opened.commit(), timeout_ms)
+        except BrokerRefused:
+            # A part of it cannot be had any more: the rest is not to wait for its timeout.
+            with contextlib.suppress(MalamuteError):
+                self._end(timeout_ms)
+            raise
+        if staged:
+            id = opened.id
+            self._link.ask(lambda number: c.AwaitTransaction(number, id))
+        return confirmation
+
+    def roll_back(self, timeout_ms: Wait = "default") -> None:
+        """End it; nothing of it is ever seen. Nothing happens where it is over already."""
+        if self._opened.open:
+            self._end(timeout_ms)
+
+    def _end(self, timeout_ms: Wait) -> None:
+        """Roll it back, unless it is over already."""
+        self._withdraw()
+        try:
+            self._take(self._opened.roll_back(), timeout_ms)
+        except BrokerRefused as error:
+            if error.code not in _OVER:
+                raise
+
+    def _withdraw(self) -> None:
+        """Wait for the chunk under way no more."""
+        step, self._step, self._future = self._step, None, None
+        if step is None:
+            return
+        with self._link.lock:
+            self._link.session.steps.withdraw(step)
+
+    def __enter__(self) -> SyncTransaction:
+        """Begin; a refusal is raised where it is waited for next, at the commit at the latest."""
+        self._begin()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Commit; after an exception roll back, which the broker does by time if it must."""
+        if not self._opened.open:
+            return
+        if kind is None:
+            self.commit()
+        elif issubclass(kind, Exception):
+            with contextlib.suppress(MalamuteError):
+                self.roll_back()
+        else:
+            self._withdraw()
+            with self._link.lock:
+                with contextlib.suppress(MalamuteError):
+                    self._link.session.steps.add(self._opened.roll_back(), None)
+                self._link.wake_up()
+
+    # --- records ---------------------------------------------------------------------------
+
+    def publish(
+        self,
+        stream: str,
+        body: Body,
+        *,
+        subject: str | Sequence[str] = "",
+        fields: Fields | None = None,
+        client_time_ms: Time | None = None,
+        expires_at_ms: Time | None = None,
+        properties: Properties | None = None,
+        codec: str | None = None,
+    ) -> None:
+        """Add a record for a stream. Waits only while a chunk before it is under way.
+
+        Raises LocalProtocolError: an argument is wrong, or the transaction is over; BrokerRefused:
+        a chunk before this record was refused, and the transaction cannot be committed any more.
+        """
+        name_of("stream", stream)
+        row = make_row(
+            body, subject, fields, client_time_ms, expires_at_ms, properties, None, codec
+        )
+        self._add(stream, [row])
+
+    def publish_many(
+        self,
+        stream: str,
+        bodies: Bodies,
+        *,
+        subject: str | Sequence[str | Sequence[str]] = "",
+        fields: Fields | Sequence[Fields | None] | None = None,
+        client_time_ms: int | Sequence[int | None] | None = None,
+        expires_at_ms: int | Sequence[int | None] | None = None,
+        properties: Properties | Sequence[Properties | None] | None = None,
+        codec: str | None = None,
+    ) -> None:
+        """Add records for a stream; what is given as a sequence has one value a record.
+
+        Raises as publish(), and LocalProtocolError: the columns differ in length.
+        """
+        name_of("stream", stream)
+        rows = rows_of_columns(
+            bodies, subject, fields, client_time_ms, expires_at_ms, properties, codec
+        )
+        self._add(stream, rows)
+
+    def publish_batch(self, stream: str, content: bytes) -> None:
+        """Add records for a stream, as one batch content that malamute_protocol.batch encoded.
+
+        Raises as publish(), and LocalProtocolError: the content is no batch, or has a producer.
+        """
+        self._opened.chunk.publish_batch(stream, content)
+        if self._opened.is_full:
+            self._flush()
+
+    def _add(self, stream: str, rows: Sequence[OutgoingRow]) -> None:
+        opened = self._opened
+        at = opened.add(stream, rows)
+        while at < len(rows):
+            self._flush()
+            at = opened.add(stream, rows, at)
+
+    def _flush(self) -> None:
+        """Send the records that have gathered, once the chunk before them was taken."""
+        self._arrived("default")
+        self._send(self._opened.take())
+
+    def _send(self, step: Step) -> None:
+        """Put a step on its way whose answer is waited for later."""
+        pending: Pending[Confirmation] = Pending(self._link)
+        self._put(step, pending, "default")
+        self._step, self._future = step, pending
+
+    def _arrived(self, timeout_ms: Wait) -> None:
+        """Wait until the chunk that is under way was taken. Raises what the broker answered."""
+        pending, self._step, self._future = self._future, None, None
+        if pending is not None:
+            pending.result(timeout_ms, STEP)
+
+    def _take(self, step: Step, timeout_ms: Wait) -> Confirmation:
+        """Have a step taken, and wait for its confirm."""
+        link = self._link
+        pending: Pending[Confirmation] = Pending(link)
+        left = self._put(step, pending, timeout_ms)
+        try:
+            return pending.result(left, STEP)
+        except BaseException:
+            with link.lock:
+                link.session.steps.withdraw(step)
+            raise
+
+    def _put(self, step: Step, pending: Pending[Confirmation], timeout_ms: Wait) -> Wait:
+        """Put a step on its way once there is room; returns what is left of timeout_ms."""
+        link = self._link
+        with link.lock:
+            if not link.has_room():
+                timeout_ms = link.room(timeout_ms, "a transaction")
+            link.session.steps.add(step, pending)
+            link.wake_up()
+        return timeout_ms
+
+
+_OVER = frozenset({"unknown_transaction", "transaction_timed_out", "transaction_ended"})
+"""Refusals that say that a transaction is over."""

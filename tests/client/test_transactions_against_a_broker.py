@@ -1,0 +1,135 @@
+"""Open transactions of both shells against the real broker."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from malamute_protocol.errors import BrokerRefused, LocalProtocolError
+from malamute_py.embedded import EmbeddedBroker
+from tests.client.shells import SHELLS
+
+pytestmark = pytest.mark.slow
+
+Connect = Callable[..., Awaitable[Any]]
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[EmbeddedBroker]:
+    async with EmbeddedBroker() as embedded:
+        yield embedded
+
+
+@pytest.fixture(params=SHELLS, ids=lambda shell: shell.kind)
+async def connect(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> AsyncIterator[Connect]:
+    """Makes clients of one kind; the argument is the identity."""
+    made: list[Any] = []
+
+    async def another(identity: str = "") -> Any:
+        shell = request.param()
+        made.append(shell)
+        await shell.connect(broker.endpoint, context=broker.context, identity=identity)
+        return shell
+
+    yield another
+    for shell in made:
+        await shell.do("close", flush_ms=0)
+
+
+async def begun(shell: Any, **options: Any) -> Any:
+    transaction = shell.client.transaction(**options)
+    await shell.call(transaction.begin)
+    return transaction
+
+
+async def records(shell: Any, stream: str, **options: Any) -> list[bytes]:
+    tail = (await shell.do("stream_info", stream)).tail
+    async with EmbeddedReader(shell, stream, **options) as subscription:
+        return [one.body for one in await shell.take(subscription, tail)]
+
+
+class EmbeddedReader:
+    """A subscription of a shell to a stream from its beginning to its end."""
+
+    def __init__(self, shell: Any, stream: str, **options: Any) -> None:
+        self._shell = shell
+        self._subscription = shell.client.subscribe(stream, start="earliest", **options)
+
+    async def __aenter__(self) -> Any:
+        return self._subscription
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._shell.call(self._subscription.close)
+
+
+async def test_records_of_several_streams_appear_with_the_commit(connect: Connect) -> None:
+    shell = await connect("loader")
+    transaction = await begun(shell)
+    await shell.call(transaction.publish, "a", b"1", subject="x")
+    await shell.call(transaction.publish_many, "b", [b"2", b"3"], subject=["x", "y"])
+    (facts,) = await shell.do("transactions")
+    assert (facts.transaction, facts.identity, facts.state) == (transaction.id, "loader", "open")
+    confirmation = await shell.call(transaction.commit)
+    assert confirmation.level == "synced"
+    assert await records(shell, "a") == [b"1"]
+    assert await records(shell, "b") == [b"2", b"3"]
+    assert await shell.do("transactions") == []
+
+
+async def test_a_large_transaction_is_staged_and_comes_in_order(connect: Connect) -> None:
+    shell = await connect()
+    transaction = await begun(shell)
+    values = [b"%06d" % number for number in range(20_000)]
+    await shell.call(transaction.publish_many, "a", values)
+    (facts,) = await shell.do("transactions")
+    assert facts.batches >= 3
+    assert facts.streams == ["a"]
+    await shell.call(transaction.commit)
+    assert await records(shell, "a", visibility="committed") == values
+
+
+async def test_a_rollback_leaves_nothing(connect: Connect) -> None:
+    shell = await connect()
+    transaction = await begun(shell)
+    await shell.call(transaction.publish_many, "a", [b"x" * 1000] * 5_000)
+    await shell.call(transaction.roll_back)
+    assert await shell.do("transactions") == []
+    assert (await shell.do("stream_info", "a")).tail == 0
+    with pytest.raises(LocalProtocolError):
+        await shell.call(transaction.publish, "a", b"1")
+
+
+async def test_an_exception_in_the_block_rolls_back(connect: Connect) -> None:
+    shell = await connect()
+    transaction = await begun(shell)
+    await shell.call(transaction.publish_many, "a", [b"x" * 1000] * 5_000)
+    leave = transaction.__aexit__ if shell.kind == "asyncio" else transaction.__exit__
+    await shell.call(leave, ValueError, ValueError(), None)
+    assert await shell.do("transactions") == []
+    assert (await shell.do("stream_info", "a")).tail == 0
+
+
+async def test_the_end_by_an_operator_is_told_by_name(connect: Connect) -> None:
+    shell = await connect("loader")
+    transaction = await begun(shell)
+    await shell.call(transaction.publish, "a", b"1")
+    await shell.do("end_transaction", transaction.id)
+    with pytest.raises(BrokerRefused, match="operator") as refused:
+        await shell.call(transaction.commit)
+    assert refused.value.code == "transaction_ended"
+
+
+async def test_a_timeout_is_told_by_name(connect: Connect) -> None:
+    shell = await connect()
+    transaction = await begun(shell, timeout_ms=1)
+    # The broker looks at its timers in the next turn of its loop.
+    while await shell.do("transactions"):
+        pass
+    with pytest.raises(BrokerRefused) as refused:
+        await shell.call(transaction.commit)
+    assert refused.value.code == "transaction_timed_out"
+    with pytest.raises(BrokerRefused) as refused:
+        await begun(shell, timeout_ms=10**9)
+    assert refused.value.code == "limit"
