@@ -231,8 +231,8 @@ class Cursors:
         if (stream.number, name) in self._shard.queues.groups:
             raise BrokerRefused(
                 "conflict",
-                f"'{name}' is a group of stream '{stream.name}': its members alone move it, and a"
-                " cursor of this name would not",
+                f"'{name}' is a group of stream '{stream.name}', which a cursor would not move:"
+                " RESET_GROUP does",
             )
         most = self._shard.settings.cursors_max
         if len(self._cursors) + len(self._coming) >= most:
