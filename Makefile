@@ -117,7 +117,8 @@ test-floors: | $(PY) ## the fast tests over the lowest versions that pyproject.t
 	$(PY) tests/floors.py > $(FLOORS)/requirements.txt
 	$(FLOORS)/bin/python -m pip install -q -r $(FLOORS)/requirements.txt -e .
 	$(FLOORS)/bin/python -m pytest -q -n $(JOBS) --dist worksteal -m "$(FAST)" $(QUICKLY) \
-	    --ignore tests/demo --ignore tests/examples --ignore tests/house --ignore tests/spark $(ARGS)
+	    --ignore tests/demo --ignore tests/examples --ignore tests/house --ignore tests/spark \
+	    --ignore tests/cli/test_spark.py $(ARGS)
 
 test-needs: $(DEV_STAMP) $(NODE_STAMP)
 	@tests/need java
