@@ -36,7 +36,8 @@ _LIKELY: Final[tuple[type[wire.Command], ...]] = (
     wire.Publish, wire.Publish, wire.Publish, wire.Publish, wire.Subscribe, wire.Subscribe,
     wire.Credit, wire.Unsubscribe, wire.Send, wire.OpenInbox, wire.AckMail, wire.Request,
     wire.Offer, wire.AckWork, wire.Reply, wire.JoinGroup, wire.JoinGroup, wire.AckRecords,
-    wire.MoveCursor, wire.Atomic, wire.OpenProducer, wire.Ping,
+    wire.MoveCursor, wire.Atomic, wire.OpenProducer, wire.Ping, wire.BeginTransaction, wire.Stage,
+    wire.CommitTransaction,
 )  # fmt: skip
 _ALL: Final = tuple(COMMANDS.values())
 _HINTS: Final = {command: get_type_hints(command) for command in _ALL}
@@ -208,7 +209,7 @@ class Messages:
             "id": self._producer, "client_time": self._window, "about": self._about,
             "uuid": self._uuid, "reply_to": self._mailbox, "confirm": self._mailbox,
             "frames": self._frames_owned, "after": self._after, "rows": self._rows,
-            "link": self._link,
+            "link": self._link, "transaction": self._transaction, "place": self._place,
         }  # fmt: skip
 
     # --- one step ---------------------------------------------------------------------------
@@ -300,7 +301,7 @@ class Messages:
         elif chance.random() < 0.02:
             values.append(self._anything())
         commands.append([NUMBERS[kind], *values])
-        if kind in (wire.Publish, wire.UpdateKey, wire.Send, wire.Request, wire.Reply):
+        if kind in CONTENT_COMMANDS and kind is not wire.Atomic:
             frames.append(self._frame())
 
     def _packed(self, commands: list[Any]) -> bytes:
@@ -498,6 +499,12 @@ class Messages:
 
     def _kind(self, view: View, kind: type[wire.Command]) -> Any:
         return self.chance.choice(("shared", "shared", "keyed", "exclusive", "", "x"))
+
+    def _transaction(self, view: View, kind: type[wire.Command]) -> bytes:
+        return self.chance.choice((b"t", b"u", b"v"))
+
+    def _place(self, view: View, kind: type[wire.Command]) -> int:
+        return self.chance.choice(_NUMBERS)
 
     def _key(self, view: View, kind: type[wire.Command]) -> Any:
         keys = (b"", b"", b"k", b"l", self.chance.randbytes(8), b"x" * 128, b"x" * 129)

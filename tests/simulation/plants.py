@@ -1240,7 +1240,7 @@ PLANTS: dict[str, Planted] = {
     ),
     "done-beyond-the-end": Planted(
         "work", "a group keeps what was done of records that a power loss took back",
-        _done_beyond_the_end, _codes("done_before"), 100, 438,
+        _done_beyond_the_end, _codes("done_before"), 100, 920,
     ),
     "staged-in-the-stream": Planted(
         "transactions", "a batch is in its stream as soon as it is staged",
@@ -1292,7 +1292,7 @@ PLANTS: dict[str, Planted] = {
     ),
     "held-unseen": Planted(
         "clients", "a request handed out once more is held though its program is never shown it",
-        _held_unseen, _codes("stuck"), 60,
+        _held_unseen, _codes("stuck"), 60, 60,
     ),
     "hand-out-failed": Planted(
         "clients", "a step that comes again and is refused fails the hand-out after it",
@@ -1300,7 +1300,7 @@ PLANTS: dict[str, Planted] = {
     ),
     "waits-for-ever": Planted(
         "clients", "who waits for a reply that was lost waits on when its time is over",
-        _waits_for_ever, _codes("stuck"), 60, 260,
+        _waits_for_ever, _codes("stuck"), 60, 480,
     ),
     "rewind-unheard": Planted(
         "clients", "a member acknowledges for a record what it did with one that was lost",
