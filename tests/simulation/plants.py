@@ -1324,7 +1324,7 @@ PLANTS: dict[str, Planted] = {
     ),
     "first-settled": Planted(
         "threads", "of several calls that end by one message one is told",
-        _first_settled, _codes("stuck"), 60, 36,
+        _first_settled, _codes("stuck"), 60, 70,
     ),
 }  # fmt: skip
 """Name -> planted bug. `python -m tests.simulation --plant list` prints it."""
