@@ -208,7 +208,7 @@ def worker_descriptors() -> dict[str, list[str]]:
 
 
 @pytest.mark.spark
-def test_after_fifty_triggers_a_worker_has_one_link_and_as_many_descriptors_as_after_five(
+def test_after_fifty_triggers_a_worker_has_one_link_and_no_more_descriptors_than_after_five(
     read_stream: Callable[..., DataFrame],
     endpoint: str,
     client: SyncClient,
@@ -238,4 +238,6 @@ def test_after_fifty_triggers_a_worker_has_one_link_and_as_many_descriptors_as_a
     after = run(50)
     both = before.keys() & after.keys()
     assert both
-    assert {worker: after[worker] for worker in both} == {worker: before[worker] for worker in both}
+    # A worker that is still at a task has a descriptor or two more; 45 triggers would leave 45.
+    grown = {worker: after[worker] - before[worker] for worker in both}
+    assert max(grown.values()) <= 3, (before, after)
