@@ -119,9 +119,12 @@ class Shard:
             return latest_ms
         return until_ms
 
-    def share(self) -> Callable[[], bool]:
-        """Begin a share of a turn of the loop; the function that is returned tells if it lasts."""
-        meter, most = self.settings.meter, self.settings.matching_share
+    def share(self, part: int = 1) -> Callable[[], bool]:
+        """Begin a share of a turn of the loop; the function that is returned tells if it lasts.
+
+        part: only one part in so many of the share.
+        """
+        meter, most = self.settings.meter, self.settings.matching_share // part
         if meter is None:
             return always
         until = meter() + most

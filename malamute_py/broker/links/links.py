@@ -58,7 +58,7 @@ BEAT_SLOTS = 32
 FEW_DELIVERIES = 512
 """Deliveries of a few rows after which a link is asked how far it has read; meanwhile it gets
 at most twice as many. Such a delivery costs a client as much as several KiB do."""
-_OVERRUN_PART = 16
+_OVERRUN_PART = 64
 """Part of its window that a client keeps which sent beyond it."""
 PROBE_TOKENS = 1 << 32
 """First token of the PINGs that ask how far a peer has read; lower tokens keep alive."""

@@ -17,7 +17,7 @@ services (References).
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush, heapreplace
 from typing import Final, Generic, TypeVar
@@ -357,8 +357,9 @@ class Dispatch(Generic[Batch, Worker]):
             tuple[WorkersByPattern[Batch, Worker], Iterator[SubjectQueue[Batch, Worker]]]
         ] = deque()
         """New patterns, and the queues that each is still to be compared with."""
-        self.new_subjects: dict[SubjectQueue[Batch, Worker], None] = {}
-        """Queues in which requests wait and whose takers are still to be found."""
+        self.new_subjects: OrderedDict[SubjectQueue[Batch, Worker], None] = OrderedDict()
+        """Queues in which requests wait and whose takers are still to be found. In a dict, the
+        first entry after 100,000 that were taken away is found by as many looks."""
 
     # --- offers -----------------------------------------------------------------------------
 
@@ -484,8 +485,7 @@ class Dispatch(Generic[Batch, Worker]):
         """
         budget = SCANNED_AT_ONCE
         while self.new_subjects and budget > 0:
-            queue = next(iter(self.new_subjects))
-            del self.new_subjects[queue]
+            queue, _ = self.new_subjects.popitem(last=False)
             slow = self.is_slow(queue)
             budget -= SLOW_LOOK if slow else 1
             if queue.rows:

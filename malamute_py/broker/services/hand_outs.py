@@ -27,6 +27,10 @@ from malamute_py.changelog.tables import WITHDRAWN
 Share: TypeAlias = tuple[Offer, RequestBatch, int, int]
 """(offer, batch, the rows of it that the offer gets, bytes of credit that were taken for them)."""
 
+_SCAN_PART: Final = 4
+"""Part of a share that comparing new subjects with patterns may take: one comparison with many
+expressions takes a millisecond, and the requests themselves take time in the same turn."""
+
 
 class HandOuts:
     """Requests on their way to workers."""
@@ -94,7 +98,7 @@ class HandOuts:
         if service.state != STANDING:
             return budget
         if service.new_patterns or service.new_subjects:
-            service.scan(more)
+            service.scan(self._shard.share(_SCAN_PART))
             budget -= 1
         shares: list[Share] = []
         now_ms = self._shard.now_ms

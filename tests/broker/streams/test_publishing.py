@@ -220,13 +220,13 @@ def test_more_unconfirmed_bytes_than_the_window_are_refused() -> None:
     assert told(peer, 6) == [("confirm", Level.SYNCED)]
 
 
-def test_a_client_that_overran_its_window_has_a_sixteenth_of_it_as_long_as_its_link() -> None:
-    shell = Shell(sync=False, window_bytes=160_000)
+def test_a_client_that_overran_its_window_has_a_64th_of_it_as_long_as_its_link() -> None:
+    shell = Shell(sync=False, window_bytes=640_000)
     hasty, other = shell.hello(1), shell.hello(2)
-    shell.publish(1, "s", [bytes(159_000)], tracker=1)
+    shell.publish(1, "s", [bytes(639_000)], tracker=1)
     shell.publish(1, "s", [bytes(2_000)], tracker=2)
     assert told(hasty, 2) == [("window", 0)]
-    assert "160000" in hasty.last(wire.Refused).reason
+    assert "640000" in hasty.last(wire.Refused).reason
     shell.sync()
     shell.run()
     for tracker in range(3, 7):
