@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -208,7 +209,7 @@ def worker_descriptors() -> dict[str, list[str]]:
 
 
 @pytest.mark.spark
-def test_after_fifty_triggers_a_worker_has_one_link_and_no_more_descriptors_than_after_five(
+def test_after_fifty_triggers_a_worker_has_one_link_and_as_many_descriptors_as_after_five(
     read_stream: Callable[..., DataFrame],
     endpoint: str,
     client: SyncClient,
@@ -229,15 +230,18 @@ def test_after_fifty_triggers_a_worker_has_one_link_and_no_more_descriptors_than
         ours = inodes_to(port)
         has = {worker: ours & set(links) for worker, links in worker_descriptors().items()}
         assert max(map(len, has.values())) == 1
-        return {
-            worker: len(links) for worker, links in worker_descriptors().items() if has.get(worker)
-        }
+        # A worker that was at a task has a descriptor more until it has put that away.
+        looks: list[dict[str, int]] = []
+        while len(looks) < 5 or any(look != looks[-1] for look in looks[-5:]):
+            assert len(looks) < 300, looks[-5:]
+            time.sleep(0.1)
+            found = worker_descriptors().items()
+            looks.append({worker: len(links) for worker, links in found if has.get(worker)})
+        return looks[-1]
 
     before = run(5)
     assert before
     after = run(50)
     both = before.keys() & after.keys()
     assert both
-    # A worker that is still at a task has a descriptor or two more; 45 triggers would leave 45.
-    grown = {worker: after[worker] - before[worker] for worker in both}
-    assert max(grown.values()) <= 3, (before, after)
+    assert {worker: after[worker] for worker in both} == {worker: before[worker] for worker in both}
