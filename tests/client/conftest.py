@@ -1,4 +1,4 @@
-"""What most tests of clients begin with: a broker in this process, and a client of either shell."""
+"""Fixtures of tests of clients: a broker in this process, and a client of either shell."""
 
 from __future__ import annotations
 
