@@ -142,6 +142,7 @@ def test_a_planted_bug_is_found(
         run_all(range(5))
 
 
+@pytest.mark.slow
 def test_a_find_is_made_short(monkeypatch: pytest.MonkeyPatch) -> None:
     _a_number_overflows(monkeypatch)
     steps: list[Step] = []
