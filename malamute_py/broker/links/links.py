@@ -78,6 +78,7 @@ class Link:
     __slots__ = (
         "blocked",
         "cleared_bytes",
+        "conflicted",
         "credential",
         "delivered_bytes",
         "expiry_ms",
@@ -164,6 +165,8 @@ class Link:
         """Services that the link was found to be allowed to send requests to."""
         self.named = False
         """Whether HELLO asked for its identity by name: no other session has the identity then."""
+        self.conflicted = False
+        """Whether the operator was told that it used a key for two things."""
         self.happened = ""
         """End of the link: `bye`, `lost`, `fenced`, ...; empty before."""
         self.reading: list[Content] = []
