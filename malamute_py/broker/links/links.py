@@ -36,7 +36,7 @@ from malamute_protocol.link import TRANSITIONS, Moves, Side, State
 from malamute_protocol.version import VERSIONS, Feature, negotiate
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.replicas import Replicas
-from malamute_py.broker.quotas import UNMETERED
+from malamute_py.broker.quotas import NAMELESS, UNMETERED
 from malamute_py.broker.ready import Send
 
 FEATURES = int(
@@ -76,6 +76,7 @@ class Link:
     """One connected client."""
 
     __slots__ = (
+        "address",
         "blocked",
         "cleared_bytes",
         "conflicted",
@@ -99,6 +100,7 @@ class Link:
         "probe_bytes",
         "publishing",
         "queries",
+        "quota_owner",
         "reading",
         "receivers",
         "requesting",
@@ -124,6 +126,10 @@ class Link:
         self.owner = credential
         """Name whose permissions and quotas it has: its credential, else its template or
         identity."""
+        self.address = ""
+        """Network address, or local user, of a peer without a credential; "": not known."""
+        self.quota_owner = credential
+        """Name for which its rates count, and what ends with it: its owner, else its address."""
         self.template = ""
         """Template that its identity was derived from; empty: from none."""
         self.holder = ""
@@ -339,12 +345,13 @@ class Links:
         ):
             refusal = "forbidden", "the session belongs to another identity"
         owner = link.credential or wanted
+        quota_owner = owner or (f"{NAMELESS}{link.address}" if link.address else "")
         retry_ms = 0
         if refusal is None:
             try:
                 if older is None and (template or hello.identity not in self._identities):
                     # Otherwise it replaces a link that is counted already.
-                    shard.quotas.check(owner, "links")
+                    shard.quotas.check(quota_owner, "links")
                 if template:
                     wanted = self.replicas.claim(
                         link.credential, template, hello.session, hello.number, self._identities
@@ -361,7 +368,7 @@ class Links:
             # The number of a replica stays with its session.
             older.template = ""
             self.close(older, "fenced", "replaced", "another link of this session took over")
-        link.owner, link.template = owner, template
+        link.owner, link.quota_owner, link.template = owner, quota_owner, template
         if hello.identity:
             self._claim_identity(link, wanted)
         asked = hello.heartbeat_ms or settings.heartbeat_ms
@@ -373,8 +380,8 @@ class Links:
         link.holder = wanted or f"~{blake2b(hello.session, digest_size=16).hexdigest()}"
         link.software = hello.software[:200]
         link.typed = bool(hello.features & Feature.TYPED)
-        link.usage = shard.quotas.of(owner)
-        shard.quotas.add(owner, "links")
+        link.usage = shard.quotas.of(quota_owner)
+        shard.quotas.add(quota_owner, "links")
         self._sessions[hello.session] = link
         link.state = State.OPEN
         link.room = self._share()
@@ -444,7 +451,7 @@ class Links:
                 link.out, link.frames = [], []
             self.say(link, Bye(code, reason))
         if link.state is State.OPEN:
-            shard.quotas.add(link.owner, "links", -1)
+            shard.quotas.add(link.quota_owner, "links", -1)
         link.state = State.CLOSED
         link.room = 0
         self.table.pop(link.number, None)

@@ -96,7 +96,7 @@ class Inboxes:
         inbox = Inbox(self, link, command, mailbox)
         link.receivers[inbox.number] = inbox
         self.count += 1
-        self._shard.quotas.add(link.owner, "subscriptions")
+        self._shard.quotas.add(link.quota_owner, "subscriptions")
         if mailbox.able is NO_READERS:
             mailbox.able = OrderedDict()
         mailbox.readers[inbox] = None
@@ -113,7 +113,7 @@ class Inboxes:
         self._links.check_number(link, command.subscription)
         if self.count >= settings.subscriptions_max:
             raise BrokerRefused("limit", f"at most {settings.subscriptions_max} inboxes in all")
-        self._shard.quotas.check(link.owner, "subscriptions")
+        self._shard.quotas.check(link.quota_owner, "subscriptions")
         name = command.mailbox or link.identity
         if not name or name.startswith("~"):
             own = temporary_name(link)
@@ -175,7 +175,7 @@ class Inboxes:
         inbox.leave()
         inbox.started = False
         self.count -= 1
-        self._shard.quotas.add(inbox.link.owner, "subscriptions", -1)
+        self._shard.quotas.add(inbox.link.quota_owner, "subscriptions", -1)
         inbox.pipe.clear()
         mailbox = inbox.mailbox
         mailbox.readers.pop(inbox, None)
