@@ -200,7 +200,7 @@ def test_a_batch_that_is_overwritten_while_it_is_selected_is_not_handed_out(
 def test_a_batch_that_is_overwritten_while_it_is_found_unwanted_is_in_the_gap(
     log: Log, reader: LogReader, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    """What was overwritten may look like a batch without a wanted row, or like no batch at all."""
+    """Overwritten bytes may look like a batch without a wanted row, or like no batch at all."""
     trades, notes = log.create("trades"), Noted()
     log.fill(trades, 20)
     reading = reader.read("trades", on_notice=notes.append)

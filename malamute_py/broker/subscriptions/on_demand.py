@@ -280,7 +280,10 @@ class OnDemand:
     def _deliver_moved(
         self, sub: Subscription, answer: HistoryRead, places: dict[int, list[int]]
     ) -> None:
-        """Deliver newest records that have moved, in the order of their offsets."""
+        """Deliver newest records that have moved, in the order of their offsets.
+
+        places: offsets of the records in a copy, by the place of the copy.
+        """
         keys = sub.stream.keys
         assert keys is not None
         runs = {run.next: run for run in answer.runs}
@@ -293,11 +296,11 @@ class OnDemand:
                 self._give_moved(sub, portion, run, offsets)
                 continue
             portion.flush()
-            stands = dict(keys.moved_from(offsets[0], offsets[-1] + 1, len(offsets)))
-            if any(stands.get(offset, place) != place for offset in offsets):
+            places_now = dict(keys.moved_from(offsets[0], offsets[-1] + 1, len(offsets)))
+            if any(places_now.get(offset, place) != place for offset in offsets):
                 return  # They have moved once more: the next turn reads them there.
             for offset in offsets:
-                if offset in stands:
+                if offset in places_now:
                     sub.position = max(sub.position, offset)
                     self._gap(sub, offset + 1, "damaged", "the copy of the record is damaged")
         portion.flush()

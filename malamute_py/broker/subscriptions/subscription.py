@@ -88,6 +88,7 @@ class Subscription(Receiver):
         self.idle_reads = 0
         """Consecutive reads that brought it nowhere."""
         self.prepared: PreparedRows | None = None
+        """Rows of its next batch, found over several turns; None: there are none."""
         self.plain = False
         """Whether it takes batches as its selection group does: no window, no end, not always
         whole."""
