@@ -565,6 +565,7 @@ class Groups:
         self._coming[group.stream.number, group.name] = []
         # What members, timers and the log still say of this run of the group has no effect.
         group.gone = True
+        # An exclusive group's holder, which is the first, goes last: none of the others follows it.
         for member in reversed(list(group.members)):
             self.end(member, "cancelled")
         if group.absent_holder is not None:
