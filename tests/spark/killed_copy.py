@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from malamute_py.client.sync.client import SyncClient, connect_sync
 from malamute_py.demo.daemon import Daemon
 from pyspark_malamute.pipelines import archive
-from pyspark_malamute.pipelines.archive_log import ArchiveLog, State
+from pyspark_malamute.pipelines.archive_log import State, load_state
 from pyspark_malamute.pipelines.folder import FoundFile
 from tests.spark.conftest import start_spark
 
@@ -119,16 +119,10 @@ class Local:
         home = self.directory / below
         return [FoundFile(f"{below}/{path.name}", 0, 0) for path in home.glob("*.json")]
 
-    def create(self, name: str, content: bytes) -> bool:
-        raise NotImplementedError
-
-    def remove(self, name: str) -> None:
-        raise NotImplementedError
-
 
 def state_of(directory: Path) -> State | None:
     """An archive as its log tells."""
-    return ArchiveLog(Local(directory), lambda: 0).load()
+    return load_state(Local(directory))
 
 
 def archived(directory: Path, stream: str) -> int:
