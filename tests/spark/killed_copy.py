@@ -33,6 +33,8 @@ from tests.spark.conftest import start_spark
 
 PER_TRIGGER = 20_000
 WAIT_S = 240
+CHUNKS_S = 0.4
+"""About the duration of a batch whose chunks are in the stream one after the other."""
 
 
 def copy(endpoint: str, stream: str, directory: Path) -> Any:
@@ -229,13 +231,15 @@ def _killed(given: argparse.Namespace, chance: random.Random, directory: Path) -
                     query = stack.enter_context(running(broker.endpoint, stream, work, *more))
                 if started and number % 3 == 1:
                     # While the query starts, or in its first batch.
-                    time.sleep(chance.random() * timing.start_s)
+                    end_s = time.monotonic() + chance.random() * timing.start_s
+                    while time.monotonic() < end_s and done() == begun:
+                        time.sleep(0.005)
                 else:
                     # Somewhere in the records that are left, the last kill amid the last of them,
-                    # and at any moment of a batch.
+                    # and at any moment of a batch. A stream shows a batch's chunks one by one.
                     count = begun + (rows - begun) // (given.times - number + 1)
                     wait_until(count, query, done, timing)
-                    time.sleep(chance.random() * timing.batch_s)
+                    time.sleep(chance.random() * max(timing.batch_s, CHUNKS_S))
                 if given.broker:
                     broker.kill()
                     broker.start()
