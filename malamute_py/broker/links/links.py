@@ -76,13 +76,13 @@ class Link:
     """One connected client."""
 
     __slots__ = (
+        "ask_below",
         "blocked",
         "cleared_bytes",
         "credential",
         "delivered_bytes",
         "expiry_ms",
         "frames",
-        "half",
         "happened",
         "heard_ms",
         "heartbeat_ms",
@@ -145,7 +145,7 @@ class Link:
         self.blocked = False
         self.room = 0
         """Bytes of records that the link may still be given; none while it is blocked."""
-        self.half = 0
+        self.ask_below = 0
         """Room below which the link is asked how far it has read."""
         self.delivered_bytes = 0
         self.cleared_bytes = 0
@@ -376,7 +376,7 @@ class Links:
         link.state = State.OPEN
         link.room = self._share()
         link.window_bytes = settings.window_bytes
-        link.half = link.room // 2
+        link.ask_below = link.room // 2
         limits = settings.limits
         self.say(
             link,
@@ -599,12 +599,16 @@ class Links:
             return
         self._shard.counters["refused_" + code] += 1
         if code == "forbidden":
-            self._shard.event(
-                "forbidden", "warning", identity=link.owner or link.credential, link=link.number,
-                command=command, reason=reason,
-            )  # fmt: skip
+            self.note_forbidden(link, command, reason)
         reason = reason[: self._shard.settings.reason_max]
         self.say(link, Refused(command, reference, code, reason, retry_ms, revision))
+
+    def note_forbidden(self, link: Link, command: int, reason: str) -> None:
+        """Log a command that its user may not give, also one whose refusal is not told."""
+        self._shard.event(
+            "forbidden", "warning", identity=link.owner or link.credential, link=link.number,
+            command=command, reason=reason,
+        )  # fmt: skip
 
     def outgoing(self) -> tuple[list[Send], list[int]]:
         """Return the messages to send now, and the numbers of the links to forget after that.
@@ -652,9 +656,9 @@ class Links:
         share = settings.outstanding_bytes // max(1, len(self.table))
         return max(settings.share_min_bytes, min(share, settings.share_max_bytes))
 
-    def spent(self, link: Link) -> None:
+    def ask_if_little_room(self, link: Link) -> None:
         """Ask a link how far it has read, if less than half of its room is left."""
-        if not link.probe and link.room < link.half:
+        if not link.probe and link.room < link.ask_below:
             self._probes += 1
             link.probe = self._probes
             link.probe_bytes = link.delivered_bytes
@@ -668,14 +672,18 @@ class Links:
             self._make_room(link)
 
     def _make_room(self, link: Link) -> None:
-        """Compute the room of a link anew; its receivers have their turns if there is any."""
+        """Compute the room of a link anew: its share less the bytes that it may not have read.
+
+        A link with little room is asked how far it has read; the receivers of one that has any have
+        their turns.
+        """
         if link.blocked or link.state is not State.OPEN:
             link.room = 0
             return
         share = self._share()
-        link.half = share // 2
+        link.ask_below = share // 2
         link.room = share - (link.delivered_bytes - link.cleared_bytes)
-        self.spent(link)
+        self.ask_if_little_room(link)
         if link.room > 0:
             self._resume(link)
 
@@ -777,7 +785,7 @@ def split(
 def cost_of_few(link: Link) -> int:
     """Return the room of a link that a delivery of a few rows takes beside its bytes."""
     # Half of the room is enough for one such delivery to each receiver of the link.
-    return link.half // max(FEW_DELIVERIES, 2 * len(link.receivers))
+    return link.ask_below // max(FEW_DELIVERIES, 2 * len(link.receivers))
 
 
 def _carries_nothing(link: Link) -> bool:

@@ -433,8 +433,8 @@ class Inboxes:
         inbox.left_bytes -= size
         link.room -= size
         link.delivered_bytes += size
-        if link.room < link.half:
-            self._links.spent(link)
+        if link.room < link.ask_below:
+            self._links.ask_if_little_room(link)
         counters = self._shard.counters
         counters["mail_out"] += count
         counters["mail_deliveries"] += 1

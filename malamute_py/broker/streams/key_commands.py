@@ -140,7 +140,7 @@ class KeyCommands:
             # A value counts like a delivery: the peer has to show that it has read it.
             link.room -= size
             link.delivered_bytes += size
-            self._links.spent(link)
+            self._links.ask_if_little_room(link)
 
     def _answer(
         self, link: Link, command: GetKey, stream: Stream, offset: int, tries: int,

@@ -100,7 +100,7 @@ class OnDemand:
         self._more = shard.share()
         """Whether this turn's share of time lasts."""
         settings, limits = shard.settings, shard.settings.limits
-        self._gathers = (
+        self._may_gather = (
             min(limits.batch_records_max, limits.headers_max) >= READ_ROWS_MAX + GATHERED_ROWS_MAX
             and limits.batch_bytes_max
             >= settings.quantum_bytes + max(limits.record_bytes_max, limits.batch_bytes_max // 4)
@@ -119,7 +119,7 @@ class OnDemand:
             sub.queued = True
             if (
                 sub.turns_alone
-                or not self._gathers
+                or not self._may_gather
                 or not sub.joins
                 or sub.position < sub.stream.purges.before
                 or (self._matching.sliced and audience_of(sub.stream).index.slow)
@@ -468,7 +468,7 @@ class OnDemand:
         when its link has answered the PING that asks how far it has read.
         """
         link = sub.link
-        if not many or link.room >= link.half:
+        if not many or link.room >= link.ask_below:
             self._delivery.catch_up(sub)
 
     def _share_out(
@@ -500,7 +500,7 @@ class OnDemand:
                 cost = cost_of_few(link)
                 link.room -= cost
                 link.delivered_bytes += cost
-                links.spent(link)
+                links.ask_if_little_room(link)
         for sub in members:
             if sub in left:
                 continue
@@ -622,7 +622,7 @@ class OnDemand:
         if not sub.everything and not sub.careful:
             candidates = partial(may_match, sub.pattern)
             purged = sub.position < stream.purges.before
-            if sub.gathered and self._gathers and sub.wanted is None and not purged:
+            if sub.gathered and self._may_gather and sub.wanted is None and not purged:
                 matches = compile_pattern(sub.pattern).matches
         self.turns.reads.append(
             ReadRange(
@@ -925,7 +925,7 @@ class OnDemand:
         encoding = encoding_of(batch, mask, settings.extract_bytes_min, settings.extract_share)
         assert encoding is not None, "something was selected"
         few = encoding.extracts and encoding.count <= GATHERED_ROWS_MAX and not sub.careful
-        if few and sub.gathered and self._gathers and gatherable(batch.content):
+        if few and sub.gathered and self._may_gather and gatherable(batch.content):
             portion.rows(batch, next, mask)
             return
         encoding = encoding.for_(sub.whole)

@@ -63,6 +63,7 @@ class Subscription(Receiver):
         """Whether every header matches: no header is looked at."""
         self.client_time = command.client_time
         self.whole = command.whole
+        """Whether it takes whole batches with a bitmap, and neither extracted nor gathered rows."""
         self.gathered = command.gathered and not command.whole
         """Whether it takes rows of several batches in one."""
         self.durable = command.visibility != 0
