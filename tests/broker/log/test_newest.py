@@ -23,7 +23,7 @@ def drawn(draw: random.Random) -> bytes:
     kind = draw.choice(KINDS)
     count = draw.randint(1, 9)
     bodies = [b"v" * draw.randrange(40) for _ in range(count)]
-    chosen = [(draw.choice(NAMES),) for _ in range(count)]
+    chosen: list[tuple[str, ...]] = [(draw.choice(NAMES),) for _ in range(count)]
     if kind == "several":
         chosen = [(draw.choice(NAMES[:3]), draw.choice("ab")) for _ in range(count)]
     table = list(dict.fromkeys(chosen))
