@@ -172,11 +172,11 @@ class IndexQuery(msgspec.Struct, frozen=True, gc=False):
       ReadRange; young: offset before which all records are older.
     `batch` {offset, copy}: the whole batch that holds the offset, stamp and content, or the one in
       the copy at a place (None: there is no copy); None: it is gone.
-    `keys` {from, end, bytes}: {"rows": [(subject, offset, bytes, append time of a deletion marker
-      or None), ...], "next"}: the newest record of each subject among some `bytes` of batches from
-      an offset on; it is asked again from `next`.
-    `moved_keys` {from, end, bytes}: the same of the hidden stream of copies; its rows have the
-      offset of the copy as a fifth value, and name the records by the offsets that they had.
+    `keys` {from, end, bytes}: {"newest": NewestColumns, "next"}: the newest record of each subject
+      among some `bytes` of batches from an offset on; it is asked again from `next`.
+    `moved_keys` {from, end, bytes}: {"rows": [(subject, offset, bytes, append time of a deletion
+      marker or None, offset of the copy), ...], "next"}: the same of the hidden stream of copies;
+      its rows name the records by the offsets that they had.
     `copies` {offsets, places}: [(copy, offsets of its rows), ...] of the records at these offsets,
       and of those that the copies at these places hold; a record that cannot be read is in none.
       places: {place of a copy: offsets}.

@@ -241,10 +241,10 @@ class KeyCommands:
                 "keys_not_read", "error", stream=stream.name, code=value.code, reason=value.reason
             )
             return
-        for row in value["rows"]:
-            if kind == "keys":
-                keys.enter(*row)
-            else:
+        if kind == "keys":
+            keys.enter_many(value["newest"])
+        else:
+            for row in value["rows"]:
                 keys.enter_copy(*row)
         if value["next"] < end:
             self._read_on(stream, keys, kind, value["next"])
