@@ -38,6 +38,7 @@ EVENTS: Final = (
     Event("offsets_left_out", "error", "damage took the newest records of a stream: the stream goes on after the offsets [`from`, `to`), so that none is given twice"),
     Event("directory_moved", "warning", "the data directory is not where it was (`differs`): a copy, or moved; its epoch has leapt"),
     Event("directory_exposed", "warning", "others than the broker's user may change the data directory: `reason`; `do` says the command"),
+    Event("history_reads", "info", "the `way` in which sealed segments are read: `mapped`, or `pread` and the `reason`"),
     Event("file_left_alone", "warning error", "an unknown file, a link, a FIFO or the like lies in the data directory"),
     Event("ring_left_alone", "warning", "a ring that belongs to no stream lies there"),
     Event("bytes_uncounted", "warning", "this kernel does not count the bytes of a connection: no bound of unread bytes holds for clients of this machine, and an address that others can reach is refused"),

@@ -324,6 +324,12 @@ def _names_not_synced(stack: contextlib.ExitStack) -> None:
     _put(stack, SimulatedStorage, "sync_directory", lambda _: lambda _self: None)
 
 
+def _mapped_bytes_overwritten(stack: contextlib.ExitStack) -> None:
+    from malamute_py.journal.mapping import Mappings
+
+    _put(stack, Mappings, "detach", lambda _: lambda _self, _segment: True)
+
+
 # --- the core ------------------------------------------------------------------------------
 
 
@@ -1082,6 +1088,10 @@ PLANTS: dict[str, Planted] = {
     "names-not-synced": Planted(
         "journal", "directory entries are never synced",
         _names_not_synced, _codes("lost", "broken", "ghost"), 40,
+    ),
+    "mapped-bytes-overwritten": Planted(
+        "journal", "a segment is written over while a peer has mapped bytes of it to read",
+        _mapped_bytes_overwritten, _codes("changed"), 60,
     ),
     "confirm-before-sync": Planted(
         "broker", "a batch is confirmed as synced when it is appended",
