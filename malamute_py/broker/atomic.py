@@ -106,7 +106,7 @@ class Intake:
                     f"what is in memory only cannot confirm '{LEVEL_NAMES[command.level]}'",
                 )
         except BrokerRefused as error:
-            self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
+            self._answers.refuse_with(link, command, error)
             return
         parts = [part]
         if metered:
@@ -234,7 +234,7 @@ class Intake:
             adds = any(isinstance(part, ADDING) for part, _ in parts)
             self._steps.check(link, size, adds=adds, awaited=_awaited(command))
         except BrokerRefused as error:
-            self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
+            self._answers.refuse_with(link, command, error)
             return
         missing = sorted(
             {

@@ -132,7 +132,7 @@ class Broker:
         self._on_demand = OnDemand(shard, self._links, self._delivery, self._matching)
         starts = Starts(shard, state.queues_lost)
         self._bodies = Bodies(shard)
-        answers = Answers(shard, self._links, self._when_visible)
+        self._answers = answers = Answers(shard, self._links, self._when_visible)
         self._mail = Mail(shard, self._links, self._steps, self._bodies, answers)
         self._services = Services(
             shard, self._links, self._steps, self._bodies, self._mail.puts,
@@ -161,7 +161,7 @@ class Broker:
             self._groups.timers, self._when_visible,
         )  # fmt: skip
         self._transaction_admin = TransactionAdmin(
-            shard, self._catalogue, answers, self._transactions
+            shard, self._links, self._catalogue, answers, self._transactions
         )
         self._intake = Intake(
             shard, self._links, self._steps, self._publishing, self._catalogue,
@@ -520,7 +520,10 @@ class Broker:
                 "too many results wait to be sent", settings.retry_ms,
             )  # fmt: skip
         else:
-            handler(link, command)
+            try:
+                handler(link, command)
+            except BrokerRefused as error:
+                self._answers.refuse_with(link, command, error)
 
     def _out_of_order(self, link: Link, command: Command) -> None:
         """End a link that sent what its state does not allow."""

@@ -835,6 +835,7 @@ def test_descriptors_and_mappings_are_bounded_and_given_back(tmp_path: Path) -> 
     log.close()
     del log
     gc.collect()
+    gc.freeze()  # each look below is at the objects of this test only
 
     def mapped() -> int:
         gc.collect()

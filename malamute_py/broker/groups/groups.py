@@ -110,14 +110,14 @@ class Groups:
         self.acknowledgements: Final = Acknowledgements(
             shard, self.reader, progress, returns, self._leases, self._members
         )
-        self._requeueing = Requeueing(
-            shard, catalogue, steps, answers, self._groups, puts, self.reader, self.timers
-        )
         self._administration = GroupAdministration(
             shard, catalogue, steps, answers, self._groups, puts.mailboxes, self.reader.wake
         )
+        self._requeueing = Requeueing(
+            shard, steps, answers, puts, self.reader, self.timers, self._administration
+        )
         self._resetting = Resetting(
-            shard, links, catalogue, steps, starts, answers, self._groups,
+            shard, links, steps, starts, answers, self._groups,
             set_aside=self._set_aside, renewed=self._renewed, administration=self._administration,
         )  # fmt: skip
 
@@ -214,14 +214,8 @@ class Groups:
     # --- members ------------------------------------------------------------------------------
 
     def join(self, link: Link, command: JoinGroup) -> None:
-        """Take up a member; the answer follows when its group is there."""
-        try:
-            self._check(link, command)
-        except BrokerRefused as error:
-            self._links.refuse(
-                link, JOIN_GROUP, command.subscription, error.code, error.reason, error.retry_ms
-            )
-            return
+        """Take up a member; the answer follows when its group is there. Raises BrokerRefused."""
+        self._check(link, command)
         settings = self._shard.settings
         hold_ms = min(command.hold_ms or settings.group_hold_ms, settings.group_hold_max_ms)
         member = Member(self, link, command, self._shard.now_ms, hold_ms)

@@ -512,6 +512,12 @@ class Links:
             reason = f"at most {most} subscriptions, inboxes, offers and memberships a link"
             raise BrokerRefused("limit", reason)
 
+    def count_query(self, link: Link) -> None:
+        """Count a question that is answered later. Raises BrokerRefused: the link has too many."""
+        if link.queries >= self._shard.settings.link_queries_max:
+            raise BrokerRefused("wait", "too many unanswered questions on this link")
+        link.queries += 1
+
     def credit(self, link: Link, command: Credit) -> None:
         """Raise the credit of a receiver, which never falls."""
         receiver = link.receivers.get(command.subscription)

@@ -87,12 +87,8 @@ class Inboxes:
     # --- opening --------------------------------------------------------------------------------
 
     def open(self, link: Link, command: OpenInbox) -> None:
-        """Open an inbox; the first use of a mailbox creates it."""
-        try:
-            mailbox = self._mailbox(link, command)
-        except BrokerRefused as error:
-            self._refuse(link, command.subscription, error.code, error.reason, error.retry_ms)
-            return
+        """Open an inbox; the first use of a mailbox creates it. Raises BrokerRefused."""
+        mailbox = self._mailbox(link, command)
         inbox = Inbox(self, link, command, mailbox)
         link.receivers[inbox.number] = inbox
         self.count += 1
@@ -135,12 +131,9 @@ class Inboxes:
             return self._mailboxes.use(name, link.owner, wanted)
         return self._mailboxes.use(name, link.owner)
 
-    def _refuse(self, link: Link, number: int, code: str, reason: str, retry_ms: int) -> None:
-        self._links.refuse(link, OPEN_INBOX, number, code, reason, retry_ms)
-
     def _not_opened(self, inbox: Inbox, code: str, reason: str, retry_ms: int) -> None:
         if not inbox.ended:
-            self._refuse(inbox.link, inbox.number, code, reason, retry_ms)
+            self._links.refuse(inbox.link, OPEN_INBOX, inbox.number, code, reason, retry_ms)
             self._drop(inbox)
             self._mailboxes.unused(inbox.mailbox)
 

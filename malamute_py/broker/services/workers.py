@@ -51,12 +51,8 @@ class Offers:
     # --- OFFER --------------------------------------------------------------------------------
 
     def offer(self, link: Link, command: OfferCommand) -> None:
-        """Accept an offer, or refuse it."""
-        try:
-            offer = self._prepare_offer(link, command)
-        except BrokerRefused as error:
-            self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
-            return
+        """Accept an offer. Raises BrokerRefused."""
+        offer = self._prepare_offer(link, command)
         if offer.service.state == STANDING:
             self._stands(offer, 0)
         else:
