@@ -347,6 +347,13 @@ class Broker:
             shard.was_read(())
         self._clean_up()
 
+    def came_from(self, link: int, address: str, now_ms: int) -> None:
+        """Note the address of a peer without a credential, before its first message."""
+        self._shard.advance(now_ms)
+        peer = self._links.heard(link, "")
+        if peer is not None:
+            peer.address = address
+
     def _failed(self, link: Link, command: Command | None, error: Exception) -> None:
         """End the link of a peer whose message caused an error that no code foresaw.
 

@@ -256,8 +256,8 @@ class Groups:
         if size > settings.pattern_bytes_max:
             most = settings.pattern_bytes_max
             raise BrokerRefused("too_large", f"a pattern of {size} bytes, at most {most}")
-        self._shard.quotas.check(link.owner, "subscriptions")
-        self._shard.quotas.check(link.owner, "pattern_bytes", size)
+        self._shard.quotas.check(link.quota_owner, "subscriptions")
+        self._shard.quotas.check(link.quota_owner, "pattern_bytes", size)
         compile_pattern(command.pattern)
         if command.settings:
             self._administration.settings_of(link, command.settings, None)
@@ -269,8 +269,8 @@ class Groups:
             self._forget(member)
 
     def _hold(self, member: Member, sign: int) -> None:
-        """Count a membership as its link's identity's, or no longer."""
-        quotas, owner = self._shard.quotas, member.link.owner
+        """Count a membership for the quotas of its link, or no longer."""
+        quotas, owner = self._shard.quotas, member.link.quota_owner
         quotas.add(owner, "subscriptions", sign)
         quotas.add(owner, "pattern_bytes", sign * member.pattern_bytes)
 
@@ -559,6 +559,7 @@ class Groups:
         self._coming[group.stream.number, group.name] = []
         # What members, timers and the log still say of this run of the group has no effect.
         group.gone = True
+        # An exclusive group's holder, which is the first, goes last: none of the others follows it.
         for member in reversed(list(group.members)):
             self.end(member, "cancelled")
         if group.absent_holder is not None:

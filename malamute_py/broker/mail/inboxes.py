@@ -92,7 +92,7 @@ class Inboxes:
         inbox = Inbox(self, link, command, mailbox)
         link.receivers[inbox.number] = inbox
         self.count += 1
-        self._shard.quotas.add(link.owner, "subscriptions")
+        self._shard.quotas.add(link.quota_owner, "subscriptions")
         if mailbox.able is NO_READERS:
             mailbox.able = OrderedDict()
         mailbox.readers[inbox] = None
@@ -109,7 +109,7 @@ class Inboxes:
         self._links.check_number(link, command.subscription)
         if self.count >= settings.subscriptions_max:
             raise BrokerRefused("limit", f"at most {settings.subscriptions_max} inboxes in all")
-        self._shard.quotas.check(link.owner, "subscriptions")
+        self._shard.quotas.check(link.quota_owner, "subscriptions")
         name = command.mailbox or link.identity
         if not name or name.startswith("~"):
             own = temporary_name(link)
@@ -168,7 +168,7 @@ class Inboxes:
         inbox.leave()
         inbox.started = False
         self.count -= 1
-        self._shard.quotas.add(inbox.link.owner, "subscriptions", -1)
+        self._shard.quotas.add(inbox.link.quota_owner, "subscriptions", -1)
         inbox.pipe.clear()
         mailbox = inbox.mailbox
         mailbox.readers.pop(inbox, None)
@@ -426,8 +426,8 @@ class Inboxes:
         inbox.left_bytes -= size
         link.room -= size
         link.delivered_bytes += size
-        if link.room < link.half:
-            self._links.spent(link)
+        if link.room < link.ask_below:
+            self._links.ask_if_little_room(link)
         counters = self._shard.counters
         counters["mail_out"] += count
         counters["mail_deliveries"] += 1

@@ -140,7 +140,7 @@ class KeyCommands:
             # A value counts like a delivery: the peer has to show that it has read it.
             link.room -= size
             link.delivered_bytes += size
-            self._links.spent(link)
+            self._links.ask_if_little_room(link)
 
     def _answer(
         self, link: Link, command: GetKey, stream: Stream, offset: int, tries: int,
@@ -237,10 +237,10 @@ class KeyCommands:
                 "keys_not_read", "error", stream=stream.name, code=value.code, reason=value.reason
             )
             return
-        for row in value["rows"]:
-            if kind == "keys":
-                keys.enter(*row)
-            else:
+        if kind == "keys":
+            keys.enter_many(value["newest"])
+        else:
+            for row in value["rows"]:
                 keys.enter_copy(*row)
         if value["next"] < end:
             self._read_on(stream, keys, kind, value["next"])
