@@ -142,6 +142,6 @@ def test_a_reader_that_trusts_its_mapping_is_found_out(
 ) -> None:
     """The planted bug: nothing looks whether a file was given to another segment."""
     monkeypatch.setattr(SegmentMap, "intact", lambda self: True)
-    with pytest.raises((AssertionError, BatchError, Overwritten, IndexError)):
+    with pytest.raises((AssertionError, BatchError, Overwritten, IndexError)):  # noqa: PT012 - any
         for seed in range(6):
             run(tmp_path / str(seed), seed)
