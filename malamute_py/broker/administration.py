@@ -13,10 +13,6 @@ from typing import Any
 from msgspec.structs import asdict
 
 from malamute_protocol.address import NAME_BYTES_MAX
-<<<<<<< HEAD
-from malamute_protocol.commands import BrokerInfo, Kick, ListLinks, ListUsers, ReloadConfig
-from malamute_protocol.errors import BrokerRefused
-=======
 from malamute_protocol.commands import (
     BrokerInfo,
     Kick,
@@ -25,7 +21,7 @@ from malamute_protocol.commands import (
     ListUsers,
     ReloadConfig,
 )
->>>>>>> f7b97d4d97604c5947a5c0627e9823e0b026d4a7
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.limits import Namespace
 from malamute_py.broker.links.links import Link, Links
@@ -82,25 +78,9 @@ class Administration:
 
     def list_links(self, link: Link, command: ListLinks) -> None:
         """Answer with a page of the links, for administrators only."""
-<<<<<<< HEAD
-        if not self._shard.settings.permit(link.owner, "manage_clients", "links"):
-            raise BrokerRefused("forbidden", "you may not list links")
-        limit = max(1, min(command.limit, self._shard.settings.page_max))
-        page = [_link_facts(other) for _, other in zip(range(limit), self._links, strict=False)]
-        self._answers.result(link, command, {"links": page, "more": len(self._links) > limit})
-
-    def kick(self, link: Link, command: Kick) -> None:
-        """End another link, for administrators only."""
-        if not self._shard.settings.permit(link.owner, "manage_clients", "links"):
-            raise BrokerRefused("forbidden", "you may not end links")
-        other = self._links.get(command.link)
-        if other is None or not other.open:
-            raise BrokerRefused("unknown_link", f"there is no link {command.link}")
-=======
         settings = self._shard.settings
         if not settings.permit(link.owner, "manage_clients", "links"):
-            self._answers.refuse(link, command, "forbidden", "you may not list links")
-            return
+            raise BrokerRefused("forbidden", "you may not list links")
         limit = max(1, min(command.limit, settings.page_max))
         shown = (one for one in self._links if settings.shares_namespace(link.owner, one.owner))
         page = [_link_facts(other) for other in islice(shown, limit)]
@@ -111,32 +91,23 @@ class Administration:
         """End another link, for administrators only."""
         settings = self._shard.settings
         if not settings.permit(link.owner, "manage_clients", "links"):
-            self._answers.refuse(link, command, "forbidden", "you may not end links")
-            return
+            raise BrokerRefused("forbidden", "you may not end links")
         other = self._links.get(command.link)
         if (
             other is None
             or not other.open
             or not settings.shares_namespace(link.owner, other.owner)
         ):
-            self._answers.refuse(link, command, "unknown_link", f"there is no link {command.link}")
-            return
->>>>>>> f7b97d4d97604c5947a5c0627e9823e0b026d4a7
+            raise BrokerRefused("unknown_link", f"there is no link {command.link}")
         self._answers.result(link, command, {})
         self._links.close(other, "kicked", "kicked", command.reason[:200])
 
     def reload_config(self, link: Link, command: ReloadConfig) -> None:
         """Have the shell read the configuration anew; its answer comes later."""
         settings = self._shard.settings
-<<<<<<< HEAD
-        if not settings.permit(link.owner, "manage_users", "broker"):
-            raise BrokerRefused("forbidden", "you may not have it read anew")
-=======
         of_all = settings.namespace_of(link.owner) is None
         if not (of_all and settings.permit(link.owner, "manage_users", "broker")):
-            self._answers.refuse(link, command, "forbidden", "you may not have it read anew")
-            return
->>>>>>> f7b97d4d97604c5947a5c0627e9823e0b026d4a7
+            raise BrokerRefused("forbidden", "you may not have it read anew")
         refusal = settings.reload(link.number, command.request)
         if refusal:
             raise BrokerRefused("wait", refusal)
@@ -160,8 +131,7 @@ class Administration:
         settings = self._shard.settings
         own = settings.namespace_of(link.owner)
         if own is None and not settings.permit(link.owner, "manage_users", "broker"):
-            self._answers.refuse(link, command, "forbidden", "you may not list namespaces")
-            return
+            raise BrokerRefused("forbidden", "you may not list namespaces")
         shown = settings.namespaces if own is None else (own,)
         page = shown[: settings.page_max]
         self._answers.result(

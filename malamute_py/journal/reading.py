@@ -394,12 +394,8 @@ class Reader:
         if segment.retired:
             # It may have been overwritten under the read: the bytes mean nothing.
             return position, left, False
-<<<<<<< HEAD
-        builder = Runs(data, runs)
-=======
         view = memoryview(data)
         builder, gathering = Runs(view, out.runs), out.gathering
->>>>>>> a5664f4abc0c8c437cee34ceab90a91ff2751dbe
         for batch in batches_in(data, segment.base_lsn + part.position, part, stream):
             if batch.next <= position:
                 continue

@@ -209,15 +209,15 @@ class MailboxAdmin:
         if not settings.permit(link.owner, "manage_queues", name):
             raise BrokerRefused("forbidden", f"you may not manage mailbox '{name}'")
         mailbox = self._mailboxes.get(name)
-<<<<<<< HEAD
+        defaults = settings.default_of("mailbox", name)
         if mailbox is not None and mailbox.temporary:
             raise BrokerRefused("bad_name", "a temporary mailbox has no settings")
         wanted = queue_settings(
             MailboxSettings,
-            command.settings if mailbox else {**settings.default_mailbox, **command.settings},
+            command.settings if mailbox else {**defaults, **command.settings},
             settings.settings_bytes_max,
             mailbox.settings if mailbox is not None else None,
-            settings.default_mailbox if command.replace else None,
+            defaults if command.replace else None,
         )
         if mailbox is None:
             mailbox = self._mailboxes.use(name, link.owner, wanted)
@@ -226,18 +226,6 @@ class MailboxAdmin:
         elif wanted.memory != mailbox.settings.memory:
             raise BrokerRefused(
                 "bad_setting", "memory cannot be changed: messages lie where they lie"
-=======
-        defaults = settings.default_of("mailbox", name)
-        try:
-            if mailbox is not None and mailbox.temporary:
-                raise BrokerRefused("bad_name", "a temporary mailbox has no settings")
-            wanted = queue_settings(
-                MailboxSettings,
-                command.settings if mailbox else {**defaults, **command.settings},
-                settings.settings_bytes_max,
-                mailbox.settings if mailbox is not None else None,
-                defaults if command.replace else None,
->>>>>>> f7b97d4d97604c5947a5c0627e9823e0b026d4a7
             )
         # At once: another step on its way may create the mailbox, with the same settings.
         mailbox.apply_settings(wanted)

@@ -85,19 +85,11 @@ class TransactionAdmin:
         """Roll a transaction of any client back; answered when that is durable."""
         settings = self._shard.settings
         transaction = self._transactions.by_id.get(command.transaction)
-<<<<<<< HEAD
-        if not self._shard.settings.permit(link.owner, "manage_clients", "transactions"):
+        if not settings.permit(link.owner, "manage_clients", "transactions"):
             raise BrokerRefused("forbidden", "you may not end transactions")
-        if transaction is None:
+        if transaction is None or not settings.shares_namespace(link.owner, transaction.row.by):
             raise BrokerRefused(
                 "unknown_transaction",
-=======
-        if not settings.permit(link.owner, "manage_clients", "transactions"):
-            self._answers.refuse(link, command, "forbidden", "you may not end transactions")
-        elif transaction is None or not settings.shares_namespace(link.owner, transaction.row.by):
-            self._answers.refuse(
-                link, command, "unknown_transaction",
->>>>>>> f7b97d4d97604c5947a5c0627e9823e0b026d4a7
                 f"there is no transaction {command.transaction.hex()}, or not any more",
             )
         if transaction.state is not State.OPEN:
