@@ -1,6 +1,7 @@
 """Administration of the broker: facts about it, its links, and their end.
 
-Owns the commands about the whole broker that a RESULT answers. The rule: each list is bounded.
+Owns the commands about the whole broker that a RESULT answers; a handler raises BrokerRefused, and
+the broker answers with it. The rule: each list is bounded.
 Source: SPEC.md, section 4; docs/design.md, Safety.
 """
 
@@ -20,6 +21,7 @@ from malamute_protocol.commands import (
     ListUsers,
     ReloadConfig,
 )
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.limits import Namespace
 from malamute_py.broker.links.links import Link, Links
@@ -78,8 +80,7 @@ class Administration:
         """Answer with a page of the links, for administrators only."""
         settings = self._shard.settings
         if not settings.permit(link.owner, "manage_clients", "links"):
-            self._answers.refuse(link, command, "forbidden", "you may not list links")
-            return
+            raise BrokerRefused("forbidden", "you may not list links")
         limit = max(1, min(command.limit, settings.page_max))
         shown = (one for one in self._links if settings.shares_namespace(link.owner, one.owner))
         page = [_link_facts(other) for other in islice(shown, limit)]
@@ -90,16 +91,14 @@ class Administration:
         """End another link, for administrators only."""
         settings = self._shard.settings
         if not settings.permit(link.owner, "manage_clients", "links"):
-            self._answers.refuse(link, command, "forbidden", "you may not end links")
-            return
+            raise BrokerRefused("forbidden", "you may not end links")
         other = self._links.get(command.link)
         if (
             other is None
             or not other.open
             or not settings.shares_namespace(link.owner, other.owner)
         ):
-            self._answers.refuse(link, command, "unknown_link", f"there is no link {command.link}")
-            return
+            raise BrokerRefused("unknown_link", f"there is no link {command.link}")
         self._answers.result(link, command, {})
         self._links.close(other, "kicked", "kicked", command.reason[:200])
 
@@ -108,21 +107,18 @@ class Administration:
         settings = self._shard.settings
         of_all = settings.namespace_of(link.owner) is None
         if not (of_all and settings.permit(link.owner, "manage_users", "broker")):
-            self._answers.refuse(link, command, "forbidden", "you may not have it read anew")
-            return
+            raise BrokerRefused("forbidden", "you may not have it read anew")
         refusal = settings.reload(link.number, command.request)
         if refusal:
-            self._answers.refuse(link, command, "wait", refusal)
+            raise BrokerRefused("wait", refusal)
 
     def list_users(self, link: Link, command: ListUsers) -> None:
         """Answer with the users and permissions in force."""
         settings = self._shard.settings
         if not settings.permit(link.owner, "manage_users", "broker"):
-            self._answers.refuse(link, command, "forbidden", "you may not list users")
-            return
+            raise BrokerRefused("forbidden", "you may not list users")
         if len(command.verb) > NAME_BYTES_MAX or len(command.name) > NAME_BYTES_MAX:
-            self._answers.refuse(link, command, "bad_name", "no verb or name is so long")
-            return
+            raise BrokerRefused("bad_name", "no verb or name is so long")
         users = settings.users(command.verb, command.name)
         namespace = settings.namespace_of(link.owner)
         if namespace is not None:
@@ -135,8 +131,7 @@ class Administration:
         settings = self._shard.settings
         own = settings.namespace_of(link.owner)
         if own is None and not settings.permit(link.owner, "manage_users", "broker"):
-            self._answers.refuse(link, command, "forbidden", "you may not list namespaces")
-            return
+            raise BrokerRefused("forbidden", "you may not list namespaces")
         shown = settings.namespaces if own is None else (own,)
         page = shown[: settings.page_max]
         self._answers.result(

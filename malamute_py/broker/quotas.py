@@ -5,8 +5,10 @@ Owns the counts by identity, and the buckets of its rates. The rules: an object 
 creator or sender, a reply for its requester, as the change log has it, so that a restart counts the
 same; an object that ends with a link counts for the link's owner. The owner is the credential, so
 that all replicas of one are one owner; without a credential it is the identity, or the template of
-the replicas (their mail and requests count for each, as the log has nothing but the sender); all
-links without an identity are one owner. A count that is reached is refused `limit`; a rate, and
+the replicas (their mail and requests count for each, as the log has nothing but the sender). Links
+without an identity are one owner for what the log has; for rates, and for what ends with a link,
+those of one network address are, or of one local user: no address can use up what others may have.
+A count that is reached is refused `limit`; a rate, and
 bytes that drain by themselves, `wait`; each refusal is counted, and logged once until it is eased.
 What owners of a namespace have counts for the namespace as well, which has bounds of its own.
 A batch of records needs no look-up: a link carries its owner's counts.
@@ -28,6 +30,8 @@ PASSING: Final = frozenset(
 """Resources that become free by themselves: refused `wait`."""
 EASED_PERCENT: Final = 90
 """Share of a quota: once an owner holds no more than this, its next refusal is logged again."""
+NAMELESS: Final = "~"
+"""First character of holders without an identity, and of addresses as owners of their links."""
 IDLE_OWNERS_MAX: Final = 1_024
 """Owners in the table from which on owners that hold nothing are looked for and forgotten."""
 
@@ -103,7 +107,7 @@ class Usage:
         """The owner, or namespace, as a reason names it."""
         if self.is_namespace:
             return f"namespace '{self.owner}'"
-        return f"identity '{self.owner}'" if self.owner else "the clients without an identity"
+        return _named(self.owner)
 
     def key(self, resource: str) -> str:
         """Return the setting that bounds a resource, as a reason names it."""
@@ -185,10 +189,10 @@ class Quotas:
                     name: usage for name, usage in self._owners.items() if not usage.idle(now_ms)
                 }
                 self._prune_at = max(IDLE_OWNERS_MAX, 2 * len(self._owners))
-            settings = self._context.settings
-            namespace = settings.namespace_of(owner)
+            settings, named = self._context.settings, _configured(owner)
+            namespace = settings.namespace_of(named)
             shared = None if namespace is None else self.shared_by(namespace)
-            usage = self._owners[owner] = Usage(owner, settings.quota(owner), now_ms, shared)
+            usage = self._owners[owner] = Usage(owner, settings.quota(named), now_ms, shared)
         return usage
 
     def shared_by(self, namespace: Namespace) -> Usage:
@@ -210,9 +214,10 @@ class Quotas:
             usage.renew(namespace.quota, now_ms)
             usage.held.clear()
         for owner, usage in self._owners.items():
-            of = settings.namespace_of(owner)
+            named = _configured(owner)
+            of = settings.namespace_of(named)
             shared = None if of is None else self.shared_by(of)
-            usage.renew(settings.quota(owner), now_ms, shared)
+            usage.renew(settings.quota(named), now_ms, shared)
             if shared is not None:
                 for resource, amount in usage.held.items():
                     shared.held[resource] += amount
@@ -263,7 +268,7 @@ class Quotas:
         Holders that begin with `~` have no identity and are one owner. Where enough has left, the
         next refusal of this resource is logged again.
         """
-        usage = self._owners.get("" if holder[:1] == "~" else holder)
+        usage = self._owners.get("" if holder[:1] == NAMELESS else holder)
         if usage is None:
             usage = self.of(self.owner_of(holder))
         usage.held[resource] += size
@@ -295,7 +300,7 @@ class Quotas:
 
     def owner_of(self, holder: str) -> str:
         """The owner of what a holder sent: its identity's credential, else the identity itself."""
-        if holder[:1] == "~":
+        if holder[:1] == NAMELESS:
             return ""  # All clients without an identity are one owner.
         return self._context.settings.carrier(holder) or holder
 
@@ -315,3 +320,14 @@ class Quotas:
             usage.told.add(resource)
             who = {"namespace" if usage.is_namespace else "identity": usage.owner}
             self._context.event("quota_reached", "warning", **who, resource=resource, bound=bound)
+
+
+def _configured(owner: str) -> str:
+    """Return the owner that the configuration speaks of; of an address: no identity."""
+    return "" if owner[:1] == NAMELESS else owner
+
+
+def _named(owner: str) -> str:
+    if owner[:1] == NAMELESS:
+        return f"the clients without an identity at {owner[1:]}"
+    return f"identity '{owner}'" if owner else "the clients without an identity"

@@ -22,11 +22,11 @@ from pyroaring import BitMap
 from malamute_protocol.content import NO_TIME, Content
 from malamute_protocol.gather import BYTES_A_ROW, Row, weight_of
 from malamute_protocol.header import Header
-from malamute_protocol.stamp import PADDING, STAMP_BYTES
+from malamute_protocol.stamp import PADDING, STAMP_BYTES, Stamp
 from malamute_py.journal.check import check
 from malamute_py.journal.chunks import Batch, Part, Runs, batches_in, group_entries, pick_in
 from malamute_py.journal.errors import JournalCorrupt
-from malamute_py.journal.gathering import RareRows
+from malamute_py.journal.gathering import RareRows, WantedRows, cost, least_cost
 from malamute_py.journal.index import (
     Entries,
     LiveIndex,
@@ -34,6 +34,7 @@ from malamute_py.journal.index import (
     read_index,
 )
 from malamute_py.journal.layout import index_name, segment_name
+from malamute_py.journal.mapping import Mappings
 from malamute_py.journal.segment import Segment
 from malamute_py.journal.spots import SPOT, Matches, Spots, Unspotted
 from malamute_py.journal.storage import File, Storage, read_around, read_file
@@ -42,6 +43,7 @@ from malamute_py.journal.types import (
     SEGMENT_HEADER_BYTES,
     UNINDEXED_FROM,
     Candidates,
+    ChosenRows,
     Gap,
     HeaderIndex,
     History,
@@ -63,14 +65,19 @@ class Reader:
         streams: StreamTable,
         segments: Callable[[], tuple[Segment, ...]],
         rebuild: Callable[[Segment], LiveIndex],
+        mappings: Mappings | None,
     ) -> None:
-        """segments: the ring's present ones. rebuild: an index by scanning the segment."""
+        """segments: the ring's present ones. rebuild: an index by scanning the segment.
+
+        mappings: those of the journal; None: everything is read by position.
+        """
         self._storage = storage
         self._ring = ring
         self._settings = settings
         self._streams = streams
         self._segments = segments
         self._rebuild = rebuild
+        self._mappings = mappings
         self._lock = threading.Lock()
         """Guards the two caches only; never held over a read."""
         self._indexes: OrderedDict[int, StoredIndex] = OrderedDict()
@@ -150,6 +157,7 @@ class Reader:
         matches: Matches | None,
         oldest_ms: int,
         pinned: int,
+        chosen_rows: ChosenRows | None,
     ) -> History:
         """See Ring.read."""
         state = self._streams.states.get(stream)
@@ -170,6 +178,10 @@ class Reader:
                 position = young
         left = max(bytes_max, 1)
         gathering = RareRows(stream, runs)
+        wanted = None
+        if chosen_rows is not None:
+            wanted = WantedRows(chosen_rows, client_time, position, end)
+        out = _Out(runs, gaps, gathering, wanted)
         told = 0
         for segment in self._segments():
             span = segment.spans.get(stream)
@@ -194,14 +206,12 @@ class Reader:
                 rare = _rare(index, stream, entries, search, matches, client_time, position, end)
             if rare is None:
                 chosen = _choose(index, stream, entries, search, client_time)
-                if True in chosen:
-                    gathering.flush()
                 position, left = self._read_segment(
-                    segment, stream, entries, chosen, position, end, left, runs, gaps
+                    segment, stream, entries, chosen, position, end, left, out
                 )
             else:
                 position, left = self._read_rare(
-                    segment, stream, entries, rare, position, end, left, gathering, runs, gaps
+                    segment, stream, entries, rare, position, end, left, out
                 )
             if segment.retired:
                 position = self._skip_retired(stream, position, end, gaps)
@@ -237,8 +247,7 @@ class Reader:
         position: int,
         end: int,
         left: int,
-        runs: list[Run],
-        gaps: list[Gap],
+        out: _Out,
     ) -> tuple[int, int]:
         """Read the chosen entries; returns (offset come to, bytes left)."""
         rows = entries.rows
@@ -256,18 +265,16 @@ class Reader:
         ):
             if base > stop:
                 # An index rebuilt while its segment was retired has holes of its own.
-                self._name_gap(stream, stop, min(base, end), f"amid {segment.name}", gaps)
+                self._name_gap(stream, stop, min(base, end), f"amid {segment.name}", out.gaps)
             stop = after
             if take:
                 wanted.append((at, size, base, after))
-                wanted_bytes += size
+                wanted_bytes += size if out.wanted is None else least_cost(size)
                 if wanted_bytes >= left:
                     cut = after < end
                     break
         for part in group_entries(wanted):
-            position, left, whole = self._read_part(
-                segment, stream, part, position, end, left, runs, gaps
-            )
+            position, left, whole = self._read_part(segment, stream, part, position, end, left, out)
             if not whole:
                 return position, left
         # What was not even wanted for want of room is for the next read, whatever is left.
@@ -282,9 +289,7 @@ class Reader:
         position: int,
         end: int,
         left: int,
-        gathering: RareRows,
-        runs: list[Run],
-        gaps: list[Gap],
+        out: _Out,
     ) -> tuple[int, int]:
         """Read the rare rows, and between them the chosen entries; (offset come to, bytes left)."""
         chosen, nexts, spots = rare.chosen, entries.rows["next"], rare.spots
@@ -296,17 +301,16 @@ class Reader:
                 after = int(nexts[stop - 1])
                 last = int(np.searchsorted(spots["offset"], after))
                 position, left = self._gather(
-                    segment, rare, done, last, position, min(after, end), left, gathering, gaps
+                    segment, rare, done, last, position, min(after, end), left, out
                 )
                 if position < min(after, end) or left <= 0:
                     return position, left
                 begin, done = stop, last
             if stop < len(nexts):
-                gathering.flush()
                 begin = next((at for at in range(stop, len(chosen)) if not chosen[at]), len(nexts))
                 part = Entries(entries.ordinals[stop:begin], entries.rows[stop:begin])
                 position, left = self._read_segment(
-                    segment, stream, part, chosen[stop:begin], position, end, left, runs, gaps
+                    segment, stream, part, chosen[stop:begin], position, end, left, out
                 )
                 if position < min(int(nexts[begin - 1]), end) or left <= 0:
                     return position, left
@@ -321,10 +325,10 @@ class Reader:
         position: int,
         after: int,
         left: int,
-        gathering: RareRows,
-        gaps: list[Gap],
+        out: _Out,
     ) -> tuple[int, int]:
         """Read rare rows [first, last), which are all that is wanted up to `after`."""
+        gathering = out.gathering
         spots = rare.spots[first:last]
         costs = spots["bytes"].astype(np.int64) + BYTES_A_ROW
         if len(costs):
@@ -366,7 +370,7 @@ class Reader:
             return position, left
         if lost:
             segment.damaged = True
-            gaps += lost
+            out.gaps.extend(lost)
         for rows, epoch, lsn in held:
             if lost:
                 gathering.flush()
@@ -383,15 +387,14 @@ class Reader:
         position: int,
         end: int,
         left: int,
-        runs: list[Run],
-        gaps: list[Gap],
+        out: _Out,
     ) -> tuple[int, int, bool]:
         """Read one part's batches into runs; return position, bytes left, whether to go on."""
-        data = self._bytes(segment, part.position, part.size)
+        data = self._view(segment, part.position, part.size)
         if segment.retired:
             # It may have been overwritten under the read: the bytes mean nothing.
             return position, left, False
-        builder = Runs(memoryview(data), runs)
+        builder, gathering = Runs(data, out.runs), out.gathering
         for batch in batches_in(data, segment.base_lsn + part.position, part, stream):
             if batch.next <= position:
                 continue
@@ -403,11 +406,19 @@ class Reader:
             if batch.found is None:
                 start = max(batch.base, position)
                 reason = f"{segment.name} at byte {part.position + batch.at}: {batch.reason}"
-                gaps.append(Gap(start, min(batch.next, end), "damaged", reason))
+                out.gaps.append(Gap(start, min(batch.next, end), "damaged", reason))
+                gathering.flush()
                 segment.damaged = True
-            else:
+            elif (rows := out.rows_of(data, batch, batch.found.stamp)) is None:
+                gathering.flush()
                 builder.add(batch)
                 left -= batch.size
+            else:
+                if rows:
+                    builder.close()
+                    stamp = batch.found.stamp
+                    gathering.add(rows, stamp.epoch, stamp.lsn)
+                left = 0 if gathering.full else left - cost(batch.size, rows)
             position = min(batch.next, end)
         builder.close()
         return position, left, True
@@ -431,6 +442,20 @@ class Reader:
         """
         file = self._opened(segment)
         return bytes(size) if file is None else read_around(self._storage, file, position, size)
+
+    def _view(self, segment: Segment, position: int, size: int) -> memoryview:
+        """Return bytes of a segment, mapped where it is sealed and enough is wanted of it.
+
+        Otherwise, and where a page cannot be read, as _bytes().
+        """
+        mappings = self._mappings
+        if mappings is not None and segment.file is None:
+            file = self._opened(segment)
+            if file is not None:
+                mapped = mappings.view(self._storage, segment, file, position, size)
+                if mapped is not None:
+                    return mapped
+        return memoryview(self._bytes(segment, position, size))
 
     def read_batches(self, stream: int, offsets: Sequence[int]) -> list[bytes | None]:
         """See Ring.read_batches."""
@@ -514,12 +539,11 @@ class Reader:
     def _chunk(self, segment: Segment, stream: int, row: Any) -> list[tuple[Batch, memoryview]]:
         position, size = int(row["position"]), int(row["bytes"])
         entry = (position, size, int(row["base"]), int(row["next"]))
-        data = self._bytes(segment, position, size)
+        view = self._view(segment, position, size)
         if segment.retired:
             return []
-        view = memoryview(data)
         part = Part(position, size, [entry])
-        batches = batches_in(data, segment.base_lsn + position, part, stream)
+        batches = batches_in(view, segment.base_lsn + position, part, stream)
         return [(batch, view) for batch in batches]
 
     def _contents_of(
@@ -725,6 +749,23 @@ class Reader:
             position = max(position, cutter.position)
         stop = cutter.position if cutter.full() else max(end, from_offset)
         return Plan(stop, cutter.finish(stop), cutter.total, tuple(gaps))
+
+
+class _Out(NamedTuple):
+    """Where what is read goes."""
+
+    runs: list[Run]
+    gaps: list[Gap]
+    gathering: RareRows
+    wanted: WantedRows | None
+    """Takes few wanted rows out of their batch; None: batches leave whole."""
+
+    def rows_of(self, view: memoryview, batch: Batch, stamp: Stamp) -> list[Row] | None:
+        """Return the rows that are wanted of a good batch; None: it leaves whole."""
+        if self.wanted is None:
+            return None
+        begin = batch.at + stamp.stamp_bytes
+        return self.wanted.of(stamp, Content(view[begin : batch.at + batch.size]))
 
 
 class _Cutter:
