@@ -107,7 +107,9 @@ class Usage:
         """The owner, or namespace, as a reason names it."""
         if self.is_namespace:
             return f"namespace '{self.owner}'"
-        return _named(self.owner)
+        if self.owner[:1] == NAMELESS:
+            return f"the clients without an identity at {self.owner[1:]}"
+        return f"identity '{self.owner}'" if self.owner else "the clients without an identity"
 
     def key(self, resource: str) -> str:
         """Return the setting that bounds a resource, as a reason names it."""
@@ -323,11 +325,5 @@ class Quotas:
 
 
 def _configured(owner: str) -> str:
-    """Return the owner that the configuration speaks of; of an address: no identity."""
+    """Return an owner as the configuration has it: an address is a client without identity."""
     return "" if owner[:1] == NAMELESS else owner
-
-
-def _named(owner: str) -> str:
-    if owner[:1] == NAMELESS:
-        return f"the clients without an identity at {owner[1:]}"
-    return f"identity '{owner}'" if owner else "the clients without an identity"

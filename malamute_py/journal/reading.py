@@ -394,7 +394,8 @@ class Reader:
         if segment.retired:
             # It may have been overwritten under the read: the bytes mean nothing.
             return position, left, False
-        builder, gathering = Runs(data, out.runs), out.gathering
+        view = memoryview(data)
+        builder, gathering = Runs(view, out.runs), out.gathering
         for batch in batches_in(data, segment.base_lsn + part.position, part, stream):
             if batch.next <= position:
                 continue
@@ -409,7 +410,7 @@ class Reader:
                 out.gaps.append(Gap(start, min(batch.next, end), "damaged", reason))
                 gathering.flush()
                 segment.damaged = True
-            elif (rows := out.rows_of(data, batch, batch.found.stamp)) is None:
+            elif (rows := out.rows_of(view, batch, batch.found.stamp)) is None:
                 gathering.flush()
                 builder.add(batch)
                 left -= batch.size

@@ -209,9 +209,9 @@ class MailboxAdmin:
         if not settings.permit(link.owner, "manage_queues", name):
             raise BrokerRefused("forbidden", f"you may not manage mailbox '{name}'")
         mailbox = self._mailboxes.get(name)
+        defaults = settings.default_of("mailbox", name)
         if mailbox is not None and mailbox.temporary:
             raise BrokerRefused("bad_name", "a temporary mailbox has no settings")
-        defaults = settings.default_of("mailbox", name)
         wanted = queue_settings(
             MailboxSettings,
             command.settings if mailbox else {**defaults, **command.settings},
