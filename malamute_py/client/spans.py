@@ -46,11 +46,14 @@ TYPES: Final = {
     "request": "send",
     "submit": "send",
     "atomic": "send",
+    "stage": "create",
+    "transaction": "send",
+    "commit": "send",
     "receive": "receive",
     "process": "process",
     "work": "process",
 }
-"""Name of an operation -> its type in the semantic conventions."""
+"""Name of an operation -> its type in the semantic conventions; a rollback has none of these."""
 
 _PLACES: WeakKeyDictionary[Batch, str] = WeakKeyDictionary()
 """Batch that a traced reader handed over -> the stream or mailbox that it came from."""
@@ -99,8 +102,9 @@ class Spans:
         attributes: dict[str, Any] = {
             **self._common,
             "messaging.operation.name": operation,
-            "messaging.operation.type": TYPES[operation],
         }
+        if operation in TYPES:
+            attributes["messaging.operation.type"] = TYPES[operation]
         if identity := self._identity():
             attributes["messaging.client.id"] = identity
         if group:
@@ -113,8 +117,9 @@ class Spans:
         return self._tracer.start_span(name, context, kind, attributes, links)
 
     def sending(
-        self, operation: str, kind: SpanKind, place: Any, payload: Any, *, many: bool
-    ) -> Span:
+        self, operation: str, kind: SpanKind, place: Any, payload: Any, *, many: bool,
+        context: Context | None = None,
+    ) -> Span:  # fmt: skip
         """Start the span of a call that hands over a body, or many of them."""
         # What is no name, and what has no length, the call is about to refuse.
         return self.start(
@@ -122,6 +127,7 @@ class Spans:
             kind,
             place if isinstance(place, str) else "",
             count=len(payload) if many and isinstance(payload, Sized) else 0,
+            context=context,
         )
 
     def carried(self, given: Any, span: Span) -> Any:

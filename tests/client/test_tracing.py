@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode, format_trace_id, get_current_span
 
 import malamute_py as malamute
-from malamute_protocol.errors import BrokerRefused
+from malamute_protocol.errors import BrokerRefused, LocalProtocolError
 from malamute_py import EmbeddedBroker, Tracing
 from malamute_py.client.session.letters import RequestFailed
 from tests.client.shells import SHELLS, AsyncShell, SyncShell
@@ -248,6 +248,83 @@ async def test_a_step_has_one_span_whose_context_its_records_carry(traced: Trace
     for item in (batch, mail):
         found = get_current_span(traced.tracing.context_of(item)).get_span_context()
         assert found.span_id == id_of(taken)
+
+
+async def begun(traced: Traced) -> Any:
+    transaction = traced.client.transaction()
+    await traced.shell.call(transaction.begin)
+    return transaction
+
+
+async def test_a_transaction_has_a_span_and_its_commit_links_what_was_published(
+    traced: Traced,
+) -> None:
+    transaction = await begun(traced)
+    await traced.shell.call(transaction.publish, traced.name, b"1")
+    with traced.tracer.start_as_current_span("item"):
+        await traced.shell.call(transaction.publish_many, traced.name, [b"2", b"3"])
+    assert not traced.spans("transaction")
+    await traced.shell.call(transaction.commit)
+    whole, commit = traced.one("transaction"), traced.one("commit")
+    first, second = traced.spans(f"stage {traced.name}")
+    assert [parent_of(each) for each in (whole, commit, first, second)] == [
+        0, id_of(whole), id_of(whole), id_of(traced.one("item")),
+    ]  # fmt: skip
+    assert [link.context.span_id for link in commit.links] == [id_of(first), id_of(second)]
+    assert attributes(second)["batch.message_count"] == 2
+    assert attributes(first)["operation.type"] == "create"
+    records = await traced.shell.take(traced.client.subscribe(traced.name, start="earliest"), 3)
+    carried = [
+        get_current_span(traced.tracing.context_of(each)).get_span_context().span_id
+        for each in records
+    ]
+    assert carried == [id_of(first), id_of(second), id_of(second)]
+
+
+async def test_a_transaction_that_is_rolled_back_or_refused_ends_its_span(traced: Traced) -> None:
+    transaction = await begun(traced)
+    await traced.shell.call(transaction.publish, traced.name, b"1")
+    await traced.shell.call(transaction.roll_back)
+    await traced.shell.call(transaction.roll_back)
+    back = traced.one("roll back")
+    assert parent_of(back) == id_of(traced.one("transaction"))
+    assert "operation.type" not in attributes(back)
+    assert back.status.status_code is StatusCode.UNSET
+    transaction = await begun(traced)
+    await traced.shell.do("end_transaction", transaction.id)
+    with pytest.raises(BrokerRefused):
+        await traced.shell.call(transaction.commit)
+    for span in (traced.one("commit"), traced.spans("transaction")[-1]):
+        assert span.status.status_code is StatusCode.ERROR
+        assert dict(span.attributes or {})["error.type"] == "transaction_ended"
+    with pytest.raises(LocalProtocolError):
+        await traced.shell.call(transaction.publish, traced.name, b"1")
+
+
+async def test_an_exception_in_the_block_of_a_transaction_is_its_status(
+    broker: EmbeddedBroker,
+) -> None:
+    made = Traced(AsyncShell(), "in-a-block")
+    await made.shell.connect(broker.endpoint, context=broker.context, tracing=made.tracing)
+    client = made.client
+
+    async def publishing(error: type[BaseException]) -> None:
+        async with client.transaction() as transaction:
+            await transaction.publish(made.name, b"1")
+            raise error
+
+    with pytest.raises(ZeroDivisionError):
+        await publishing(ZeroDivisionError)
+    async with client.transaction() as transaction:
+        await transaction.publish(made.name, b"2")
+    wrong, right = made.spans("transaction")
+    assert dict(wrong.attributes or {})["error.type"] == "ZeroDivisionError"
+    assert right.status.status_code is StatusCode.UNSET
+    assert parent_of(made.one("roll back")) == id_of(wrong)
+    with pytest.raises(asyncio.CancelledError):
+        await publishing(asyncio.CancelledError)
+    assert len(made.spans("transaction")) == 3
+    await client.close()
 
 
 async def test_a_window_has_a_span_a_call_and_a_group_names_itself(traced: Traced) -> None:

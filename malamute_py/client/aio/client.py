@@ -39,6 +39,7 @@ from malamute_py.client.aio.link import LoopLink
 from malamute_py.client.aio.mail import Inbox, MailVerbs
 from malamute_py.client.aio.queues import AtomicStep, Member, QueueVerbs
 from malamute_py.client.aio.subscription import Subscription
+from malamute_py.client.aio.transactions import Transaction
 from malamute_py.client.aio.work import Served, Worker, WorkVerbs
 from malamute_py.client.arguments import integer, name_of, settings_of, truth
 from malamute_py.client.engine.waits import ACKED, OPENED, PUBLISHED, WINDOW
@@ -168,6 +169,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
     _worker_type = Worker
     _member_type = Member
     _step_type = AtomicStep
+    _transaction_type = Transaction
 
     def __init__(
         self,

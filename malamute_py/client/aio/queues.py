@@ -426,6 +426,7 @@ class QueueVerbs(AsyncVerbs):
 
     _member_type: type[Member]
     _step_type: type[AtomicStep]
+    _transaction_type: type[Transaction]
 
     # --- steps -----------------------------------------------------------------------------
 
@@ -451,7 +452,7 @@ class QueueVerbs(AsyncVerbs):
         refusal to open it is raised by a later call, the commit at the latest; begin() waits for
         it.
         """
-        return Transaction(self._link, timeout_ms, confirm)
+        return self._transaction_type(self._link, timeout_ms, confirm)
 
     async def transactions(self, *, limit: int = 0) -> list[TransactionFacts]:
         """Facts about the transactions that are open or being appended, oldest first.

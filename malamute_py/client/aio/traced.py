@@ -7,13 +7,22 @@ more. Source: ARCHITECTURE.md, Tracing.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import AbstractContextManager, aclosing, contextmanager
 from functools import wraps
 from inspect import signature
+from types import TracebackType
 from typing import Any, Final, TypeVar, cast
 
-from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
+from opentelemetry.context import Context
+from opentelemetry.trace import (
+    INVALID_SPAN,
+    Link,
+    Span,
+    SpanKind,
+    get_current_span,
+    set_span_in_context,
+)
 
 from malamute_protocol.batch import Batch
 from malamute_py.client.aio.client import BulkPublisher, Client
@@ -23,13 +32,14 @@ from malamute_py.client.aio.link import LoopLink
 from malamute_py.client.aio.mail import Inbox
 from malamute_py.client.aio.queues import AtomicStep, Member
 from malamute_py.client.aio.subscription import NO_OFFSET, Subscription
+from malamute_py.client.aio.transactions import Transaction
 from malamute_py.client.aio.work import Request, Worker
 from malamute_py.client.engine.log import LINK_LOG, LOG
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.letters import HandoutBatch, Reply
 from malamute_py.client.session.memberships import HeldBatch
 from malamute_py.client.settings import Wait
-from malamute_py.client.spans import TRACE_IDS, Spans, ending
+from malamute_py.client.spans import LINKS_MAX, TRACE_IDS, Spans, ending, failed
 from malamute_py.client.tracing import Tracing
 from malamute_py.client.words import ConfirmAt, OnError
 
@@ -62,16 +72,22 @@ class _Call:
         """Names of these two of its arguments; "": it has none."""
         self._takes_properties = not {"properties", "options"}.isdisjoint(names)
 
-    def begin(self, spans: Spans, given: tuple[Any, ...], options: dict[str, Any]) -> Span:
+    def begin(
+        self, spans: Spans, given: tuple[Any, ...], options: dict[str, Any],
+        context: Context | None = None,
+    ) -> Span:  # fmt: skip
         """Start the span of a call, and put its context among the call's options.
 
-        given: its positional arguments without self. options: those by name.
+        given: its positional arguments without self. options: those by name. context: of the span's
+        parent; None: the current one.
         """
         place, payload = (
             given[i] if i < len(given) else options.get(name)
             for i, name in enumerate(self._place_and_payload)
         )
-        span = spans.sending(self._operation, self._kind, place, payload, many=self._many)
+        span = spans.sending(
+            self._operation, self._kind, place, payload, many=self._many, context=context
+        )
         if self._takes_properties:
             options["properties"] = spans.carried(options.get("properties"), span)
         return span
@@ -124,6 +140,18 @@ def of_step(verb: Verb) -> Verb:
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
         options["properties"] = spans_of(self._link).carried(options.get("properties"), self._span)
         return verb(self, *arguments, **options)
+
+    return cast("Verb", call)
+
+
+def staged(verb: Verb, *, many: bool = False) -> Verb:
+    """Make of what adds records to a transaction one with a span, which the commit links."""
+    of_call = _Call("stage", verb, _PRODUCER, many=many)
+
+    @wraps(verb)
+    async def call(self: Any, *given: Any, **options: Any) -> Any:
+        with ending(self._staging(of_call, given, options)):
+            return await verb(self, *given, **options)
 
     return cast("Verb", call)
 
@@ -229,6 +257,88 @@ class TracedStep(AtomicStep):
         self._span = INVALID_SPAN
 
 
+class TracedTransaction(Transaction):
+    """A transaction with a span from its beginning to its end.
+
+    Each call that adds records has a span of its own, whose context they carry: a transaction may
+    be about items of many traces. The spans of commit and rollback link to these.
+    """
+
+    def __init__(self, link: LoopLink, timeout_ms: int, confirm: ConfirmAt) -> None:
+        """See Client.transaction()."""
+        super().__init__(link, timeout_ms, confirm)
+        self._span: Span = INVALID_SPAN
+        self._links: list[Link] = []
+        """Spans of the calls that added records, at most LINKS_MAX."""
+
+    async def begin(self, timeout_ms: Wait = "default") -> None:
+        """Open it, and wait until the broker has; see Transaction.begin()."""
+        with self._ended_if_over():
+            await super().begin(timeout_ms)
+
+    async def _begin(self) -> None:
+        self._span = spans_of(self._link).start("transaction", _PRODUCER)
+        with self._ended_if_over():
+            await super()._begin()
+
+    async def commit(self, timeout_ms: Wait = "default") -> Confirmation:
+        """Commit it, within a span; see Transaction.commit()."""
+        with self._ended_if_over(), self._at_the_end("commit"):
+            return await super().commit(timeout_ms)
+
+    async def roll_back(self, timeout_ms: Wait = "default") -> None:
+        """End it, within a span unless it is over already; see Transaction.roll_back()."""
+        if not self._opened.open:
+            return
+        with self._ended_if_over(), self._at_the_end("roll back"):
+            await super().roll_back(timeout_ms)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Commit, or roll back after an exception, which is the status of the span."""
+        if error is not None:
+            failed(self._span, error)
+        with self._ended_if_over():
+            await super().__aexit__(kind, error, trace)
+
+    publish = staged(Transaction.publish)
+    publish_many = staged(Transaction.publish_many, many=True)
+    publish_batch = staged(Transaction.publish_batch)
+
+    def _staging(self, of_call: _Call, given: tuple[Any, ...], options: dict[str, Any]) -> Span:
+        """Start the span of a call that adds records: in the current trace, else in its own."""
+        current = get_current_span().get_span_context()
+        context = None if current.is_valid else set_span_in_context(self._span)
+        span = of_call.begin(spans_of(self._link), given, options, context)
+        if len(self._links) < LINKS_MAX:
+            self._links.append(Link(span.get_span_context()))
+        return span
+
+    def _at_the_end(self, operation: str) -> AbstractContextManager[None]:
+        """Run a call that ends the transaction within a span."""
+        span = spans_of(self._link).start(
+            operation, _CLIENT, context=set_span_in_context(self._span), links=tuple(self._links)
+        )
+        return ending(span)
+
+    @contextmanager
+    def _ended_if_over(self) -> Iterator[None]:
+        """Run a call after which the span ends where the transaction is over."""
+        try:
+            yield
+        except BaseException as error:
+            failed(self._span, error)
+            raise
+        finally:
+            if not self._opened.open:
+                self._span.end()
+                self._span = INVALID_SPAN
+
+
 class TracedClient(Client):
     """A client whose calls and arrivals have spans of OpenTelemetry."""
 
@@ -238,6 +348,7 @@ class TracedClient(Client):
     _worker_type = TracedWorker
     _member_type = TracedMember
     _step_type = TracedStep
+    _transaction_type = TracedTransaction
 
     def __init__(self, tracing: Tracing, *settings: Any, **options: Any) -> None:
         """The rest as Client()."""

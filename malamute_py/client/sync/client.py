@@ -72,6 +72,7 @@ from malamute_py.client.sync.link import Pending, ThreadLink
 from malamute_py.client.sync.mail import SyncInbox, SyncMailVerbs
 from malamute_py.client.sync.queues import SyncAtomicStep, SyncMember, SyncQueueVerbs
 from malamute_py.client.sync.subscription import SyncSubscription
+from malamute_py.client.sync.transactions import SyncTransaction
 from malamute_py.client.sync.work import SyncServed, SyncWorker, SyncWorkVerbs
 from malamute_py.client.tracing import Tracing, tracing_of
 from malamute_py.client.words import ConfirmAt, ReadVisibility, Until
@@ -136,6 +137,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
     _worker_type = SyncWorker
     _member_type = SyncMember
     _step_type = SyncAtomicStep
+    _transaction_type = SyncTransaction
 
     def __init__(
         self,

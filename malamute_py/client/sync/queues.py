@@ -416,6 +416,7 @@ class SyncQueueVerbs(SyncVerbs):
 
     _member_type: type[SyncMember]
     _step_type: type[SyncAtomicStep]
+    _transaction_type: type[SyncTransaction]
 
     # --- steps -----------------------------------------------------------------------------
 
@@ -443,7 +444,7 @@ class SyncQueueVerbs(SyncVerbs):
         refusal to open it is raised by a later call, the commit at the latest; begin() waits for
         it.
         """
-        return SyncTransaction(self._link, timeout_ms, confirm)
+        return self._transaction_type(self._link, timeout_ms, confirm)
 
     def transactions(self, *, limit: int = 0) -> list[TransactionFacts]:
         """Facts about the transactions that are open or being appended, oldest first.
