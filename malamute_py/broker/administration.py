@@ -1,6 +1,7 @@
 """Administration of the broker: facts about it, its links, and their end.
 
-Owns the commands about the whole broker that a RESULT answers. The rule: each list is bounded.
+Owns the commands about the whole broker that a RESULT answers; a handler raises BrokerRefused, and
+the broker answers with it. The rule: each list is bounded.
 Source: SPEC.md, section 4; docs/design.md, Safety.
 """
 
@@ -10,6 +11,7 @@ from typing import Any
 
 from malamute_protocol.address import NAME_BYTES_MAX
 from malamute_protocol.commands import BrokerInfo, Kick, ListLinks, ListUsers, ReloadConfig
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.answers import Answers
@@ -58,8 +60,7 @@ class Administration:
     def list_links(self, link: Link, command: ListLinks) -> None:
         """Answer with a page of the links, for administrators only."""
         if not self._shard.settings.permit(link.owner, "manage_clients", "links"):
-            self._answers.refuse(link, command, "forbidden", "you may not list links")
-            return
+            raise BrokerRefused("forbidden", "you may not list links")
         limit = max(1, min(command.limit, self._shard.settings.page_max))
         page = [_link_facts(other) for _, other in zip(range(limit), self._links, strict=False)]
         self._answers.result(link, command, {"links": page, "more": len(self._links) > limit})
@@ -67,12 +68,10 @@ class Administration:
     def kick(self, link: Link, command: Kick) -> None:
         """End another link, for administrators only."""
         if not self._shard.settings.permit(link.owner, "manage_clients", "links"):
-            self._answers.refuse(link, command, "forbidden", "you may not end links")
-            return
+            raise BrokerRefused("forbidden", "you may not end links")
         other = self._links.get(command.link)
         if other is None or not other.open:
-            self._answers.refuse(link, command, "unknown_link", f"there is no link {command.link}")
-            return
+            raise BrokerRefused("unknown_link", f"there is no link {command.link}")
         self._answers.result(link, command, {})
         self._links.close(other, "kicked", "kicked", command.reason[:200])
 
@@ -80,21 +79,18 @@ class Administration:
         """Have the shell read the configuration anew; its answer comes later."""
         settings = self._shard.settings
         if not settings.permit(link.owner, "manage_users", "broker"):
-            self._answers.refuse(link, command, "forbidden", "you may not have it read anew")
-            return
+            raise BrokerRefused("forbidden", "you may not have it read anew")
         refusal = settings.reload(link.number, command.request)
         if refusal:
-            self._answers.refuse(link, command, "wait", refusal)
+            raise BrokerRefused("wait", refusal)
 
     def list_users(self, link: Link, command: ListUsers) -> None:
         """Answer with the users and permissions in force."""
         settings = self._shard.settings
         if not settings.permit(link.owner, "manage_users", "broker"):
-            self._answers.refuse(link, command, "forbidden", "you may not list users")
-            return
+            raise BrokerRefused("forbidden", "you may not list users")
         if len(command.verb) > NAME_BYTES_MAX or len(command.name) > NAME_BYTES_MAX:
-            self._answers.refuse(link, command, "bad_name", "no verb or name is so long")
-            return
+            raise BrokerRefused("bad_name", "no verb or name is so long")
         users = settings.users(command.verb, command.name)
         most = settings.page_max
         self._answers.result(link, command, {"users": users[:most], "more": len(users) > most})

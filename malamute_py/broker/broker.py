@@ -138,7 +138,7 @@ class Broker:
         self._on_demand = OnDemand(shard, self._links, self._delivery, self._matching)
         starts = Starts(shard, state.queues_lost)
         self._bodies = Bodies(shard)
-        answers = Answers(shard, self._links, self._when_visible)
+        self._answers = answers = Answers(shard, self._links, self._when_visible)
         self._mail = Mail(shard, self._links, self._steps, self._bodies, answers)
         self._services = Services(
             shard, self._links, self._steps, self._bodies, self._mail.puts,
@@ -167,7 +167,7 @@ class Broker:
             self._groups.timers, self._when_visible,
         )  # fmt: skip
         self._transaction_admin = TransactionAdmin(
-            shard, self._catalogue, answers, self._transactions
+            shard, self._links, self._catalogue, answers, self._transactions
         )
         self._intake = Intake(
             shard, self._links, self._steps, self._publishing, self._catalogue,
@@ -372,6 +372,13 @@ class Broker:
             shard.verdicts = {}
         self._clean_up()
 
+    def came_from(self, link: int, address: str, now_ms: int) -> None:
+        """Note the address of a peer without a credential, before its first message."""
+        self._shard.advance(now_ms)
+        peer = self._links.heard(link, "")
+        if peer is not None:
+            peer.address = address
+
     def _failed(self, link: Link, command: Command | None, error: Exception) -> None:
         """End the link of a peer whose message caused an error that no code foresaw.
 
@@ -538,7 +545,10 @@ class Broker:
                 "too many results wait to be sent", settings.retry_ms,
             )  # fmt: skip
         else:
-            handler(link, command)
+            try:
+                handler(link, command)
+            except BrokerRefused as error:
+                self._answers.refuse_with(link, command, error)
 
     def _out_of_order(self, link: Link, command: Command) -> None:
         """End a link that sent what its state does not allow."""

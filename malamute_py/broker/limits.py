@@ -152,7 +152,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     expiry_beats: int = 3
     """Heartbeats of silence after which a link is given up."""
     window_bytes: int = 16 << 20
-    """Unconfirmed bytes of a link; beyond it PUBLISH is refused `window`."""
+    """Unconfirmed bytes of a link; beyond it PUBLISH is refused `window`, and the link has a
+    narrower window from then on."""
     outbox_commands_max: int = 20_000
     """Answers kept for a peer that does not read; beyond it the link ends: `limit`."""
     link_queries_max: int = 1_000

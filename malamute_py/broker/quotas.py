@@ -5,8 +5,10 @@ Owns the counts by identity, and the buckets of its rates. The rules: an object 
 creator or sender, a reply for its requester, as the change log has it, so that a restart counts the
 same; an object that ends with a link counts for the link's owner. The owner is the credential, so
 that all replicas of one are one owner; without a credential it is the identity, or the template of
-the replicas (their mail and requests count for each, as the log has nothing but the sender); all
-links without an identity are one owner. A count that is reached is refused `limit`; a rate, and
+the replicas (their mail and requests count for each, as the log has nothing but the sender). Links
+without an identity are one owner for what the log has; for rates, and for what ends with a link,
+those of one network address are, or of one local user: no address can use up what others may have.
+A count that is reached is refused `limit`; a rate, and
 bytes that drain by themselves, `wait`; each refusal is counted, and logged once until it is eased.
 A batch of records needs no look-up: a link carries its owner's counts.
 
@@ -27,6 +29,8 @@ PASSING: Final = frozenset(
 """Resources that become free by themselves: refused `wait`."""
 EASED_PERCENT: Final = 90
 """Share of a quota: once an owner holds no more than this, its next refusal is logged again."""
+NAMELESS: Final = "~"
+"""First character of holders without an identity, and of addresses as owners of their links."""
 IDLE_OWNERS_MAX: Final = 1_024
 """Owners in the table from which on owners that hold nothing are looked for and forgotten."""
 
@@ -148,13 +152,17 @@ class Quotas:
                     name: usage for name, usage in self._owners.items() if not usage.idle(now_ms)
                 }
                 self._prune_at = max(IDLE_OWNERS_MAX, 2 * len(self._owners))
-            usage = self._owners[owner] = Usage(owner, self._context.settings.quota(owner), now_ms)
+            usage = self._owners[owner] = Usage(owner, self._quota(owner), now_ms)
         return usage
 
     def renew(self) -> None:
         """Give all owners the bounds of the settings that are in force now."""
         for owner, usage in self._owners.items():
-            usage.renew(self._context.settings.quota(owner), self._context.now_ms)
+            usage.renew(self._quota(owner), self._context.now_ms)
+
+    def _quota(self, owner: str) -> Quota:
+        """Return the bounds of an owner; an address has those of clients without an identity."""
+        return self._context.settings.quota("" if owner[:1] == NAMELESS else owner)
 
     def check(self, owner: str, resource: str, amount: int = 1) -> None:
         """Check that an owner may have so much more. Raises BrokerRefused."""
@@ -192,7 +200,7 @@ class Quotas:
         Holders that begin with `~` have no identity and are one owner. Where enough has left, the
         next refusal of this resource is logged again.
         """
-        usage = self._owners.get("" if holder[:1] == "~" else holder)
+        usage = self._owners.get("" if holder[:1] == NAMELESS else holder)
         if usage is None:
             usage = self.of(self.owner_of(holder))
         usage.held[resource] += size
@@ -220,7 +228,7 @@ class Quotas:
 
     def owner_of(self, holder: str) -> str:
         """The owner of what a holder sent: its identity's credential, else the identity itself."""
-        if holder[:1] == "~":
+        if holder[:1] == NAMELESS:
             return ""  # All clients without an identity are one owner.
         return self._context.settings.carrier(holder) or holder
 
@@ -244,4 +252,6 @@ class Quotas:
 
 
 def _named(owner: str) -> str:
+    if owner[:1] == NAMELESS:
+        return f"the clients without an identity at {owner[1:]}"
     return f"identity '{owner}'" if owner else "the clients without an identity"

@@ -128,7 +128,7 @@ class HistoryRun(msgspec.Struct, frozen=True, gc=False):
     """(position in data, size, base offset, count) of each batch."""
     next: int = 0
     """Not 0: the run is one derived batch of rows gathered from several, all of them wanted, and
-    the last row lies before this offset."""
+    the last row lies before this offset. Of a read of `places`: the place of the copy."""
 
 
 class HistoryRead(msgspec.Struct, frozen=True, gc=False):
@@ -137,7 +137,8 @@ class HistoryRead(msgspec.Struct, frozen=True, gc=False):
     token: int
     runs: tuple[HistoryRun, ...]
     next: int
-    """Offset before which everything was read, skipped or is named in `gaps`."""
+    """Offset before which everything was read, skipped or is named in `gaps`. Of a read of
+    `places`: how many of them were looked at."""
     gaps: tuple[tuple[int, int, str, str], ...] = ()
     """(from, to, code, reason) of offsets that are gone by retention, or damaged."""
 

@@ -90,9 +90,8 @@ def group_entries(wanted: list[tuple[int, int, int, int]]) -> Iterator[Part]:
         yield Part(begin, stop - begin, group)
 
 
-def batches_in(data: bytes, base_lsn: int, part: Part, stream: int) -> Iterator[Batch]:
+def batches_in(view: memoryview, base_lsn: int, part: Part, stream: int) -> Iterator[Batch]:
     """The stream's batches in the entries of a chunk, damaged ones named."""
-    view = memoryview(data)
     for position, size, base, after in part.entries:
         at = position - part.position
         stop = at + size

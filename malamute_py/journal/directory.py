@@ -32,6 +32,7 @@ from malamute_py.journal.layout import (
     unpack_file,
 )
 from malamute_py.journal.manifest import Expected, Manifest
+from malamute_py.journal.mapping import Mappings, why_unmapped
 from malamute_py.journal.marks import read_mark
 from malamute_py.journal.ring import Ring
 from malamute_py.journal.storage import (
@@ -127,6 +128,10 @@ class Journal:
         self.moved: tuple[str, ...] = ()
         """Properties of the place that changed (host, device, inode): the directory was copied or
         moved. The epoch has leapt then, lest the original and its copy give out the same ones."""
+        self.mappings: Mappings | None = None
+        """Mapped parts of the rings; None: sealed segments are read by position."""
+        self.unmapped = "not asked for"
+        """Why nothing is mapped; "": sealed segments are read through mappings."""
         self._release = release
         self._entropy: Callable[[int], bytes] = os.urandom
 
@@ -137,10 +142,12 @@ class Journal:
         *,
         epoch: int | None = None,
         entropy: Callable[[int], bytes] = os.urandom,
+        mapped: bool = False,
     ) -> Journal:
         """Take the directory, made when it is new; its rings are opened one by one.
 
         epoch: None for one more than the last; else above it. entropy: makes the uuids.
+        mapped: read sealed segments through mappings, if the system can (see `unmapped`).
         Raises JournalLocked, StorageRefused, NewerFormat, JournalCorrupt, EpochsSpent, DiskFull,
         OSError, ValueError.
         """
@@ -182,6 +189,9 @@ class Journal:
             journal._entropy = entropy
             journal.unknown = unknown_entries(storage)
             journal.restored, journal.moved = tuple(restored), moved
+            if mapped:
+                journal.unmapped = why_unmapped(storage, EPOCH_FILE)
+                journal.mappings = None if journal.unmapped else Mappings()
         except BaseException:
             lock.release()
             raise
@@ -214,6 +224,7 @@ class Journal:
             manifests=self.storage.child(MANIFESTS),
             entropy=self._entropy,
             held=held,
+            mappings=self.mappings,
         )
         self.rings[name] = ring
         return ring, recovery

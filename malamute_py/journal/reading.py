@@ -34,6 +34,7 @@ from malamute_py.journal.index import (
     read_index,
 )
 from malamute_py.journal.layout import index_name, segment_name
+from malamute_py.journal.mapping import Mappings
 from malamute_py.journal.segment import Segment
 from malamute_py.journal.spots import SPOT, Matches, Spots, Unspotted
 from malamute_py.journal.storage import File, Storage, read_around, read_file
@@ -63,14 +64,19 @@ class Reader:
         streams: StreamTable,
         segments: Callable[[], tuple[Segment, ...]],
         rebuild: Callable[[Segment], LiveIndex],
+        mappings: Mappings | None,
     ) -> None:
-        """segments: the ring's present ones. rebuild: an index by scanning the segment."""
+        """segments: the ring's present ones. rebuild: an index by scanning the segment.
+
+        mappings: those of the journal; None: everything is read by position.
+        """
         self._storage = storage
         self._ring = ring
         self._settings = settings
         self._streams = streams
         self._segments = segments
         self._rebuild = rebuild
+        self._mappings = mappings
         self._lock = threading.Lock()
         """Guards the two caches only; never held over a read."""
         self._indexes: OrderedDict[int, StoredIndex] = OrderedDict()
@@ -387,11 +393,11 @@ class Reader:
         gaps: list[Gap],
     ) -> tuple[int, int, bool]:
         """Read one part's batches into runs; return position, bytes left, whether to go on."""
-        data = self._bytes(segment, part.position, part.size)
+        data = self._view(segment, part.position, part.size)
         if segment.retired:
             # It may have been overwritten under the read: the bytes mean nothing.
             return position, left, False
-        builder = Runs(memoryview(data), runs)
+        builder = Runs(data, runs)
         for batch in batches_in(data, segment.base_lsn + part.position, part, stream):
             if batch.next <= position:
                 continue
@@ -431,6 +437,20 @@ class Reader:
         """
         file = self._opened(segment)
         return bytes(size) if file is None else read_around(self._storage, file, position, size)
+
+    def _view(self, segment: Segment, position: int, size: int) -> memoryview:
+        """Return bytes of a segment, mapped where it is sealed and enough is wanted of it.
+
+        Otherwise, and where a page cannot be read, as _bytes().
+        """
+        mappings = self._mappings
+        if mappings is not None and segment.file is None:
+            file = self._opened(segment)
+            if file is not None:
+                mapped = mappings.view(self._storage, segment, file, position, size)
+                if mapped is not None:
+                    return mapped
+        return memoryview(self._bytes(segment, position, size))
 
     def read_batches(self, stream: int, offsets: Sequence[int]) -> list[bytes | None]:
         """See Ring.read_batches."""
@@ -514,12 +534,11 @@ class Reader:
     def _chunk(self, segment: Segment, stream: int, row: Any) -> list[tuple[Batch, memoryview]]:
         position, size = int(row["position"]), int(row["bytes"])
         entry = (position, size, int(row["base"]), int(row["next"]))
-        data = self._bytes(segment, position, size)
+        view = self._view(segment, position, size)
         if segment.retired:
             return []
-        view = memoryview(data)
         part = Part(position, size, [entry])
-        batches = batches_in(data, segment.base_lsn + position, part, stream)
+        batches = batches_in(view, segment.base_lsn + position, part, stream)
         return [(batch, view) for batch in batches]
 
     def _contents_of(

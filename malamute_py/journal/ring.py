@@ -41,6 +41,7 @@ from malamute_py.journal.layout import (
     segment_name,
 )
 from malamute_py.journal.manifest import STREAMS_MAX, Manifest
+from malamute_py.journal.mapping import Mappings
 from malamute_py.journal.marks import find_meta, read_mark
 from malamute_py.journal.reading import Reader
 from malamute_py.journal.recovery import Scan
@@ -80,6 +81,7 @@ class Ring:
         epoch: int,
         scan: Scan,
         manifest: Manifest,
+        mappings: Mappings | None,
     ) -> None:
         """Use open()."""
         self.uuid = meta.uuid
@@ -90,6 +92,7 @@ class Ring:
         self._storage = storage
         self._marks = storage
         self._manifest = manifest
+        self._mappings = mappings
         self._failed_name = FAILED_FILE
         self._segment_bytes = meta.segment_bytes
         self._meta = meta
@@ -116,6 +119,7 @@ class Ring:
             lambda: self._synced,
             self.sync,
             self._expect,
+            self._detach,
         )
         self._reader = Reader(
             self._storage,
@@ -124,6 +128,7 @@ class Ring:
             self._streams,
             lambda: self._space.segments,
             self._rebuild_index,
+            self._mappings,
         )
         self._appender = Appender(
             self._storage, self._space, self._streams, self.epoch, scan, self._fail
@@ -145,6 +150,7 @@ class Ring:
         manifests: Storage | None = None,
         entropy: Callable[[int], bytes] = os.urandom,
         held: bool = False,
+        mappings: Mappings | None = None,
     ) -> tuple[Ring, Recovery]:
         """Open a ring, or begin one; recover it after any kind of end.
 
@@ -153,6 +159,7 @@ class Ring:
         place than the ring's own when there is one, as are manifests, where what should be there
         is written down under the same name. entropy: makes a new ring's uuid.
         held: nothing at all is retired until hold() says from where on, or that nothing is.
+        mappings: those of the journal, if sealed segments are to be read through mappings.
         Raises JournalCorrupt, DiskFull, OSError, ValueError.
         """
         if manifests is None:
@@ -172,7 +179,7 @@ class Ring:
         scan, rewritten = _load(storage, meta, settings, epoch, marks, failed_name, manifest)
         if epoch <= scan.epoch:
             raise ValueError(f"epoch {epoch} must be above {scan.epoch}, the ring's last one")
-        ring = cls(storage, meta, settings, epoch, scan, manifest)
+        ring = cls(storage, meta, settings, epoch, scan, manifest, mappings)
         ring._marks, ring._failed_name = marks, failed_name
         if snapshot is not None:
             ring.snapshot = snapshot
@@ -666,6 +673,17 @@ class Ring:
 
     def _forget(self, number: int) -> None:
         self._reader.forget(number)
+
+    def _detach(self, segment: Segment) -> bool:
+        return self._mappings is None or self._mappings.detach(segment)
+
+    def detach(self) -> None:
+        """Give what readers hold of the ring memory of its own: its files are to be removed.
+
+        Any thread. Their space comes back at once then, and not when the last reader has read.
+        """
+        for segment in self._space.segments:
+            self._detach(segment)
 
     def _rebuild_index(self, segment: Segment) -> LiveIndex:
         """Index a finished segment by reading it (reader and housekeeping threads)."""

@@ -72,10 +72,12 @@ class Space:
         synced: Callable[[], int],
         sync: Callable[[], int],
         expect: Callable[[int, int], None],
+        detach: Callable[[Segment], bool],
     ) -> None:
         """settings: with the ring's own segment_bytes. forget: drop caches of a segment.
 
-        expect: writes the manifest: numbers of the oldest and the newest segment.
+        expect: writes the manifest: numbers of the oldest and the newest segment. detach: gives
+        what is mapped of a segment memory of its own; False: its file must stay as it is.
         """
         self.storage = storage
         self.settings = settings
@@ -106,6 +108,7 @@ class Space:
         self._synced = synced
         self._sync = sync
         self._expect = expect
+        self._detach = detach
         self._snapshots: deque[tuple[int, int]] = deque()
         self._pins: dict[str, tuple[int, int]] = {}
         self._work: _Work | None = None
@@ -314,12 +317,18 @@ class Space:
         if not over and self._unwanted(oldest) and self._soon_wanted(now_ms):
             return False
         self._retire(oldest)
+        # Otherwise the file's space would come back when the last reader has read.
+        self._detach(oldest)
+        self._remove(oldest)
+        return True
+
+    def _remove(self, old: Segment) -> None:
+        """Remove a retired segment's files."""
         self.expect()
-        self.storage.remove(index_name(oldest.number))
-        self.storage.remove(oldest.name)
+        self.storage.remove(index_name(old.number))
+        self.storage.remove(old.name)
         self.storage.sync_directory()
         self._leaving = None
-        return True
 
     def _note_begun(self, now_ms: int | None) -> None:
         """See whether segments were begun since the last look."""
@@ -470,7 +479,15 @@ class Space:
         self.storage.sync(file)
 
     def _reuse(self, old: Segment, number: int) -> bool:
-        """Make a retired segment the next spare; tried again where it failed."""
+        """Make a retired segment the next spare; tried again where it failed.
+
+        True: its file had to be removed instead, and another one is to be made.
+        """
+        if not self._detach(old):
+            # Readers hold bytes of it that have no memory of their own. A removed file stays
+            # as it is until they have gone.
+            self._remove(old)
+            return True
         name = segment_name(number)
         file = old.file or self.storage.open(old.name)
         # Both that the old one goes and that the new one comes: the rename does both at once.

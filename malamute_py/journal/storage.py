@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from malamute_py.journal.errors import DiskFull, JournalLocked, NotAFile, StorageRefused
+from malamute_py.journal.mapping import FilePart, Part
 from malamute_py.journal.types import Buffer
 
 _IOV_MAX = 1024
@@ -89,6 +90,12 @@ class Storage(Protocol):
 
     def read(self, file: File, position: int, size: int) -> bytes:
         """Up to `size` bytes, fewer only at the end of the file. Raises OSError."""
+
+    def map(self, file: File, position: int, size: int) -> Part | None:
+        """Map a part of a file, from a whole page on; no page of it is touched.
+
+        None: files of this storage are not mapped, or this one is shorter. Raises OSError.
+        """
 
     def write(self, file: File, position: int, buffers: Sequence[Buffer]) -> None:
         """Write the buffers back to back. Raises DiskFull, OSError: a part may be written."""
@@ -332,6 +339,14 @@ class FileStorage:
             parts.append(data)
         return b"".join(parts)
 
+    def map(self, file: File, position: int, size: int) -> Part | None:
+        """See Storage."""
+        assert isinstance(file, _OsFile)
+        # Beyond the end of a file a mapping is a signal.
+        if position + size > file.size:
+            return None
+        return FilePart(file.fd, position, size)
+
     def write(self, file: File, position: int, buffers: Sequence[Buffer]) -> None:
         """See Storage."""
         assert isinstance(file, _OsFile)
@@ -550,6 +565,10 @@ class MemoryStorage:
         """See Storage."""
         assert isinstance(file, _MemoryFile)
         return bytes(memoryview(file.data)[position : position + size])
+
+    def map(self, file: File, position: int, size: int) -> Part | None:
+        """See Storage: what is in memory is copied."""
+        return None
 
     def write(self, file: File, position: int, buffers: Sequence[Buffer]) -> None:
         """See Storage."""

@@ -95,6 +95,7 @@ class Core(Protocol):
     @property
     def ahead_bytes(self) -> int: ...  # noqa: D102
     def reads_first(self, frame: Any) -> bool: ...  # noqa: D102
+    def came_from(self, link: int, address: str, now_ms: int) -> None: ...  # noqa: D102
     def read_ahead(  # noqa: D102
         self, link: int, commands: Sequence[Command], frames: Sequence[Any], now_ms: int
     ) -> bool: ...
@@ -593,6 +594,8 @@ class Loop:
             self._peers.remove(old.number)
         peer = self._peers.add(listener, head)
         if self._peers.attach(peer, self._unsure()):
+            if not peer.identity and peer.connection is not None:
+                self._core.came_from(peer.number, peer.connection.address, now_ms)
             return peer
         self._counters["connections_refused_total"] += 1
         reason = f"user {peer.identity} has links.user_connections_max connections already"

@@ -532,13 +532,13 @@ class Server:
         self._supervisor.tell(f"READY=1\nSTATUS=listens on {', '.join(self.endpoints)}")
 
     def _open_journal(self) -> Journal:
-        directory = self.config.data_directory
+        directory, mapped = self.config.data_directory, self.config.journal.mapped_reads
         where = directory or "memory"
         elsewhere = "or choose another: malamute broker --data DIRECTORY"
         try:
             if self._storage is not None:
-                return Journal.open(self._storage)
-            return Journal.open(directory) if directory else Journal.open(MemoryStorage())
+                return Journal.open(self._storage, mapped=mapped)
+            return Journal.open(directory or MemoryStorage(), mapped=mapped)
         except JournalLocked as error:
             raise StartError(error.what, where, "one directory serves one broker") from error
         except DiskFull as error:
@@ -559,6 +559,9 @@ class Server:
                 "directory_exposed", directory=where, reason=exposed,
                 do=f"let it belong to the broker's user alone: chmod -R go-rwx {where}",
             )  # fmt: skip
+        unmapped = self._journal.unmapped
+        way = {"way": "pread", "reason": unmapped} if unmapped else {"way": "mapped"}
+        self.log.info("history_reads", **way)
         for file, reason in self._journal.restored:
             self.log.error("file_restored", file=file, reason=reason)
             self._note_damage(f"{file}: {reason}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,12 +21,6 @@ from tests.client.shells import SHELLS, AsyncShell, SyncShell
 from tests.waiting import WAIT_S
 
 IN_HAND = 8
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[EmbeddedBroker]:
-    async with EmbeddedBroker() as embedded:
-        yield embedded
 
 
 @pytest.fixture(params=SHELLS, ids=lambda shell: shell.kind)

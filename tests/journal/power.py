@@ -107,6 +107,9 @@ class Disk:
         assert isinstance(file, DiskFile)
         return bytes(file.data[position : position + size])
 
+    def map(self, file: File, position: int, size: int) -> None:
+        return None
+
     def write(self, file: File, position: int, buffers: Sequence[Any]) -> None:
         assert isinstance(file, DiskFile)
         self._change()

@@ -21,6 +21,7 @@ from malamute_py.journal import (
     Storage,
 )
 from malamute_py.journal.layout import segment_name
+from malamute_py.journal.mapping import Part
 from malamute_py.journal.storage import File, Lock
 
 S = 65_536
@@ -160,6 +161,10 @@ class Faulty:
     def read(self, file: File, position: int, size: int) -> bytes:
         self._note("read", (file.name, position, size))
         return self.inner.read(file, position, size)
+
+    def map(self, file: File, position: int, size: int) -> Part | None:
+        self._note("map", (file.name, position, size))
+        return self.inner.map(file, position, size)
 
     def write(self, file: File, position: int, buffers: Sequence[Any]) -> None:
         self._note("write", (file.name, position))

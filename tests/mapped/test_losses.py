@@ -19,6 +19,8 @@ import pytest
 
 import malamute_py as malamute
 from malamute_protocol.batch import Batch
+from malamute_protocol.content import Content
+from malamute_protocol.errors import BatchError
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.changelog.records import StreamPurged, StreamTrimmed
 from malamute_py.journal import FileStorage, JournalCorrupt, RingSettings, open_reader
@@ -192,6 +194,32 @@ def test_a_batch_that_is_overwritten_while_it_is_selected_is_not_handed_out(
     ((begin, end, code),) = notes.gone()
     assert (begin, code) == (0, "retention")
     assert seen == filled(end, 20 + LAP)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_batch_that_is_overwritten_while_it_is_found_unwanted_is_in_the_gap(
+    log: Log, reader: LogReader, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """Overwritten bytes may look like a batch without a wanted row, or like no batch at all."""
+    trades, notes = log.create("trades"), Noted()
+    log.fill(trades, 20)
+    reading = reader.read("trades", on_notice=notes.append)
+    select = Selection.rows
+
+    def overtaken(self: Selection, content: Content, base: int, *more: object) -> object:
+        if base < 5:
+            return select(self, content, base, *more)  # type: ignore[arg-type]
+        monkeypatch.setattr(Selection, "rows", select)
+        lap(log, trades)
+        if fails:
+            raise BatchError("bad_batch", "overwritten bytes")
+        return False, None
+
+    monkeypatch.setattr(Selection, "rows", overtaken)
+    seen = records(reading)
+    ((begin, end, code),) = notes.gone()
+    assert (begin, code) == (5, "retention")
+    assert seen == [*filled(0, 5), *filled(end, 20 + LAP)]
 
 
 def test_without_the_check_of_the_header_what_was_overwritten_would_pass(
@@ -807,6 +835,7 @@ def test_descriptors_and_mappings_are_bounded_and_given_back(tmp_path: Path) -> 
     log.close()
     del log
     gc.collect()
+    gc.freeze()  # each look below is at the objects of this test only
 
     def mapped() -> int:
         gc.collect()

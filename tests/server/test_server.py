@@ -533,6 +533,18 @@ def test_a_user_with_too_many_connections_is_told_so_and_others_are_not_concerne
             assert again.welcome is not None
 
 
+@pytest.mark.parametrize(
+    ("asked", "facts"),
+    [(True, {"way": "mapped"}), (False, {"way": "pread", "reason": "not asked for"})],
+)
+def test_the_log_says_once_in_which_way_history_is_read(
+    tmp_path: Path, asked: bool, facts: dict[str, str]
+) -> None:
+    with serving(config(tmp_path, journal__mapped_reads=asked)) as (_, _, log):
+        (said,) = log.of("history_reads")
+        assert said.items() >= facts.items()
+
+
 def test_few_descriptors_mean_few_connections_so_that_the_journal_has_its_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from tests.simulation.records import Batch, Sent
 VIOLATIONS = {
     "lost": "a confirmed record is gone though its level promised that it survives",
     "lost_seen": "a record that a durable reader had seen is gone",
+    "changed": "bytes that were read changed before a slow peer had taken them",
     "ghost": "a record appeared in the log that nobody sent, or that an earlier recovery dropped",
     "reused": "one (stream, epoch, offset) carried two different records",
     "half_bundle": "a part of an atomic bundle survived without the rest",

@@ -43,6 +43,28 @@ def _put(stack: contextlib.ExitStack, owner: Any, name: str, make: Callable[[Any
     stack.enter_context(patch.object(owner, name, make(getattr(owner, name))))
 
 
+# --- keys ------------------------------------------------------------------------------------
+
+
+def _content_not_compared(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker import atomic
+
+    _put(stack, atomic, "differ", lambda original: lambda one, other: False)
+
+
+def _digest_not_kept(stack: contextlib.ExitStack) -> None:
+    from malamute_py.changelog import tables
+
+    def make(original: Any) -> Any:
+        def remember(queues: Any, sender: str, key: bytes, row: Any) -> None:
+            row.digest = 0
+            original(queues, sender, key, row)
+
+        return remember
+
+    _put(stack, tables, "_remember", make)
+
+
 # --- transactions ----------------------------------------------------------------------------
 
 
@@ -300,6 +322,12 @@ def _names_not_synced(stack: contextlib.ExitStack) -> None:
     from tests.simulation.storage import SimulatedStorage
 
     _put(stack, SimulatedStorage, "sync_directory", lambda _: lambda _self: None)
+
+
+def _mapped_bytes_overwritten(stack: contextlib.ExitStack) -> None:
+    from malamute_py.journal.mapping import Mappings
+
+    _put(stack, Mappings, "detach", lambda _: lambda _self, _segment: True)
 
 
 # --- the core ------------------------------------------------------------------------------
@@ -1021,6 +1049,14 @@ def _codes(*names: str) -> frozenset[str]:
 
 
 PLANTS: dict[str, Planted] = {
+    "key-with-another-body": Planted(
+        "work", "a key that comes again with another body is taken for a duplicate",
+        _content_not_compared, _codes("wrong_confirm", "wrong_duplicate"), 30,
+    ),
+    "digest-not-kept": Planted(
+        "work", "the digest of a key's content is not kept beside its number",
+        _digest_not_kept, _codes("wrong_confirm", "wrong_duplicate"), 30,
+    ),
     "ghost-batch": Planted(
         "journal", "recovery takes a batch of an older epoch in a rewritten tail",
         _ghost, _codes("ghost"), 300,
@@ -1052,6 +1088,10 @@ PLANTS: dict[str, Planted] = {
     "names-not-synced": Planted(
         "journal", "directory entries are never synced",
         _names_not_synced, _codes("lost", "broken", "ghost"), 40,
+    ),
+    "mapped-bytes-overwritten": Planted(
+        "journal", "a segment is written over while a peer has mapped bytes of it to read",
+        _mapped_bytes_overwritten, _codes("changed"), 60,
     ),
     "confirm-before-sync": Planted(
         "broker", "a batch is confirmed as synced when it is appended",

@@ -21,6 +21,7 @@ from malamute_py.journal.errors import (
     JournalFailed,
     JournalFull,
 )
+from malamute_py.journal.mapping import Mappings
 from malamute_py.journal.ring import Ring
 from malamute_py.journal.types import Append, History, Recovery, RingSettings
 from tests.simulation.clock import START_MS
@@ -37,6 +38,8 @@ EDGES = 0x5EC7
 """Salt for the draw of `edges`, apart from other draws, so that older seeds stay as they were."""
 EDGE_BYTES = len(encode([Sent(0, PRODUCER, "s1", "a", None, 0, 8)])) + 96
 """A batch of one record of 8 bytes, its stamp included."""
+UNREAD_MAX = 4
+"""Runs that a slow peer has not taken yet."""
 
 
 class RingRun:
@@ -75,6 +78,8 @@ class RingRun:
         self.serial = 0
         self.now_ms = START_MS
         self.ring: Any = None
+        self.unread: list[tuple[Any, bytes]] = []
+        """Runs that a slow peer has not taken yet, and what they were when they were read."""
         self.power_lost = False
         self.nested = False
 
@@ -89,10 +94,16 @@ class RingRun:
                 # The journal trusts its caller for the time, and the caller never goes back.
                 self.now_ms += 100_000
             self._guarded(self._step)
+            self._look_at_unread()
             for number in list(self.ring.streams()):
                 self.model.trimmed(self.model.log("", number), self.ring.first_offset(number))
         self.disk.capacity = 1 << 40
         self._crash(power=self.rng.random() < 0.5)
+
+    def _look_at_unread(self) -> None:
+        """Check that what was read stays as it is, whatever became of its segment."""
+        if any(bytes(data) != was for data, was in self.unread):
+            raise Violation("changed", "bytes changed that were read and not sent yet")
 
     def _guarded(self, action: Any) -> None:
         try:
@@ -139,6 +150,7 @@ class RingRun:
         hit = rot_something(self.disk, self.rng, self.model, "")
         if hit is not None:
             self.trace.note("rot", *hit)
+            self.unread.clear()  # It hits the page cache, too, which a mapping shows.
 
     # --- opening ------------------------------------------------------------------------
 
@@ -153,6 +165,7 @@ class RingRun:
                     epoch=self.epoch,
                     snapshot=self._snapshot,
                     entropy=self.rng.randbytes,
+                    mappings=Mappings(part_bytes_min=1),
                 )
             except CrashNow:
                 self.trace.note("crash", "while opening")
@@ -245,6 +258,7 @@ class RingRun:
 
     def _lose(self, *, power: bool) -> None:
         self.ring = None
+        self.unread.clear()
         if power:
             mode = power_mode(self.rng)
             self.power_lost = True
@@ -459,6 +473,8 @@ class RingRun:
             # Except for a stream whose every record a recovery has dropped.
             self.model.trimmed(log, facts.first)
         self.trace.note("read", log.number, low, high, history.next, history.gaps)
+        self.unread += [(run.data, bytes(run.data)) for run in history.runs]
+        del self.unread[:-UNREAD_MAX]
         self.judge(log, history, low, high, subject)
 
     def judge(self, log: Log, history: History, low: int, high: int, subject: str) -> None:

@@ -12,6 +12,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from malamute_py.journal.errors import DiskFull, JournalLocked
 from tests.simulation.disk import Disk, Inode
 
@@ -30,6 +32,23 @@ class SimulatedFile:
     def size(self) -> int:
         """Return its bytes, as the page cache shows them."""
         return self.inode.size
+
+
+class SimulatedPart(np.ndarray[Any, Any]):
+    """A mapped part of a file: it shows what is written to the file until it is detached."""
+
+    storage: SimulatedStorage
+    place: tuple[SimulatedFile, int]
+
+    def bring(self) -> None:
+        """Meet bad sectors, as a read does."""
+        file, position = self.place
+        self.storage.read(file, position, len(self))
+
+    def detach(self) -> None:
+        """Leave these bytes as they are: later writes go to a copy."""
+        inode = self.place[0].inode
+        inode.live = bytearray(inode.live)
 
 
 class SimulatedLock:
@@ -104,6 +123,15 @@ class SimulatedStorage:
         data = self.disk.read(inode, position, size)
         self._pause("read")
         return data
+
+    def map(self, file: Any, position: int, size: int) -> Any:
+        inode = self._alive(file)
+        if position + size > inode.size:
+            return None
+        bytes_of_file = np.frombuffer(inode.live, np.uint8, size, position)
+        part = bytes_of_file.view(SimulatedPart)
+        part.storage, part.place = self, (file, position)
+        return part
 
     def write(self, file: Any, position: int, buffers: Sequence[Any]) -> None:
         try:

@@ -100,6 +100,19 @@ class Catalogue:
         """The stream of this name."""
         return self._names.get(name)
 
+    def find(self, owner: str, name: str, action: str, doing: str = "") -> Stream:
+        """Return a stream of which an identity may do this. Raises BrokerRefused.
+
+        doing: the action in words, with what it is done to.
+        """
+        if not self._shard.settings.permit(owner, action, name):
+            words = doing or f"{action.partition('_')[0]} stream"
+            raise BrokerRefused("forbidden", f"you may not {words} '{name}'")
+        stream = self._names.get(name)
+        if stream is None:
+            raise BrokerRefused("unknown_stream", f"there is no stream '{name}'")
+        return stream
+
     def by_number(self, number: int) -> Stream | None:
         """The stream of this number."""
         return self._numbers.get(number)

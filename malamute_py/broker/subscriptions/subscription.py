@@ -63,6 +63,7 @@ class Subscription(Receiver):
         """Whether every header matches: no header is looked at."""
         self.client_time = command.client_time
         self.whole = command.whole
+        """Whether it takes whole batches with a bitmap, and neither extracted nor gathered rows."""
         self.gathered = command.gathered and not command.whole
         """Whether it takes rows of several batches in one."""
         self.durable = command.visibility != 0
@@ -87,6 +88,7 @@ class Subscription(Receiver):
         self.idle_reads = 0
         """Consecutive reads that brought it nowhere."""
         self.prepared: PreparedRows | None = None
+        """Rows of its next batch, found over several turns; None: there are none."""
         self.plain = False
         """Whether it takes batches as its selection group does: no window, no end, not always
         whole."""

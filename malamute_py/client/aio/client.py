@@ -71,7 +71,7 @@ from malamute_py.client.session.calls import (
 )
 from malamute_py.client.session.events import LinkEvent, Unlinked
 from malamute_py.client.session.publisher import LEVEL_NAMES, confirmation, level_number
-from malamute_py.client.session.subscription import Notice
+from malamute_py.client.session.subscription import CREDIT_BYTES, CREDIT_RECORDS, Notice
 from malamute_py.client.session.tables import TableRows, stream_settings
 from malamute_py.client.settings import ClientOptions, ClientSettings, Wait, make_settings, no_link
 from malamute_py.client.tracing import Tracing, tracing_of
@@ -520,8 +520,8 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         whole: bool = False,
         strict: bool = False,
         on_notice: Callable[[Notice], None] | None = None,
-        credit_records: int = 1 << 17,
-        credit_bytes: int = 8 << 20,
+        credit_records: int = CREDIT_RECORDS,
+        credit_bytes: int = CREDIT_BYTES,
         # sync: timeout_ms: int | None = None,
     ) -> Subscription:
         """Subscribe to the records of a stream that match a pattern.

@@ -50,6 +50,7 @@ from malamute_py.journal import (
 )
 from malamute_py.journal.directory import RINGS, Journal, directory_name
 from malamute_py.journal.layout import RING_FILE
+from malamute_py.journal.mapping import bring_again
 from malamute_py.server.journaling.journal_threads import (
     Housekeeper,
     RingEvent,
@@ -424,7 +425,9 @@ class Rings:
         name, settings = job
         if settings.get("remove"):
             self._unready.pop(name, None)
-            self._rings.pop(name, None)
+            ring = self._rings.pop(name, None)
+            if ring is not None:
+                ring.detach()
             rings = self._journal.storage.child(RINGS)
             if directory_name(name) in rings.children():
                 self._removals.append((name, rings.child(directory_name(name))))
@@ -501,7 +504,7 @@ class Rings:
                 return self._read_copies(ring, job)
             if job.shared and not job.oldest_ms:
                 recent = self._recent.find(ring, job)
-                if recent is not None:
+                if recent is not None and all(bring_again(run.data) for run in recent[0]):
                     return HistoryRead(job.token, *recent)
             elif job.alone:
                 self._recent.forget(ring, job.stream)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from malamute_py.broker.ready import (
 from malamute_py.config import JournalSection, from_table
 from malamute_py.journal import DiskFull, Ring
 from malamute_py.journal.directory import RINGS, Journal
+from malamute_py.journal.mapping import FilePart
 from malamute_py.server.journaling.journal_threads import RingEvent
 from malamute_py.server.journaling.rings import Rings, ring_settings
 from malamute_py.server.result_queue import Died, ResultQueue
@@ -44,7 +46,7 @@ class Bench:
     def __init__(self, directory: Path) -> None:
         self.troubles = Troubles()
         self.storage = TroubledStorage(directory, self.troubles)
-        self.journal = Journal.open(self.storage)
+        self.journal = Journal.open(self.storage, mapped=True)
         self.results = ResultQueue()
         self.rings = Rings(self.journal, SMALL, self.results, 16 << 10)
         self.rings.recover(MAIN, {})
@@ -276,6 +278,64 @@ def test_history_that_several_want_is_read_once_and_one_alone_lets_go_of_it(
     assert read == [0, 0]
     assert ask(alone=True) == ask(shared=True) == 4
     assert read == [0, 0, 0, 0]
+
+
+def answer_to(bench: Bench, wanted: ReadRange) -> HistoryRead:
+    bench.rings.read(wanted)
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        for answer in bench.results.take():
+            if isinstance(answer, HistoryRead):
+                return answer
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def sealed_segment(bench: Bench) -> None:
+    """Fill the first segment of ring `own`, and wait until it is sealed."""
+    bench.rings.open("own", OWN)
+    bench.appended("own")
+    for _ in range(3):
+        number = bench.offsets["own"]
+        (answer,) = bench.rings.append([bench.bundle("own", 1, bytes(900_000))])
+        assert isinstance(answer, Appended)
+        bench.offsets["own"] = number + 1
+    ring = bench.journal.rings["own"]
+    ring.sync()
+    deadline = time.monotonic() + WAIT_S
+    while ring._space.segments[0].file is not None:
+        assert time.monotonic() < deadline
+        bench.rings._housekeeper.nudge()
+        time.sleep(0.001)
+
+
+def test_removing_a_ring_gives_what_clients_have_not_read_of_it_memory_of_its_own(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sealed_segment(bench)
+    held = answer_to(bench, ReadRange("own", 1, 5, 0, 2, 1 << 20))
+    assert isinstance(held.runs[0].data.obj, FilePart)
+    detached = threading.Event()
+    monkeypatch.setattr(FilePart, "detach", lambda _: detached.set())
+    bench.rings.open("own", {"remove": True})
+    assert detached.wait(WAIT_S)
+
+
+def test_a_recent_read_is_done_again_when_its_pages_cannot_be_brought_in_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sealed_segment(bench)
+    wanted = ReadRange("own", 1, 5, 0, 2, 1 << 20, shared=True)
+    held = answer_to(bench, wanted)
+    assert answer_to(bench, wanted).runs[0].data is held.runs[0].data
+
+    def bring(_: FilePart) -> None:
+        raise OSError(errno.EFAULT, "Bad address")
+
+    monkeypatch.setattr(FilePart, "bring", bring)
+    again = answer_to(bench, wanted)
+    assert again.runs[0].data == held.runs[0].data
+    assert not isinstance(again.runs[0].data.obj, FilePart)
 
 
 @pytest.mark.parametrize(
