@@ -241,6 +241,7 @@ class Broker:
             wire.Kick: administration.kick,
             wire.ReloadConfig: administration.reload_config,
             wire.ListUsers: administration.list_users,
+            wire.ListNamespaces: administration.list_namespaces,
             **self._mail.handlers(),
             **self._services.handlers(),
             **self._cursors.handlers(),

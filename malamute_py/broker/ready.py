@@ -111,6 +111,9 @@ class ReadRange(msgspec.Struct, frozen=True, gc=False):
     """Records that were appended before are past their age: they are a gap by retention."""
     pinned: int = 1 << 63
     """Offset from which on no record is, for a cursor pins them."""
+    rows: Callable[[Any], Any] | None = None
+    """Content -> rows that `matches` wants, ascending, or None: unknown; few rows of a batch may
+    then come gathered."""
     places: tuple[int, ...] = ()
     """Not empty: the read is of these copies in the hidden stream MOVED_STREAM, each a batch as the
     stream had it, and of nothing else."""

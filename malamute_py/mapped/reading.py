@@ -29,7 +29,7 @@ from malamute_py.client.words import ReadVisibility, Until
 from malamute_py.journal.errors import JournalCorrupt
 from malamute_py.journal.layout import TRIMS_FILE, Trims
 from malamute_py.journal.marks import read_mark
-from malamute_py.mapped.batch import MappedBatch
+from malamute_py.mapped.batch import MappedBatch, takes_out
 from malamute_py.mapped.errors import Overwritten, StreamRemoved
 from malamute_py.mapped.missing import NOTHING, Missing
 from malamute_py.mapped.moved import MovedRecords
@@ -370,7 +370,10 @@ class Reading:
         else:
             try:
                 batch.check()
-                taken = batch.copy() if self._request.copy else batch
+                taken: Batch = batch
+                if self._request.copy:
+                    alone = takes_out(batch.content, batch.rows)
+                    taken = batch.taken_out() if alone else batch.copy()
             except Overwritten:
                 return
             self._waiting.append(taken)

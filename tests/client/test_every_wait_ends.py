@@ -113,6 +113,7 @@ class Scene:
             "links": lambda: do("list_links"),
             "kick": lambda: do("kick", 12345),
             "reload_config": lambda: do("reload_config"),
+            "list_namespaces": lambda: do("list_namespaces"),
             "mailboxes": lambda: do("list_mailboxes"),
             "mailbox_info": lambda: do("mailbox_info", "box"),
             "peek": lambda: do("peek", "box"),

@@ -209,14 +209,15 @@ class MailboxAdmin:
         if not settings.permit(link.owner, "manage_queues", name):
             raise BrokerRefused("forbidden", f"you may not manage mailbox '{name}'")
         mailbox = self._mailboxes.get(name)
+        defaults = settings.default_of("mailbox", name)
         if mailbox is not None and mailbox.temporary:
             raise BrokerRefused("bad_name", "a temporary mailbox has no settings")
         wanted = queue_settings(
             MailboxSettings,
-            command.settings if mailbox else {**settings.default_mailbox, **command.settings},
+            command.settings if mailbox else {**defaults, **command.settings},
             settings.settings_bytes_max,
             mailbox.settings if mailbox is not None else None,
-            settings.default_mailbox if command.replace else None,
+            defaults if command.replace else None,
         )
         if mailbox is None:
             mailbox = self._mailboxes.use(name, link.owner, wanted)

@@ -125,7 +125,7 @@ class Inboxes:
         known = self._mailboxes.get(name)
         if known is None and command.settings:
             wanted = queue_settings(
-                MailboxSettings, {**settings.default_mailbox, **command.settings},
+                MailboxSettings, {**settings.default_of("mailbox", name), **command.settings},
                 settings.settings_bytes_max, None,
             )  # fmt: skip
             return self._mailboxes.use(name, link.owner, wanted)

@@ -242,6 +242,7 @@ class ServiceAdmin:
         name = command.service
         if not self._permitted(link, "manage_queues", name):
             raise BrokerRefused("forbidden", f"you may not manage service '{name}'")
+        self._check_dead_letters(link, command)
         known = name in self._registry.by_name
         service = self._registry.use(name, link.owner, command.settings)
         facts = partial(self._facts, service, whole=True)
@@ -253,7 +254,7 @@ class ServiceAdmin:
         limits = self._shard.settings
         settings = queue_settings(
             ServiceSettings, command.settings, limits.settings_bytes_max, before,
-            limits.default_service if command.replace else None,
+            limits.default_of("service", name) if command.replace else None,
         )  # fmt: skip
         if settings.memory != before.memory:
             raise BrokerRefused("bad_setting", "memory cannot be changed: requests lie there")
@@ -267,6 +268,14 @@ class ServiceAdmin:
         editing = Then(partial(self._edited, service, changed), failed)
         change = ServiceSet(row.number, row.name, settings, row.by, row.created_ms)
         self._steps.propose(change, editing, answer)
+
+    def _check_dead_letters(self, link: Link, command: EditService) -> None:
+        """Raise BrokerRefused for a mailbox to which the link may not have dead letters put."""
+        mailbox = command.settings.get("dead_letters")
+        if isinstance(mailbox, str) and mailbox and not any(
+            self._permitted(link, action, mailbox) for action in ("send", "manage_queues")
+        ):  # fmt: skip
+            raise BrokerRefused("forbidden", f"you may not send to mailbox '{mailbox}'")
 
     def _edited(self, service: Service, row: ServiceRow, _: int) -> None:
         if service.edited is row.settings:

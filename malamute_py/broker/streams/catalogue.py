@@ -257,7 +257,8 @@ class Catalogue:
             return
         if waiting is None:
             try:
-                wanted = settings_of(settings.default_stream, settings.settings_bytes_max)
+                default = settings.default_of("stream", name)
+                wanted = settings_of(default, settings.settings_bytes_max)
                 self._propose(name, wanted, by)
             except BrokerRefused as error:
                 refused(error.code, error.reason, 0)
@@ -270,11 +271,11 @@ class Catalogue:
         self, name: str, values: dict[str, Any], by: str, then: Use, refused: Refusal
     ) -> None:
         """Create a stream with settings; the same settings again succeed."""
+        settings = self._shard.settings
         try:
             wanted = declared(
                 settings_of(
-                    {**self._shard.settings.default_stream, **values},
-                    self._shard.settings.settings_bytes_max,
+                    {**settings.default_of("stream", name), **values}, settings.settings_bytes_max
                 )
             )
             stream = self._names.get(name)
@@ -387,10 +388,11 @@ class Catalogue:
     ) -> None:
         """Change settings of a stream, or all of them. Raises BrokerRefused."""
         old = stream.settings
-        bytes_max = self._shard.settings.settings_bytes_max
+        settings = self._shard.settings
+        bytes_max = settings.settings_bytes_max
         if stream.number in self._declaring:
             raise BrokerRefused("wait", "the stream's schema is being changed")
-        defaults = self._shard.settings.default_stream if replace else None
+        defaults = settings.default_of("stream", stream.name) if replace else None
         wanted = evolved(old, settings_of(values, bytes_max, old, defaults), bytes_max)
         for name in FIXED_SETTINGS:
             if getattr(wanted, name) != getattr(old, name):

@@ -57,7 +57,7 @@ from malamute_py.broker.subscriptions.shared_window import (
 )
 from malamute_py.broker.subscriptions.subscription import SUBSCRIBE, Subscription
 from malamute_py.broker.subscriptions.turns import IDLE_READS_MAX, Turns
-from malamute_py.matcher import compile_pattern
+from malamute_py.matcher import compile_pattern, rows_by_subject
 
 EXPIRY_AT = STAMP_BYTES + 56
 """Position of a stored batch's earliest expiry."""
@@ -621,17 +621,18 @@ class OnDemand:
             end = min(end, sub.wanted_to)
             size = min(size, SPARSE_BYTES)
         token = sub.reading = self.turns.begin(sub)
-        candidates = matches = None
+        candidates = matches = rows = None
         if not sub.everything and not sub.careful:
             candidates = partial(may_match, sub.pattern)
             purged = sub.position < stream.purges.before
             if sub.gathered and self._may_gather and sub.wanted is None and not purged:
                 matches = compile_pattern(sub.pattern).matches
+                rows = sub.rows = sub.rows or rows_by_subject(sub.pattern)
         self.turns.reads.append(
             ReadRange(
                 stream.ring.name, stream.number, token, sub.position, end, size,
                 candidates, None if sub.careful else sub.client_time, matches, shared,
-                plain and not shared, stream.oldest_ms(self._shard.now_ms), stream.pinned,
+                plain and not shared, stream.oldest_ms(self._shard.now_ms), stream.pinned, rows,
             )
         )  # fmt: skip
 

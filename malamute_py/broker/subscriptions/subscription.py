@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from malamute_py.broker.log.stream import Stream
     from malamute_py.broker.subscriptions.matching import PreparedRows
+    from malamute_py.matcher import SubjectRows
 
 VISIBILITIES: Final = ("live", "durable", "committed")
 
@@ -41,6 +42,7 @@ class Subscription(Receiver):
         "prepared",
         "queued",
         "reading",
+        "rows",
         "started",
         "stop",
         "stream",
@@ -85,6 +87,8 @@ class Subscription(Receiver):
         """Number of turns in which it is not to be in a cohort."""
         self.reading = 0
         """Token of the one read of history that is under way; 0: none."""
+        self.rows: SubjectRows | None = None
+        """Rows that its pattern selects, by header table; kept while it reads history."""
         self.idle_reads = 0
         """Consecutive reads that brought it nowhere."""
         self.prepared: PreparedRows | None = None

@@ -56,7 +56,8 @@ class TransactionAdmin:
         page = [
             transaction
             for transaction in known[begin:]
-            if all_of_them or transaction.row.holder == link.holder
+            if transaction.row.holder == link.holder
+            or (all_of_them and settings.shares_namespace(link.owner, transaction.row.by))
         ]
         self._answers.result(
             link, command,
@@ -82,10 +83,11 @@ class TransactionAdmin:
 
     def end_transaction(self, link: Link, command: EndTransaction) -> None:
         """Roll a transaction of any client back; answered when that is durable."""
+        settings = self._shard.settings
         transaction = self._transactions.by_id.get(command.transaction)
-        if not self._shard.settings.permit(link.owner, "manage_clients", "transactions"):
+        if not settings.permit(link.owner, "manage_clients", "transactions"):
             raise BrokerRefused("forbidden", "you may not end transactions")
-        if transaction is None:
+        if transaction is None or not settings.shares_namespace(link.owner, transaction.row.by):
             raise BrokerRefused(
                 "unknown_transaction",
                 f"there is no transaction {command.transaction.hex()}, or not any more",

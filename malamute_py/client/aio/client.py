@@ -45,6 +45,7 @@ from malamute_py.client.engine.waits import ACKED, OPENED, PUBLISHED, WINDOW
 from malamute_py.client.facts import (
     BrokerFacts,
     LinkFacts,
+    NamespaceFacts,
     ReadPlan,
     ReloadedSetting,
     StreamFacts,
@@ -700,6 +701,14 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         """
         value = await self._link.ask(lambda number: c.ListUsers(number, verb, name))
         return fact_list(UserFacts, value, "users")
+
+    async def list_namespaces(self) -> list[NamespaceFacts]:
+        """Ask for the namespaces and what each holds, or for the caller's own alone.
+
+        Raises BrokerRefused `forbidden`: the caller is in no namespace and may not manage users.
+        """
+        value = await self._link.ask(c.ListNamespaces)
+        return fact_list(NamespaceFacts, value, "namespaces")
 
     async def reload_config(self) -> list[ReloadedSetting]:
         """Have the broker read its configuration and users anew. Raises BrokerRefused.

@@ -37,6 +37,7 @@ from malamute_py.client.engine.waits import ACKED, OPENED, PUBLISHED, WINDOW
 from malamute_py.client.facts import (
     BrokerFacts,
     LinkFacts,
+    NamespaceFacts,
     ReadPlan,
     ReloadedSetting,
     StreamFacts,
@@ -662,6 +663,14 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         """
         value = self._link.ask(lambda number: c.ListUsers(number, verb, name))
         return fact_list(UserFacts, value, "users")
+
+    def list_namespaces(self) -> list[NamespaceFacts]:
+        """Ask for the namespaces and what each holds, or for the caller's own alone.
+
+        Raises BrokerRefused `forbidden`: the caller is in no namespace and may not manage users.
+        """
+        value = self._link.ask(c.ListNamespaces)
+        return fact_list(NamespaceFacts, value, "namespaces")
 
     def reload_config(self) -> list[ReloadedSetting]:
         """Have the broker read its configuration and users anew. Raises BrokerRefused.
