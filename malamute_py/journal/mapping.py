@@ -1,4 +1,4 @@
-"""Parts of sealed segments that are mapped for reading, and how they outlive their segment's use.
+"""Mappings of sealed segments for reading; a mapping outlives the use of its segment.
 
 Owns which mapped parts somebody still refers to, and how many there may be. The rules: no page is
 touched before the kernel was asked for it, so that one that cannot be read is an error instead of a
