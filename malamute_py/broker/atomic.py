@@ -289,8 +289,16 @@ class Intake:
             return
         name = missing[at]
 
+        shard = self._shard
+        verdicts = shard.verdicts
+
         def created(stream: Stream) -> None:
-            self._with_streams(link, command, parts, missing, at + 1, size)
+            # By now another message may be under way, which has outcomes of its own.
+            others, shard.verdicts = shard.verdicts, verdicts
+            try:
+                self._with_streams(link, command, parts, missing, at + 1, size)
+            finally:
+                shard.verdicts = others
 
         def refused(code: str, reason: str, retry_ms: int) -> None:
             link.unconfirmed_bytes -= size

@@ -39,6 +39,7 @@ from malamute_py.broker.ready import (
     AppendBundle,
     Appended,
     AppendRefused,
+    BatchChecked,
     BodiesFound,
     HistoryRead,
     IndexAnswer,
@@ -58,6 +59,7 @@ from malamute_py.broker.streams.removal import Removal
 from malamute_py.broker.streams.retention import Retention
 from malamute_py.broker.streams.start_positions import Starts
 from malamute_py.broker.streams.turning import Turning
+from malamute_py.broker.streams.validation import Validation
 from malamute_py.broker.subscriptions.audience import Audience
 from malamute_py.broker.subscriptions.live import Delivery
 from malamute_py.broker.subscriptions.matching import Matching
@@ -121,14 +123,18 @@ class Broker:
         self._retention = Retention(shard)
         self._turning = Turning(shard, self._retention, self._when_ring_visible)
         conditions = Conditions(shard, self._turning.look)
+        self._validation = Validation(shard)
         self._publishing = Publishing(
             shard, self._links, self._confirms, self._producers, rings, self._steps,
-            conditions, self._delivery.fan_out,
+            conditions, self._validation, self._delivery.fan_out,
         )  # fmt: skip
         self._catalogue = Catalogue(
             shard, tables, dict(state.rings), rings, self._steps, self._publishing, conditions,
-            Audience,
+            self._validation, Audience,
         )  # fmt: skip
+        self.reads_first: Final = self._validation.reads_first
+        self.ahead_bytes = self._validation.ahead_bytes
+        """Bytes of a message from which on reads_first() is to be asked of its frames."""
         self._on_demand = OnDemand(shard, self._links, self._delivery, self._matching)
         starts = Starts(shard, state.queues_lost)
         self._bodies = Bodies(shard)
@@ -296,9 +302,12 @@ class Broker:
 
     # --- from the peers ---------------------------------------------------------------------
 
-    def read_ahead(self, link: int, frames: Sequence[Any], now_ms: int) -> bool:
+    def read_ahead(
+        self, link: int, commands: Sequence[Command], frames: Sequence[Any], now_ms: int
+    ) -> bool:
         """Read large header tables of a peer's next message, within this turn's share.
 
+        Batches that are to be validated in full are put on their way to a thread.
         frames: the content frames of that message. False: they are still to be read; the message
         is to be received when a later turn says True, with the same frames.
         """
@@ -313,6 +322,8 @@ class Broker:
                 if not self._matching.read(content):
                     self._ahead = True
                     return False
+            if not self._validation.validated(peer, commands, frames):
+                return False
         except BatchError:
             pass  # receive() refuses the message by that name.
         except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
@@ -320,6 +331,18 @@ class Broker:
         self._shard.was_read(peer.reading)
         peer.reading = []
         return True
+
+    def validating(self, link: int) -> bool:
+        """Whether a peer's next message waits for batches that are being validated."""
+        peer = self._links.get(link)
+        return peer is not None and peer.verdicts is not None
+
+    def checked(self, answer: BatchChecked) -> int:
+        """Take the answer to a BatchCheck; returns the number of the link that sent the batch."""
+        link = self._validation.checked(answer)
+        if answer.error is not None and link.open:
+            self._links.fail(link, "validating a batch", answer.error)
+        return link.number
 
     def receive(
         self,
@@ -346,6 +369,8 @@ class Broker:
                 self._failed(peer, self._handling, error)
         if shard.contents:
             shard.was_read(())
+        if shard.verdicts:
+            shard.verdicts = {}
         self._clean_up()
 
     def came_from(self, link: int, address: str, now_ms: int) -> None:
@@ -760,6 +785,7 @@ class Broker:
     def _apply(self, change: Change, end_lsn: int) -> None:
         """Let an appended change of the log take effect."""
         removed = self._catalogue.apply(change, end_lsn)
+        self.ahead_bytes = self._validation.ahead_bytes
         if isinstance(change, ProducerOpened):
             row = self._catalogue.tables.producers.get(change.id)
             if row is not None:
@@ -829,7 +855,10 @@ class Broker:
         trims, self._retention.trims = self._retention.trims, []
         rings, self._catalogue.openings = self._catalogue.openings, []
         events, shard.events = shard.events, []
-        return Ready(rings, appends, sends, reads, queries, bodies, closes, trims, events, pins)
+        checks, self._validation.checks = self._validation.checks, []
+        return Ready(
+            rings, appends, sends, reads, queries, bodies, closes, trims, events, pins, checks
+        )
 
     def _work(self) -> None:
         """Do a bounded share of what can be done at once."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from malamute_protocol.content import Content
 from malamute_protocol.errors import BrokerRefused
@@ -50,6 +50,16 @@ class Asker(Protocol):
     quota_owner: str
 
 
+class Verdict(NamedTuple):
+    """The outcome of a full validation of a typed batch."""
+
+    schema: bytes
+    """Arrow schema message by which the batch was validated."""
+    code: str = ""
+    """Code of the refusal; empty: the batch is one of the schema."""
+    reason: str = ""
+
+
 class Shard:
     """One core's common ground."""
 
@@ -70,6 +80,7 @@ class Shard:
         "random",
         "settings",
         "uuid",
+        "verdicts",
     )
 
     def __init__(
@@ -100,6 +111,9 @@ class Shard:
         self._tokens = 0
         self.contents: dict[int, Content] = {}
         """Contents whose header tables were read in steps, by the identity of their frame."""
+        self.verdicts: dict[int, Verdict] = {}
+        """Outcomes of the batches of the next message that were validated in full, by the identity
+        of their frame."""
         self._quarantined: set[tuple[str, int]] = set()
         """(stream, first offset) of batches that cannot be handled."""
 

@@ -156,6 +156,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Returns the users by name, and whether each may do (verb, name); see SPEC.md, LIST_USERS."""
     facts: Callable[[], dict[str, Any]] = no_facts
     """Returns the shell's part of BROKER_INFO: rings, disk, endpoints."""
+    validates: bool = False
+    """Whether the shell can validate typed batches in full."""
     meter: Callable[[], int] | None = None
     """Returns the work done so far, in units of the shell's (nanoseconds); None: nothing counts it,
     and matching is not cut into slices."""

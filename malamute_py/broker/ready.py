@@ -213,6 +213,25 @@ class IndexAnswer(msgspec.Struct, frozen=True, gc=False):
     value: Any
 
 
+class BatchCheck(msgspec.Struct, frozen=True, gc=False):
+    """A typed batch that the shell validates in full, off the loop's thread."""
+
+    token: int
+    content: Buffer
+    schema: bytes
+    """Arrow schema message."""
+
+
+class BatchChecked(msgspec.Struct, frozen=True, gc=False):
+    """Answer to BatchCheck: code and reason why the batch is none of the schema; "": it is one."""
+
+    token: int
+    code: str = ""
+    reason: str = ""
+    error: Exception | None = None
+    """An error that no code foresaw: it costs the link."""
+
+
 class BodiesRead(msgspec.Struct, frozen=True, gc=False):
     """Batches of the mail stream that the journal, or the checkpoint, is asked for."""
 
@@ -273,12 +292,15 @@ class Ready(msgspec.Struct, gc=False):
     pins: list[tuple[str, str, int, int | None]] = []
     """(ring, name of the pin, stream, offset): the ring keeps the stream's records from there on,
     whatever the pin of this name kept before; None: the pin is given up."""
+    checks: list[BatchCheck] = []
+    """Batches to validate; each is answered, in any order."""
 
     def __bool__(self) -> bool:
         """Whether there is anything to do besides waking."""
         return bool(
             self.appends or self.sends or self.reads or self.queries or self.bodies
             or self.closes or self.trims or self.rings or self.events or self.pins
+            or self.checks
         )  # fmt: skip
 
 

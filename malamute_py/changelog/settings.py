@@ -20,6 +20,8 @@ from malamute_protocol.schema import schema_id
 BODY_KINDS = ("blob", "list", "arrow")
 LEVELS = ("stored", "synced")
 KEEPS = ("", LAST_PER_SUBJECT)
+FULL = "full"
+VALIDATES = ("schema", FULL)
 RING_BYTES_MIN = 1 << 20
 _SHOWN_MAX = 60
 
@@ -43,6 +45,9 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     """Arrow schema message of the newest version; empty: the stream is not typed."""
     former_schemas: tuple[bytes, ...] = ()
     """Earlier versions of the schema, oldest first; no client may set them."""
+    validate: str = "schema"
+    """Check of a typed batch before it is stored: `schema`: of its schema's id alone; `full`: of
+    each of its values as well."""
     level: str = "synced"
     """Level at which a publish that asks for level 0 is confirmed: `stored` or `synced`."""
     description: str = ""
@@ -75,6 +80,10 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
         check_level(self.level)
         if self.schema and self.body_kind not in ("", "arrow"):
             raise BrokerRefused("bad_setting", "a schema needs body_kind = arrow")
+        if self.validate not in VALIDATES:
+            raise BrokerRefused("bad_setting", f"validate is one of {', '.join(VALIDATES)}")
+        if self.validate == FULL and not self.schema:
+            raise BrokerRefused("bad_setting", "validate = full needs a schema")
 
     def _check_keep(self) -> None:
         """Raise BrokerRefused unless the other settings let a stream keep each subject."""

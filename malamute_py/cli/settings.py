@@ -36,7 +36,7 @@ LevelOption = Annotated[
 Replace = Annotated[
     bool, typer.Option("--replace", help="Settings that are not named go back to their defaults.")
 ]
-_WORDS: Final = ("description", "level", "full", "dead_letters", "body_kind")
+_WORDS: Final = ("description", "level", "full", "dead_letters", "body_kind", "validate")
 
 
 def wanted(texts: list[str] | None, **flags: Any) -> dict[str, Any]:

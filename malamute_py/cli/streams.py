@@ -71,6 +71,11 @@ SchemaFile = Annotated[
     ),
 ]
 
+Validate = Annotated[
+    str | None,
+    typer.Option(metavar="WORD", help="Typed: check the schema alone, or each value: full."),
+]
+
 
 @app.command(
     "ls",
@@ -168,7 +173,7 @@ Examples:
   malamute stream create ticks --ring-bytes 1GiB --full refuse
   malamute stream create settings --keys --ring-bytes 64MiB
   malamute stream create scratch --memory --set max_bytes=64MiB
-  malamute stream create flights --schema flights.parquet""",
+  malamute stream create flights --schema flights.parquet --validate full""",
 )
 def create(
     ctx: typer.Context,
@@ -193,6 +198,7 @@ def create(
     level: LevelOption = None,
     body_kind: BodyKind = None,
     schema: SchemaFile = None,
+    validate: Validate = None,
     description: Description = None,
     settings: Settings = None,
     as_json: output.Json = False,
@@ -202,7 +208,7 @@ def create(
         settings, max_age_ms=max_age, max_bytes=max_bytes, max_records=max_records,
         memory=memory or None, ring_bytes=ring_bytes, full=full, level=level, body_kind=body_kind,
         keep="last-per-subject" if keys else None, description=description,
-        schema=None if schema is None else schema_of(schema),
+        schema=None if schema is None else schema_of(schema), validate=validate,
     )  # fmt: skip
     with linked(ctx) as client:
         client.create_stream(stream, asked)
@@ -222,6 +228,7 @@ def edit(
     level: LevelOption = None,
     body_kind: BodyKind = None,
     schema: SchemaFile = None,
+    validate: Validate = None,
     description: Description = None,
     settings: Settings = None,
     replace: Replace = False,
@@ -233,7 +240,7 @@ def edit(
     asked = wanted(
         settings, max_age_ms=max_age, max_bytes=max_bytes, max_records=max_records, level=level,
         body_kind=body_kind, description=description,
-        schema=None if schema is None else schema_of(schema),
+        schema=None if schema is None else schema_of(schema), validate=validate,
     )  # fmt: skip
     if ring_bytes is not None or full is not None:
         raise CommandFailed(

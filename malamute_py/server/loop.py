@@ -19,16 +19,16 @@ from typing import Any, Protocol
 import zmq
 
 from malamute_protocol.commands import Atomic, Bye, Command
-from malamute_protocol.content import has_large_table
 from malamute_protocol.errors import RemoteProtocolError
 from malamute_protocol.framing import decode_message, encode_message
-from malamute_protocol.header import TABLE_BYTES_MAX
 from malamute_protocol.limits import Limits
 from malamute_py.broker.ready import (
     MAIN,
     AppendBundle,
     Appended,
     AppendRefused,
+    BatchCheck,
+    BatchChecked,
     BodiesFound,
     BodiesRead,
     HistoryRead,
@@ -92,10 +92,15 @@ class Core(Protocol):
         self, link: int, identity: str, commands: Sequence[Command], frames: Sequence[Any],
         now_ms: int,
     ) -> None: ...  # fmt: skip
+    @property
+    def ahead_bytes(self) -> int: ...  # noqa: D102
+    def reads_first(self, frame: Any) -> bool: ...  # noqa: D102
     def came_from(self, link: int, address: str, now_ms: int) -> None: ...  # noqa: D102
     def read_ahead(  # noqa: D102
-        self, link: int, frames: Sequence[Any], now_ms: int
+        self, link: int, commands: Sequence[Command], frames: Sequence[Any], now_ms: int
     ) -> bool: ...
+    def validating(self, link: int) -> bool: ...  # noqa: D102
+    def checked(self, answer: BatchChecked) -> int: ...  # noqa: D102
     def malformed(self, link: int, code: str, reason: str, now_ms: int) -> None: ...  # noqa: D102
     def failed(  # noqa: D102
         self, link: int, doing: str, error: Exception, now_ms: int
@@ -166,6 +171,7 @@ class Loop:
         meter: Callable[[], int],
         worked: Callable[[], int],
         watchdog: Watchdog,
+        validate: Callable[[BatchCheck], None],
         reloaded: Callable[[Any, int], None],
         checkpoints: Checkpoints | None = None,
         collector: Collector | None = None,
@@ -173,12 +179,13 @@ class Loop:
         """clock: milliseconds since 1970. Only the loop uses the objects given, but for results.
 
         meter: nanoseconds from any beginning. worked: nanoseconds of a processor that this thread
-        has used. reloaded: called with a Reread and the time. checkpoints: None: nothing that is
-        kept here outlives the process. collector: None: the process decides itself when garbage is
-        collected.
+        has used. validate: has a batch validated, whose outcome comes with the results. reloaded:
+        called with a Reread and the time. checkpoints: None: nothing that is kept here outlives the
+        process. collector: None: the process decides itself when garbage is collected.
         """
         self._collector = collector
         self._reloaded = reloaded
+        self._validate = validate
         self._checkpoints = checkpoints
         self._core = core
         self._rings = rings
@@ -224,6 +231,8 @@ class Loop:
         """Link -> peer for whom messages are held because its socket was full."""
         self._queued: dict[int, Peer] = {}
         """Link -> peer whose commands wait for their turn; the next in turn comes first."""
+        self._validating: dict[int, Peer] = {}
+        """Link -> peer whose commands wait until a batch among them is validated."""
         self._ended: list[Connection] = []
         self._drained_ms = 0
         self._active_ms = 0
@@ -487,11 +496,11 @@ class Loop:
                 continue
             commands = [command for command, _ in messages]
             if len(commands) > share or (
-                size > TABLE_BYTES_MAX and any(map(has_large_table, frames))
+                size > core.ahead_bytes and any(map(core.reads_first, frames))
             ):
                 peer.queued, peer.commands, peer.frames = deque(), commands, frames[1:]
-                self._queued[peer.number] = peer
-                self._take_share(peer, now_ms)
+                if self._take_share(peer, now_ms):
+                    self._queued[peer.number] = peer
                 worked += share
             else:
                 core.receive(peer.number, peer.identity, commands, frames[1:], now_ms)
@@ -519,7 +528,7 @@ class Loop:
                 return
 
     def _take_share(self, peer: Peer, now_ms: int) -> bool:
-        """Do a share of a peer's commands that wait; False: none waits any more."""
+        """Do a share of a peer's commands that wait; False: none waits for a turn any more."""
         left = self._share_commands
         while left:
             if not peer.commands and not (peer.queued and self._next_message(peer, now_ms)):
@@ -529,14 +538,17 @@ class Loop:
             commands = peer.commands[:count]
             owned = sum(command.content_frames for command in commands)
             frames = peer.frames[:owned]
-            if any(map(has_large_table, frames)):
+            if any(map(self._core.reads_first, frames)):
                 # A command with such a frame is done alone: the others do not wait for its reading.
                 count = _whole(peer.commands, 1)
                 commands = peer.commands[:count]
                 owned = sum(command.content_frames for command in commands)
                 frames = peer.frames[:owned]
-                if not self._core.read_ahead(peer.number, frames, now_ms):
-                    return True
+                if not self._core.read_ahead(peer.number, commands, frames, now_ms):
+                    if not self._core.validating(peer.number):
+                        return True
+                    self._validating[peer.number] = peer
+                    return False
             del peer.commands[:count], peer.frames[:owned]
             left = max(0, left - count)
             self._core.receive(peer.number, peer.identity, commands, frames, now_ms)
@@ -640,6 +652,11 @@ class Loop:
                 core.answered(result)
             elif kind is BodiesFound:
                 core.bodies(result)
+            elif kind is BatchChecked:
+                number = core.checked(result)
+                peer = self._validating.pop(number, None)
+                if peer is not None:
+                    self._queued[number] = peer
             elif kind is Checkpointed or kind is CheckpointFailed:
                 if self._checkpoints is not None:
                     self._checkpoints.take(result, now_ms)
@@ -692,6 +709,8 @@ class Loop:
                 rings.ask(query)
             for wanted in ready.bodies:
                 rings.read_bodies(wanted)
+            for check in ready.checks:
+                self._validate(check)
             for pin in ready.pins:
                 rings.pin(*pin)
             for number in ready.closes:

@@ -83,6 +83,7 @@ from malamute_py.server.reloading import (
 from malamute_py.server.result_queue import ResultQueue
 from malamute_py.server.sockets import Endpoint, Listener, check_public, parse_endpoint
 from malamute_py.server.supervisor import Supervisor
+from malamute_py.server.validating import Validator, can_validate
 from malamute_py.store.bodies import StoredBodies
 from malamute_py.store.database import DATABASE
 from malamute_py.telemetry import Limiter, Log, open_log
@@ -479,6 +480,8 @@ class Server:
                 parts.callback(listener.close, config.loop.drain_ms)
             self._rings.start()
             parts.callback(self._rings.stop_threads)
+            validator = Validator(self._results, config.limits.of_messages())
+            parts.callback(validator.stop)
             watchdog.start()
             self._loop = Loop(
                 config,
@@ -494,6 +497,7 @@ class Server:
                 meter=time.perf_counter_ns,
                 worked=time.thread_time_ns,
                 watchdog=watchdog,
+                validate=validator.put,
                 reloaded=self._reloaded,
                 checkpoints=self._checkpoints,
                 collector=self._collector,
@@ -747,6 +751,7 @@ class Server:
             namespace_of=namespaces.of,
             carrier=carriers,
             facts=self._facts,
+            validates=can_validate(),
             meter=time.perf_counter_ns,
             matching_share=1_000 * config.loop.matching_us,
             links_max=links.links_max,

@@ -61,6 +61,8 @@ assert HEAD.size == CONTENT_BYTES
 _TABLE_SIZES: Final = struct.Struct("<I4xI")
 """Bytes of the subjects and of the field maps, read from the head alone."""
 _TABLE_SIZES_AT: Final = 80
+_SCHEMA_ID: Final = struct.Struct("<I")
+_SCHEMA_ID_AT: Final = 36
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 I4: Final = np.dtype("<i4")
@@ -773,6 +775,13 @@ def has_large_table(frame: Any) -> bool:
         return False
     subjects_bytes, fieldmaps_bytes = _TABLE_SIZES.unpack_from(frame, _TABLE_SIZES_AT)
     return bool(subjects_bytes + fieldmaps_bytes > TABLE_BYTES_MAX)
+
+
+def claimed_schema(frame: Any) -> int:
+    """Return the schema id that a frame states if it is a content; 0: it is too short for one."""
+    if len(frame) < CONTENT_BYTES:
+        return 0
+    return int(_SCHEMA_ID.unpack_from(frame, _SCHEMA_ID_AT)[0])
 
 
 def _never() -> bool:

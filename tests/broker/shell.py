@@ -45,6 +45,7 @@ from malamute_py.journal import History, RingSettings, Run
 from malamute_py.journal.layout import control_bodies
 from malamute_py.matcher import matches
 from malamute_py.server.journaling.queries import answer_query, copies_at
+from malamute_py.server.validating import validate
 
 KEY_QUESTIONS = frozenset({"batch", "keys", "moved_keys", "copies", "oldest_segments"})
 """Kinds of questions that a fake ring answers by the code that answers them for a real one."""
@@ -419,6 +420,8 @@ class Shell:
                 self.broker.blocked(send.link)
                 continue
             self.peers.setdefault(send.link, Peer()).take(send.commands, send.frames)
+        for check in ready.checks:
+            self.broker.checked(validate(check, self.settings.limits))
         for link in ready.closes:
             self.peers.setdefault(link, Peer()).closed = True
         self.reads += ready.reads
@@ -585,6 +588,9 @@ class Shell:
                 peer.link.sent(command)
             if isinstance(command, wire.JoinGroup):
                 peer.members.add(command.subscription)
+        if any(map(self.broker.reads_first, frames)):
+            while not self.broker.read_ahead(link, commands, frames, self.now_ms):
+                self.run()
         self.broker.receive(link, identity, commands, frames, self.now_ms)
         self.run()
         return peer

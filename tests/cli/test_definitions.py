@@ -113,13 +113,14 @@ def test_a_typed_stream_keeps_its_newest_schema(
 ) -> None:
     fields: list[tuple[str, pa.DataType]] = [("price", pa.float64()), ("place", pa.string())]
     with there.connect_sync() as client:
-        client.create_stream("typed", schema=pa.schema(fields[:1]))
+        client.create_stream("typed", schema=pa.schema(fields[:1]), validate="full")
         client.edit_stream("typed", schema=pa.schema(fields))
         kept = client.stream_info("typed").settings["schema"]
     told = m("export", "--prefix", "typed", env=at(there)).ok().out
     m("import", "-", stdin=told, env=at(empty)).ok()
     with empty.connect_sync() as client:
-        assert client.stream_info("typed").settings["schema"] == kept
+        settings = client.stream_info("typed").settings
+        assert (settings["schema"], settings["validate"]) == (kept, "full")
     assert m("import", "-", stdin=told, env=at(empty)).ok().out == ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +28,20 @@ def typed(broker: EmbeddedBroker, stream: str) -> str:
         client.create_stream(stream, schema=SCHEMA)
         client.publish_table(stream, pa.Table.from_pylist(ROWS, SCHEMA), subject="carrier")
     return stream
+
+
+def test_a_stream_is_made_that_validates_in_full_and_told_not_to(
+    m: Run, stream: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.arrow"
+    with pa.ipc.new_file(str(file), SCHEMA):
+        pass
+    m("stream", "create", stream, "--schema", str(file), "--validate", "full").ok()
+    assert m("stream", "info", stream, "--json").ok().json["settings"]["validate"] == "full"
+    m("stream", "edit", stream, "--validate", "schema").ok()
+    refused = m("stream", "edit", stream, "--validate", "twice")
+    assert refused.code != 0
+    assert "validate is one of schema, full" in refused.err
 
 
 ALL = ("--start", "earliest", "--until-tail")

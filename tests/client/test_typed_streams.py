@@ -33,6 +33,21 @@ async def table_of(shell: Any, pattern: str = "#", **options: Any) -> pa.Table:
     return table
 
 
+async def test_a_stream_that_validates_in_full_takes_tables_and_refuses_what_does_not_fit(
+    shell: Any,
+) -> None:
+    facts = await shell.do("create_stream", "s", schema=OLD, validate="full")
+    assert facts.settings["validate"] == "full"
+    (confirmed,) = await shell.do("publish_table", "s", TABLE, subject="carrier")
+    assert (confirmed.offset, confirmed.count) == (0, 3)
+    bad: Any = [b"no rows of the schema"]
+    with pytest.raises(BrokerRefused, match="bodies are Arrow"):
+        await shell.do("publish_many", "s", bad)
+    assert await table_of(shell) == TABLE.cast(OLD)
+    edited = await shell.do("edit_stream", "s", validate="schema")
+    assert edited.settings.get("validate", "schema") == "schema"
+
+
 async def test_a_table_comes_back_as_the_columns_that_were_declared(shell: Any) -> None:
     facts = await shell.do("create_stream", "s", schema=OLD)
     assert facts.settings["body_kind"] == "arrow"

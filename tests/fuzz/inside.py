@@ -176,7 +176,7 @@ class Inside:
             config, core=self.core, rings=self.rings, listeners=[], guard=unwatched,
             results=self._results, limits=self.limits, clock=lambda: self.now_ms, log=_Log(),
             counters=defaultdict(int), meter=lambda: 0, worked=lambda: 0,
-            watchdog=nothing, reloaded=nothing,
+            watchdog=nothing, validate=nothing, reloaded=nothing,
         )  # fmt: skip
         self.loop.told = self._told
         self.loop.ended = self._ended

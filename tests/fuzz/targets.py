@@ -24,7 +24,7 @@ import numpy as np
 
 from malamute_protocol import pattern as patterns
 from malamute_protocol.batch import Batch
-from malamute_protocol.content import Content
+from malamute_protocol.content import ARROW, Content
 from malamute_protocol.encode import encode
 from malamute_protocol.errors import BatchError, LocalProtocolError, RemoteProtocolError
 from malamute_protocol.extract import extract, extractable
@@ -81,6 +81,41 @@ def as_it_is(data: bytes) -> None:
     read.headers()
     _consume(stamp, Content(data), None)
     _consume(stamp, Content(data), mask)
+    if read.head.body_kind == ARROW:
+        with contextlib.suppress(BatchError):
+            rows(bytes(read.bodies().blob), len(read))
+
+
+@cache
+def _typed() -> Any:
+    """Return rows of many types: three, as an Arrow body of hostile.py has."""
+    import pyarrow as pa
+
+    arrow: Any = pa
+    columns = {
+        "n": arrow.array([1, 2, 3]),
+        "t": arrow.array(["a", "b", None]),
+        "v": arrow.array(["short", "x" * 30, None], arrow.string_view()),
+        "l": arrow.array([["a"], None, []]),
+        "s": arrow.array([{"a": 1, "b": [1]}, None, {"a": None, "b": None}]),
+        "m": arrow.array([[("k", 1)], None, []], arrow.map_(arrow.string(), arrow.int8())),
+    }
+    return arrow.RecordBatch.from_pydict(columns)
+
+
+def rows(data: bytes, count: int = 3) -> None:
+    """Validate Arrow rows in full, as a broker does that is asked to, and then look at them.
+
+    By the schema of two columns that hostile contents have, and by one of many types.
+    """
+    from malamute_protocol.arrow_check import checked_rows
+
+    whole = _typed().schema
+    import pyarrow as pa
+
+    for schema in (pa.schema([whole.field(0), whole.field(1)]), whole):
+        with contextlib.suppress(BatchError):
+            checked_rows(data, count, schema).to_pylist()
 
 
 def _consume(stamp: Stamp, read: Content, mask: Any) -> None:
@@ -199,6 +234,12 @@ def _logged() -> tuple[list[bytes], bytes]:
     return [file[:4_096] for file in files], connection.serialize()
 
 
+def _of_rows() -> Iterator[bytes]:
+    for names in (["n", "t"], ["n", "t", "v", "l", "s", "m"]):
+        yield _typed().select(names).serialize().to_pybytes()
+    yield b"no message"
+
+
 def _of_segments() -> Iterator[bytes]:
     yield from _logged()[0]
 
@@ -227,6 +268,7 @@ class Target(NamedTuple):
 TARGETS: Final[dict[str, Target]] = {
     "framing": Target(framing, _of_messages),
     "content": Target(content, _of_contents),
+    "rows": Target(rows, _of_rows),
     "segment": Target(segment, _of_segments),
     "checkpoint": Target(checkpoint, _of_tables),
     "pattern": Target(pattern, _of_patterns),

@@ -130,7 +130,7 @@ def extras_of_the_place(path: Path) -> list[str]:
         return ["spark"]
     if path.is_relative_to(PACKAGES["malamute_py"] / "demo"):
         return ["demo", "spark"]
-    if path.parent == PACKAGES["malamute_protocol"] and path.name in ("arrow.py", "arrow_check.py"):
+    if path.parent == PACKAGES["malamute_protocol"] and path.stem in ("arrow", "arrow_check"):
         return ["arrow"]
     if path.is_relative_to(PACKAGES["malamute_py"] / "cli"):
         return ["cli"]

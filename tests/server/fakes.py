@@ -12,6 +12,8 @@ from typing import Any, Self
 import zmq
 
 from malamute_protocol.commands import Bye, Command, Ping, Pong, Publish
+from malamute_protocol.content import has_large_table
+from malamute_protocol.header import TABLE_BYTES_MAX
 from malamute_protocol.limits import Limits
 from malamute_py.broker.ready import AppendBundle, Appended, AppendRefused, Event, Ready, Send
 from malamute_py.config import Config
@@ -70,11 +72,25 @@ class EchoCore:
         """Links and the addresses that they came from."""
         self.unread = 0
         """How often read_ahead() says that a message is still to be read."""
+        self.waits = False
+        """Whether a message that is to be read waits for a thread."""
 
     def came_from(self, link: int, address: str, now_ms: int) -> None:
         self.addresses.append((link, address))
 
-    def read_ahead(self, link: int, frames: Any, now_ms: int) -> bool:
+    ahead_bytes = TABLE_BYTES_MAX
+
+    def reads_first(self, frame: Any) -> bool:
+        return has_large_table(frame)
+
+    def validating(self, link: int) -> bool:
+        return self.waits
+
+    def checked(self, answer: Any) -> int:
+        self.waits = False
+        return int(answer.token)
+
+    def read_ahead(self, link: int, commands: Any, frames: Any, now_ms: int) -> bool:
         self.calls.append(("read ahead", link, len(frames)))
         self.unread -= 1
         return self.unread < 0
@@ -216,6 +232,7 @@ class RunningLoop:
             meter=self.meter,
             worked=lambda: 0,
             watchdog=self.watchdog,
+            validate=lambda check: self.core.calls.append(("validate", check)),
             reloaded=lambda *_: None,
             collector=collector,
         )

@@ -35,6 +35,7 @@ def test_the_example_names_every_key_with_its_default() -> None:
 
 
 SHELL_OWN = {
+    "validates",
     "software",
     "permit",
     "subjects",

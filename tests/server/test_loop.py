@@ -20,7 +20,7 @@ import zmq
 from malamute_protocol.commands import AnyCommand, Atomic, Bye, Command, Ping, Pong, Publish
 from malamute_protocol.encode import encode
 from malamute_protocol.framing import decode_message, encode_message
-from malamute_py.broker.ready import AppendBundle, Event
+from malamute_py.broker.ready import AppendBundle, BatchChecked, Event
 from malamute_py.config import Config, LimitsSection, LinksSection, LoopSection
 from malamute_py.server import loop as loop_module
 from malamute_py.server.errors import ServerFailed
@@ -771,6 +771,35 @@ def test_others_have_their_turns_while_a_large_header_table_is_read_in_steps() -
         running.core.unread = 0
         assert received(sender)[1] == [frame]
         assert received(sender)[0] == [Pong(5)]
+
+
+def test_a_message_whose_batch_is_validated_holds_up_its_link_and_nobody_else() -> None:
+    maps = [{f"n{at}": f"v{number}" for at in range(64)} for number in range(200)]
+    frame = encode([b""] * 200, fields=maps)
+    with (
+        RunningLoop(LOCAL) as running,
+        dealer(running.endpoint) as sender,
+        dealer(running.endpoint) as other,
+    ):
+        ping(sender)
+        ping(other)
+        core = running.core
+        core.unread, core.waits = 1, True
+        sender.send_multipart(encode_message([Publish("s", 1)], [frame]))
+        sender.send_multipart(encode_message([Ping(5)]))
+        asked = 0
+        for token in range(5):
+            ping(other, token)
+            asked = sum(call[0] == "read ahead" for call in core.calls)
+        assert core.published == []
+        assert asked == 1, "the loop asks again and again"
+        running.results.put(BatchChecked(core.calls[asked_at(core.calls)][1]))
+        assert received(sender)[1] == [frame]
+        assert received(sender)[0] == [Pong(5)]
+
+
+def asked_at(calls: list[tuple[Any, ...]]) -> int:
+    return next(at for at, call in enumerate(calls) if call[0] == "read ahead")
 
 
 def test_links_of_several_connections_share_no_offences() -> None:

@@ -34,7 +34,7 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_protocol.framing import NUMBERS
 from malamute_protocol.link import TRANSITIONS, Moves, Side, State
 from malamute_protocol.version import VERSIONS, Feature, negotiate
-from malamute_py.broker.context import Shard
+from malamute_py.broker.context import Shard, Verdict
 from malamute_py.broker.links.replicas import Replicas
 from malamute_py.broker.quotas import NAMELESS, UNMETERED
 from malamute_py.broker.ready import Send
@@ -115,6 +115,7 @@ class Link:
         "typed",
         "unconfirmed_bytes",
         "usage",
+        "verdicts",
         "window_bytes",
     )
 
@@ -177,6 +178,9 @@ class Link:
         """End of the link: `bye`, `lost`, `fenced`, ...; empty before."""
         self.reading: list[Content] = []
         """Contents of its next message whose header tables are read in steps."""
+        self.verdicts: dict[int, Verdict | None] | None = None
+        """Outcomes for the batches of its next message that are validated in full, by the identity
+        of their frame; an outcome is None until it is known."""
         self.queries = 0
         """Questions to the journal that the link waits for."""
         self.results = 0

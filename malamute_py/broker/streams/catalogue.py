@@ -25,10 +25,12 @@ from malamute_py.broker.ready import MAIN, RingFacts, StreamFacts
 from malamute_py.broker.streams.conditions import Conditions
 from malamute_py.broker.streams.declared import declared, evolved, is_version
 from malamute_py.broker.streams.publishing import Publishing
+from malamute_py.broker.streams.validation import CANNOT, Validation
 from malamute_py.changelog.copies import MOVED_STREAM
 from malamute_py.changelog.records import Change, StreamCreated, StreamEdited, StreamRemoved
 from malamute_py.changelog.settings import (
     FIXED_SETTINGS,
+    FULL,
     StreamSettings,
     encode_settings,
     settings_of,
@@ -55,6 +57,7 @@ class Catalogue:
         steps: Steps,
         publishing: Publishing,
         conditions: Conditions,
+        validation: Validation,
         audience: Callable[[], AudienceFacts],
     ) -> None:
         """rings: with ring main; the others are added. audience: makes that of each stream."""
@@ -62,6 +65,7 @@ class Catalogue:
         self._steps = steps
         self._publishing = publishing
         self._conditions = conditions
+        self._validation = validation
         self._audience = audience
         self._declaring: set[int] = set()
         """Numbers of streams whose change of schema is on its way into the log."""
@@ -224,6 +228,7 @@ class Catalogue:
         return stream
 
     def _watch(self, stream: Stream) -> None:
+        self._validation.watch(stream)
         settings = stream.settings
         if settings.max_bytes or settings.max_age_ms or settings.max_records:
             self.bounded.add(stream)
@@ -338,9 +343,11 @@ class Catalogue:
     def _check_settings(self, number: int, by: str, wanted: StreamSettings) -> int:
         """Return the bytes of a stream's settings.
 
-        by: its creator. Raises BrokerRefused `limit`: the settings of this creator's streams, or of
-        all streams, would take too much.
+        by: its creator. Raises BrokerRefused: `limit`: the settings of this creator's streams, or
+        of all streams, would take too much; `unsupported`: batches cannot be validated here.
         """
+        if wanted.validate == FULL and not self._shard.settings.validates:
+            raise BrokerRefused("unsupported", CANNOT)
         quotas, most = self._shard.quotas, self._shard.settings.all_settings_bytes_max
         size = len(encode_settings(wanted))
         _, before = self._sizes.get(number, ("", 0))
@@ -453,6 +460,7 @@ class Catalogue:
             del self._names[stream.name]
         self._sorted = None
         self.bounded.discard(stream)
+        self._validation.watch(stream)
         self._conditions.streams.pop(stream.number, None)
         self._shard.event("stream_removed", stream=stream.name, number=stream.number)
         ring = stream.ring

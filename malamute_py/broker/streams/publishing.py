@@ -34,6 +34,7 @@ from malamute_py.broker.ready import (
 )
 from malamute_py.broker.streams.conditions import UNCONDITIONAL, Conditions
 from malamute_py.broker.streams.producers import FORGOTTEN, Pending, Producers, ProducerStream
+from malamute_py.broker.streams.validation import Validation
 from malamute_py.changelog.records import ProducersForgotten, StreamEdited
 
 TIME_AT = 56
@@ -55,6 +56,7 @@ class Publishing:
         rings: dict[str, RingState],
         steps: Steps,
         conditions: Conditions,
+        validation: Validation,
         fan_out: Callable[[StampedBatch, bool], None],
     ) -> None:
         self._shard = shard
@@ -66,6 +68,7 @@ class Publishing:
         self._main = rings[MAIN]
         self._limits = shard.settings.limits
         self._conditions = conditions
+        self._validation = validation
         self._fan_out = fan_out
         self._queue: list[Pending] = []
         self._handed: dict[int, Pending] = {}
@@ -87,7 +90,7 @@ class Publishing:
             return
         head = content.head
         if head.body_kind != stream.body_kind:
-            refused = self._settle_kind(stream, head)
+            refused = self._settle_kind(stream, head, frame)
             if refused is not None:
                 self.refuse(link, command, *refused)
                 return
@@ -206,11 +209,11 @@ class Publishing:
         self.refuse(link, command, "unsupported", reason)
         return False
 
-    def _settle_kind(self, stream: Stream, head: Head) -> tuple[str, str] | None:
+    def _settle_kind(self, stream: Stream, head: Head, frame: Any) -> tuple[str, str] | None:
         """Fix the body kind by the first batch; code and reason when the batch does not fit."""
         kind = head.body_kind
         if stream.body_kind == TYPED:
-            return _misfit(stream, head)
+            return _misfit(stream, head) or self._validation.fault(stream, head, frame)
         if stream.body_kind >= 0:
             words = f"{BODY_KINDS[stream.body_kind]}, not {BODY_KINDS[kind]}"
             return "bad_batch", f"the stream's bodies are {words}"
@@ -359,7 +362,7 @@ class Publishing:
         if head.producer_id:
             raise BrokerRefused("unsupported", "the step has a key: its batches have no producer")
         if head.body_kind != stream.body_kind:
-            refused = self._settle_kind(stream, head)
+            refused = self._settle_kind(stream, head, frame)
             if refused is not None:
                 raise BrokerRefused(*refused)
         return self.later_part(stream, content, frame)

@@ -580,7 +580,8 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         settings, by name or as a mapping; 0 is no bound: memory=True (in memory only), ring_bytes
         (a ring of its own), full ("overwrite" or "refuse" in that ring), max_bytes, max_age_ms and
         max_records (older records are dropped), body_kind ("blob", "list", "arrow"; else the first
-        batch decides), schema (a pyarrow schema: the stream is typed), level ("synced" or "stored",
+        batch decides), schema (a pyarrow schema: the stream is typed), validate ("schema": a typed
+        batch is of the schema; "full": and each of its values fits), level ("synced" or "stored",
         what confirm="default" means), description, keep ("last-per-subject": see kv()). The first
         three and keep cannot be changed later, and a schema only grows; the broker keeps its
         versions as former_schemas.

@@ -514,7 +514,7 @@ def test_a_large_header_table_is_read_in_steps_of_many_turns() -> None:
     frame = encode([b"x"] * 2_000, fields=maps)
     asked = turns = 0
     before = shell.asked()
-    while not shell.broker.read_ahead(2, [frame], shell.now_ms):
+    while not shell.broker.read_ahead(2, [], [frame], shell.now_ms):
         steps = shell.asked() - before
         assert steps <= 25
         asked += steps
@@ -535,7 +535,7 @@ def test_what_was_read_of_a_frame_is_used_after_the_creation_of_its_stream(
     shell.hello(1)
     maps = [{f"n{at}": f"v{number}" for at in range(64)} for number in range(200)]
     frame = encode([b"x"] * 200, fields=maps)
-    while not shell.broker.read_ahead(1, [frame], shell.now_ms):
+    while not shell.broker.read_ahead(1, [], [frame], shell.now_ms):
         shell.turn()
 
     def once_more(*_: Any) -> Any:
@@ -723,7 +723,7 @@ def test_a_table_that_cannot_be_read_is_refused_by_name_when_its_turn_comes() ->
     shell.publish(1, "s", [b"first"])
     maps = [{f"n{at}": f"v{number}" for at in range(64)} for number in range(200)]
     frame = encode([b"x"] * 200, fields=maps)
-    while not shell.broker.read_ahead(1, [frame], shell.now_ms):
+    while not shell.broker.read_ahead(1, [], [frame], shell.now_ms):
         shell.turn()
     shell.broker.receive(1, "", [wire.Publish("s", 7)], [frame], shell.now_ms)
     shell.turn()

@@ -1,0 +1,132 @@
+"""Validation: full checks of typed batches before they are published.
+
+Owns the batches that a thread of the shell is validating, and the outcomes. The rules: the loop
+reads no body; a message whose batches are to be validated waits, and with it all later ones of its
+link; a batch that was not validated by the schema that its stream has is refused `wait`; a stream
+that does not ask for it pays nothing. Source: SPEC.md, section 5.9; ARCHITECTURE.md, Decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from malamute_protocol.commands import Command, Publish, Stage
+from malamute_protocol.content import Head, claimed_schema, has_large_table
+from malamute_protocol.header import TABLE_BYTES_MAX
+from malamute_py.broker.context import Shard, Verdict
+from malamute_py.broker.links.links import Link
+from malamute_py.broker.log.stream import Stream
+from malamute_py.broker.ready import BatchCheck, BatchChecked
+from malamute_py.changelog.settings import FULL
+
+
+class Waiting(NamedTuple):
+    """A batch that is being validated."""
+
+    link: Link
+    frame: int
+    """Identity of its frame."""
+    schema: bytes
+
+
+class Validation:
+    """The streams whose batches are validated in full, and the batches under way."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self._streams: dict[str, Stream] = {}
+        """Streams that ask for it, by name."""
+        self._ids: frozenset[int] = frozenset()
+        """Ids of all their schemas."""
+        self._waiting: dict[int, Waiting] = {}
+        self.checks: list[BatchCheck] = []
+        """Batches that the shell is to be given."""
+
+    @property
+    def ahead_bytes(self) -> int:
+        """Bytes of a message from which on it may have to be read before it is received."""
+        return 0 if self._ids else TABLE_BYTES_MAX
+
+    def watch(self, stream: Stream) -> None:
+        """Take note of a stream that was made, changed or removed."""
+        if stream.settings.validate == FULL and not stream.removed:
+            self._streams[stream.name] = stream
+        elif self._streams.get(stream.name) is stream:
+            del self._streams[stream.name]
+        else:
+            return
+        schemas = (stream.schemas for stream in self._streams.values())
+        self._ids = frozenset(number for known in schemas for number in known)
+
+    def reads_first(self, frame: Any) -> bool:
+        """Whether a frame may be a content that has to be read before it is received."""
+        return has_large_table(frame) or claimed_schema(frame) in self._ids
+
+    def validated(self, link: Link, commands: Sequence[Command], frames: Sequence[Any]) -> bool:
+        """Whether all batches of a link's next message are validated that have to be.
+
+        At the first call they are put on their way; the outcomes are in the shard's `verdicts` once
+        this is true.
+        """
+        if link.verdicts is None:
+            link.verdicts = {}
+            for stream, frame in self._of_full(link, commands, frames):
+                self._begin(link, stream.schemas[claimed_schema(frame)], frame)
+        known = {frame: verdict for frame, verdict in link.verdicts.items() if verdict is not None}
+        if len(known) < len(link.verdicts):
+            return False
+        self._shard.verdicts, link.verdicts = known, None
+        return True
+
+    def _of_full(
+        self, link: Link, commands: Sequence[Command], frames: Sequence[Any]
+    ) -> Iterator[tuple[Stream, Any]]:
+        """Yield (stream, frame) of the batches that are to be validated."""
+        at = 0
+        for command in commands:
+            if isinstance(command, Publish | Stage) and at < len(frames):
+                stream = self._streams.get(command.stream)
+                if (
+                    stream is not None
+                    and claimed_schema(frames[at]) in stream.schemas
+                    and self._may_write(link, stream)
+                ):
+                    yield stream, frames[at]
+            at += command.content_frames
+
+    def _may_write(self, link: Link, stream: Stream) -> bool:
+        settings, name = self._shard.settings, stream.name
+        return settings.permit(link.owner, "write", name) or bool(
+            settings.subjects(link.owner, name)
+        )
+
+    def _begin(self, link: Link, schema: bytes, frame: Any) -> None:
+        assert link.verdicts is not None
+        if not self._shard.settings.validates:
+            link.verdicts[id(frame)] = Verdict(schema, "unsupported", CANNOT)
+            return
+        token = self._shard.token()
+        link.verdicts[id(frame)] = None
+        self._waiting[token] = Waiting(link, id(frame), schema)
+        self.checks.append(BatchCheck(token, frame, schema))
+
+    def checked(self, answer: BatchChecked) -> Link:
+        """Note the outcome of a batch; returns its link."""
+        link, frame, schema = self._waiting.pop(answer.token)
+        if link.verdicts is not None:
+            link.verdicts[frame] = Verdict(schema, answer.code, answer.reason)
+        return link
+
+    def fault(self, stream: Stream, head: Head, frame: Any) -> tuple[str, str] | None:
+        """Code and reason with which a batch of a known schema is refused; None: it is not."""
+        if self._streams.get(stream.name) is not stream:
+            return None
+        verdict = self._shard.verdicts.get(id(frame))
+        if verdict is None or verdict.schema != stream.schemas[head.schema_id]:
+            return "wait", f"stream '{stream.name}' validates batches, and has not seen this one"
+        return (verdict.code, verdict.reason) if verdict.code else None
+
+
+CANNOT = "validate = full needs pyarrow where the broker runs: pip install 'malamute-py[arrow]'"
+"""Reason with which a broker without pyarrow refuses."""
