@@ -1,4 +1,4 @@
-"""Parts of sealed segments that are mapped for reading, and how they outlive their segment's use.
+"""Mapped reads: parts of sealed segments in the page cache, for as long as somebody holds them.
 
 Owns which mapped parts somebody still refers to, and how many there may be. The rules: no page is
 touched before the kernel was asked for it, so that one that cannot be read is an error instead of a
