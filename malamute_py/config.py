@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from malamute_protocol import DEFAULT_ENDPOINT
-from malamute_protocol.address import REPLICA, template_fault
+from malamute_protocol.address import REPLICA, name_fault, template_fault
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 from malamute_py import units
 from malamute_py.broker.limits import BrokerSettings
@@ -331,6 +331,25 @@ class QuotasSection(Section, frozen=True):
     """Quotas of identities by name, in which `*` stands for any characters."""
 
 
+class NamespaceSection(Section, frozen=True):
+    """A tenant: a prefix of names, and users who reach nothing outside of it."""
+
+    prefix: str = ""
+    """Beginning of the names of its streams, mailboxes and services; empty: the name and a dot."""
+    users: Names = []
+    """Its users, in whose names `*` stands for any characters; none: all with the prefix."""
+    quotas: dict[str, MaybeCount] = {}
+    """Bounds of what its users have together, as in [quotas]; 0: none."""
+    default_stream: dict[str, Any] = {}
+    """Settings of streams that first use creates under the prefix, over [streams] default."""
+    default_mailbox: dict[str, Any] = {}
+    default_service: dict[str, Any] = {}
+
+    def prefix_of(self, name: str) -> str:
+        """Return the prefix of a namespace of this name."""
+        return self.prefix or f"{name}."
+
+
 class CheckpointSection(Section, frozen=True):
     """Settings of the tables of mailboxes, services, cursors and groups, which follow ring main."""
 
@@ -383,6 +402,7 @@ class Config(Section, frozen=True):
     groups: GroupsSection = GroupsSection()
     transactions: TransactionsSection = TransactionsSection()
     quotas: QuotasSection = QuotasSection()
+    namespaces: dict[str, NamespaceSection] = {}
     memory: MemorySection = MemorySection()
     journal: JournalSection = JournalSection()
     checkpoint: CheckpointSection = CheckpointSection()
@@ -428,7 +448,7 @@ def load(
 
 def path_of_override(key: str) -> list[str]:
     """Take apart the dotted name of a setting on the command line. Raises ConfigError."""
-    if key.partition(".")[0] != "permissions" and key not in KEYS:
+    if key.partition(".")[0] not in ("permissions", "namespaces") and key not in KEYS:
         raise _unknown(key)
     return key.split(".")
 
@@ -570,8 +590,12 @@ _VARIABLES: Final = {
     if kind is not dict
 }
 _SECTIONS: Final = sorted({key.partition(".")[0] for key in KEYS if "." in key})
+_FIELDS: Final = {
+    "permissions": Grant.__struct_fields__, "namespaces": NamespaceSection.__struct_fields__,
+}  # fmt: skip
+"""Tables of tables by name -> the keys that each of them may have."""
 _WITH_UNITS: Final = ("streams.default", "mailboxes.default", "services.default",
-                      "quotas.identities")  # fmt: skip
+                      "quotas.identities", "namespaces")  # fmt: skip
 """Tables whose keys are no keys of ours, and in which sizes and times stand."""
 
 
@@ -655,7 +679,10 @@ def _validation_error(text: str) -> ConfigError:
     if isinstance(words, tuple):
         message = f"must be one of {', '.join(words)}"
     elif unknown:
-        near = _nearest(unknown[1], Grant.__struct_fields__) if key == "permissions" else ""
+        fields = _FIELDS.get(key, ())
+        near = _nearest(unknown[1], fields) or (
+            "; there are " + ", ".join(fields) if fields else ""
+        )
         message = f"there is no such key: {unknown[1]}{near}"
     message = message.replace("`array`", "`list`").replace("`object`", "`table`")
     if words is list and "`str`" in message:
@@ -743,12 +770,14 @@ def faults_together(config: Config) -> Iterator[ConfigError]:
             f"{checkpoint.force_percent} is not below checkpoint.pressure_percent "
             f"({checkpoint.pressure_percent})",
         )
-    for name, quotas in config.quotas.identities.items():
+    tables = [(f"quotas.identities.{name}", own) for name, own in config.quotas.identities.items()]
+    tables += [(f"namespaces.{name}.quotas", own.quotas) for name, own in config.namespaces.items()]
+    for table, quotas in tables:
         for quota in quotas:
             if quota not in QUOTAS:
-                key = f"quotas.identities.{name}.{quota}"
                 near = _nearest(quota, QUOTAS) or f"; there are {', '.join(QUOTAS)}"
-                yield ConfigError(key, f"there is no such quota{near}")
+                yield ConfigError(f"{table}.{quota}", f"there is no such quota{near}")
+    yield from _namespace_faults(config)
     yield from _identity_faults(config.authentication)
     try:
         check_http(config.http)
@@ -766,6 +795,30 @@ def faults_together(config: Config) -> Iterator[ConfigError]:
             'mechanism = "curve" needs the public key of each client: name = "key", or a '
             "users_file that ends in .toml",
         )
+
+
+def _namespace_faults(config: Config) -> Iterator[ConfigError]:
+    """Find namespaces that are none, or that overlap."""
+    if config.namespaces and config.authentication.mechanism == "none":
+        yield ConfigError(
+            "namespaces", 'need users: set authentication.mechanism to "plain" or "curve"'
+        )
+    prefixes = {name: each.prefix_of(name) for name, each in config.namespaces.items()}
+    for name, prefix in prefixes.items():
+        fault = name_fault(name) or name_fault(f"{prefix}x")
+        if fault:
+            yield ConfigError(f"namespaces.{name}", fault)
+        elif prefix[-1].isalnum():
+            # Without an end, a prefix `acme` would have the names that begin with `acmex`.
+            yield ConfigError(
+                f"namespaces.{name}.prefix",
+                f"{prefix!r} has no end; write for instance '{prefix}.'",
+            )
+        for other, beginning in prefixes.items():
+            if other != name and prefix.startswith(beginning):
+                yield ConfigError(
+                    f"namespaces.{name}.prefix", f"{prefix!r} lies in the namespace {other}"
+                )
 
 
 def _identity_faults(authentication: Authentication) -> Iterator[ConfigError]:

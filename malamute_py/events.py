@@ -66,6 +66,7 @@ EVENTS: Final = (
     Event("stream_removed", "info", "a stream was removed"),
     Event("stream_trimmed", "info", "records before `before` were removed; `by` is the owner who asked"),
     Event("stream_purged", "info", "records of subjects that `pattern` matches were removed before `before`; `by` is the owner who asked"),
+    Event("key_conflicting", "warning", "a client used one key for two different messages, answers or steps: the later one was refused; said once a link"),
     Event("publish_conflicting", "warning", "a producer sent another batch under a sequence that was taken: two of one id, or one that forgot"),
     Event("publish_damaged", "warning", "a producer sent a batch again that the log had and damage took: its program is told, and has to publish these records anew. The journal's own events name the damage"),
     Event("producers_forgotten", "warning", "there were too many producers, or too many streams that they write to: those that this identity, which had the most, did not use for long are forgotten"),

@@ -1,12 +1,32 @@
 """How long a test waits for what must come.
 
-Owns the bound and nothing else. The rule: it is paid on failure only, so it is far beyond
-what a loaded machine takes, and below the time after which pytest ends a test.
+Owns the bound, and waiting for a state that threads or tasks bring about. The rule: the bound is
+paid on failure only, so it is far beyond what a loaded machine takes, and below the time after
+which pytest ends a test.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, Final
 
 WAIT_S: Final = 60.0
 WAIT_MS: Final = 60_000
+
+
+def until(condition: Callable[[], Any], wait_s: float = WAIT_S) -> Any:
+    """Wait for a state that another thread or process brings about; returns what is true of it."""
+    deadline = time.monotonic() + wait_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.005)
+    return found
+
+
+async def until_async(condition: Callable[[], Any]) -> None:
+    """Wait for a state that other threads, or this loop's other tasks, bring about."""
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110 - facts of other threads
+            await asyncio.sleep(0.005)

@@ -1,16 +1,29 @@
 """Administration of the broker: facts about it, its links, and their end.
 
-Owns the commands about the whole broker that a RESULT answers. The rule: each list is bounded.
+Owns the commands about the whole broker that a RESULT answers; a handler raises BrokerRefused, and
+the broker answers with it. The rule: each list is bounded.
 Source: SPEC.md, section 4; docs/design.md, Safety.
 """
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
+from msgspec.structs import asdict
+
 from malamute_protocol.address import NAME_BYTES_MAX
-from malamute_protocol.commands import BrokerInfo, Kick, ListLinks, ListUsers, ReloadConfig
+from malamute_protocol.commands import (
+    BrokerInfo,
+    Kick,
+    ListLinks,
+    ListNamespaces,
+    ListUsers,
+    ReloadConfig,
+)
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
+from malamute_py.broker.limits import Namespace
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.answers import Answers
 from malamute_py.broker.streams.catalogue import Catalogue
@@ -34,6 +47,15 @@ class Administration:
     def broker_info(self, link: Link, command: BrokerInfo) -> None:
         """Answer with facts about the broker; administrators are also told where its data lies."""
         shard = self._shard
+        told = {
+            "software": shard.settings.software, "uuid": shard.uuid, "epoch": shard.epoch,
+            "now_ms": shard.now_ms,
+        }  # fmt: skip
+        namespace = shard.settings.namespace_of(link.owner)
+        if namespace is not None:
+            # Counts of all clients tell what other namespaces do.
+            self._answers.result(link, command, {**told, "namespace": namespace.name})
+            return
         facts = dict(shard.settings.facts())
         if not shard.settings.permit(link.owner, "admin", "broker"):
             facts.pop("data", None)
@@ -48,56 +70,91 @@ class Administration:
         self._answers.result(
             link, command,
             {
-                "software": shard.settings.software, "uuid": shard.uuid, "epoch": shard.epoch,
-                "now_ms": shard.now_ms, "links": len(self._links),
-                "streams": len(self._catalogue), "producers": len(self._producers),
-                "rings": rings, "counters": dict(shard.counters), **facts,
+                **told, "links": len(self._links), "streams": len(self._catalogue),
+                "producers": len(self._producers), "rings": rings,
+                "counters": dict(shard.counters), **facts,
             },
         )  # fmt: skip
 
     def list_links(self, link: Link, command: ListLinks) -> None:
         """Answer with a page of the links, for administrators only."""
-        if not self._shard.settings.permit(link.owner, "manage_clients", "links"):
-            self._answers.refuse(link, command, "forbidden", "you may not list links")
-            return
-        limit = max(1, min(command.limit, self._shard.settings.page_max))
-        page = [_link_facts(other) for _, other in zip(range(limit), self._links, strict=False)]
-        self._answers.result(link, command, {"links": page, "more": len(self._links) > limit})
+        settings = self._shard.settings
+        if not settings.permit(link.owner, "manage_clients", "links"):
+            raise BrokerRefused("forbidden", "you may not list links")
+        limit = max(1, min(command.limit, settings.page_max))
+        shown = (one for one in self._links if settings.shares_namespace(link.owner, one.owner))
+        page = [_link_facts(other) for other in islice(shown, limit)]
+        more = next(shown, None) is not None
+        self._answers.result(link, command, {"links": page, "more": more})
 
     def kick(self, link: Link, command: Kick) -> None:
         """End another link, for administrators only."""
-        if not self._shard.settings.permit(link.owner, "manage_clients", "links"):
-            self._answers.refuse(link, command, "forbidden", "you may not end links")
-            return
+        settings = self._shard.settings
+        if not settings.permit(link.owner, "manage_clients", "links"):
+            raise BrokerRefused("forbidden", "you may not end links")
         other = self._links.get(command.link)
-        if other is None or not other.open:
-            self._answers.refuse(link, command, "unknown_link", f"there is no link {command.link}")
-            return
+        if (
+            other is None
+            or not other.open
+            or not settings.shares_namespace(link.owner, other.owner)
+        ):
+            raise BrokerRefused("unknown_link", f"there is no link {command.link}")
         self._answers.result(link, command, {})
         self._links.close(other, "kicked", "kicked", command.reason[:200])
 
     def reload_config(self, link: Link, command: ReloadConfig) -> None:
         """Have the shell read the configuration anew; its answer comes later."""
         settings = self._shard.settings
-        if not settings.permit(link.owner, "manage_users", "broker"):
-            self._answers.refuse(link, command, "forbidden", "you may not have it read anew")
-            return
+        of_all = settings.namespace_of(link.owner) is None
+        if not (of_all and settings.permit(link.owner, "manage_users", "broker")):
+            raise BrokerRefused("forbidden", "you may not have it read anew")
         refusal = settings.reload(link.number, command.request)
         if refusal:
-            self._answers.refuse(link, command, "wait", refusal)
+            raise BrokerRefused("wait", refusal)
 
     def list_users(self, link: Link, command: ListUsers) -> None:
         """Answer with the users and permissions in force."""
         settings = self._shard.settings
         if not settings.permit(link.owner, "manage_users", "broker"):
-            self._answers.refuse(link, command, "forbidden", "you may not list users")
-            return
+            raise BrokerRefused("forbidden", "you may not list users")
         if len(command.verb) > NAME_BYTES_MAX or len(command.name) > NAME_BYTES_MAX:
-            self._answers.refuse(link, command, "bad_name", "no verb or name is so long")
-            return
+            raise BrokerRefused("bad_name", "no verb or name is so long")
         users = settings.users(command.verb, command.name)
+        namespace = settings.namespace_of(link.owner)
+        if namespace is not None:
+            users = [user for user in users if user["namespace"] == namespace.name]
         most = settings.page_max
         self._answers.result(link, command, {"users": users[:most], "more": len(users) > most})
+
+    def list_namespaces(self, link: Link, command: ListNamespaces) -> None:
+        """Answer with what namespaces hold: a user of one is told of that one alone."""
+        settings = self._shard.settings
+        own = settings.namespace_of(link.owner)
+        if own is None and not settings.permit(link.owner, "manage_users", "broker"):
+            raise BrokerRefused("forbidden", "you may not list namespaces")
+        shown = settings.namespaces if own is None else (own,)
+        page = shown[: settings.page_max]
+        self._answers.result(
+            link, command,
+            {
+                "namespaces": [self._namespace_facts(namespace) for namespace in page],
+                "more": len(shown) > len(page),
+            },
+        )  # fmt: skip
+
+    def _namespace_facts(self, namespace: Namespace) -> dict[str, Any]:
+        held = self._shard.quotas.shared_by(namespace).held
+        return {
+            "namespace": namespace.name, "prefix": namespace.prefix,
+            "users": list(namespace.users),
+            "held": {resource: amount for resource, amount in sorted(held.items()) if amount},
+            "quotas": {
+                resource: bound for resource, bound in asdict(namespace.quota).items() if bound
+            },
+            "default_stream": namespace.default_stream,
+            "default_mailbox": namespace.default_mailbox,
+            "default_service": namespace.default_service,
+        }  # fmt: skip
 
     def reloaded(self, link: int, request: int, value: dict[str, Any]) -> None:
         """Answer a RELOAD_CONFIG, unless its link has ended."""

@@ -2,9 +2,10 @@
 
 Owns the way from such a command to a step: the order of the checks, and the one answer. The rules:
 a command outside ATOMIC is a step of one part; a step whose key was taken before is confirmed
-again, and nothing of it happens twice; a key that another command took is a conflict; the reason
-that refuses one part refuses all parts, and what the others had reserved is free again. Source:
-SPEC.md, section 4.8; docs/design.md, Queues and the checkpoint.
+again, and nothing of it happens twice; a key that another command took, or the same one with
+another content, is a conflict; the reason that refuses one part refuses all parts, and what the
+others had reserved is free again. Source: SPEC.md, section 4.8; docs/design.md, Queues and the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from typing import Any, Final, TypeAlias
 
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import Command
-from malamute_protocol.errors import BrokerRefused
+from malamute_protocol.errors import BatchError, BrokerRefused
 from malamute_protocol.framing import NUMBERS
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import ERRED, Link, Links
 from malamute_py.broker.log.answers import Answers
 from malamute_py.broker.log.confirms import LEVEL_NAMES, NONE, STORED, SYNCED
-from malamute_py.broker.log.keys import KEYED, is_use
+from malamute_py.broker.log.keys import KEYED, differ, digest_of, digest_of_parts, is_use
 from malamute_py.broker.log.ring import Waiter
 from malamute_py.broker.log.steps import Part, Steps, content_size
 from malamute_py.broker.log.stream import Stream
@@ -88,7 +89,7 @@ class Intake:
             key: tuple[str, bytes] | None = None
             if kind in _HAVE_KEYS and command.key:
                 key = link.holder, command.key
-                if self._taken_before(link, command, key, size):
+                if self._taken_before(link, command, key, size, [(command, frame)]):
                     if kind is wire.Request:
                         self._again(link, command)
                     return
@@ -105,44 +106,93 @@ class Intake:
                     f"what is in memory only cannot confirm '{LEVEL_NAMES[command.level]}'",
                 )
         except BrokerRefused as error:
-            self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
+            self._answers.refuse_with(link, command, error)
             return
         parts = [part]
         if metered:
             _spend(link, parts)
-        if key is not None and kind in ENDING and not part.memory:
-            parts.append(self._key_taken(link, command))
-        self._steps.take(parts, waiter, key, command=command)
+        digest = part.digest
+        if key is not None and kind in ENDING:
+            digest = self._digest(command, [(command, frame)])
+            if not part.memory:
+                parts.append(self._key_taken(link, command, digest))
+        self._steps.take(parts, waiter, key, command=command, digest=digest)
 
-    def _key_taken(self, link: Link, command: Any) -> Part:
+    def _key_taken(self, link: Link, command: Any, digest: int) -> Part:
         """Return a part by which the log remembers the key of an answer or a step."""
         number = NUMBERS[type(command)]
-        return Part([StepTaken(link.holder, command.key, self._shard.now_ms, number)])
+        return Part([StepTaken(link.holder, command.key, self._shard.now_ms, number, digest)])
+
+    def _digest(self, command: Command, parts: Sequence[tuple[Command, Any]]) -> int:
+        """Return a digest of the contents that a command brings; 0: none. Raises BatchError.
+
+        parts: of ATOMIC its parts, else the command itself, each with its frame or None.
+        """
+        content = self._shard.content
+        if type(command) is wire.Atomic:
+            return digest_of_parts(
+                (part, content(frame)) for part, frame in parts if frame is not None
+            )
+        frame = parts[0][1]
+        return 0 if frame is None else digest_of(content(frame))
 
     def _check_lost(self) -> None:
         if self._lost:
             raise BrokerRefused("queues_lost", self._lost)
 
-    def _taken_before(self, link: Link, command: Any, key: tuple[str, bytes], size: int) -> bool:
+    def _taken_before(
+        self,
+        link: Link,
+        command: Any,
+        key: tuple[str, bytes],
+        size: int,
+        parts: Sequence[tuple[Command, Any]],
+    ) -> bool:
         """Whether a step is a retry of one that was taken; its answer is on its way then.
 
         The question comes before all that may let the step wait: a client that is refused may take
         the step for not taken, and send it anew under another key. Raises BrokerRefused.
         """
         self._steps.check_ring()
-        return self._known(command, key, self._waiter(link, command, size, SYNCED))
+        return self._known(link, command, key, self._waiter(link, command, size, SYNCED), parts)
 
-    def _known(self, command: Any, key: tuple[str, bytes], waiter: Waiter | None) -> bool:
+    def _known(
+        self,
+        link: Link,
+        command: Any,
+        key: tuple[str, bytes],
+        waiter: Waiter | None,
+        parts: Sequence[tuple[Command, Any]],
+    ) -> bool:
         """Whether a key was accepted for this command; the waiter is confirmed then.
 
-        Raises BrokerRefused `conflict`: it was accepted for another command.
+        Raises BrokerRefused: `conflict`, it was accepted for another command or content; or what is
+        wrong with a content.
         """
-        use = self._steps.use(key)
+        use, digest = self._steps.use(key)
         if use is None:
             return False
         if not is_use(use, command, self._shard.queues):
-            raise BrokerRefused("conflict", "its key was taken before, by another command")
+            raise self._conflict(link, command, "by another command")
+        if digest:
+            try:
+                same = not differ(digest, self._digest(command, parts))
+            except BatchError as error:
+                raise BrokerRefused(error.code, error.reason) from error
+            if not same:
+                raise self._conflict(link, command, "with another content")
         return self._steps.known(key, waiter)
+
+    def _conflict(self, link: Link, command: Any, why: str) -> BrokerRefused:
+        """Return the refusal of a key that names something else; report the first of a link."""
+        self._shard.counters["steps_conflicting"] += 1
+        if not link.conflicted:
+            link.conflicted = True
+            self._shard.event(
+                "key_conflicting", "warning", link=link.number, holder=link.holder,
+                command=type(command).__name__,
+            )  # fmt: skip
+        return BrokerRefused("conflict", f"its key was taken before, {why}")
 
     def _waiter(self, link: Link, command: Any, size: int, default: int) -> Waiter | None:
         """Return the waiter for a confirm; None: no answer is wanted. Raises BrokerRefused."""
@@ -176,7 +226,7 @@ class Intake:
             if size > limit:
                 raise BrokerRefused("too_large", f"a step of {size} bytes, at most {limit}")
             key = (link.holder, command.key) if command.key else None
-            if key is not None and self._taken_before(link, command, key, size):
+            if key is not None and self._taken_before(link, command, key, size, parts):
                 for part, _ in parts:
                     if type(part) is wire.Request and part.key:
                         self._again(link, part)
@@ -184,7 +234,7 @@ class Intake:
             adds = any(isinstance(part, ADDING) for part, _ in parts)
             self._steps.check(link, size, adds=adds, awaited=_awaited(command))
         except BrokerRefused as error:
-            self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
+            self._answers.refuse_with(link, command, error)
             return
         missing = sorted(
             {
@@ -267,7 +317,7 @@ class Intake:
         try:
             size = sum(window_bytes(frame) for _, frame in parts)
             waiter = self._waiter(link, command, size, SYNCED)
-            if key is not None and self._known(command, key, waiter):
+            if key is not None and self._known(link, command, key, waiter, parts):
                 return
             metered = link.usage.metered and any(isinstance(part, ADDING) for part, _ in parts)
             if metered:
@@ -296,11 +346,13 @@ class Intake:
         if metered:
             adding = zip(parts, prepared, strict=True)
             _spend(link, [made for (part, _), made in adding if isinstance(part, ADDING)])
+        digest = 0
         if command.key:
             # The key is a part of its own: some of the others make their changes anew when they are
             # based.
-            prepared.append(self._key_taken(link, command))
-        self._steps.take(prepared, waiter, key, reserved=True, command=command)
+            digest = self._digest(command, parts)
+            prepared.append(self._key_taken(link, command, digest))
+        self._steps.take(prepared, waiter, key, reserved=True, command=command, digest=digest)
 
     def _prepare(self, link: Link, part: Command, frame: Any, keys: set[tuple[str, bytes]]) -> Part:
         """Prepare one part of a step. keys: those that the step has until now."""

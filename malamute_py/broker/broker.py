@@ -132,7 +132,7 @@ class Broker:
         self._on_demand = OnDemand(shard, self._links, self._delivery, self._matching)
         starts = Starts(shard, state.queues_lost)
         self._bodies = Bodies(shard)
-        answers = Answers(shard, self._links, self._when_visible)
+        self._answers = answers = Answers(shard, self._links, self._when_visible)
         self._mail = Mail(shard, self._links, self._steps, self._bodies, answers)
         self._services = Services(
             shard, self._links, self._steps, self._bodies, self._mail.puts,
@@ -161,7 +161,7 @@ class Broker:
             self._groups.timers, self._when_visible,
         )  # fmt: skip
         self._transaction_admin = TransactionAdmin(
-            shard, self._catalogue, answers, self._transactions
+            shard, self._links, self._catalogue, answers, self._transactions
         )
         self._intake = Intake(
             shard, self._links, self._steps, self._publishing, self._catalogue,
@@ -235,6 +235,7 @@ class Broker:
             wire.Kick: administration.kick,
             wire.ReloadConfig: administration.reload_config,
             wire.ListUsers: administration.list_users,
+            wire.ListNamespaces: administration.list_namespaces,
             **self._mail.handlers(),
             **self._services.handlers(),
             **self._cursors.handlers(),
@@ -346,6 +347,13 @@ class Broker:
         if shard.contents:
             shard.was_read(())
         self._clean_up()
+
+    def came_from(self, link: int, address: str, now_ms: int) -> None:
+        """Note the address of a peer without a credential, before its first message."""
+        self._shard.advance(now_ms)
+        peer = self._links.heard(link, "")
+        if peer is not None:
+            peer.address = address
 
     def _failed(self, link: Link, command: Command | None, error: Exception) -> None:
         """End the link of a peer whose message caused an error that no code foresaw.
@@ -513,7 +521,10 @@ class Broker:
                 "too many results wait to be sent", settings.retry_ms,
             )  # fmt: skip
         else:
-            handler(link, command)
+            try:
+                handler(link, command)
+            except BrokerRefused as error:
+                self._answers.refuse_with(link, command, error)
 
     def _out_of_order(self, link: Link, command: Command) -> None:
         """End a link that sent what its state does not allow."""

@@ -47,7 +47,7 @@ client with 1,000 questions delayed another's replay by 14 s when the shell had 
 class Asker(Protocol):
     """A link that has questions."""
 
-    owner: str
+    quota_owner: str
 
 
 class Shard:
@@ -193,11 +193,11 @@ class Shard:
             return
         if asker is not None:
             try:
-                self.quotas.check(asker.owner, "questions")
+                self.quotas.check(asker.quota_owner, "questions")
             except BrokerRefused as error:
                 then(IndexFailure(error.code, error.reason))
                 return
-            self.quotas.add(asker.owner, "questions")
+            self.quotas.add(asker.quota_owner, "questions")
         token = self.token()
         self._waiting[token] = then, asker
         self.asking.setdefault(asker, deque()).append(
@@ -225,5 +225,5 @@ class Shard:
         if waiting is not None:
             then, asker = waiting
             if asker is not None:
-                self.quotas.add(asker.owner, "questions", -1)
+                self.quotas.add(asker.quota_owner, "questions", -1)
             then(value)

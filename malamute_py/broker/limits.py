@@ -9,7 +9,7 @@ docs/design.md (The core and its shell; Flow control; Safety).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -83,6 +83,27 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     """Records, messages and requests a second."""
 
 
+class Namespace(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant: a prefix of names with users of its own, who reach nothing outside of it."""
+
+    name: str
+    prefix: str
+    """Beginning of the names of its streams, mailboxes and services."""
+    users: tuple[str, ...] = ()
+    """Patterns of the names of its users."""
+    quota: Quota = Quota()
+    """Bounds of what all its users have together; their own quotas hold beside it."""
+    default_stream: dict[str, Any] = {}
+    """Settings of streams under the prefix, over those of the broker's default."""
+    default_mailbox: dict[str, Any] = {}
+    default_service: dict[str, Any] = {}
+
+
+def no_namespace(owner: str) -> Namespace | None:
+    """Return that an owner belongs to no namespace."""
+    return None
+
+
 def no_quota(identity: str) -> Quota:
     """Return that no identity has a bound of its own."""
     return Quota()
@@ -119,6 +140,10 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Asked only where `permit` refuses `write`."""
     quota: Callable[[str], Quota] = no_quota
     """Bounds of an identity, by its name; "": all links without one."""
+    namespaces: tuple[Namespace, ...] = ()
+    namespace_of: Callable[[str], Namespace | None] = no_namespace
+    """Returns the namespace of an owner. `permit` keeps its users under the prefix; what has no
+    name of its own, as links and transactions, is compared by this."""
     carrier: Callable[[str], str] = no_carrier
     """Returns the credential to which an identity belongs: its own, or one that has a template for
     it; empty: it belongs to none."""
@@ -150,7 +175,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     expiry_beats: int = 3
     """Heartbeats of silence after which a link is given up."""
     window_bytes: int = 16 << 20
-    """Unconfirmed bytes of a link; beyond it PUBLISH is refused `window`."""
+    """Unconfirmed bytes of a link; beyond it PUBLISH is refused `window`, and the link has a
+    narrower window from then on."""
     outbox_commands_max: int = 20_000
     """Answers kept for a peer that does not read; beyond it the link ends: `limit`."""
     link_queries_max: int = 1_000
@@ -348,3 +374,19 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Time in which bounds by bytes and age are applied to all streams once."""
     retry_ms: int = 100
     """Time that a refusal `wait` names."""
+
+    def default_of(
+        self, kind: Literal["stream", "mailbox", "service"], name: str
+    ) -> dict[str, Any]:
+        """Return the settings of a stream, mailbox or service unless it is made with others."""
+        key = f"default_{kind}"
+        common: dict[str, Any] = getattr(self, key)
+        for namespace in self.namespaces:
+            if name.startswith(namespace.prefix):
+                return {**common, **getattr(namespace, key)}
+        return common
+
+    def shares_namespace(self, owner: str, other: str) -> bool:
+        """Whether an owner may be told of another one: it is in no namespace, or in the same."""
+        namespace = self.namespace_of(owner)
+        return namespace is None or self.namespace_of(other) == namespace

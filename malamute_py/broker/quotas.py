@@ -5,9 +5,12 @@ Owns the counts by identity, and the buckets of its rates. The rules: an object 
 creator or sender, a reply for its requester, as the change log has it, so that a restart counts the
 same; an object that ends with a link counts for the link's owner. The owner is the credential, so
 that all replicas of one are one owner; without a credential it is the identity, or the template of
-the replicas (their mail and requests count for each, as the log has nothing but the sender); all
-links without an identity are one owner. A count that is reached is refused `limit`; a rate, and
+the replicas (their mail and requests count for each, as the log has nothing but the sender). Links
+without an identity are one owner for what the log has; for rates, and for what ends with a link,
+those of one network address are, or of one local user: no address can use up what others may have.
+A count that is reached is refused `limit`; a rate, and
 bytes that drain by themselves, `wait`; each refusal is counted, and logged once until it is eased.
+What owners of a namespace have counts for the namespace as well, which has bounds of its own.
 A batch of records needs no look-up: a link carries its owner's counts.
 
 Source: SPEC.md, section 4.
@@ -19,7 +22,7 @@ from collections import defaultdict
 from typing import Any, Final, Protocol
 
 from malamute_protocol.errors import BrokerRefused
-from malamute_py.broker.limits import BrokerSettings, Quota
+from malamute_py.broker.limits import BrokerSettings, Namespace, Quota
 
 PASSING: Final = frozenset(
     {"mail_bytes", "mail_memory_bytes", "request_bytes", "request_memory_bytes", "questions"}
@@ -27,6 +30,8 @@ PASSING: Final = frozenset(
 """Resources that become free by themselves: refused `wait`."""
 EASED_PERCENT: Final = 90
 """Share of a quota: once an owner holds no more than this, its next refusal is logged again."""
+NAMELESS: Final = "~"
+"""First character of holders without an identity, and of addresses as owners of their links."""
 IDLE_OWNERS_MAX: Final = 1_024
 """Owners in the table from which on owners that hold nothing are looked for and forgotten."""
 
@@ -62,36 +67,70 @@ class Bucket:
 
 
 class Usage:
-    """The amounts that one owner holds."""
+    """The amounts that one owner, or one namespace, holds."""
 
-    __slots__ = ("_bytes", "_messages", "held", "metered", "owner", "quota", "told")
+    __slots__ = (
+        "_bytes",
+        "_messages",
+        "held",
+        "is_namespace",
+        "metered",
+        "owner",
+        "quota",
+        "shared",
+        "told",
+    )
 
-    def __init__(self, owner: str, quota: Quota, now_ms: int) -> None:
+    def __init__(
+        self, owner: str, quota: Quota, now_ms: int, shared: Usage | None = None,
+        *, is_namespace: bool = False,
+    ) -> None:  # fmt: skip
+        """owner: its name. shared: amounts of its namespace, of which these are a part."""
         self.owner = owner
+        self.is_namespace = is_namespace
         self.quota = quota
+        self.shared = shared
         self.held: defaultdict[str, int] = defaultdict(int)
         """Amounts by the name of the quota."""
         self.told: set[str] = set()
         """Quotas that were logged as reached, and have not been eased since."""
         self._bytes = Bucket(quota.publish_bytes_s, now_ms) if quota.publish_bytes_s else None
         self._messages = Bucket(quota.messages_s, now_ms) if quota.messages_s else None
-        self.metered = bool(self._bytes or self._messages)
-        """Whether the owner has a rate."""
+        self.metered = self._is_metered()
+        """Whether the owner, or its namespace, has a rate."""
 
-    def renew(self, quota: Quota, now_ms: int) -> None:
+    def _is_metered(self) -> bool:
+        return bool(self._bytes or self._messages or (self.shared and self.shared.metered))
+
+    @property
+    def named(self) -> str:
+        """The owner, or namespace, as a reason names it."""
+        if self.is_namespace:
+            return f"namespace '{self.owner}'"
+        if self.owner[:1] == NAMELESS:
+            return f"the clients without an identity at {self.owner[1:]}"
+        return f"identity '{self.owner}'" if self.owner else "the clients without an identity"
+
+    def key(self, resource: str) -> str:
+        """Return the setting that bounds a resource, as a reason names it."""
+        return f"namespaces.{self.owner}.quotas.{resource}" if self.is_namespace else (
+            f"quotas.{resource}"
+        )  # fmt: skip
+
+    def renew(self, quota: Quota, now_ms: int, shared: Usage | None = None) -> None:
         """Have other bounds from now on; another rate begins with a second's worth."""
-        before, self.quota = self.quota, quota
+        before, self.quota, self.shared = self.quota, quota, shared
         if quota.publish_bytes_s != before.publish_bytes_s:
             rate = quota.publish_bytes_s
             self._bytes = Bucket(rate, now_ms) if rate else None
         if quota.messages_s != before.messages_s:
             rate = quota.messages_s
             self._messages = Bucket(rate, now_ms) if rate else None
-        self.metered = bool(self._bytes or self._messages)
+        self.metered = self._is_metered()
         self.told.clear()
 
     def wait_ms(self, now_ms: int) -> int:
-        """Milliseconds until something may be spent; 0: now."""
+        """Milliseconds until something may be spent, of its own rates; 0: now."""
         wait_ms = 0
         if self._bytes is not None:
             wait_ms = self._bytes.wait_ms(now_ms)
@@ -105,6 +144,8 @@ class Usage:
             self._bytes.spend(size)
         if self._messages is not None:
             self._messages.spend(count)
+        if self.shared is not None:
+            self.shared.spend(count, size)
 
     def idle(self, now_ms: int) -> bool:
         """Whether the owner can be forgotten without a change."""
@@ -133,6 +174,8 @@ class Quotas:
     def __init__(self, context: QuotaContext) -> None:
         self._context = context
         self._owners: dict[str, Usage] = {}
+        self._shared: dict[str, Usage] = {}
+        """Amounts of the namespaces by name, sums over their owners."""
         self._prune_at = IDLE_OWNERS_MAX
         self.total: defaultdict[str, int] = defaultdict(int)
         """Totals over all owners of the resources that are bounded in all and counted nowhere
@@ -148,28 +191,61 @@ class Quotas:
                     name: usage for name, usage in self._owners.items() if not usage.idle(now_ms)
                 }
                 self._prune_at = max(IDLE_OWNERS_MAX, 2 * len(self._owners))
-            usage = self._owners[owner] = Usage(owner, self._context.settings.quota(owner), now_ms)
+            settings, named = self._context.settings, _configured(owner)
+            namespace = settings.namespace_of(named)
+            shared = None if namespace is None else self.shared_by(namespace)
+            usage = self._owners[owner] = Usage(owner, settings.quota(named), now_ms, shared)
+        return usage
+
+    def shared_by(self, namespace: Namespace) -> Usage:
+        """Return what the owners of a namespace have together."""
+        usage = self._shared.get(namespace.name)
+        if usage is None:
+            usage = self._shared[namespace.name] = Usage(
+                namespace.name, namespace.quota, self._context.now_ms, is_namespace=True
+            )
         return usage
 
     def renew(self) -> None:
-        """Give all owners the bounds of the settings that are in force now."""
+        """Give all owners the bounds of the settings in force now, and sum up the namespaces."""
+        settings, now_ms = self._context.settings, self._context.now_ms
+        names = {namespace.name for namespace in settings.namespaces}
+        self._shared = {name: usage for name, usage in self._shared.items() if name in names}
+        for namespace in settings.namespaces:
+            usage = self.shared_by(namespace)
+            usage.renew(namespace.quota, now_ms)
+            usage.held.clear()
         for owner, usage in self._owners.items():
-            usage.renew(self._context.settings.quota(owner), self._context.now_ms)
+            named = _configured(owner)
+            of = settings.namespace_of(named)
+            shared = None if of is None else self.shared_by(of)
+            usage.renew(settings.quota(named), now_ms, shared)
+            if shared is not None:
+                for resource, amount in usage.held.items():
+                    shared.held[resource] += amount
 
     def check(self, owner: str, resource: str, amount: int = 1) -> None:
         """Check that an owner may have so much more. Raises BrokerRefused."""
-        usage = self.of(owner)
+        self._check(self.of(owner), resource, amount)
+
+    def _check(self, usage: Usage, resource: str, amount: int) -> None:
         bound: int = getattr(usage.quota, resource)
         if bound and usage.held[resource] + amount > bound:
             raise self._refusal(usage, resource, bound, amount)
+        if usage.shared is not None:
+            self._check(usage.shared, resource, amount)
 
     def add(self, owner: str, resource: str, amount: int = 1) -> None:
         """Count what an owner has more, or less."""
-        usage = self.of(owner)
-        usage.held[resource] += amount
         self.total[resource] += amount
+        self._add(self.of(owner), resource, amount)
+
+    def _add(self, usage: Usage, resource: str, amount: int) -> None:
+        usage.held[resource] += amount
         if usage.told and amount < 0:
             self._ease(usage, resource)
+        if usage.shared is not None:
+            self._add(usage.shared, resource, amount)
 
     def _ease(self, usage: Usage, resource: str) -> None:
         bound: int = getattr(usage.quota, resource)
@@ -185,6 +261,8 @@ class Quotas:
         bound: int = getattr(usage.quota, resource)
         if bound and usage.held[resource] + size > bound:
             raise self._refusal(usage, resource, bound, size)
+        if usage.shared is not None:
+            self._check(usage.shared, resource, size)
 
     def weigh(self, holder: str, resource: str, size: int) -> None:
         """Add bytes (below 0: subtract) to those that a holder's owner has in mailboxes or queues.
@@ -192,22 +270,26 @@ class Quotas:
         Holders that begin with `~` have no identity and are one owner. Where enough has left, the
         next refusal of this resource is logged again.
         """
-        usage = self._owners.get("" if holder[:1] == "~" else holder)
+        usage = self._owners.get("" if holder[:1] == NAMELESS else holder)
         if usage is None:
             usage = self.of(self.owner_of(holder))
         usage.held[resource] += size
         if size < 0 and usage.told:
             self._ease(usage, resource)
+        if usage.shared is not None:
+            self._add(usage.shared, resource, size)
 
     def check_rate(self, usage: Usage) -> None:
         """Check that an owner that has a rate may spend now. Raises BrokerRefused `wait`."""
         wait_ms = usage.wait_ms(self._context.now_ms)
         if not wait_ms:
+            if usage.shared is not None:
+                self.check_rate(usage.shared)
             return
         quota = usage.quota
         self._note(usage, "rate", quota.publish_bytes_s or quota.messages_s)
         raise BrokerRefused(
-            "wait", f"{_named(usage.owner)} sends more than quotas.publish_bytes_s "
+            "wait", f"{usage.named} sends more than {usage.key('publish_bytes_s')} "
             f"({quota.publish_bytes_s}) or quotas.messages_s ({quota.messages_s})", wait_ms,
         )  # fmt: skip
 
@@ -220,15 +302,15 @@ class Quotas:
 
     def owner_of(self, holder: str) -> str:
         """The owner of what a holder sent: its identity's credential, else the identity itself."""
-        if holder[:1] == "~":
+        if holder[:1] == NAMELESS:
             return ""  # All clients without an identity are one owner.
         return self._context.settings.carrier(holder) or holder
 
     def _refusal(self, usage: Usage, resource: str, bound: int, amount: int) -> BrokerRefused:
         self._note(usage, resource, bound)
         reason = (
-            f"{_named(usage.owner)} has {usage.held[resource]} and asks for {amount} more: "
-            f"quotas.{resource} is {bound}"
+            f"{usage.named} has {usage.held[resource]} and asks for {amount} more: "
+            f"{usage.key(resource)} is {bound}"
         )
         if resource in PASSING and amount <= bound:
             return BrokerRefused("wait", reason, self._context.settings.retry_ms)
@@ -238,10 +320,10 @@ class Quotas:
         self._context.counters[f"quota_{resource}"] += 1
         if resource not in usage.told:
             usage.told.add(resource)
-            self._context.event(
-                "quota_reached", "warning", identity=usage.owner, resource=resource, bound=bound
-            )
+            who = {"namespace" if usage.is_namespace else "identity": usage.owner}
+            self._context.event("quota_reached", "warning", **who, resource=resource, bound=bound)
 
 
-def _named(owner: str) -> str:
-    return f"identity '{owner}'" if owner else "the clients without an identity"
+def _configured(owner: str) -> str:
+    """Return an owner as the configuration has it: an address is a client without identity."""
+    return "" if owner[:1] == NAMELESS else owner

@@ -111,6 +111,9 @@ class ReadRange(msgspec.Struct, frozen=True, gc=False):
     """Records that were appended before are past their age: they are a gap by retention."""
     pinned: int = 1 << 63
     """Offset from which on no record is, for a cursor pins them."""
+    rows: Callable[[Any], Any] | None = None
+    """Content -> rows that `matches` wants, ascending, or None: unknown; few rows of a batch may
+    then come gathered."""
     places: tuple[int, ...] = ()
     """Not empty: the read is of these copies in the hidden stream MOVED_STREAM, each a batch as the
     stream had it, and of nothing else."""
@@ -128,7 +131,7 @@ class HistoryRun(msgspec.Struct, frozen=True, gc=False):
     """(position in data, size, base offset, count) of each batch."""
     next: int = 0
     """Not 0: the run is one derived batch of rows gathered from several, all of them wanted, and
-    the last row lies before this offset."""
+    the last row lies before this offset. Of a read of `places`: the place of the copy."""
 
 
 class HistoryRead(msgspec.Struct, frozen=True, gc=False):
@@ -137,7 +140,8 @@ class HistoryRead(msgspec.Struct, frozen=True, gc=False):
     token: int
     runs: tuple[HistoryRun, ...]
     next: int
-    """Offset before which everything was read, skipped or is named in `gaps`."""
+    """Offset before which everything was read, skipped or is named in `gaps`. Of a read of
+    `places`: how many of them were looked at."""
     gaps: tuple[tuple[int, int, str, str], ...] = ()
     """(from, to, code, reason) of offsets that are gone by retention, or damaged."""
 
@@ -171,11 +175,11 @@ class IndexQuery(msgspec.Struct, frozen=True, gc=False):
       ReadRange; young: offset before which all records are older.
     `batch` {offset, copy}: the whole batch that holds the offset, stamp and content, or the one in
       the copy at a place (None: there is no copy); None: it is gone.
-    `keys` {from, end, bytes}: {"rows": [(subject, offset, bytes, append time of a deletion marker
-      or None), ...], "next"}: the newest record of each subject among some `bytes` of batches from
-      an offset on; it is asked again from `next`.
-    `moved_keys` {from, end, bytes}: the same of the hidden stream of copies; its rows have the
-      offset of the copy as a fifth value, and name the records by the offsets that they had.
+    `keys` {from, end, bytes}: {"newest": NewestColumns, "next"}: the newest record of each subject
+      among some `bytes` of batches from an offset on; it is asked again from `next`.
+    `moved_keys` {from, end, bytes}: {"rows": [(subject, offset, bytes, append time of a deletion
+      marker or None, offset of the copy), ...], "next"}: the same of the hidden stream of copies;
+      its rows name the records by the offsets that they had.
     `copies` {offsets, places}: [(copy, offsets of its rows), ...] of the records at these offsets,
       and of those that the copies at these places hold; a record that cannot be read is in none.
       places: {place of a copy: offsets}.

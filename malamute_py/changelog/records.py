@@ -185,6 +185,9 @@ class MailPut(msgspec.Struct, array_like=True, gc=False, tag="mail_put"):
     """Dead letters of a group only: the records that they were."""
     rows: bytes = b""
     """Bitmap of the rows that are messages; empty: all rows."""
+    digest: int = 0
+    """Digest of the content, by which `key` is compared; 0: there is no key, or an earlier version
+    did not record it."""
 
 
 class MailDone(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="mail_done"):
@@ -247,6 +250,9 @@ class RequestPut(msgspec.Struct, array_like=True, gc=False, tag="request_put"):
     """Time from `at_ms` on before which the requests are not handed out."""
     priority: int = 0
     """Requests of a higher one are handed out before those of a lower one."""
+    digest: int = 0
+    """Digest of the content, by which `key` is compared; 0: there is no key, or an earlier version
+    did not record it."""
 
 
 class WorkTaken(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="work_taken"):
@@ -434,6 +440,8 @@ class StepTaken(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="ste
     command: int = 0
     """Number of the command that the key names: ATOMIC, REPLY or ACK_WORK; 0: an earlier version
     did not record it."""
+    digest: int = 0
+    """Digest of the contents; 0: there are none, or an earlier version did not record it."""
 
 
 # --- transactions ---------------------------------------------------------------------------

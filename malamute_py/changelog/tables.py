@@ -271,6 +271,8 @@ class KeyRow(msgspec.Struct, gc=False):
     use: int = 0
     """Number of the mailbox or service that the batch was put into; of an answer or a step, minus
     the number of its command; 0: not known."""
+    digest: int = 0
+    """Digest of the contents; 0: there are none, or it is not known."""
 
 
 class TransactionRow(msgspec.Struct, gc=False):
@@ -479,7 +481,7 @@ def _mail_put(tables: Tables, queues: Queues, put: MailPut) -> None:
         put.priority, put.deliver_at_ms, put.expires_at_ms, 0, rare,
     )  # fmt: skip
     if put.key:
-        row = KeyRow(put.base, put.count, put.at_ms, put.mailbox)
+        row = KeyRow(put.base, put.count, put.at_ms, put.mailbox, put.digest)
         _remember(queues, put.sender, put.key, row)
 
 
@@ -560,7 +562,7 @@ def _request_put(tables: Tables, queues: Queues, put: RequestPut) -> None:
         row.pause_ms = put.delay_ms
     queues.requests[put.base] = row
     if put.key:
-        known = KeyRow(put.base, put.count, put.at_ms, put.service)
+        known = KeyRow(put.base, put.count, put.at_ms, put.service, put.digest)
         _remember(queues, put.sender, put.key, known)
 
 
@@ -962,7 +964,8 @@ def _group_removed(tables: Tables, queues: Queues, change: GroupRemoved) -> None
 
 
 def _step_taken(tables: Tables, queues: Queues, change: StepTaken) -> None:
-    _remember(queues, change.sender, change.key, KeyRow(-1, 0, change.at_ms, -change.command))
+    row = KeyRow(-1, 0, change.at_ms, -change.command, change.digest)
+    _remember(queues, change.sender, change.key, row)
 
 
 def _transaction_begun(tables: Tables, queues: Queues, change: TransactionBegun) -> None:

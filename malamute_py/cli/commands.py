@@ -102,6 +102,7 @@ COMMANDS: Final[dict[str, Entry]] = {
         "naming:app", "Contexts: brokers by name, with their credentials.", at_a_broker=False
     ),
     "key": Entry("keys:app", "CURVE keys of brokers and clients: new, show.", at_a_broker=False),
+    "namespace": Entry("namespaces:app", "Namespaces (tenants) and what they hold: list, show."),
     "user": Entry(
         "users:app", "Users of a broker: add, rm, ls, passwd, key, hash.", at_a_broker=False
     ),

@@ -20,7 +20,7 @@ from malamute_py.cli.replay import Replay, Sink, StreamRange, Writer
 from malamute_py.cli.subscribe import PATTERN_HELP, check_kind
 
 if TYPE_CHECKING:
-    from malamute_protocol.batch import Batch, Record
+    from malamute_protocol.batch import Batch
 
 EPILOG: Final = """\b
 Examples:
@@ -81,7 +81,7 @@ def export(
             sink = Parquet(file, client.stream_info(stream).settings.get("schema") or b"")
         else:
             sink = Writer(as_json=True, out=parts.enter_context(file.open("wb")))
-        run = Replay(records, asked.end, sink, None, by == "client")
+        run = Replay(records, asked.end, sink)
         interrupted = False
         try:
             run.go(f"exporting {stream}", True)
@@ -129,10 +129,6 @@ class Parquet:
         self.bytes += rows.nbytes
         if self._rows >= _GROUP_ROWS:
             self._write()
-
-    def write_records(self, records: list[Record]) -> None:
-        """Refuse: a range at a pace is none for a file."""
-        raise NotImplementedError
 
     def _write(self) -> None:
         import pyarrow as pa

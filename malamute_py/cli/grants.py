@@ -181,6 +181,7 @@ def who_can(
 ) -> None:
     """Tell which users may do something."""
     from malamute_py.server.authentication.credentials import carriers_of
+    from malamute_py.server.authentication.namespaces import Namespaces
     from malamute_py.server.authentication.permissions import Permissions
     from malamute_py.server.authentication.users_file import with_users
 
@@ -189,13 +190,15 @@ def who_can(
     if not name and verb not in WITHOUT_NAMES:
         raise CommandFailed(f"{verb} what? name a stream, mailbox or service", USAGE)
     merged = with_users(read_config(users, config))
-    permissions = Permissions(merged.permissions, carriers_of(merged.authentication))
+    namespaces = Namespaces(merged.namespaces)
+    permissions = Permissions(merged.permissions, carriers_of(merged.authentication), namespaces)
     authentication = merged.authentication
     known = {*authentication.users, *authentication.clients, *merged.permissions}
     rows = []
     for user in sorted(known):
         if permissions(user, verb, name):
-            rows.append((user, ""))
+            namespace = namespaces.of(user) if verb in WITHOUT_NAMES else None
+            rows.append((user, f"in namespace {namespace.name}" if namespace else ""))
         elif verb == "write" and permissions.subjects(user, name) is not None:
             bound = merged.permissions.get(user) or merged.permissions[_ALL]
             rows.append((user, f"under subjects: {_subjects(bound.write_subjects, name)}"))
@@ -208,7 +211,7 @@ def who_can(
 
 
 def _subjects(bound: dict[str, list[str]], stream: str) -> str:
-    from malamute_py.server.authentication.permissions import fits
+    from malamute_py.server.authentication.name_patterns import fits
 
     found = [each for pattern, subjects in bound.items() if fits(pattern, stream)
              for each in subjects]  # fmt: skip

@@ -140,7 +140,7 @@ def use_(name: Name, as_json: output.Json = False) -> None:
 def rm(name: Name, as_json: output.Json = False) -> None:
     """Forget a context."""
     kept = Contexts.load()
-    kept.get(name)
+    kept.get(name)  # It raises the error where there is none.
     del kept.contexts[name]
     if kept.current == name:
         kept.current = ""

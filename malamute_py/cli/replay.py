@@ -103,7 +103,11 @@ def replay(
             records.accepted()
             sink = _sink(open_parts, client, to_stream, output_file, as_json, bodies_only,
                          with_fields, by == "client")  # fmt: skip
-            run = Replay(records, asked.end, sink, factor, by == "client")
+            run = (
+                Replay(records, asked.end, sink)
+                if factor is None
+                else PacedReplay(records, asked.end, sink, factor, by == "client")
+            )
             interrupted = False
             shown = to_stream is not None or output_file is not None or not output.on_terminal()
             try:
@@ -196,9 +200,6 @@ class Sink(Protocol):
     def write(self, batch: Batch) -> None:
         """Write a whole batch."""
 
-    def write_records(self, records: list[Record]) -> None:
-        """Write some records of one batch."""
-
     def flush(self) -> None:
         """Make written records visible; called once they are counted."""
 
@@ -208,6 +209,13 @@ class Sink(Protocol):
 
     def finish(self, timeout_ms: int | None) -> None:
         """Wait until everything written has arrived. Raises Timeout."""
+
+
+class RecordSink(Sink, Protocol):
+    """A destination that takes a batch in parts, as a pace needs."""
+
+    def write_records(self, records: list[Record]) -> None:
+        """Write some records of one batch."""
 
 
 class Writer(RecordWriter):
@@ -238,7 +246,7 @@ def _sink(
     bodies_only: bool,
     with_fields: bool,
     by_client: bool,
-) -> Sink:
+) -> RecordSink:
     if to_stream is not None:
         return _ToStream(client, to_stream)
     form: dict[str, Any] = {
@@ -319,27 +327,17 @@ class _ToStream:
 
 
 class Replay:
-    """One replay."""
+    """One replay, as fast as possible."""
 
-    def __init__(
-        self,
-        records: SyncSubscription,
-        end: int,
-        sink: Sink,
-        factor: float | None,
-        by_client: bool,
-    ) -> None:
+    def __init__(self, records: SyncSubscription, end: int, sink: Sink) -> None:
         position = records.position
         self._end = end
         self._records = records
         self._sink = sink
-        self._factor = factor
-        self._by_client = by_client
         self._first = self.next = position.next if position is not None else 0
         """The first offset that was neither written nor passed over."""
         self._began = time.monotonic()
         self._seen: list[int] = []
-        self._origin: tuple[int, float] | None = None
 
     def go(self, title: str, shown: bool) -> None:
         """Read to the end of the range."""
@@ -351,26 +349,23 @@ class Replay:
                 progress.update(self.next - self._first, self._detail())
 
             while (batch := self._records.next_batch()) is not None:
-                if self._factor is None:
-                    self._sink.write(batch)
-                    self._mark(int(batch.offsets[0]), int(batch.offsets[-1]))
-                    self._sink.flush()
-                else:
-                    for ready in self._paced(batch, report):
-                        self._sink.write_records(ready)
-                        self._mark(ready[0].offset, ready[-1].offset)
-                        self._sink.flush()
-                        report()
+                self._write(batch, report)
                 self._pass_over()
                 report()
             self._pass_over()
 
-    def _mark(self, first: int, last: int) -> None:
-        """Note offsets that were written."""
+    def _write(self, batch: Batch, report: Callable[[], None]) -> None:
+        """Write one batch. report: to be called after each wait."""
+        self._sink.write(batch)
+        self._written(int(batch.offsets[0]), int(batch.offsets[-1]))
+
+    def _written(self, first: int, last: int) -> None:
+        """Note offsets that were written, and have the sink show them."""
         if not self._seen:
             self._seen = [first, last]
         self._seen[1] = last
         self.next = last + 1
+        self._sink.flush()
 
     def _pass_over(self) -> None:
         """Count all up to the reader's position as written, or as not asked for."""
@@ -383,9 +378,55 @@ class Replay:
         rate = self._sink.count / spent if spent > 0 else 0.0
         return f"{self._sink.count:,} records, {rate:,.0f}/s"
 
+    def tell(self, stream: str, target: str, *, as_json: bool, interrupted: bool) -> None:
+        """Print the counts at the end."""
+        spent_ms = round((time.monotonic() - self._began) * 1000)
+        sink = self._sink
+        covered = max(0, self.next - self._first)
+        if as_json:
+            output.print_json(
+                {
+                    "stream": stream, "to": target, "records": sink.count, "bytes": sink.bytes,
+                    "from": self._first, "next": self.next, "covered": covered,
+                    "duration_ms": spent_ms, "at": iso_text(round(time.time() * 1000)),
+                },
+                compact=True,
+            )  # fmt: skip
+            return
+        place = f" (offsets {self._seen[0]} to {self._seen[1]})" if self._seen else ""
+        arrow = f" to {target}" if target else ""
+        stopped = f"; stopped before offset {self.next}" if interrupted else ""
+        say(
+            f"{count_text(sink.count, 'record')} of {covered:,} in the range{place}{arrow},"
+            f" {size_text(sink.bytes)} in {duration_text(spent_ms)}{stopped}"
+        )
+
+
+class PacedReplay(Replay):
+    """A replay at a factor of the pace at which the records came."""
+
+    def __init__(
+        self,
+        records: SyncSubscription,
+        end: int,
+        sink: RecordSink,
+        factor: float,
+        by_client: bool,
+    ) -> None:
+        super().__init__(records, end, sink)
+        self._parts = sink
+        self._factor = factor
+        self._by_client = by_client
+        self._origin: tuple[int, float] | None = None
+
+    def _write(self, batch: Batch, report: Callable[[], None]) -> None:
+        for ready in self._paced(batch, report):
+            self._parts.write_records(ready)
+            self._written(ready[0].offset, ready[-1].offset)
+            report()
+
     def _paced(self, batch: Batch, report: Callable[[], None]) -> Iterator[list[Record]]:
         """Yield the batch's records in the groups that fall due together."""
-        assert self._factor is not None
         ready: list[Record] = []
         for record in batch.records():
             at_ms = record.client_time_ms if self._by_client else record.append_time_ms
@@ -407,25 +448,6 @@ class Replay:
 
     def tell(self, stream: str, target: str, *, as_json: bool, interrupted: bool) -> None:
         """Print the counts at the end."""
-        spent_ms = round((time.monotonic() - self._began) * 1000)
-        sink = self._sink
-        covered = max(0, self.next - self._first)
-        if as_json:
-            output.print_json(
-                {
-                    "stream": stream, "to": target, "records": sink.count, "bytes": sink.bytes,
-                    "from": self._first, "next": self.next, "covered": covered,
-                    "duration_ms": spent_ms, "at": iso_text(round(time.time() * 1000)),
-                },
-                compact=True,
-            )  # fmt: skip
-            return
-        if self._by_client and self._factor is not None and self._origin is None and sink.count:
+        if not as_json and self._by_client and self._origin is None and self._sink.count:
             say("none of them has a client time, so it went flat out; leave out --by client")
-        place = f" (offsets {self._seen[0]} to {self._seen[1]})" if self._seen else ""
-        arrow = f" to {target}" if target else ""
-        stopped = f"; stopped before offset {self.next}" if interrupted else ""
-        say(
-            f"{count_text(sink.count, 'record')} of {covered:,} in the range{place}{arrow},"
-            f" {size_text(sink.bytes)} in {duration_text(spent_ms)}{stopped}"
-        )
+        super().tell(stream, target, as_json=as_json, interrupted=interrupted)

@@ -131,6 +131,8 @@ def run(
 
 
 class _Run:
+    """A run of a command; its arguments are those of run()."""
+
     def __init__(
         self,
         child: subprocess.Popen[bytes],
@@ -150,8 +152,11 @@ class _Run:
         self._grace_s = grace_s
         self._kept: list[bytes] = []
         self._size = 0
+        """Bytes of output that were kept."""
         self._tail = b""
+        """End of what the command said on standard error."""
         self._stopped = ""
+        """Why the command was told to end; empty: it was not."""
         self._stopped_at = 0.0
 
     def finish(self) -> Ran:

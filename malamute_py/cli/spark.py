@@ -326,7 +326,7 @@ def _watch(start: Any, title: str, where: str, as_json: bool) -> int:
                 if each.batchId > seen:
                     seen = each.batchId
                     records += each.numInputRows
-                    _tell(progress, query, each, records, as_json)
+                    _tell(progress, each, records, as_json)
 
         try:
             with _explained():
@@ -346,15 +346,16 @@ def _watch(start: Any, title: str, where: str, as_json: bool) -> int:
     return 0
 
 
-def _tell(progress: Progress, query: Any, told: Any, records: int, as_json: bool) -> None:
+def _tell(progress: Progress, report: Any, records: int, as_json: bool) -> None:
+    """Show what a query reports of a batch that it has finished."""
     import json
 
-    lag = json.loads(told.sources[0].latestOffset or "{}").get("recordsBehindLatest", 0)
-    late = sum(state.numRowsDroppedByWatermark for state in told.stateOperators)
+    lag = json.loads(report.sources[0].latestOffset or "{}").get("recordsBehindLatest", 0)
+    late = sum(state.numRowsDroppedByWatermark for state in report.stateOperators)
     facts: dict[str, Any] = {
-        "batch": told.batchId, "records": told.numInputRows, "records_done": records,
+        "batch": report.batchId, "records": report.numInputRows, "records_done": records,
         "records_behind": lag, "records_late": late,
-        **{name: row.asDict() for name, row in told.observedMetrics.items()},
+        **{name: row.asDict() for name, row in report.observedMetrics.items()},
     }  # fmt: skip
     text = f"{count_text(records, 'record')}, {lag:,} behind"
     if late:
@@ -363,7 +364,7 @@ def _tell(progress: Progress, query: Any, told: Any, records: int, as_json: bool
     if as_json:
         output.print_json(facts, compact=True)
     elif not progress.shown:
-        print(f"batch {told.batchId}: {text}")
+        print(f"batch {report.batchId}: {text}")
     sys.stdout.flush()
 
 

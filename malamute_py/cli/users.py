@@ -107,16 +107,20 @@ def rm(
 def ls(
     users: UsersOption = None, config: ConfigOption = None, as_json: output.Json = False
 ) -> None:
-    """List the users and their credentials; in a pipe: name, credential, identities, permitted."""
+    """List the users; in a pipe: name, credential, identities, permitted, namespace."""
+    from malamute_py.server.authentication.namespaces import Namespaces
     from malamute_py.server.authentication.users_file import read_users
 
-    file = read_users(read_config(users, config).authentication.users_file)
+    configuration = read_config(users, config)
+    file = read_users(configuration.authentication.users_file)
+    namespaces = Namespaces(configuration.namespaces)
     output.listing(
         [
             Column("name", "User", style="cyan"),
             Column("credential", "Credential"),
             Column("identities", "Identities"),
             Column("verbs", "Permitted"),
+            Column("namespace", "Namespace"),
         ],
         [
             (
@@ -128,6 +132,7 @@ def ls(
                 ),
                 ", ".join(user.identities),
                 _verbs(file.permissions.get(name)),
+                "" if (namespace := namespaces.of(name)) is None else namespace.name,
             )
             for name, user in sorted(file.users.items())
         ],

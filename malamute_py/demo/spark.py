@@ -28,6 +28,7 @@ def session(workdir: Path) -> Any:
         .appName("malamute-demo")
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
         .config("spark.python.unix.domain.socket.enabled", "true")
         .config("spark.sql.warehouse.dir", str(workdir / "warehouse"))
         .config("spark.driver.host", "127.0.0.1")

@@ -75,11 +75,12 @@ class Serving:
             idle_s=self._http.session_idle_ms / 1_000, lasting_s=self._http.session_ms / 1_000
         )
         # A socket file has permissions of its own, which a page at a port would get around.
-        reachable = all(endpoint.startswith("tcp://") for endpoint in self._endpoints)
-        nameless = self._http.console == "open" or (self._http.console == "local" and reachable)
-        logins = Logins(sessions, self._endpoints, self._credential, nameless=nameless)
+        by_port = all(endpoint.startswith("tcp://") for endpoint in self._endpoints)
+        name_optional = self._http.console == "open" or (self._http.console == "local" and by_port)
+        logins = Logins(sessions, self._endpoints, self._credential, name_optional=name_optional)
         streams = EventStreams(
             lambda scope, seconds: self.bounds.lengthen(tuple(scope["client"]), seconds),
+            # Streams stay open: half of the connections are left to pages.
             most=min(STREAMS_MAX, max(1, self._http.connections_max // 2)),
         )
         return Console(

@@ -85,6 +85,7 @@ purges_by_subject | Purges of streams by subject (event stream_purged).
 reads | Reads of history.
 producers_forgotten | Producers that made room for others (streams.producers_max, producer_places_max).
 steps_duplicate | Mail, requests and atomic steps that were sent again and taken once.
+steps_conflicting | Mail, requests, answers and atomic steps refused because their key was taken before for something else (event key_conflicting).
 mailboxes_created | Mailboxes created.
 mailboxes_removed | Mailboxes removed.
 temporary_mailboxes_created | Temporary mailboxes created, of requesters without an identity.

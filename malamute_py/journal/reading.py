@@ -22,11 +22,11 @@ from pyroaring import BitMap
 from malamute_protocol.content import NO_TIME, Content
 from malamute_protocol.gather import BYTES_A_ROW, Row, weight_of
 from malamute_protocol.header import Header
-from malamute_protocol.stamp import PADDING, STAMP_BYTES
+from malamute_protocol.stamp import PADDING, STAMP_BYTES, Stamp
 from malamute_py.journal.check import check
 from malamute_py.journal.chunks import Batch, Part, Runs, batches_in, group_entries, pick_in
 from malamute_py.journal.errors import JournalCorrupt
-from malamute_py.journal.gathering import RareRows
+from malamute_py.journal.gathering import RareRows, WantedRows, cost, least_cost
 from malamute_py.journal.index import (
     Entries,
     LiveIndex,
@@ -43,6 +43,7 @@ from malamute_py.journal.types import (
     SEGMENT_HEADER_BYTES,
     UNINDEXED_FROM,
     Candidates,
+    ChosenRows,
     Gap,
     HeaderIndex,
     History,
@@ -156,6 +157,7 @@ class Reader:
         matches: Matches | None,
         oldest_ms: int,
         pinned: int,
+        chosen_rows: ChosenRows | None,
     ) -> History:
         """See Ring.read."""
         state = self._streams.states.get(stream)
@@ -176,6 +178,10 @@ class Reader:
                 position = young
         left = max(bytes_max, 1)
         gathering = RareRows(stream, runs)
+        wanted = None
+        if chosen_rows is not None:
+            wanted = WantedRows(chosen_rows, client_time, position, end)
+        out = _Out(runs, gaps, gathering, wanted)
         told = 0
         for segment in self._segments():
             span = segment.spans.get(stream)
@@ -200,14 +206,12 @@ class Reader:
                 rare = _rare(index, stream, entries, search, matches, client_time, position, end)
             if rare is None:
                 chosen = _choose(index, stream, entries, search, client_time)
-                if True in chosen:
-                    gathering.flush()
                 position, left = self._read_segment(
-                    segment, stream, entries, chosen, position, end, left, runs, gaps
+                    segment, stream, entries, chosen, position, end, left, out
                 )
             else:
                 position, left = self._read_rare(
-                    segment, stream, entries, rare, position, end, left, gathering, runs, gaps
+                    segment, stream, entries, rare, position, end, left, out
                 )
             if segment.retired:
                 position = self._skip_retired(stream, position, end, gaps)
@@ -243,8 +247,7 @@ class Reader:
         position: int,
         end: int,
         left: int,
-        runs: list[Run],
-        gaps: list[Gap],
+        out: _Out,
     ) -> tuple[int, int]:
         """Read the chosen entries; returns (offset come to, bytes left)."""
         rows = entries.rows
@@ -262,18 +265,16 @@ class Reader:
         ):
             if base > stop:
                 # An index rebuilt while its segment was retired has holes of its own.
-                self._name_gap(stream, stop, min(base, end), f"amid {segment.name}", gaps)
+                self._name_gap(stream, stop, min(base, end), f"amid {segment.name}", out.gaps)
             stop = after
             if take:
                 wanted.append((at, size, base, after))
-                wanted_bytes += size
+                wanted_bytes += size if out.wanted is None else least_cost(size)
                 if wanted_bytes >= left:
                     cut = after < end
                     break
         for part in group_entries(wanted):
-            position, left, whole = self._read_part(
-                segment, stream, part, position, end, left, runs, gaps
-            )
+            position, left, whole = self._read_part(segment, stream, part, position, end, left, out)
             if not whole:
                 return position, left
         # What was not even wanted for want of room is for the next read, whatever is left.
@@ -288,9 +289,7 @@ class Reader:
         position: int,
         end: int,
         left: int,
-        gathering: RareRows,
-        runs: list[Run],
-        gaps: list[Gap],
+        out: _Out,
     ) -> tuple[int, int]:
         """Read the rare rows, and between them the chosen entries; (offset come to, bytes left)."""
         chosen, nexts, spots = rare.chosen, entries.rows["next"], rare.spots
@@ -302,17 +301,16 @@ class Reader:
                 after = int(nexts[stop - 1])
                 last = int(np.searchsorted(spots["offset"], after))
                 position, left = self._gather(
-                    segment, rare, done, last, position, min(after, end), left, gathering, gaps
+                    segment, rare, done, last, position, min(after, end), left, out
                 )
                 if position < min(after, end) or left <= 0:
                     return position, left
                 begin, done = stop, last
             if stop < len(nexts):
-                gathering.flush()
                 begin = next((at for at in range(stop, len(chosen)) if not chosen[at]), len(nexts))
                 part = Entries(entries.ordinals[stop:begin], entries.rows[stop:begin])
                 position, left = self._read_segment(
-                    segment, stream, part, chosen[stop:begin], position, end, left, runs, gaps
+                    segment, stream, part, chosen[stop:begin], position, end, left, out
                 )
                 if position < min(int(nexts[begin - 1]), end) or left <= 0:
                     return position, left
@@ -327,10 +325,10 @@ class Reader:
         position: int,
         after: int,
         left: int,
-        gathering: RareRows,
-        gaps: list[Gap],
+        out: _Out,
     ) -> tuple[int, int]:
         """Read rare rows [first, last), which are all that is wanted up to `after`."""
+        gathering = out.gathering
         spots = rare.spots[first:last]
         costs = spots["bytes"].astype(np.int64) + BYTES_A_ROW
         if len(costs):
@@ -372,7 +370,7 @@ class Reader:
             return position, left
         if lost:
             segment.damaged = True
-            gaps += lost
+            out.gaps.extend(lost)
         for rows, epoch, lsn in held:
             if lost:
                 gathering.flush()
@@ -389,15 +387,15 @@ class Reader:
         position: int,
         end: int,
         left: int,
-        runs: list[Run],
-        gaps: list[Gap],
+        out: _Out,
     ) -> tuple[int, int, bool]:
         """Read one part's batches into runs; return position, bytes left, whether to go on."""
         data = self._view(segment, part.position, part.size)
         if segment.retired:
             # It may have been overwritten under the read: the bytes mean nothing.
             return position, left, False
-        builder = Runs(data, runs)
+        view = memoryview(data)
+        builder, gathering = Runs(view, out.runs), out.gathering
         for batch in batches_in(data, segment.base_lsn + part.position, part, stream):
             if batch.next <= position:
                 continue
@@ -409,11 +407,19 @@ class Reader:
             if batch.found is None:
                 start = max(batch.base, position)
                 reason = f"{segment.name} at byte {part.position + batch.at}: {batch.reason}"
-                gaps.append(Gap(start, min(batch.next, end), "damaged", reason))
+                out.gaps.append(Gap(start, min(batch.next, end), "damaged", reason))
+                gathering.flush()
                 segment.damaged = True
-            else:
+            elif (rows := out.rows_of(view, batch, batch.found.stamp)) is None:
+                gathering.flush()
                 builder.add(batch)
                 left -= batch.size
+            else:
+                if rows:
+                    builder.close()
+                    stamp = batch.found.stamp
+                    gathering.add(rows, stamp.epoch, stamp.lsn)
+                left = 0 if gathering.full else left - cost(batch.size, rows)
             position = min(batch.next, end)
         builder.close()
         return position, left, True
@@ -744,6 +750,23 @@ class Reader:
             position = max(position, cutter.position)
         stop = cutter.position if cutter.full() else max(end, from_offset)
         return Plan(stop, cutter.finish(stop), cutter.total, tuple(gaps))
+
+
+class _Out(NamedTuple):
+    """Where what is read goes."""
+
+    runs: list[Run]
+    gaps: list[Gap]
+    gathering: RareRows
+    wanted: WantedRows | None
+    """Takes few wanted rows out of their batch; None: batches leave whole."""
+
+    def rows_of(self, view: memoryview, batch: Batch, stamp: Stamp) -> list[Row] | None:
+        """Return the rows that are wanted of a good batch; None: it leaves whole."""
+        if self.wanted is None:
+            return None
+        begin = batch.at + stamp.stamp_bytes
+        return self.wanted.of(stamp, Content(view[begin : batch.at + batch.size]))
 
 
 class _Cutter:

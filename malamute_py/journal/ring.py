@@ -56,6 +56,7 @@ from malamute_py.journal.types import (
     AppendLike,
     Buffer,
     Candidates,
+    ChosenRows,
     History,
     Plan,
     Recovery,
@@ -519,6 +520,7 @@ class Ring:
         matches: Matches | None = None,
         oldest_ms: int = 0,
         pinned: int = NEVER,
+        rows: ChosenRows | None = None,
     ) -> History:
         """Whole batches that hold offsets in [from, end), in order.
 
@@ -527,13 +529,14 @@ class Ring:
         record's client time; skips entries without any such record. matches: whether a single
         header is wanted, exactly; given it, rare rows may come gathered into derived batches
         (Run.next), of which every row is wanted. oldest_ms: records that were appended before
-        are a gap by retention, but for those from the offset `pinned` on.
+        are a gap by retention, but for those from the offset `pinned` on. rows: the rows of a
+        batch that `matches` wants; given it, few wanted rows of a batch come gathered as well.
         Raises OSError when a segment's file cannot be opened; what cannot be read in it
         is a gap.
         """
         return self._reader.read(
             stream, from_offset, end_offset, bytes_max, candidates, client_time, matches,
-            oldest_ms, pinned,
+            oldest_ms, pinned, rows,
         )  # fmt: skip
 
     def read_batches(self, stream: int, offsets: Sequence[int]) -> list[bytes | None]:

@@ -213,6 +213,10 @@ class HeaderIndex(Protocol):
 Candidates: TypeAlias = Callable[[HeaderIndex], BitMap]
 """Which entries may hold a match; a superset is right, a subset loses records."""
 
+ChosenRows: TypeAlias = Callable[[Any], Any]
+"""Content -> its rows of which the header is wanted, ascending; None: the batch is to leave whole.
+Raises BatchError."""
+
 
 class Control(msgspec.Struct, frozen=True, gc=False):
     """A control batch as recovery found it."""

@@ -10,11 +10,14 @@ bytes that change give wrong values at worst, and those are told. Source: FORMAT
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from malamute_protocol.batch import Batch, Record
 from malamute_protocol.content import ARROW, Array, Content
 from malamute_protocol.errors import BatchError
+from malamute_protocol.extract import extract, extractable
 from malamute_protocol.stamp import Stamp
 from malamute_py.journal.check import Found, check
 from malamute_py.mapped.errors import Overwritten
@@ -22,6 +25,17 @@ from malamute_py.mapped.segments import SegmentMap
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+ROWS_A_TAKEN: Final = 16
+"""Rows of a batch for each that is copied out of it, at least; of more, all of it is copied."""
+
+
+def takes_out(content: Content, rows: Array | None) -> bool:
+    """Whether to copy the delivered rows alone: they are few, and can be cut out."""
+    if rows is None or int(np.count_nonzero(rows)) * ROWS_A_TAKEN > len(rows):
+        return False
+    return extractable(content)
 
 
 class MappedBatch(Batch):
@@ -65,6 +79,19 @@ class MappedBatch(Batch):
             self._copy = Batch(stamp, Content(data[stamp.stamp_bytes :]), self.rows)
             self._copy.schemas = self.schemas
         return self._copy
+
+    def taken_out(self) -> Batch:
+        """The delivered rows alone, as a derived batch with bytes of its own.
+
+        For some rows of a content that extractable() allows. Raises Overwritten, BatchError.
+        """
+        try:
+            stamp, content = extract(self.stamp, self.content, self.rows)
+        except (BatchError, IndexError, ValueError):
+            self.check()
+            raise
+        self.check()
+        return Batch(Stamp.unpack(stamp), Content(content))
 
     def records(self) -> Iterator[Record]:
         """The delivered records, of a copy. Raises Overwritten."""

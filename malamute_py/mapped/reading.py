@@ -29,7 +29,7 @@ from malamute_py.client.words import ReadVisibility, Until
 from malamute_py.journal.errors import JournalCorrupt
 from malamute_py.journal.layout import TRIMS_FILE, Trims
 from malamute_py.journal.marks import read_mark
-from malamute_py.mapped.batch import MappedBatch
+from malamute_py.mapped.batch import MappedBatch, takes_out
 from malamute_py.mapped.errors import Overwritten, StreamRemoved
 from malamute_py.mapped.missing import NOTHING, Missing
 from malamute_py.mapped.moved import MovedRecords
@@ -218,11 +218,17 @@ class Reading:
             lambda index, entries: (entries.rows["client_max"] >= least).tolist(), contents=True
         )
         for step in walk.run(self._bound):
-            if isinstance(step, Found) and step.content().head.client_time_max_ms >= least:
-                times = step.content().client_times
-                hits = [] if times is None else (times >= least).nonzero()[0].tolist()
-                if hits and step.segment.intact():
-                    return step.stamp.base_offset + int(hits[0])
+            if not isinstance(step, Found):
+                continue
+            try:
+                content = step.content()
+                late = content.head.client_time_max_ms >= least
+                times = content.client_times if late else None
+            except (BatchError, IndexError):
+                continue  # Damaged or overwritten: it has no times.
+            hits = [] if times is None else (times >= least).nonzero()[0].tolist()
+            if hits and step.segment.intact():
+                return step.stamp.base_offset + int(hits[0])
         return stop
 
     def _walk(self, choose: Choose, *, contents: bool) -> Walk:
@@ -331,7 +337,11 @@ class Reading:
         return True
 
     def _take(self, found: Found) -> None:
-        """Take up the wanted rows of a batch."""
+        """Take up the wanted rows of a batch.
+
+        A batch that was overwritten meanwhile is left without moving on: the walk goes on where the
+        ring is, and the loss is named from here on.
+        """
         stamp = found.stamp
         base, after = stamp.base_offset, min(stamp.next_offset, self._end)
         if base > self._next:
@@ -350,17 +360,22 @@ class Reading:
                 if content.head.body_kind == ARROW:
                     batch.schemas = self._schemas_with(content.head.schema_id)
         except (BatchError, IndexError) as error:
+            # Bytes that were overwritten may look like anything.
             if found.segment.intact():
                 self._lose(after, "damaged", str(error))
+            return
+        if batch is None:
+            if not found.segment.intact():
                 return
-        taken: Batch | None = batch
-        try:
-            if batch is not None:
+        else:
+            try:
                 batch.check()
-                taken = batch.copy() if self._request.copy else batch
-        except Overwritten:
-            return  # the walk finds the segment gone, and goes on where the ring is
-        if taken is not None:
+                taken: Batch = batch
+                if self._request.copy:
+                    alone = takes_out(batch.content, batch.rows)
+                    taken = batch.taken_out() if alone else batch.copy()
+            except Overwritten:
+                return
             self._waiting.append(taken)
         self._next = max(self._next, after)
 

@@ -21,7 +21,7 @@ from malamute_protocol.header import Header
 from malamute_protocol.pattern import Pattern
 from malamute_py.changelog.tables import PurgeMark
 from malamute_py.journal.index import Entries, StoredIndex
-from malamute_py.matcher import ByKey, candidates, compile_pattern
+from malamute_py.matcher import ByKey, candidates, compile_pattern, rows_by_subject
 
 _HEADERS_MAX: Final = 65_536
 """Headers whose match is remembered."""
@@ -36,6 +36,7 @@ class Selection:
         self.everything = compiled.canonical in (("all",), ("topic", "#"))
         self._stream = stream
         self._matches = compiled.matches
+        self._by_subject = rows_by_subject(pattern)
         self._search = partial(candidates, pattern)
         self._client_time = client_time
         self._known: dict[Header, bool] = {}
@@ -76,12 +77,11 @@ class Selection:
         count = content.head.count
         masks: list[Array] = []
         if not self.everything:
-            distinct, codes = content.headers()
-            chosen = np.fromiter(map(self._wanted, distinct), np.bool_, len(distinct))
-            if not chosen.any():
+            mask = self._by_header(content)
+            if not mask.any():
                 return False, None
-            if not chosen.all():
-                masks.append(np.full(count, chosen[0]) if codes is None else chosen[codes])
+            if not mask.all():
+                masks.append(mask)
         earliest_ms = content.head.earliest_expiry_ms
         if earliest_ms and earliest_ms <= (now := now_ms()):
             expiries = content.expiries
@@ -98,6 +98,17 @@ class Selection:
             return True, None
         mask = np.logical_and.reduce(masks)
         return (True, None) if mask.all() else (bool(mask.any()), mask)
+
+    def _by_header(self, content: Content) -> Array:
+        """Mask of the rows whose header is wanted."""
+        rows = None if self._by_subject is None else self._by_subject(content)
+        if rows is not None:
+            mask: Array = np.zeros(content.head.count, np.bool_)
+            mask[rows] = True
+            return mask
+        distinct, codes = content.headers()
+        chosen = np.fromiter(map(self._wanted, distinct), np.bool_, len(distinct))
+        return np.full(content.head.count, chosen[0]) if codes is None else chosen[codes]
 
     def _left(self, content: Content, base: int) -> Iterator[Array]:
         """Masks of the rows that each purge leaves, of those that take any."""

@@ -21,6 +21,7 @@ from malamute_py.matcher.fields import FieldsKind
 from malamute_py.matcher.index import Classing, Index
 from malamute_py.matcher.kinds import PatternKind, install, register_kind, unregister_kind
 from malamute_py.matcher.prefixes import PrefixKind
+from malamute_py.matcher.rows import SubjectRows, rows_by_subject
 from malamute_py.matcher.scan import matches
 from malamute_py.matcher.topics import TopicKind
 
@@ -44,10 +45,12 @@ __all__ = [
     "Index",
     "PatternKind",
     "SubjectLookup",
+    "SubjectRows",
     "asks_subjects_only",
     "candidates",
     "compile_pattern",
     "matches",
     "register_kind",
+    "rows_by_subject",
     "unregister_kind",
 ]

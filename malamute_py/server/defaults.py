@@ -6,6 +6,10 @@ setting stops the start by its key, rather than refusing each first use later. S
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.changelog.settings import (
     MailboxSettings,
@@ -19,13 +23,27 @@ from malamute_py.sections import ConfigError
 
 def check_defaults(config: Config) -> None:
     """Raise ConfigError when a table `default` of the configuration is wrong."""
+    of_all = config.streams.default, config.mailboxes.default, config.services.default
+    _check(("streams.default", "mailboxes.default", "services.default"), of_all, config)
+    for name, own in config.namespaces.items():
+        of_it = own.default_stream, own.default_mailbox, own.default_service
+        keys = [f"namespaces.{name}.default_{kind}" for kind in ("stream", "mailbox", "service")]
+        _check(
+            keys, [{**common, **more} for common, more in zip(of_all, of_it, strict=True)], config
+        )
+
+
+def _check(keys: Sequence[str], tables: Sequence[dict[str, Any]], config: Config) -> None:
+    """Check settings of a stream, a mailbox and a service. Raises ConfigError with the key."""
     bytes_max = config.streams.settings_bytes_max
-    key = "streams.default"
-    try:
-        settings_of(config.streams.default, bytes_max)
-        key = "mailboxes.default"
-        queue_settings(MailboxSettings, config.mailboxes.default, bytes_max, None)
-        key = "services.default"
-        queue_settings(ServiceSettings, config.services.default, bytes_max, None)
-    except BrokerRefused as error:
-        raise ConfigError(key, error.reason) from None
+    stream, mailbox, service = tables
+    checks: list[Callable[[], object]] = [
+        partial(settings_of, stream, bytes_max),
+        partial(queue_settings, MailboxSettings, mailbox, bytes_max, None),
+        partial(queue_settings, ServiceSettings, service, bytes_max, None),
+    ]
+    for key, check in zip(keys, checks, strict=True):
+        try:
+            check()
+        except BrokerRefused as error:
+            raise ConfigError(key, error.reason) from None

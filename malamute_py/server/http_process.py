@@ -25,11 +25,12 @@ from malamute_py.config import Config, Grant
 from malamute_py.extras import EXTRAS
 from malamute_py.sections import ConfigError, HttpSection
 from malamute_py.server.authentication.credentials import hash_password
+from malamute_py.server.authentication.namespaces import HTTP_USER
 from malamute_py.server.checkpointing.process import environment
 from malamute_py.server.sockets import Listener
 from malamute_py.telemetry import Limiter, Log
 
-USER: Final = "malamute-http"
+USER: Final = HTTP_USER
 """The name by which the broker's own HTTP side authenticates."""
 _GRANT: Final = Grant(read=["*"], receive=["*"], request=["*"])
 """Permissions to list streams, mailboxes and services."""

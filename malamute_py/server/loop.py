@@ -92,6 +92,7 @@ class Core(Protocol):
         self, link: int, identity: str, commands: Sequence[Command], frames: Sequence[Any],
         now_ms: int,
     ) -> None: ...  # fmt: skip
+    def came_from(self, link: int, address: str, now_ms: int) -> None: ...  # noqa: D102
     def read_ahead(  # noqa: D102
         self, link: int, frames: Sequence[Any], now_ms: int
     ) -> bool: ...
@@ -581,6 +582,8 @@ class Loop:
             self._peers.remove(old.number)
         peer = self._peers.add(listener, head)
         if self._peers.attach(peer, self._unsure()):
+            if not peer.identity and peer.connection is not None:
+                self._core.came_from(peer.number, peer.connection.address, now_ms)
             return peer
         self._counters["connections_refused_total"] += 1
         reason = f"user {peer.identity} has links.user_connections_max connections already"

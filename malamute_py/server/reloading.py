@@ -13,10 +13,19 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from malamute_py.config import KEYS, Config, Denied, Grant, NamedVerbs, faults_together
+from malamute_py.config import (
+    KEYS,
+    Config,
+    Denied,
+    Grant,
+    NamedVerbs,
+    NamespaceSection,
+    faults_together,
+)
 from malamute_py.origins import Examined
 from malamute_py.sections import ConfigError
 from malamute_py.server.authentication.credentials import check_credentials
+from malamute_py.server.authentication.namespaces import Namespaces, check_namespaces
 from malamute_py.server.defaults import check_defaults
 
 APPLIED: Final = "applied"
@@ -25,7 +34,7 @@ RESTART: Final = "restart"
 
 SECURITY: Final = (
     "authentication.users", "authentication.users_file", "authentication.clients",
-    "authentication.identities", "permissions", "quotas.identities",
+    "authentication.identities", "permissions", "quotas.identities", "namespaces",
 )  # fmt: skip
 """Settings that are taken up together or not at all."""
 _BY_NAME: Final = tuple(key for key in SECURITY if key != "authentication.users_file")
@@ -105,11 +114,13 @@ def take_up(before: Reading, examined: Examined, complete: Callable[[Config], Co
         check_defaults(config)
         completed = complete(config)
         check_credentials(completed.authentication)
+        check_namespaces(completed)
     except ConfigError as error:
         changes.append(Change(error.key, REFUSED, error.why))
         values = {key: value for key, value in values.items() if key not in SECURITY}
-        if error.key.endswith(".default"):
-            values.pop(error.key, None)
+        if ".default" in error.key:
+            # A default of all may be what does not fit a namespace's own.
+            values = {key: value for key, value in values.items() if not key.endswith(".default")}
         config = with_values(before.config, values)
         completed = with_values(
             before.complete,
@@ -154,7 +165,11 @@ def _by_name(before: Config, after: Config) -> Iterator[Change]:
     for key in _BY_NAME:
         old, new = value_of(before, key), value_of(after, key)
         for name in sorted({*old, *new}):
-            if old.get(name) != new.get(name):
+            if key == "namespaces" and name in old and name in new:
+                for field in _fields(NamespaceSection):
+                    if getattr(old[name], field) != getattr(new[name], field):
+                        yield Change(f"{key}.{name}.{field}", APPLIED, "changed")
+            elif old.get(name) != new.get(name):
                 why = "added" if name not in old else "changed" if name in new else "removed"
                 yield Change(f"{key}.{name}", APPLIED, why)
 
@@ -173,6 +188,13 @@ def narrowed(before: Config, after: Config, owner: str) -> bool:
     """Whether an owner may do less than before."""
     templates = [config.authentication.identities.get(owner, []) for config in (before, after)]
     if not set(templates[0]) <= set(templates[1]):
+        return True
+    home, now = (Namespaces(config.namespaces).of(owner) for config in (before, after))
+    if now is not None and (
+        home is None
+        or not home.prefix.startswith(now.prefix)
+        or not set(home.users) <= set(now.users)
+    ):
         return True
     if not after.permissions:
         return False

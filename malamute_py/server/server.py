@@ -48,6 +48,7 @@ from malamute_py.origins import Examined
 from malamute_py.server.authentication.authenticator import Authenticator
 from malamute_py.server.authentication.credentials import carriers_of
 from malamute_py.server.authentication.in_force import UsersInForce
+from malamute_py.server.authentication.namespaces import Namespaces, check_namespaces
 from malamute_py.server.authentication.permissions import Permissions, QuotaTable
 from malamute_py.server.authentication.users_file import with_users
 from malamute_py.server.checkpointing.checkpoints import Checkpoints
@@ -422,6 +423,7 @@ class Server:
         endpoints = [parse_endpoint(text) for text in config.listen]
         check_public(endpoints, config)
         check_defaults(config)
+        check_namespaces(config)
         self._check_counts(endpoints)
         self._started_ms = self._clock()
         with contextlib.ExitStack() as parts:
@@ -730,7 +732,8 @@ class Server:
         mailboxes, services, groups = config.mailboxes, config.services, config.groups
         transactions = config.transactions
         carriers = carriers_of(config.authentication)
-        permissions = Permissions(config.permissions, carriers)
+        namespaces = Namespaces(config.namespaces)
+        permissions = Permissions(config.permissions, carriers, namespaces)
         return BrokerSettings(
             limits=config.limits.of_messages(),
             software=f"malamute-py {_version()}",
@@ -740,6 +743,8 @@ class Server:
             known=carriers.knows,
             reload=self.request_reload,
             users=UsersInForce(config, permissions),
+            namespaces=namespaces.all,
+            namespace_of=namespaces.of,
             carrier=carriers,
             facts=self._facts,
             meter=time.perf_counter_ns,

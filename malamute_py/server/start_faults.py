@@ -13,6 +13,7 @@ from pathlib import Path
 from malamute_py.config import Config
 from malamute_py.sections import ConfigError
 from malamute_py.server.authentication.credentials import check_credentials
+from malamute_py.server.authentication.namespaces import check_namespaces
 from malamute_py.server.authentication.users_file import with_users
 from malamute_py.server.defaults import check_defaults
 from malamute_py.server.sockets import check_public, parse_endpoint
@@ -27,6 +28,7 @@ def start_faults(config: Config) -> Iterator[ConfigError]:
         partial(_public, config),
         partial(check_defaults, config),
         lambda: check_credentials(with_users(config).authentication),
+        lambda: check_namespaces(with_users(config)),
         partial(_token, config),
     ]
     for check in checks:

@@ -243,13 +243,13 @@ def _group(data: Any) -> tuple[tuple[int, str], GroupRow]:
 
 
 def _pack_key(key: tuple[str, bytes], row: KeyRow) -> bytes:
-    return _ENCODE((key[0], key[1], row.base, row.count, row.at_ms, row.use))
+    return _ENCODE((key[0], key[1], row.base, row.count, row.at_ms, row.use, row.digest))
 
 
 def _key(data: Any) -> tuple[tuple[str, bytes], KeyRow]:
-    """Undo `_pack_key`. An older form lacks the last field; a later one may have more."""
-    sender, key, base, count, at_ms, *use = _DECODE_ANY(data)[:6]
-    return (sender, key), KeyRow(base, count, at_ms, *use)
+    """Undo `_pack_key`. An older form lacks the last fields; a later one may have more."""
+    sender, key, base, count, at_ms, *more = _DECODE_ANY(data)[:7]
+    return (sender, key), KeyRow(base, count, at_ms, *more)
 
 
 def _pack_transaction(key: bytes, row: TransactionRow) -> bytes:

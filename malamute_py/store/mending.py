@@ -322,7 +322,11 @@ class _RingRepair:
             self._change_next = stamp.next_offset, self._holes
 
     def _pad(self, lsn: int, high: int) -> None:
-        """Fill a hole; the bundle before it ends there."""
+        """Fill [lsn, high), where nothing can be read, with padding.
+
+        What lies before it ends here, be it a bundle or another hole. What follows decides in
+        _take() whether the padding is a bundle of its own or begins one.
+        """
         if self._hole is not None:
             self._end_hole(LAST_OF_BUNDLE, self._hole.stamp.epoch)
         if self._last is not None:

@@ -7,7 +7,6 @@ Source: SPEC.md, section 5.8.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import Any, Final, Protocol
@@ -22,11 +21,11 @@ except ModuleNotFoundError as error:
         name="pyarrow",
     ) from error
 
+from malamute_protocol.arrow_check import BROKEN, checked_rows
 from malamute_protocol.content import ARROW, NO_TIME, Array, Content
 from malamute_protocol.errors import BatchError, LocalProtocolError
 from malamute_protocol.header import HeaderTable
-from malamute_protocol.limits import DEFAULT_LIMITS
-from malamute_protocol.schema import WIDER, Schemas, table_field
+from malamute_protocol.schema import WIDER, Schemas
 from malamute_protocol.stamp import Stamp
 
 # The stubs of pyarrow know too few of its overloads: objects built here are Any, and test_arrow.py
@@ -44,15 +43,6 @@ _ALIKE: Final = (
     (_arrow.binary(), _arrow.large_binary(), _arrow.binary_view()),
 )
 """Types that differ in their layout alone."""
-_BROKEN: Final = (
-    pa.ArrowException, OSError, EOFError, ValueError, OverflowError, MemoryError, struct.error,
-)  # fmt: skip
-"""Errors that reading a foreign message may raise."""
-_MESSAGE_HEADER: Final = 2
-_BATCH_BUFFERS: Final = 2
-_BATCH_COMPRESSION: Final = 3
-"""Numbers of the fields Message.header, RecordBatch.buffers and RecordBatch.compression."""
-_CLAIM_BYTES: Final = 8
 HEADER_COLUMNS: Final = (
     "offset", "append_time", "client_time", "expires", "subject", "keys", "fields", "properties",
 )  # fmt: skip
@@ -223,7 +213,7 @@ def parse_schema(message: bytes) -> pa.Schema:
     """Return the schema of an encapsulated message. Raises BatchError."""
     try:
         return pa.ipc.read_schema(_arrow.py_buffer(message))
-    except _BROKEN as error:
+    except BROKEN as error:
         raise BatchError("bad_schema", f"the stream's schema: {error}") from error
 
 
@@ -328,57 +318,12 @@ def body_to_arrow(batch: Delivered, schema: pa.Schema) -> pa.RecordBatch:
 
 def _body(content: Content, schema: Any) -> Any:
     """Return all rows of an Arrow body, as views of it. Raises as body_to_arrow()."""
-    try:
-        message = _arrow.ipc.read_message(_arrow.py_buffer(content.bodies().blob))
-        size = _decompressed(message)
-        if size > DEFAULT_LIMITS.batch_bytes_max:
-            raise BatchError(
-                "too_large",
-                f"an Arrow body that decompresses to {size} bytes, at most "
-                f"{DEFAULT_LIMITS.batch_bytes_max}",
-            )
-        result = _arrow.ipc.read_record_batch(message, schema)
-        result.validate(full=True)
-    except _BROKEN as error:
-        raise BatchError("bad_batch", f"the Arrow body: {error}") from error
-    if result.num_rows != content.head.count:
-        raise BatchError("bad_batch", f"{result.num_rows} Arrow rows for {len(content)} records")
-    check_required(result)
-    return result
+    return checked_rows(content.bodies().blob, content.head.count, schema)
 
 
-def check_required(rows: Any) -> None:
-    """Raise BatchError when a column that is not nullable has a null: Arrow does not check it."""
-    for field, column in zip(rows.schema, rows.columns, strict=True):
-        if not field.nullable and column.null_count:
-            raise BatchError("bad_batch", f"column {field.name!r} is not nullable, and has nulls")
-
-
-def _decompressed(message: Any) -> int:
-    """Return the decompressed size that a record-batch message claims; 0: it is not compressed.
-
-    Arrow allocates what the buffers claim, before it looks at a byte of them. Layout: Message.fbs
-    of Arrow's format, tables of FlatBuffers; pyarrow has verified the bytes. Raises struct.error.
-    """
-    if message.type != "record batch" or message.body is None:
-        return 0
-    data, body = bytes(message.metadata), memoryview(message.body)
-    (root,) = struct.unpack_from("<I", data)
-    header = table_field(data, root, _MESSAGE_HEADER)
-    if not header:
-        return 0
-    batch = header + struct.unpack_from("<I", data, header)[0]
-    buffers = table_field(data, batch, _BATCH_BUFFERS)
-    if not buffers or not table_field(data, batch, _BATCH_COMPRESSION):
-        return 0
-    first = buffers + struct.unpack_from("<I", data, buffers)[0]
-    (count,) = struct.unpack_from("<I", data, first)
-    total = 0
-    for offset, length in struct.iter_unpack("<qq", data[first + 4 : first + 4 + 16 * count]):
-        # -1: this buffer is stored as it is.
-        if length >= _CLAIM_BYTES:
-            total += max(length, *struct.unpack_from("<q", body, offset))
-    return total
+def check_typed(content: Content, schema: pa.Schema) -> None:
+    """Check all rows of a typed batch in full. Raises as body_to_arrow()."""
+    _body(aligned(content), schema)
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -1061,7 +1061,7 @@ class Schema(Command, tag=86, frozen=True):
     """Arrow schema message."""
 
 
-# --- 90 to 92: administration of the broker ------------------------------------------
+# --- 90 to 92, 100: administration of the broker ------------------------------------------
 
 
 class ReloadConfig(Command, tag=90, frozen=True):
@@ -1081,6 +1081,12 @@ class ListUsers(Command, tag=91, frozen=True):
     """Verb of a permission; empty: nothing is asked of each user."""
     name: str = ""
     """Stream, mailbox or service that the verb is about."""
+
+
+class ListNamespaces(Command, tag=100, frozen=True):
+    """Ask for the namespaces and what each holds; a user of one is told of that one alone."""
+
+    request: int
 
 
 # --- 93 to 99: open transactions (feature TRANSACTIONS) --------------------------------
@@ -1170,6 +1176,7 @@ AnyCommand: TypeAlias = Union[  # noqa: UP007 - msgspec reads the union at run t
     MoveCursor, CursorInfo, RemoveCursor, JoinGroup, AckRecords, GroupInfo, Atomic,
     EditCursor, RemoveGroup, Trim, PurgeSubjects, EditGroup, RequeueGroup, PeekRequests,
     ResetGroup, UpdateKey, GetKey, ListKeys, StreamSchemas, Schema, ReloadConfig, ListUsers,
+    ListNamespaces,
     BeginTransaction, Stage, CommitTransaction, RollBackTransaction, ListTransactions,
     EndTransaction, AwaitTransaction,
 ]  # fmt: skip

@@ -75,7 +75,7 @@ CODES: Final[dict[str, str]] = {
     "moved": "the stream is placed elsewhere",
     "cross_ring": "the parts of one step live in different rings",
     "conflict": "a condition of the command or step does not hold (any more), or the sequence was "
-    "taken by another batch, or the key by another command",
+    "taken by another batch, or the key by another command or content",
     "expired": "the time for it is over",
     "internal": "the broker erred; the log has the cause",
 }

@@ -131,17 +131,26 @@ def gatherable(content: Content) -> bool:
 
 
 def rows_of(stamp: Stamp, content: Content, places: Any) -> list[Row]:
-    """Return the rows at these places of a gatherable, checked content, as rows to gather."""
-    headers, codes = content.headers()
-    bodies, times = content.bodies(), content.client_times
+    """Return the rows at these places of a gatherable, checked content, as rows to gather.
+
+    Raises BatchError: a code has no entry in the header table.
+    """
+    content.check_codes()
+    table, bodies, times = content.table, content.bodies(), content.client_times
     begins, ends = bodies.offsets[places].tolist(), bodies.offsets[places + 1].tolist()
-    which = [0] * len(places) if codes is None else codes[places].tolist()
     told = [NO_TIME] * len(places) if times is None else times[places].tolist()
+    subjects, fields = content.subject_codes, content.field_codes
+    of = [0] * len(places) if subjects is None else subjects[places].tolist()
+    default = 0 if table.fieldmaps else -1
+    having = [default] * len(places) if fields is None else fields[places].tolist()
+    wide = len(table.fieldmaps) + 1
+    # The headers of these rows only: those of all rows would cost by the batch's rows.
+    headers = table.headers([s * wide + f + 1 for s, f in zip(of, having, strict=True)])
     base, appended, view = stamp.base_offset, stamp.append_time_ms, bodies.blob
     return [
-        Row(headers[code], base + place, appended, time, bytes(view[begin:end]))
-        for place, code, time, begin, end in zip(
-            places.tolist(), which, told, begins, ends, strict=True
+        Row(header, base + place, appended, time, bytes(view[begin:end]))
+        for place, header, time, begin, end in zip(
+            places.tolist(), headers, told, begins, ends, strict=True
         )
     ]
 

@@ -28,6 +28,8 @@ TABLE_BYTES_MAX: Final = 64 << 10
 """Size above which a table is not remembered: it is not likely to come again."""
 STEP_ENTRIES: Final = 1_024
 """Keys or fields that one step of a TableReading parses; about a millisecond."""
+STEP_BYTES: Final = 1 << 16
+"""Bytes of entries from which a step parses no more: a subject may have hundreds of them."""
 LEAD_PARTS_MAX: Final = 8
 """Leading parts of a subject that an index keeps at most."""
 LEADS_MAX: Final = 8_192
@@ -90,7 +92,16 @@ class Outline:
             counts[depth - 1] += sum(map(len, new))
             yield
             if counts[depth - 1] > LEADS_MAX:
-                del leads[depth - 1 :]
+                dropped = leads[depth - 1 :]
+                del leads[depth - 1 :], known
+                while dropped:
+                    # To free eight such sets at once takes 15 ms.
+                    some = dropped.pop()
+                    for _ in range(min(STEP_ENTRIES, len(some))):
+                        some.pop()
+                    if some:
+                        dropped.append(some)
+                    yield
             elif new:
                 tops = new
             else:
@@ -361,9 +372,7 @@ class TableReading:
                 continue
             if claimed_length(data) > limits.headers_max:
                 raise BatchError("too_large", f"more than {limits.headers_max} {what} in a batch")
-            entries = _decode(_ENTRIES, data, what)
-            yield
-            for some, count in _portions(entries):
+            for some, count in _portions(data, decoder, what):
                 left -= count
                 if left < 0:
                     most = limits.header_entries_max
@@ -383,35 +392,67 @@ class TableReading:
                 yield
 
 
-_ENTRIES = msgspec.msgpack.Decoder(list[msgspec.Raw])
+def _portions(data: bytes, decoder: Any, what: str) -> Iterator[tuple[bytes, int]]:
+    """Yield a table as arrays of few of its entries each, with how many keys or fields each claims.
+
+    Only lengths are read: whatever is no string, array or map ends up in a portion that its decoder
+    refuses.
+    """
+    left = claimed_length(data)
+    if left < 0:
+        _decode(decoder, data, what)  # It raises the error: this is no array.
+    _, at = _length(data, 0)
+    size = len(data)
+    while left:
+        begun, entries, count = at, 0, 0
+        while entries < left and count < STEP_ENTRIES and at - begun < STEP_BYTES and at < size:
+            entries += 1
+            length = data[at] - 0xA0
+            if 0 <= length < 0x20:
+                at += 1 + length
+                count += 1
+                continue
+            members, after = _length(data, at)
+            if members < 0:
+                at = _after_text(data, at)
+                count += 1
+                continue
+            count += max(1, members)
+            if data[at] & 0xF0 == 0x80 or data[at] >= 0xDE:
+                members *= 2
+            at = after
+            while members and at < size:
+                length = data[at] - 0xA0
+                at = at + 1 + length if 0 <= length < 0x20 else _after_text(data, at)
+                members -= 1
+        if not entries:
+            raise BatchError("bad_batch", f"the {what} table ends before its last entry")
+        yield b"\xdc" + entries.to_bytes(2, "big") + data[begun:at], count
+        left -= entries
+    if at != size:
+        raise BatchError("bad_batch", f"the {what} table has bytes after its last entry")
 
 
-def _portions(entries: list[msgspec.Raw]) -> Iterator[tuple[bytes, int]]:
-    """Yield entries of a table as arrays of few keys or fields each, with how many each claims."""
-    some: list[msgspec.Raw] = []
-    count = 0
-    for entry in entries:
-        some.append(entry)
-        count += max(1, _claimed(entry))
-        if count >= STEP_ENTRIES:
-            yield _array(some), count
-            some, count = [], 0
-    if some:
-        yield _array(some), count
+def _length(data: bytes, at: int) -> tuple[int, int]:
+    """Return the members of an array or a map, and where the first one begins; -1: it is none."""
+    kind = data[at]
+    if kind & 0xE0 == 0x80:
+        return kind & 0x0F, at + 1
+    if 0xDC <= kind <= 0xDF:
+        after = at + (5 if kind & 1 else 3)
+        return int.from_bytes(data[at + 1 : after], "big"), after
+    return -1, at
 
 
-def _array(entries: list[msgspec.Raw]) -> bytes:
-    return b"\xdc" + len(entries).to_bytes(2, "big") + b"".join(entries)
-
-
-def _claimed(entry: Any) -> int:
-    """Return how many keys or fields an entry of a table claims to have."""
-    data = memoryview(entry)
-    kind = data[0]
-    if kind & 0xF0 in (0x80, 0x90):
-        return int(kind & 0x0F)
-    width = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}.get(kind, 0)
-    return int.from_bytes(data[1 : 1 + width], "big") if width else 1
+def _after_text(data: bytes, at: int) -> int:
+    """Return where a string ends that begins here; of anything else, where its first byte ends."""
+    kind = data[at]
+    if kind & 0xE0 == 0xA0:
+        return at + 1 + (kind & 0x1F)
+    if 0xD9 <= kind <= 0xDB:
+        after = at + 1 + (1 << (kind - 0xD9))
+        return after + int.from_bytes(data[at + 1 : after], "big")
+    return at + 1
 
 
 def items_of(texts: Iterable[str]) -> array[int]:

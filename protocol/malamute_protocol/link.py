@@ -47,7 +47,7 @@ CLIENT_COMMANDS: Final[tuple[type[Command], ...]] = (
     c.MoveCursor, c.CursorInfo, c.RemoveCursor, c.JoinGroup, c.AckRecords, c.GroupInfo, c.Atomic,
     c.EditCursor, c.RemoveGroup, c.Trim, c.PurgeSubjects, c.EditGroup, c.RequeueGroup,
     c.PeekRequests, c.ResetGroup, c.UpdateKey, c.GetKey, c.ListKeys, c.StreamSchemas,
-    c.ReloadConfig, c.ListUsers,
+    c.ReloadConfig, c.ListUsers, c.ListNamespaces,
     c.BeginTransaction, c.Stage, c.CommitTransaction, c.RollBackTransaction, c.ListTransactions,
     c.EndTransaction, c.AwaitTransaction,
 )  # fmt: skip

@@ -80,6 +80,7 @@ EXAMPLES: list[Command] = [
     c.ListLinks(1, 10),
     c.Kick(1, 12, "enough"),
     c.ReloadConfig(1),
+    c.ListNamespaces(1),
     c.Send("bob", 1, 3, b"order 17", 1_700_000_000_000, -128),
     c.OpenInbox(2, "bob", 10, 1 << 20, {"max_messages": 5}),
     c.Mail(2, "alice", 3, 2, b"\x06", [(b"key", 0, 1), (b"other", 2**40, 2)], True, "failed: no"),

@@ -40,7 +40,8 @@ class Range(InputPartition):
         """name: of the stream. stream: its UUID, hexadecimal. epoch: in which the plan was made.
 
         first: the stream's first offset when the plan was made. size: bytes of the journal, at
-        most. proven: tasks of this query have reached the broker before.
+        most. proven: tasks of this query have reached the broker before, so that a broker that is
+        away is waited for.
         """
         self.name = name
         self.stream = stream
@@ -258,8 +259,8 @@ def restored(
 ) -> list[InputPartition]:
     """Tasks of a batch from a checkpoint, each at its place.
 
-    stop: position at the end of the batch in each stream that is there. firsts: offset with which
-    each stream begins now.
+    stop: position at the end of the batch in each stream that is there: ranges of other streams are
+    left out. firsts: offset with which each stream begins now. proven: see Range.
     """
     found: list[InputPartition] = []
     for task in tasks:

@@ -23,6 +23,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from malamute_protocol.batch import encode
+from malamute_protocol.errors import BrokerRefused
 from pyspark_malamute import links
 from pyspark_malamute.errors import BatchChanged, MalamuteSourceError, UnwritableRows
 from pyspark_malamute.sink_commits import REMEDY, BatchName, CommitRecord, read_published
@@ -124,7 +125,14 @@ def commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None])
             step = client.atomic(confirm="synced", key=key)
             content = encode([msgspec.json.encode(record)], subject=batch.commit)
             step.publish_batch(mine.commit_stream, content)
-            step.commit(patience_ms(mine))
+            try:
+                step.commit(patience_ms(mine))
+            except BrokerRefused as error:
+                # Another driver has committed the batch meanwhile, and saw other tails.
+                published = read_published(client, mine, batch)
+                if error.code != "conflict" or published.commit is None:
+                    raise
+                _check_committed(batch, published.commit.rows, rows)
     finally:
         if not mine.has_credential:
             links.drop(mine)

@@ -18,6 +18,7 @@ import msgspec
 from pyspark.sql.datasource import WriterCommitMessage
 
 from malamute_protocol.batch import encode
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.client.position import Confirmation
 from malamute_py.client.sync.client import SyncClient
 from malamute_py.client.sync.link import Pending
@@ -141,17 +142,27 @@ class _Task:
         self._open = None
         with links.explained(self._options, _PUBLISH):
             # A link that is lost is made anew meanwhile, and the step sent again with its key.
-            confirmation = pending.result(patience_ms(self._options))
-        if confirmation.duplicate:
-            known = self._read().chunks.get((self._partition, record.chunk))
-            if known is not None and known.rows != record.rows:
-                raise SourceUnavailable(
-                    f"malamute sink: another attempt of the task published chunk {known.chunk} of "
-                    f"partition {self._partition} meanwhile, with {known.rows} instead of "
-                    f"{record.rows} rows. Have the task run again: it goes on after that chunk"
-                )
-            if known is not None:
-                known.check(record, self._batch)
+            try:
+                if not pending.result(patience_ms(self._options)).duplicate:
+                    return
+                known = self._known(record)
+            except BrokerRefused as error:
+                # Another attempt took the key, with other rows or with these in another order.
+                known = self._known(record) if error.code == "conflict" else None
+                if known is None:
+                    raise
+        if known is not None and known.rows != record.rows:
+            raise SourceUnavailable(
+                f"malamute sink: another attempt of the task published chunk {known.chunk} of "
+                f"partition {self._partition} meanwhile, with {known.rows} instead of "
+                f"{record.rows} rows. Have the task run again: it goes on after that chunk"
+            )
+        if known is not None:
+            known.check(record, self._batch)
+
+    def _known(self, record: ChunkRecord) -> ChunkRecord | None:
+        """Return the record of a chunk that another attempt published; None: it is not there."""
+        return self._read().chunks.get((self._partition, record.chunk))
 
     def _read(self) -> Published:
         with links.explained(self._options, "read what is published"):

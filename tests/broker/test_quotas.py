@@ -513,3 +513,78 @@ def test_a_quota_holds_within_one_message_too(resource: str) -> None:
     box.send(1, *commands, frames=frames)
     assert [answer.code for answer in refused(box, 1)] == ["limit"] * 17
     assert box.broker._shard.quotas.of("anna").held[resource] == 3
+
+
+NAMELESS_ENDS = ("subscriptions", "offers")
+
+
+@pytest.mark.parametrize("resource", NAMELESS_ENDS)
+def test_an_address_cannot_use_up_what_ends_with_a_link_of_others_without_identity(
+    resource: str,
+) -> None:
+    box = nameless(Quota(**{resource: 3}))
+    box.publish(1, "shared", [b"a"])
+    for link in (10, 11, 20):
+        for at in range(10, 14):
+            commands, frames = MAKES[resource](100 * link + at)
+            box.send(link, *commands, frames=frames)
+    assert [len(refused(box, link)) for link in (10, 11, 20)] == [1, 4, 1]
+    assert "the clients without an identity at 10.0.0.1 has 3" in refused(box, 11)[0].reason
+    box.lose(10)
+    commands, frames = MAKES[resource](5)
+    box.send(11, *commands, frames=frames)
+    assert len(refused(box, 11)) == 4, "what ended with the link can be had again"
+
+
+def test_links_without_identity_are_counted_by_their_address() -> None:
+    box = nameless(Quota(links=2))
+    box.broker.came_from(12, "10.0.0.1", box.now_ms)
+    box.hello(12)
+    assert "10.0.0.1 has 2" in refused(box, 12)[0].reason
+    box.lose(10)
+    box.broker.came_from(13, "10.0.0.1", box.now_ms)
+    box.hello(13)
+    assert not refused(box, 13)
+
+
+def test_a_rate_of_links_without_identity_is_that_of_their_address() -> None:
+    box = nameless(Quota(messages_s=2))
+    for link in (10, 11, 20):
+        box.publish(link, "shared", [b"a"] * 3)
+        box.publish(link, "shared", [b"b"])
+    assert [[one.code for one in refused(box, link)] for link in (10, 11, 20)] == [
+        ["wait"], ["wait", "wait"], ["wait"],
+    ]  # fmt: skip
+
+
+def test_what_the_log_has_of_links_without_identity_is_one_owners() -> None:
+    box = nameless(Quota(mailboxes=3))
+    for link in (10, 20):
+        for at in range(10, 12):
+            commands, frames = MAKES["mailboxes"](100 * link + at)
+            box.send(link, *commands, frames=frames)
+    assert [len(refused(box, link)) for link in (10, 20)] == [0, 1]
+
+
+def test_an_identity_counts_as_itself_wherever_it_comes_from() -> None:
+    box = nameless(Quota(subscriptions=1))
+    box.broker.came_from(30, "10.0.0.1", box.now_ms)
+    box.hello(30, identity="anna")
+    box.publish(1, "shared", [b"a"])
+    for at in range(2):
+        box.send(30, wire.Subscribe(at + 1, "shared", ALL, [0]))
+        box.send(10, wire.Subscribe(at + 1, "shared", ALL, [0]))
+    assert not refused(box, 30)
+    assert len(refused(box, 10)) == 1
+
+
+def nameless(quota: Quota) -> Post:
+    """A broker whose links 10 and 11 come from one address and 20 from another, without identity.
+
+    They have a quota, which those with an identity have not.
+    """
+    box = Post(quota=lambda name: Quota() if name else quota)
+    for link, address in ((10, "10.0.0.1"), (11, "10.0.0.1"), (20, "10.0.0.2")):
+        box.broker.came_from(link, address, box.now_ms)
+        box.hello(link)
+    return box

@@ -157,7 +157,15 @@ def test_comments_and_order_of_the_file_stay(plain: Run) -> None:
 
 def test_users_are_listed(plain: Run) -> None:
     plain("grant", "ann", "write", "orders").ok()
-    assert plain("user", "ls").ok().rows == [["ann", "password", "", "write"]]
+    assert plain("user", "ls").ok().rows == [["ann", "password", "", "write", ""]]
+    with Path("malamute.toml").open("a") as file:
+        file.write('[namespaces.acme]\nusers = ["ann"]\n')
+    assert plain("user", "ls").ok().rows == [["ann", "password", "", "write", "acme"]]
+    plain("grant", "ann", "write", "acme.*").ok()
+    plain("grant", "ann", "admin").ok()
+    assert plain("who-can", "write", "orders").ok().rows == []
+    assert plain("who-can", "write", "acme.x").ok().rows == [["ann", ""]]
+    assert plain("who-can", "manage_clients").ok().rows == [["ann", "in namespace acme"]]
 
 
 def failed(outcome: Outcome, code: int, says: str) -> None:

@@ -7,12 +7,18 @@ the sync client runs in a worker thread. A first link is given the time that tes
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from malamute_py.client.aio.client import connect
 from malamute_py.client.sync.client import connect_sync
 from tests.waiting import WAIT_MS
+
+FAST: dict[str, Any] = {"retry_min_ms": 10, "retry_max_ms": 50}
+"""Options of a client that looks for its broker again at once."""
+
+Connect = Callable[..., Awaitable[Any]]
+"""Makes clients; the argument is the identity."""
 
 
 class AsyncShell:

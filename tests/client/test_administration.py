@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -12,25 +11,12 @@ from malamute_protocol.errors import BrokerRefused, LocalProtocolError
 from malamute_protocol.stamp import message_id
 from malamute_py.client.facts import CursorFacts, GroupFacts, MailboxFacts, place_of
 from malamute_py.client.position import AfterMessage, AtTime, FromCursor, Position
-from malamute_py.embedded import EmbeddedBroker
-from tests.client.shells import SHELLS, AsyncShell, SyncShell
 from tests.waiting import WAIT_S
-
-FAST: dict[str, Any] = {"retry_min_ms": 10, "retry_max_ms": 50}
 
 
 @pytest.fixture
-async def broker() -> AsyncIterator[EmbeddedBroker]:
-    async with EmbeddedBroker() as embedded:
-        yield embedded
-
-
-@pytest.fixture(params=SHELLS, ids=lambda shell: shell.kind)
-async def shell(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> AsyncIterator[Any]:
-    made: AsyncShell | SyncShell = request.param()
-    await made.connect(broker.endpoint, context=broker.context, identity="op", **FAST)
-    yield made
-    await made.do("close", flush_ms=0)
+def identity() -> str:
+    return "op"
 
 
 async def stepped(shell: Any, *parts: tuple[Any, ...]) -> Any:

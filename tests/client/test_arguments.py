@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -16,8 +16,6 @@ from malamute_protocol.batch import encode_bulk, encode_fixed
 from malamute_protocol.errors import LocalProtocolError
 from malamute_protocol.framing import COMMANDS, check_command, decode_message, encode_message
 from malamute_py.client.position import AfterMessage, AtTime, Position
-from malamute_py.embedded import EmbeddedBroker
-from tests.client.shells import SHELLS, AsyncShell, SyncShell
 
 Wrong = tuple[str, str, tuple[Any, ...], dict[str, Any]]
 SOON: float = time.time() * 1000 + 5000
@@ -177,20 +175,6 @@ STEPS: list[tuple[str, Callable[[Any], Any]]] = [
     ("next", lambda step: step.move_cursor("s", "c", -1)),
     ("since", lambda step: step.move_cursor("s", "c", 1, since="0")),
 ]
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[EmbeddedBroker]:
-    async with EmbeddedBroker() as embedded:
-        yield embedded
-
-
-@pytest.fixture(params=SHELLS, ids=lambda shell: shell.kind)
-async def shell(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> AsyncIterator[Any]:
-    made: AsyncShell | SyncShell = request.param()
-    await made.connect(broker.endpoint, context=broker.context)
-    yield made
-    await made.do("close", flush_ms=0)
 
 
 async def done(shell: Any, verb: str, arguments: tuple[Any, ...], options: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,32 +12,8 @@ import pytest
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError
 from malamute_py.client.position import FromCursor
 from malamute_py.embedded import EmbeddedBroker
-from tests.client.shells import SHELLS, AsyncShell, SyncShell
-from tests.ports import Port
+from tests.client.shells import FAST, SHELLS, AsyncShell
 from tests.waiting import WAIT_MS, WAIT_S
-
-FAST: dict[str, Any] = {"retry_min_ms": 10, "retry_max_ms": 50}
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[EmbeddedBroker]:
-    async with EmbeddedBroker() as embedded:
-        yield embedded
-
-
-@pytest.fixture(params=SHELLS, ids=lambda shell: shell.kind)
-async def shell(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> AsyncIterator[Any]:
-    made: AsyncShell | SyncShell = request.param()
-    await made.connect(broker.endpoint, context=broker.context, **FAST)
-    yield made
-    await made.do("close", flush_ms=0)
-
-
-@pytest.fixture
-def endpoint() -> Iterator[str]:
-    """An address that a broker can leave and come back to."""
-    with Port() as port:
-        yield port.endpoint
 
 
 async def bodies(shell: Any, stream: str) -> list[bytes]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -17,24 +16,14 @@ from malamute_py.client.session.letters import RequestFailed
 from malamute_py.client.session.publisher import level_number
 from malamute_py.embedded import EmbeddedBroker
 from tests.client.script import Script
-from tests.client.shells import SHELLS, AsyncShell, SyncShell
 
 GZIP = codec_number("gzip")
 PARTS = [b"one" * 100, b"", b"three" * 100]
 
 
 @pytest.fixture
-async def broker() -> AsyncIterator[EmbeddedBroker]:
-    async with EmbeddedBroker() as embedded:
-        yield embedded
-
-
-@pytest.fixture(params=SHELLS, ids=lambda shell: shell.kind)
-async def shell(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> AsyncIterator[Any]:
-    made: AsyncShell | SyncShell = request.param()
-    await made.connect(broker.endpoint, context=broker.context, identity="me")
-    yield made
-    await made.do("close", flush_ms=0)
+def identity() -> str:
+    return "me"
 
 
 def packed(head: Any) -> tuple[bool, int]:

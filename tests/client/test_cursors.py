@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.client.position import AtTime, FromCursor, start_on_wire
-from malamute_py.embedded import EmbeddedBroker
-from tests.client.shells import SHELLS, AsyncShell, SyncShell
-
-FAST: dict[str, Any] = {"retry_min_ms": 10, "retry_max_ms": 50}
 
 
-@pytest.fixture
-async def broker() -> AsyncIterator[EmbeddedBroker]:
-    async with EmbeddedBroker() as embedded:
-        yield embedded
-
-
-@pytest.fixture(params=SHELLS, ids=lambda shell: shell.kind)
-async def shell(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> AsyncIterator[Any]:
-    made: AsyncShell | SyncShell = request.param()
-    await made.connect(broker.endpoint, context=broker.context, **FAST)
-    await made.do("publish_many", "s", [b"%d" % n for n in range(10)], subject="a")
-    yield made
-    await made.do("close", flush_ms=0)
+@pytest.fixture(autouse=True)
+async def ten_records(shell: Any) -> None:
+    await shell.do("publish_many", "s", [b"%d" % n for n in range(10)], subject="a")
 
 
 async def conflicts(shell: Any, method: Any, *arguments: Any, **options: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,12 +21,6 @@ from tests.client.shells import SHELLS, AsyncShell, SyncShell
 from tests.waiting import WAIT_S
 
 IN_HAND = 8
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[EmbeddedBroker]:
-    async with EmbeddedBroker() as embedded:
-        yield embedded
 
 
 @pytest.fixture(params=SHELLS, ids=lambda shell: shell.kind)
@@ -119,6 +113,7 @@ class Scene:
             "links": lambda: do("list_links"),
             "kick": lambda: do("kick", 12345),
             "reload_config": lambda: do("reload_config"),
+            "list_namespaces": lambda: do("list_namespaces"),
             "mailboxes": lambda: do("list_mailboxes"),
             "mailbox_info": lambda: do("mailbox_info", "box"),
             "peek": lambda: do("peek", "box"),

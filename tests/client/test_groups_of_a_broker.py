@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,33 +13,10 @@ import pytest
 from malamute_protocol.errors import BrokerRefused, Timeout
 from malamute_py import PassedOverNotice
 from malamute_py.embedded import EmbeddedBroker
-from tests.client.shells import SHELLS, AsyncShell, SyncShell
-from tests.ports import Port
+from tests.client.shells import FAST, SHELLS
 from tests.waiting import WAIT_MS, WAIT_S
 
-FAST: dict[str, Any] = {"retry_min_ms": 10, "retry_max_ms": 50}
 COUNT = 3000
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[EmbeddedBroker]:
-    async with EmbeddedBroker() as embedded:
-        yield embedded
-
-
-@pytest.fixture(params=SHELLS, ids=lambda shell: shell.kind)
-async def shell(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> AsyncIterator[Any]:
-    made: AsyncShell | SyncShell = request.param()
-    await made.connect(broker.endpoint, context=broker.context, **FAST)
-    yield made
-    await made.do("close", flush_ms=0)
-
-
-@pytest.fixture
-def endpoint() -> Iterator[str]:
-    """An address that a broker can leave and come back to."""
-    with Port() as port:
-        yield port.endpoint
 
 
 async def filled(shell: Any, count: int = COUNT, subjects: int = 7) -> None:

@@ -19,7 +19,7 @@ from tests.client.script import Script
 from tests.client.session.conversation import accept, confirm, of, opened, outcomes, warnings
 from tests.client.session.test_offers import reply, take_all, work, working
 from tests.client.shells import SHELLS, AsyncShell, SyncShell
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, until_async
 
 FAST: dict[str, Any] = {"retry_min_ms": 5, "retry_max_ms": 20}
 
@@ -32,12 +32,6 @@ def cut(client: Any) -> None:
         client._link.wake_up()
 
 
-@pytest.fixture
-async def broker() -> AsyncIterator[EmbeddedBroker]:
-    async with EmbeddedBroker() as embedded:
-        yield embedded
-
-
 @pytest.fixture(params=SHELLS, ids=lambda shell: shell.kind)
 async def worker_shell(
     request: pytest.FixtureRequest, broker: EmbeddedBroker
@@ -46,12 +40,6 @@ async def worker_shell(
     await made.connect(broker.endpoint, context=broker.context, identity="worker", **FAST)
     yield made
     await made.do("close", flush_ms=0)
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 - facts of other threads
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.slow
@@ -122,7 +110,7 @@ async def test_what_another_worker_took_is_shown_again_when_it_comes_back(
         cut(client)
         taken = await thief.next()
         assert taken is not None
-        await until(lambda: client.linked)
+        await until_async(lambda: client.linked)
         step = client.atomic()
         if told_by == "the step":
             with contextlib.suppress(BrokerRefused):  # it may be known already
@@ -130,7 +118,7 @@ async def test_what_another_worker_took_is_shown_again_when_it_comes_back(
                 with pytest.raises(BrokerRefused, match="not_held"):
                     await call(step.commit)
         else:
-            await until(mine.cancelled)
+            await until_async(mine.cancelled)
             with pytest.raises(BrokerRefused, match="not_held"):
                 step.reply(mine, b"from the first")
         # The program still has the name `mine`: what comes back is shown to it all the same.

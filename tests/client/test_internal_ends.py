@@ -24,10 +24,9 @@ from malamute_py.server import loop
 from tests.client.script import Script
 from tests.client.session.conversation import ask_about
 from tests.client.session.test_suspects import answers, greet
-from tests.client.shells import SHELLS, AsyncShell
+from tests.client.shells import FAST, SHELLS, AsyncShell
 from tests.waiting import WAIT_S
 
-FAST: dict[str, Any] = {"retry_min_ms": 10, "retry_max_ms": 50}
 BAD = b"poison"
 
 

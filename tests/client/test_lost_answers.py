@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,9 @@ import pytest
 
 from malamute_py.client.session.letters import RequestFailed
 from malamute_py.embedded import EmbeddedBroker
-from tests.client.shells import SHELLS
+from tests.client.shells import FAST, SHELLS
 from tests.client.test_held_or_given_back import cut, deafen, hear_again
-from tests.ports import Port
 from tests.waiting import WAIT_S
-
-FAST: dict[str, Any] = {"retry_min_ms": 10, "retry_max_ms": 50}
-
-
-@pytest.fixture
-def endpoint() -> Iterator[str]:
-    """An address that a broker can leave and come back to."""
-    with Port() as port:
-        yield port.endpoint
 
 
 @pytest.mark.parametrize("new_shell", SHELLS, ids=lambda shell: shell.kind)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -11,21 +10,6 @@ import pytest
 from malamute_protocol import commands as c
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.embedded import EmbeddedBroker
-from tests.client.shells import SHELLS, AsyncShell, SyncShell
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[EmbeddedBroker]:
-    async with EmbeddedBroker() as embedded:
-        yield embedded
-
-
-@pytest.fixture(params=SHELLS, ids=lambda shell: shell.kind)
-async def shell(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> AsyncIterator[Any]:
-    made: AsyncShell | SyncShell = request.param()
-    await made.connect(broker.endpoint, context=broker.context)
-    yield made
-    await made.do("close", flush_ms=0)
 
 
 async def test_a_request_for_which_no_worker_is_there_is_refused_and_not_queued(

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,46 +15,18 @@ import pytest
 import malamute_py as malamute
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError, Timeout
 from malamute_py.embedded import EmbeddedBroker
-from tests.client.shells import SHELLS
+from tests.client.shells import FAST, SHELLS, Connect
 from tests.ports import Port
-from tests.waiting import WAIT_MS, WAIT_S
+from tests.waiting import WAIT_MS, WAIT_S, until_async
 
 pytestmark = pytest.mark.slow
 
-FAST: dict[str, Any] = {"retry_min_ms": 10, "retry_max_ms": 50}
 SMALL: dict[str, Any] = {
     "limits__record_bytes_max": 1 << 19,
     "limits__batch_bytes_max": 1 << 20,
     "journal__segment_bytes": 4 << 20,
     "journal__ring_bytes": 64 << 20,
 }
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[EmbeddedBroker]:
-    async with EmbeddedBroker() as embedded:
-        yield embedded
-
-
-Connect = Callable[..., Awaitable[Any]]
-
-
-@pytest.fixture(params=SHELLS, ids=lambda shell: shell.kind)
-async def connect(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> AsyncIterator[Connect]:
-    """Makes clients of one kind; the argument is the identity."""
-    made: list[Any] = []
-
-    async def another(identity: str = "", **options: Any) -> Any:
-        shell = request.param()
-        made.append(shell)
-        await shell.connect(
-            broker.endpoint, context=broker.context, identity=identity, **{**FAST, **options}
-        )
-        return shell
-
-    yield another
-    for shell in made:
-        await shell.do("close", flush_ms=0)
 
 
 def bodies(letters: list[Any]) -> list[bytes]:
@@ -248,7 +220,7 @@ async def test_readers_share_a_mailbox_and_each_message_goes_to_one(connect: Con
     sent = [b"%03d" % n for n in range(60)]
     for body in sent:
         await ann.do("send", "box", body, confirm="stored")
-    await until(lambda: len(found) == 60)
+    await until_async(lambda: len(found) == 60)
     for shell, inbox in readers:
         await shell.call(inbox.close)
     await asyncio.gather(*tasks)
@@ -280,13 +252,6 @@ async def test_what_cannot_be_is_refused_before_anything_is_sent(connect: Connec
 
 
 # --- requests ---
-
-
-async def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not true():
-        assert time.monotonic() < deadline, "it did not come about"
-        await asyncio.sleep(0.005)
 
 
 async def test_a_request_is_answered(connect: Connect) -> None:
@@ -396,7 +361,7 @@ async def test_nobody_answers_in_time(connect: Connect) -> None:
         request = (await bob.take(worker, 1))[0]
     with pytest.raises(Timeout):
         await asking
-    await until(request.cancelled)
+    await until_async(request.cancelled)
     assert await bob.call(request.reply, b"too late", wait=True) is None
     assert worker.not_held == 1
     # The notice was for the request, not for the reader of the mailbox.
@@ -541,7 +506,7 @@ async def test_what_a_handler_raises_of_another_client_ends_its_request(connect:
     worker, stop = await serve(bob, "svc", handle)
     with pytest.raises(malamute.RequestFailed, match="no business of this one"):
         await ann.do("request", "svc", b"q", timeout_ms=WAIT_MS)
-    await until(lambda: worker.in_hand == 0)
+    await until_async(lambda: worker.in_hand == 0)
     await stop()
 
 

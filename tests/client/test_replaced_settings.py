@@ -9,7 +9,6 @@ import pytest
 
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError
 from malamute_py.embedded import EmbeddedBroker
-from tests.client.shells import SHELLS, AsyncShell, SyncShell
 
 
 @pytest.fixture
@@ -20,14 +19,6 @@ async def broker() -> AsyncIterator[EmbeddedBroker]:
         services__default={"lease_ms": 9_000},
     ) as embedded:
         yield embedded
-
-
-@pytest.fixture(params=SHELLS, ids=lambda shell: shell.kind)
-async def shell(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> AsyncIterator[Any]:
-    made: AsyncShell | SyncShell = request.param()
-    await made.connect(broker.endpoint, context=broker.context)
-    yield made
-    await made.do("close", flush_ms=0)
 
 
 async def test_a_stream_goes_back_to_the_defaults_and_keeps_what_no_edit_changes(

@@ -19,12 +19,11 @@ from malamute_py.client.settings import SettingError, make_settings
 from malamute_py.embedded import EmbeddedBroker
 from malamute_py.server.authentication.credentials import hash_password
 from tests.client.script import Script
-from tests.client.shells import SHELLS, AsyncShell
+from tests.client.shells import FAST, SHELLS, AsyncShell
 from tests.ports import Port
 from tests.waiting import WAIT_S
 
 TEMPLATE = "web-{n}"
-FAST: dict[str, Any] = {"retry_min_ms": 10, "retry_max_ms": 50}
 
 
 def hellos(script: Script) -> list[c.Hello]:

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from malamute_protocol.errors import LocalProtocolError, Timeout
 from malamute_py.embedded import EmbeddedBroker
-from tests.client.shells import SHELLS, AsyncShell, SyncShell
 from tests.waiting import WAIT_MS
 
 
 @pytest.fixture
-async def broker() -> AsyncIterator[EmbeddedBroker]:
-    async with EmbeddedBroker() as embedded:
-        yield embedded
-
-
-@pytest.fixture(params=SHELLS, ids=lambda shell: shell.kind)
-async def shell(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> AsyncIterator[Any]:
-    made: AsyncShell | SyncShell = request.param()
-    await made.connect(broker.endpoint, context=broker.context, identity="asker")
-    yield made
-    await made.do("close", flush_ms=0)
+def identity() -> str:
+    return "asker"
 
 
 async def test_each_way_to_ask_may_name_a_delay(shell: Any, broker: EmbeddedBroker) -> None:

@@ -15,12 +15,10 @@ from malamute_py.client.session.letters import RequestFailed
 from malamute_py.client.session.rows import OutgoingRow
 from malamute_py.embedded import EmbeddedBroker
 from tests.client.script import Script
-from tests.client.shells import SHELLS
+from tests.client.shells import FAST, SHELLS
 from tests.client.test_held_or_given_back import cut, deafen, hear_again
 from tests.ports import Port
 from tests.waiting import WAIT_S
-
-FAST: dict[str, Any] = {"retry_min_ms": 10, "retry_max_ms": 50}
 
 
 def ask(script: Script, level: Level, reply_to: str = "", until_ms: int = 0) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,39 +16,8 @@ from malamute_protocol.errors import BrokerRefused, ConnectionLost, MalamuteErro
 from malamute_py.client.session.subscription import ModeNotice
 from malamute_py.embedded import EmbeddedBroker
 from malamute_py.server.authentication.credentials import hash_password
-from tests.client.shells import SHELLS, AsyncShell, SyncShell
-from tests.ports import Port
-from tests.waiting import WAIT_S
-
-FAST: dict[str, Any] = {"retry_min_ms": 10, "retry_max_ms": 50}
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[EmbeddedBroker]:
-    async with EmbeddedBroker() as embedded:
-        yield embedded
-
-
-@pytest.fixture(params=SHELLS, ids=lambda shell: shell.kind)
-async def shell(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> AsyncIterator[Any]:
-    made: AsyncShell | SyncShell = request.param()
-    await made.connect(broker.endpoint, context=broker.context, **FAST)
-    yield made
-    await made.do("close", flush_ms=0)
-
-
-@pytest.fixture
-def endpoint() -> Iterator[str]:
-    """An address that a broker can leave and come back to."""
-    with Port() as port:
-        yield port.endpoint
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    """Wait for something that other threads, or this loop's other tasks, bring about."""
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 - facts of other threads
-            await asyncio.sleep(0.005)
+from tests.client.shells import FAST, SHELLS
+from tests.waiting import WAIT_S, until_async
 
 
 async def offsets(shell: Any, pattern: Any, **options: Any) -> list[int]:
@@ -339,10 +307,10 @@ async def test_a_broker_restarted_amid_publishing_and_reading_has_everything_onc
     try:
         for number in range(3):
             more = len(offsets) + 50
-            await until(lambda: len(offsets) >= more and shell.client.reconnects >= number)  # noqa: B023
+            await until_async(lambda: len(offsets) >= more and shell.client.reconnects >= number)  # noqa: B023
             await asyncio.to_thread(broker.stop)
             broker = await asyncio.to_thread(start)
-        await until(lambda: shell.client.reconnects >= 3)
+        await until_async(lambda: shell.client.reconnects >= 3)
         restarted.set()
         await asyncio.wait_for(writing, WAIT_S)
         assert offsets == list(range(len(offsets)))

@@ -16,11 +16,9 @@ from malamute_protocol.errors import BrokerRefused, ConnectionLost, LocalProtoco
 from malamute_py.client.session.events import Linked, Unlinked
 from malamute_py.client.settings import SettingError
 from tests.client.fakes import FakeBroker
-from tests.client.shells import SHELLS
+from tests.client.shells import FAST, SHELLS
 from tests.server.zmtp import greeting
 from tests.waiting import WAIT_MS, WAIT_S
-
-FAST: dict[str, Any] = {"retry_min_ms": 10, "retry_max_ms": 50}
 
 
 @pytest.fixture

@@ -13,10 +13,8 @@ import pytest
 
 import malamute_py as malamute
 from malamute_py.embedded import EmbeddedBroker
-from tests.client.test_queues_against_a_broker import Connect, broker, connect
+from tests.client.shells import Connect
 from tests.waiting import WAIT_MS, WAIT_S
-
-__all__ = ["broker", "connect"]
 
 pytestmark = pytest.mark.slow
 

@@ -2,40 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError
-from malamute_py.embedded import EmbeddedBroker
-from tests.client.shells import SHELLS
+from tests.client.shells import Connect
 
 pytestmark = pytest.mark.slow
-
-Connect = Callable[..., Awaitable[Any]]
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[EmbeddedBroker]:
-    async with EmbeddedBroker() as embedded:
-        yield embedded
-
-
-@pytest.fixture(params=SHELLS, ids=lambda shell: shell.kind)
-async def connect(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> AsyncIterator[Connect]:
-    """Makes clients of one kind; the argument is the identity."""
-    made: list[Any] = []
-
-    async def another(identity: str = "") -> Any:
-        shell = request.param()
-        made.append(shell)
-        await shell.connect(broker.endpoint, context=broker.context, identity=identity)
-        return shell
-
-    yield another
-    for shell in made:
-        await shell.do("close", flush_ms=0)
 
 
 async def begun(shell: Any, **options: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from malamute_py.client.session.subscription import SubscribeOptions, Subscripti
 from malamute_py.client.session.tables import TableRows, schema_message
 from malamute_py.embedded import EmbeddedBroker
 from tests.client.shells import SHELLS
-from tests.client.test_shells_against_a_broker import FAST
 
 columns: Any = pa.schema  # its stubs know one form of columns at a time
 OLD: pa.Schema = columns([pa.field("carrier", pa.string(), nullable=False), ("delay", pa.int32())])
@@ -27,20 +25,6 @@ NEW: pa.Schema = columns(
     [*OLD.set(1, pa.field("delay", pa.int64())), pa.field("gate", pa.string())]
 )
 TABLE = pa.table({"carrier": ["AA", "UA", "AA"], "delay": pa.array([1, None, 3], pa.int32())})
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[EmbeddedBroker]:
-    async with EmbeddedBroker() as embedded:
-        yield embedded
-
-
-@pytest.fixture(params=SHELLS, ids=lambda shell: shell.kind)
-async def shell(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> AsyncIterator[Any]:
-    made = request.param()
-    await made.connect(broker.endpoint, context=broker.context, **FAST)
-    yield made
-    await made.do("close", flush_ms=0)
 
 
 async def table_of(shell: Any, pattern: str = "#", **options: Any) -> pa.Table:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,17 @@ def pyproject() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def committed_files() -> list[Path]:
+@cache
+def committed_files() -> tuple[Path, ...]:
     """Return the files that git tracks, those deleted but not yet committed left out."""
     listing = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True
     ).stdout
-    return [path for name in listing.split("\0") if name and (path := ROOT / name).is_file()]
+    paths = (ROOT / name for name in listing.split("\0") if name)
+    return tuple(path for path in paths if path.is_file())
 
 
+@cache
 def text_of(path: Path) -> str | None:
     """Return a file's text, or None if it holds bytes that are no text."""
     try:

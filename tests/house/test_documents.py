@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 import typer
@@ -87,6 +88,7 @@ def test_every_malamute_command_in_the_readme_exists(line: str) -> None:
     check_command_line(re.sub(r"'[^']*'|\"[^\"]*\"", "QUOTED", line).split()[1:])
 
 
+@cache
 def names_in(path: str) -> set[str]:
     """Return classes, functions, constants and `Class.method` of a module; nothing of a folder."""
     if not path.endswith(".py"):

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.house.checkout import ROOT, committed_files
+from tests.house.checkout import ROOT, committed_files, text_of
 
 BEGINNINGS = re.compile(r"(Of|And|The same|These|Those|Who|What)\b")
 SUSPECT = re.compile(rf"\"\s*{BEGINNINGS.pattern}")
@@ -21,7 +21,7 @@ NO_NOUNS = re.compile(r"\b(nobody|somebody|whoever)\b", re.IGNORECASE)
 
 def docstrings(path: Path) -> Iterator[tuple[str, str]]:
     """Yield place and text of each docstring of a file, also of constants and attributes."""
-    source = path.read_text()
+    source = text_of(path) or ""
     if not SUSPECT.search(source) and not NO_NOUNS.search(source):
         return
     for node in ast.walk(ast.parse(source)):

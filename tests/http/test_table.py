@@ -9,30 +9,21 @@ from pathlib import Path
 
 import pytest
 
-import malamute_py
 from malamute_py import EmbeddedBroker
 from malamute_py.http import table
 from malamute_py.http.table import METRICS, Metric
-from tests.server.test_events import counters, last_name
+from tests.server.test_events import calls, counters, last_name, subscripts
 from tools.metrics_page import PAGE, page
 
-SHELL = Path(malamute_py.__file__).parent / "server"
 FAMILIES = re.compile(r"refused_|quota_")
 
 
 def shell_counters() -> set[str]:
     """Names of counters that the shell writes out in full."""
-    found: set[str] = set()
-    for path in SHELL.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            name: ast.expr | None = None
-            if isinstance(node, ast.Subscript) and "counters" in ast.unparse(node.value):
-                name = node.slice
-            elif isinstance(node, ast.Call) and node.args and last_name(node.func) == "_count":
-                name = node.args[0]
-            if isinstance(name, ast.Constant) and isinstance(name.value, str):
-                found.add(name.value)
-    return {name for name in found if name.endswith("_total")}
+    names = [node.slice for node in subscripts("server")]
+    names += [node.args[0] for node in calls("server") if last_name(node.func) == "_count"]
+    found = {name.value for name in names if isinstance(name, ast.Constant)}
+    return {name for name in found if isinstance(name, str) and name.endswith("_total")}
 
 
 def test_every_counter_of_the_core_has_a_metric() -> None:

@@ -18,7 +18,7 @@ from malamute_py.journal.index import read_index
 from malamute_py.journal.layout import index_name, pack_file
 from malamute_py.journal.spots import BATCH_BYTES_A_SPOT, SPOT
 from malamute_py.journal.storage import read_file
-from malamute_py.matcher import compile_pattern
+from malamute_py.matcher import compile_pattern, rows_by_subject
 from malamute_py.server.journaling.queries import by_key
 from tests.journal.rings import Place, S, file_place, put
 from tests.journal.test_retention import tidy
@@ -30,11 +30,12 @@ RARE = ["topic", "rare"]
 
 def search(
     ring: Ring, pattern: Any, first: int = 0, end: int = 1 << 40, bytes_max: int = 1 << 30,
-    client_time: tuple[int, int] | None = None,
+    client_time: tuple[int, int] | None = None, *, by_rows: bool = False,
 ) -> History:  # fmt: skip
     candidates = by_key(partial(may_match, pattern))
     matches = compile_pattern(pattern).matches
-    return ring.read(1, first, end, bytes_max, candidates, client_time, matches)
+    rows = rows_by_subject(pattern) if by_rows else None
+    return ring.read(1, first, end, bytes_max, candidates, client_time, matches, rows=rows)
 
 
 def batches_of(history: History) -> list[tuple[Batch, int]]:
@@ -258,6 +259,9 @@ def test_any_search_finds_what_reading_everything_does(place: Place, seed: int) 
         weights = [chance.choice([0, 0, 1, 1, 60]) for _ in HEADERS]
         weights[0] += 1
         rows = chance.choices(HEADERS, weights, k=count)
+        if chance.random() < 0.3:
+            # Where all headers are rare, none has spots.
+            rows = [chance.choice([row, (f"one.{n}", row[1])]) for n, row in enumerate(rows)]
         options: dict[str, Any] = {"subject": [keys for keys, _ in rows]}
         if chance.random() < 0.7:
             options["fields"] = [fields for _, fields in rows]
@@ -287,9 +291,10 @@ def test_any_search_finds_what_reading_everything_does(place: Place, seed: int) 
             if window is None or (row[3] is not None and window[0] <= row[3] < window[1])
         ]  # fmt: skip
         found, position = [], first
+        by_rows = chance.random() < 0.7
         while position < end:
             size = chance.choice([1, 300, 5000, 1 << 30])
-            history = search(ring, pattern, position, end, size, window)
+            history = search(ring, pattern, position, end, size, window, by_rows=by_rows)
             assert not history.gaps
             assert history.next > position
             found += selected(history, pattern, position, end)
@@ -297,6 +302,87 @@ def test_any_search_finds_what_reading_everything_does(place: Place, seed: int) 
         if window is not None:
             found = [row for row in found if row[3] is not None and window[0] <= row[3] < window[1]]
         assert found == expected, (pattern, window)
+
+
+def many(ring: Ring, rare: dict[int, bytes], *, time_ms: int = 1000, **options: Any) -> int:
+    """Append a batch of 100 subjects, of which these rows have the subject `rare`."""
+    bodies = [rare.get(row, b"x" * 100) for row in range(100)]
+    subjects = ["rare" if row in rare else f"one.{row}" for row in range(100)]
+    return put(ring, 1, *bodies, subject=subjects, time_ms=time_ms, **options).lsn
+
+
+def test_few_rows_of_batches_in_which_every_subject_is_rare_come_as_one_derived_batch(
+    place: Place,
+) -> None:
+    ring, _ = place.open(SETTINGS)
+    for number in range(12):
+        many(ring, {7 * number: b"rare %d" % number}, time_ms=1000 + number)
+    whole = search(ring, RARE)
+    assert all(not batch.stamp.derived for batch, _ in batches_of(whole))
+    history = search(ring, RARE, by_rows=True)
+    ((batch, following),) = batches_of(history)
+    assert (following, history.next, history.gaps) == (1178, 1200, ())
+    assert selected(history, RARE, 0, 1200) == selected(whole, RARE, 0, 1200)
+    batch.verify()
+
+
+def test_a_batch_of_which_many_rows_are_wanted_leaves_whole_and_in_its_place(place: Place) -> None:
+    ring, _ = place.open(SETTINGS)
+    for number in range(9):
+        many(ring, dict.fromkeys(range(40 if number % 3 == 2 else 2), b"rare"))
+    history = search(ring, RARE, by_rows=True)
+    assert [batch.stamp.derived for batch, _ in batches_of(history)] == [True, False] * 3
+    offsets = [row[0] for row in selected(history, RARE, 0, 900)]
+    assert offsets == sorted(offsets)
+    assert len(offsets) == 6 * 2 + 3 * 40
+
+
+def test_a_batch_whose_rows_expire_leaves_whole(place: Place) -> None:
+    ring, _ = place.open(SETTINGS)
+    many(ring, {5: b"rare"}, expires_at_ms=1 << 50)
+    ((batch, _),) = batches_of(search(ring, RARE, by_rows=True))
+    assert not batch.stamp.derived
+
+
+def test_damage_anywhere_in_a_batch_of_which_rows_would_be_taken_is_told(place: Place) -> None:
+    ring, _ = place.open(SETTINGS)
+    lsns = [many(ring, {50: b"rare %d" % number}) for number in range(3)]
+    place.flip(lsns[1] + 3000)
+    history = search(ring, RARE, by_rows=True)
+    assert [gap[:3] for gap in history.gaps] == [(100, 200, "damaged")]
+    assert [batch.base_offset for batch, _ in batches_of(history)] == [50, 250]
+    assert history.next == 300
+
+
+def test_a_read_that_takes_rows_looks_through_more_than_its_bound_but_not_through_all(
+    place: Place,
+) -> None:
+    ring, _ = place.open(SETTINGS)
+    for number in range(60):
+        many(ring, {number: b"rare %02d" % number})
+    found, position, reads = [], 0, []
+    while position < 6000:
+        history = search(ring, RARE, position, bytes_max=11_000, by_rows=True)
+        found += selected(history, RARE, 0, 6000)
+        reads.append(history.next - position)
+        position = history.next
+    assert [row[-1] for row in found] == [b"rare %02d" % number for number in range(60)]
+    assert max(reads) > 500
+    assert len(reads) > 3
+
+
+def test_one_read_gathers_no_more_rows_than_a_derived_batch_has(place: Place) -> None:
+    ring, _ = place.open(RingSettings(segment_bytes=16 * S, ring_bytes=128 * S))
+    batches = ROWS_MAX // 30 + 10
+    subjects = ["rare"] * 30 + [f"one.{number}" for number in range(450)]
+    for _ in range(batches):
+        put(ring, 1, *[b""] * 480, subject=subjects)
+    history = search(ring, RARE, by_rows=True)
+    ((batch, _),) = batches_of(history)
+    assert ROWS_MAX - 32 < len(batch) <= ROWS_MAX
+    again = search(ring, RARE, history.next, by_rows=True)
+    found = selected(history, RARE, 0, 1 << 40) + selected(again, RARE, 0, 1 << 40)
+    assert len(found) == 30 * batches
 
 
 def test_contents_that_are_no_contents_have_no_rare_rows() -> None:

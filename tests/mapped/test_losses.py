@@ -13,12 +13,16 @@ import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 import malamute_py as malamute
 from malamute_protocol.batch import Batch
+from malamute_protocol.content import Content
+from malamute_protocol.errors import BatchError
+from malamute_protocol.extract import extract
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.changelog.records import StreamPurged, StreamTrimmed
 from malamute_py.journal import FileStorage, JournalCorrupt, RingSettings, open_reader
@@ -26,6 +30,7 @@ from malamute_py.journal.directory import expected_of
 from malamute_py.journal.layout import RingMeta
 from malamute_py.journal.manifest import Manifest
 from malamute_py.mapped import LogReader, MappedBatch, Overwritten
+from malamute_py.mapped import batch as batch_module
 from malamute_py.mapped import reading as reading_module
 from malamute_py.mapped.missing import NOTHING, Missing, find_missing
 from malamute_py.mapped.segments import MAPS_MAX, SegmentMap
@@ -160,6 +165,41 @@ def test_readings_of_copies_hand_out_batches_that_own_their_bytes(
     assert records(reading)
 
 
+def test_few_rows_of_a_batch_are_copied_without_the_others(log: Log, reader: LogReader) -> None:
+    trades = log.create("trades")
+    subjects = [f"one.{row}" for row in range(64)]
+    subjects[3] = subjects[40] = "rare"
+    bodies = [b"%d" % row for row in range(64)]
+    log.put(trades, *bodies, subject=subjects, client_time_ms=list(range(64)))
+    log.fill(trades, 20)
+    reading = reader.read("trades", "rare", copy=True, on_notice=Noted().append)
+    batch = reading.next_batch(0)
+    assert batch is not None
+    assert (type(batch), batch.stamp.derived) == (Batch, True)
+    assert len(batch.content) == 2
+    lap(log, trades)
+    found = [(each.offset, each.body, each.subject, each.client_time_ms) for each in batch]
+    assert found == [(3, b"3", "rare", 3), (40, b"40", "rare", 40)]
+
+
+def test_rows_that_are_overwritten_while_they_are_copied_are_not_handed_out(
+    log: Log, reader: LogReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trades, notes = log.create("trades"), Noted()
+    log.put(trades, *[b"x"] * 64, subject=["rare", *[f"one.{row}" for row in range(63)]])
+    log.fill(trades, 20)
+    reading = reader.read("trades", "rare", copy=True, until="tail", on_notice=notes.append)
+
+    def slow(*arguments: Any) -> Any:
+        found = extract(*arguments)
+        lap(log, trades)
+        return found
+
+    monkeypatch.setattr(batch_module, "extract", slow)
+    assert records(reading) == []
+    assert notes.gone()
+
+
 def test_a_table_of_views_tells_when_it_was_overwritten(log: Log, reader: LogReader) -> None:
     trades = log.create("trades")
     log.fill(trades, 20)
@@ -192,6 +232,32 @@ def test_a_batch_that_is_overwritten_while_it_is_selected_is_not_handed_out(
     ((begin, end, code),) = notes.gone()
     assert (begin, code) == (0, "retention")
     assert seen == filled(end, 20 + LAP)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_batch_that_is_overwritten_while_it_is_found_unwanted_is_in_the_gap(
+    log: Log, reader: LogReader, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """Overwritten bytes may look like a batch without a wanted row, or like no batch at all."""
+    trades, notes = log.create("trades"), Noted()
+    log.fill(trades, 20)
+    reading = reader.read("trades", on_notice=notes.append)
+    select = Selection.rows
+
+    def overtaken(self: Selection, content: Content, base: int, *more: object) -> object:
+        if base < 5:
+            return select(self, content, base, *more)  # type: ignore[arg-type]
+        monkeypatch.setattr(Selection, "rows", select)
+        lap(log, trades)
+        if fails:
+            raise BatchError("bad_batch", "overwritten bytes")
+        return False, None
+
+    monkeypatch.setattr(Selection, "rows", overtaken)
+    seen = records(reading)
+    ((begin, end, code),) = notes.gone()
+    assert (begin, code) == (5, "retention")
+    assert seen == [*filled(0, 5), *filled(end, 20 + LAP)]
 
 
 def test_without_the_check_of_the_header_what_was_overwritten_would_pass(
@@ -807,6 +873,7 @@ def test_descriptors_and_mappings_are_bounded_and_given_back(tmp_path: Path) -> 
     log.close()
     del log
     gc.collect()
+    gc.freeze()  # each look below is at the objects of this test only
 
     def mapped() -> int:
         gc.collect()

@@ -130,7 +130,7 @@ def test_we_send_no_message_whose_frames_do_not_fit() -> None:
 
 
 def test_every_number_has_one_command() -> None:
-    assert len(COMMANDS) == len(NUMBERS) == 78
+    assert len(COMMANDS) == len(NUMBERS) == 79
     assert all(COMMANDS[number] is command for command, number in NUMBERS.items())
 
 

@@ -48,7 +48,8 @@ from malamute_py.changelog.settings import (
     StreamSettings,
 )
 
-SPEC = (Path(__file__).parents[2] / "protocol" / "SPEC.md").read_text()
+ROOT = Path(__file__).parents[2]
+SPEC = (ROOT / "protocol" / "SPEC.md").read_text()
 
 TYPES = {
     "int": "int",
@@ -187,6 +188,14 @@ def test_the_states_of_the_spec_are_the_transitions_of_the_code() -> None:
 
 def test_the_error_codes_are_those_of_the_code() -> None:
     assert dict(rows(section("9"), "| Code | Meaning |")) == CODES
+
+
+def test_the_guide_says_of_every_code_what_to_do() -> None:
+    guide = (ROOT / "docs/guides/troubleshooting.md").read_text()
+    cells = re.findall(r"^\| (`.*?) \|", guide, re.MULTILINE)
+    told = set(re.findall(r"`(\w+)`", "".join(cells)))
+    elsewhere = {"not_leader", "moved"}  # No broker sends them yet: SPEC.md, section 14.
+    assert told >= CODES.keys() - elsewhere
 
 
 def test_every_code_that_the_spec_speaks_of_exists() -> None:

@@ -66,8 +66,13 @@ class EchoCore:
         self.failures: list[tuple[int, str, Exception]] = []
         self.turns: list[int] = [0]
         """Messages that came between one question for Ready and the next."""
+        self.addresses: list[tuple[int, str]] = []
+        """Links and the addresses that they came from."""
         self.unread = 0
         """How often read_ahead() says that a message is still to be read."""
+
+    def came_from(self, link: int, address: str, now_ms: int) -> None:
+        self.addresses.append((link, address))
 
     def read_ahead(self, link: int, frames: Any, now_ms: int) -> bool:
         self.calls.append(("read ahead", link, len(frames)))

@@ -44,6 +44,7 @@ SHELL_OWN = {
     "carrier",
     "facts",
     "users",
+    "namespace_of",
     "meter",
 }
 """Settings of the core that are the shell's own: no configuration names them."""

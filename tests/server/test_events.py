@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import malamute_py
@@ -15,12 +16,34 @@ TOLD_BY = {"event", "_event", "_report", "RingEvent"}
 """Calls whose first argument is an event's name."""
 ORDER = ("debug", "info", "warning", "error", "critical")
 LEVELS = set(ORDER)
+COUNTED_BY = {"counting", "_counting", "Counting", "_count"}
+"""Calls among whose arguments are names of counters."""
 
 
-def nodes(*packages: str) -> Iterator[ast.AST]:
+@cache
+def told_in(package: str) -> list[ast.Call | ast.Subscript]:
+    """Return calls that may tell an event or count, and subscripts of counters.
+
+    To parse all sources takes a second.
+    """
+    return [
+        node
+        for path in sorted((SOURCES / package).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (isinstance(node, ast.Call) and last_name(node.func) in TOLD_BY | LEVELS | COUNTED_BY)
+        or (isinstance(node, ast.Subscript) and last_name(node.value).endswith("counters"))
+    ]
+
+
+def calls(*packages: str) -> Iterator[ast.Call]:
     for package in packages:
-        for path in sorted((SOURCES / package).rglob("*.py")):
-            yield from ast.walk(ast.parse(path.read_text()))
+        for node in told_in(package):
+            if isinstance(node, ast.Call) and node.args:
+                yield node
+
+
+def subscripts(package: str) -> Iterator[ast.Subscript]:
+    return (node for node in told_in(package) if isinstance(node, ast.Subscript))
 
 
 def last_name(node: ast.expr) -> str:
@@ -40,15 +63,10 @@ def words(node: ast.AST) -> Iterator[str]:
 
 
 def counters() -> set[str]:
-    return {
+    return {word for node in subscripts("broker") for word in words(node.slice)} | {
         word
-        for node in nodes("broker")
-        if isinstance(node, ast.Subscript) and last_name(node.value).endswith("counters")
-        for word in words(node.slice)
-    } | {
-        word
-        for node in nodes("broker")
-        if isinstance(node, ast.Call) and last_name(node.func).lstrip("_").lower() == "counting"
+        for node in calls("broker")
+        if last_name(node.func).lstrip("_").lower() == "counting"
         for part in ast.walk(node)
         for word in words(part)
     }
@@ -67,9 +85,7 @@ def levels_of(call: ast.Call) -> set[str]:
 def told() -> dict[str, set[str]]:
     """Return the levels of each event that is told, as far as the calls name them."""
     found: dict[str, set[str]] = defaultdict(set)
-    for node in nodes("broker", "server", "journal"):
-        if not isinstance(node, ast.Call) or not node.args:
-            continue
+    for node in calls("broker", "server", "journal"):
         last = last_name(node.func)
         place = 1 if last == "RingEvent" and len(node.args) > 2 else 0
         if last in TOLD_BY or (last in LEVELS and "log" in ast.unparse(node.func)):
@@ -99,8 +115,7 @@ def test_a_line_has_a_level_of_its_row() -> None:
 def test_an_event_of_the_journal_or_the_guard_has_one_level_which_the_table_gives() -> None:
     given = {
         word
-        for node in nodes("server", "journal")
-        if isinstance(node, ast.Call) and node.args
+        for node in calls("server", "journal")
         for last in [last_name(node.func)]
         if last == "RingEvent" or (last == "_report" and len(node.args) == 2)
         for word in words(node.args[1 if last == "RingEvent" and len(node.args) > 2 else 0])

@@ -100,6 +100,20 @@ def test_a_peer_is_answered_over_each_transport(transport: str, tmp_path: Path) 
         assert running.failure is None
 
 
+@pytest.mark.parametrize("transport", ["tcp", "ipc", "inproc"])
+def test_the_core_is_told_once_where_a_link_comes_from(transport: str, tmp_path: Path) -> None:
+    endpoint = {
+        "tcp": "tcp://127.0.0.1:0", "ipc": f"ipc://{tmp_path}/socket", "inproc": "inproc://broker",
+    }[transport]  # fmt: skip
+    with RunningLoop(Config(listen=[endpoint])) as running:
+        with dealer(running.endpoint, running.context) as peer:
+            ping(peer, 1)
+            ping(peer, 2)
+        addresses = running.core.addresses
+        told = [("127.0.0.1" if transport == "tcp" else f"local user {os.geteuid()}")]
+        assert [address for _, address in addresses] == (told if transport != "inproc" else [])
+
+
 def test_a_small_content_is_kept_as_bytes_and_a_large_one_as_the_frame_it_came_in() -> None:
     with RunningLoop(LOCAL) as running, dealer(running.endpoint) as peer:
         for size in (100, 100_000):

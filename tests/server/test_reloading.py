@@ -11,12 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import malamute_py as malamute
 from malamute_protocol.commands import Bye, Refused, ReloadConfig, Result
 from malamute_py.client.settings import Plain
-from malamute_py.config import KEYS, Config, from_table, load
+from malamute_py.config import KEYS, Config, NamespaceSection, from_table, load
 from malamute_py.origins import Examined, examine
 from malamute_py.server import Server
 from malamute_py.server.authentication.credentials import hash_password
@@ -310,6 +311,96 @@ def test_quotas_that_are_read_anew_bind_those_that_are_linked(tmp_path: Path) ->
         ann.publish("one", b"x")
         made.reload(root)
         ann.create_stream("two")
+
+
+ACME = """
+[namespaces.acme]
+users = ["ann"]
+[namespaces.acme.quotas]
+streams = 2
+[namespaces.acme.default_stream]
+max_records = 7
+"""
+
+
+def test_a_namespace_that_comes_changes_and_goes_is_taken_up(tmp_path: Path) -> None:
+    with (
+        world(tmp_path) as made,
+        made.peer("root", "a") as root,
+        malamute.connect_sync(
+            made.server.endpoints[0], credential=Plain("ann", "a"), timeout_ms=WAIT_MS
+        ) as ann,
+    ):
+        plain = made.file.read_text()
+        ann.publish("orders", b"x")
+        made.file.write_text(plain + ACME)
+        assert made.reload(root) == {"namespaces.acme": "applied added"}
+        with pytest.raises(malamute.BrokerRefused, match="forbidden"):
+            ann.publish("orders", b"x")
+        assert ann.reconnects == 1, "her link was remembered to write to orders"
+        ann.publish("acme.one", b"x")
+        assert ann.stream_info("acme.one").settings["max_records"] == 7
+        [own] = ann.list_namespaces()
+        assert (own.namespace, own.held["streams"]) == ("acme", 2), "orders is hers, too"
+        with pytest.raises(malamute.BrokerRefused, match=r"limit.*namespaces\.acme\.quotas"):
+            ann.publish("acme.two", b"x")
+        changed = ACME.replace("streams = 2", "streams = 3").replace("= 7", "= 8")
+        made.file.write_text(plain + changed)
+        assert made.reload(root) == {
+            "namespaces.acme.quotas": "applied changed",
+            "namespaces.acme.default_stream": "applied changed",
+        }
+        ann.publish("acme.two", b"x")
+        assert ann.stream_info("acme.two").settings["max_records"] == 8
+        assert ann.reconnects == 1
+        made.file.write_text(
+            plain + changed.replace("[namespaces.acme]", "[namespaces.acme]\nprefix='a:'")
+        )
+        assert made.reload(root) == {"namespaces.acme.prefix": "applied changed"}
+        with pytest.raises(malamute.BrokerRefused, match="forbidden"):
+            ann.publish("acme.two", b"x")
+        made.file.write_text(plain)
+        assert made.reload(root) == {"namespaces.acme": "applied removed"}
+        ann.publish("orders", b"x")
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ('users = ["ann", "bob"]\nprefix = "root"', "namespaces.acme.prefix"),
+        ('users = ["*"]', "namespaces.acme.users"),
+        ("[namespaces.acme.quotas]\nstream = 1", "namespaces.acme.quotas.stream"),
+        ("[namespaces.acme.default_stream]\nmax_age = 1", "namespaces.acme.default_stream"),
+        ('[namespaces.beta]\nusers = ["acme.x"]\nprefix = "bob."', ""),
+    ],
+)
+def test_a_namespace_that_is_wrong_is_refused_and_what_was_in_force_stays(
+    tmp_path: Path, text: str, key: str
+) -> None:
+    with world(tmp_path) as made, made.peer("root", "a") as root:
+        made.file.write_text(made.file.read_text() + f"[namespaces.acme]\n{text}\n")
+        changes = made.reload(root)
+        if key:
+            assert [name for name, says in changes.items() if says.startswith("refused")] == [key]
+            assert not made.server.config.namespaces
+        else:
+            assert set(changes) == {"namespaces.acme", "namespaces.beta"}
+
+
+def test_who_belongs_to_a_namespace_is_narrowed_by_its_prefix_and_its_users() -> None:
+    def of(namespaces: dict[str, Any]) -> Config:
+        config = security({"x": ANN})
+        return msgspec.structs.replace(
+            config, namespaces=msgspec.convert(namespaces, dict[str, NamespaceSection])
+        )
+
+    none, both = of({}), of({"a": {"users": ["ann", "bob"]}})
+    one, wide = of({"a": {"users": ["ann"]}}), of({"a": {"users": ["ann"], "prefix": "b."}})
+    told = [
+        narrowed(before, after, "ann")
+        for before, after in ((none, one), (one, none), (one, both), (both, one), (one, wide))
+    ]
+    assert told == [True, False, False, True, True]
 
 
 def test_an_embedded_broker_reads_its_users_anew(tmp_path: Path) -> None:

@@ -597,6 +597,7 @@ class Machine:
                     read.stream, read.from_offset, read.end_offset, read.bytes_max,
                     candidates=by_key(read.candidates), client_time=read.client_time,
                     matches=read.matches, oldest_ms=read.oldest_ms, pinned=read.pinned,
+                    rows=read.rows,
                 )  # fmt: skip
             except JournalError as error:
                 self.trace.note("read failed", str(error))

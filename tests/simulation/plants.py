@@ -43,6 +43,28 @@ def _put(stack: contextlib.ExitStack, owner: Any, name: str, make: Callable[[Any
     stack.enter_context(patch.object(owner, name, make(getattr(owner, name))))
 
 
+# --- keys ------------------------------------------------------------------------------------
+
+
+def _content_not_compared(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker import atomic
+
+    _put(stack, atomic, "differ", lambda original: lambda one, other: False)
+
+
+def _digest_not_kept(stack: contextlib.ExitStack) -> None:
+    from malamute_py.changelog import tables
+
+    def make(original: Any) -> Any:
+        def remember(queues: Any, sender: str, key: bytes, row: Any) -> None:
+            row.digest = 0
+            original(queues, sender, key, row)
+
+        return remember
+
+    _put(stack, tables, "_remember", make)
+
+
 # --- transactions ----------------------------------------------------------------------------
 
 
@@ -1027,6 +1049,14 @@ def _codes(*names: str) -> frozenset[str]:
 
 
 PLANTS: dict[str, Planted] = {
+    "key-with-another-body": Planted(
+        "work", "a key that comes again with another body is taken for a duplicate",
+        _content_not_compared, _codes("wrong_confirm", "wrong_duplicate"), 30,
+    ),
+    "digest-not-kept": Planted(
+        "work", "the digest of a key's content is not kept beside its number",
+        _digest_not_kept, _codes("wrong_confirm", "wrong_duplicate"), 30,
+    ),
     "ghost-batch": Planted(
         "journal", "recovery takes a batch of an older epoch in a rewritten tail",
         _ghost, _codes("ghost"), 300,

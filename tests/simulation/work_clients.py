@@ -138,6 +138,8 @@ class Peer(Client):
         """Tracker on the present link -> act."""
         self.outbox: list[Act] = []
         """Acts with a key that are not confirmed, in order."""
+        self.confirmed: list[bytes] = []
+        """Keys of messages and requests that were confirmed."""
         self.bytes_of: dict[int, list[Command]] = {}
         """Act -> the bytes that are sent, each time equal."""
         self.given_up: dict[int, list[tuple[Sub, Held]]] = {}
@@ -221,8 +223,15 @@ class Peer(Client):
             act = self.pending.pop(command.tracker, None)
             if act is not None and act in self.outbox:
                 self.outbox.remove(act)
+                self.confirmed += self._keys_of(act)
         elif isinstance(command, c.Refused):
             self._refused(command)
+
+    def _keys_of(self, act: Act) -> list[bytes]:
+        """Return the key of a message or request that was confirmed."""
+        command = self.bytes_of[act.number][0][0]
+        lone = not act.atomic and isinstance(command, c.Send | c.Request)
+        return [act.key] if lone and (self.holder, act.key) not in self.model.used_twice else []
 
     def _given(self, command: Any, frames: list[bytes]) -> None:
         sub = self.subs[command.subscription - 1]
@@ -360,6 +369,8 @@ class Peer(Client):
         self, commands: list[Command], wishes: list[Wish], *, key: bytes = b"", level: int = 0,
         atomic: bool = False, memory: bool = False,
     ) -> Act:  # fmt: skip
+        if key and not atomic and isinstance(commands[0][0], c.Send | c.Request):
+            commands, key = self._mistaken(commands, key)
         act = Act(
             self.world.act_number(), self.holder, wishes, key, level, atomic, memory,
             self.model.end_lsn,
@@ -380,6 +391,17 @@ class Peer(Client):
         if key and self.rng.random() < 0.05:
             self._send(act)
         return act
+
+    def _mistaken(self, commands: list[Command], key: bytes) -> tuple[list[Command], bytes]:
+        """Return a message under a key that another one had, as a faulty program would send it."""
+        # Apart from the other choices, so that a seed is what it was before there was this.
+        apart = Random(f"mistaken {key.hex()} {self.world.seed}")
+        if not self.confirmed or self.world.quiet or apart.random() > self.world.mistaken:
+            return commands, key
+        key = apart.choice(self.confirmed)
+        self.model.used_twice.add((self.holder, key))
+        ((command, frame),) = commands
+        return [(msgspec.structs.replace(command, key=key), frame)], key
 
     def _send(self, act: Act) -> None:
         connection = self.connection

@@ -628,6 +628,8 @@ class WorkModel:
         """Serial -> the act that brought it."""
         self.steps: dict[tuple[str, bytes], Act] = {}
         """(sender, key) -> atomic act."""
+        self.used_twice: set[tuple[str, bytes]] = set()
+        """(sender, key) of messages and requests under which another one was sent as well."""
         self.held: dict[tuple[Any, ...], tuple[int, int]] = {}
         """(kind, place, number) -> (link, subscription) that holds it."""
         self.suspects: list[tuple[tuple[int, int], str]] = []
@@ -1027,11 +1029,14 @@ class WorkModel:
 
     def refused(self, act: Act, command: c.Refused) -> None:
         """Note that the broker says that nothing of this happened."""
+        twice = (act.holder, act.key) in self.used_twice
+        if act.key and not act.atomic and command.code == "conflict" and not twice:
+            raise Violation("false_conflict", f"{command.reason}: {act} has a key of its own")
         if act.tries != 1 or command.code == "journal_failed":
             # A failed sync leaves the appended bundles to the next start.
             return
         state = self.state
-        if act.key and (act.holder, act.key) in state.keys:
+        if act.key and (act.holder, act.key) in state.keys and not twice:
             raise Violation("refused_kept", f"{command.code} for {act}")
         for wish in act.wishes:
             if any(serial in state.serials for serial in wish.serials):

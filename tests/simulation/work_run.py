@@ -76,6 +76,8 @@ class WorkRun(BrokerRun):
         self.readers: dict[str, int] = {}
         """Mailbox -> how many inboxes it has, over all of the run."""
         self.acts = 0
+        self.mistaken = Random(f"mistaken {self.seed}").choice((0.0, 0.0, 0.1))
+        """Share of keyed messages and requests that are sent under a key that another one had."""
         self.peers: list[Peer] = []
         self.machine.on_power = lambda: self._down(power=True)
 

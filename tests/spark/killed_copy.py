@@ -2,8 +2,8 @@
 
 By hand: python -m tests.spark.killed_copy [--archive] [--times 10] [--broker] [--seed 1]. It starts
 a broker and the query, into another stream or into an archive of Parquet, kills the query's process
-group or the broker at random moments, starts it again, and ends with 1 unless the copy has every
-record once.
+group or the broker at random moments of its start and of its batches, starts it again, and ends
+with 1 unless the copy has every record once.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ import pyarrow.parquet as pq
 from malamute_py.client.sync.client import SyncClient, connect_sync
 from malamute_py.demo.daemon import Daemon
 from pyspark_malamute.pipelines import archive
-from pyspark_malamute.pipelines.archive_log import ArchiveLog, State
+from pyspark_malamute.pipelines.archive_log import State, load_state
 from pyspark_malamute.pipelines.folder import FoundFile
 from tests.spark.conftest import start_spark
 
 PER_TRIGGER = 20_000
 WAIT_S = 240
+CHUNKS_S = 0.4
+"""About the duration of a batch whose chunks are in the stream one after the other."""
 
 
 def copy(endpoint: str, stream: str, directory: Path) -> Any:
@@ -97,13 +99,35 @@ def until(client: SyncClient, stream: str, count: int, query: subprocess.Popen[b
     wait_until(count, query, lambda: copied(client, stream))
 
 
-def wait_until(count: int, query: subprocess.Popen[bytes], done: Callable[[], int]) -> None:
+class Timing:
+    """Durations of a run's parts as they were seen last, within which a kill is to fall."""
+
+    start_s = 20.0
+    """From the start of the query to its first batch."""
+    batch_s = 1.0
+
+
+def wait_until(
+    count: int,
+    query: subprocess.Popen[bytes],
+    done: Callable[[], int],
+    timing: Timing | None = None,
+) -> None:
     """Wait until so many records are done."""
-    deadline_s = time.monotonic() + WAIT_S
-    while done() < count:
-        assert query.poll() is None, f"the query ended by itself: {_log(query)}"
-        assert time.monotonic() < deadline_s, f"{done()} of {count} records"
+    timing = timing or Timing()
+    begun_s = time.monotonic()
+    found, found_s = done(), 0.0
+    while found < count:
         time.sleep(0.005)
+        assert query.poll() is None, f"the query ended by itself: {_log(query)}"
+        now, now_s = done(), time.monotonic()
+        assert now_s < begun_s + WAIT_S, f"{now} of {count} records"
+        if now > found:
+            if found_s:
+                timing.batch_s = now_s - found_s
+            else:
+                timing.start_s = now_s - begun_s
+            found, found_s = now, now_s
 
 
 class Local:
@@ -119,16 +143,10 @@ class Local:
         home = self.directory / below
         return [FoundFile(f"{below}/{path.name}", 0, 0) for path in home.glob("*.json")]
 
-    def create(self, name: str, content: bytes) -> bool:
-        raise NotImplementedError
-
-    def remove(self, name: str) -> None:
-        raise NotImplementedError
-
 
 def state_of(directory: Path) -> State | None:
     """An archive as its log tells."""
-    return ArchiveLog(Local(directory), lambda: 0).load()
+    return load_state(Local(directory))
 
 
 def archived(directory: Path, stream: str) -> int:
@@ -203,15 +221,25 @@ def _killed(given: argparse.Namespace, chance: random.Random, directory: Path) -
                 return archived(work / "archive", stream)
             return copied(client, stream)
 
+        timing = Timing()
         with contextlib.ExitStack() as stack:
             query: subprocess.Popen[bytes] | None = None
             for number in range(given.times):
-                # Somewhere in the records that are left, the last kill amid the last of them.
                 begun = done()
+                started = query is None
                 if query is None:
                     query = stack.enter_context(running(broker.endpoint, stream, work, *more))
-                wait_until(begun + (rows - begun) // (given.times - number + 1), query, done)
-                time.sleep(chance.random() * 0.4)
+                if started and number % 3 == 1:
+                    # While the query starts, or in its first batch.
+                    end_s = time.monotonic() + chance.random() * timing.start_s
+                    while time.monotonic() < end_s and done() == begun:
+                        time.sleep(0.005)
+                else:
+                    # Somewhere in the records that are left, the last kill amid the last of them,
+                    # and at any moment of a batch. A stream shows a batch's chunks one by one.
+                    count = begun + (rows - begun) // (given.times - number + 1)
+                    wait_until(count, query, done, timing)
+                    time.sleep(chance.random() * max(timing.batch_s, CHUNKS_S))
                 if given.broker:
                     broker.kill()
                     broker.start()
@@ -219,7 +247,11 @@ def _killed(given: argparse.Namespace, chance: random.Random, directory: Path) -
                 else:
                     stack.close()
                     query = None
-                print(f"kill {number + 1}: {done():,} records copied", flush=True)
+                print(
+                    f"kill {number + 1}: {done():,} records copied; a start takes"
+                    f" {timing.start_s:.0f} s, a batch {timing.batch_s:.1f}",
+                    flush=True,
+                )
         with running(broker.endpoint, stream, work, *more) as query:
             wait_until(rows, query, done)
             time.sleep(2)

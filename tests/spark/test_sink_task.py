@@ -14,7 +14,7 @@ import pytest
 from malamute_py.client.sync.client import SyncClient
 from malamute_py.config import Authentication, Grant
 from malamute_py.server.authentication.credentials import hash_password
-from pyspark_malamute import links, sink_task
+from pyspark_malamute import links, sink, sink_task
 from pyspark_malamute.errors import BatchChanged, MalamuteSourceError, SourceUnavailable
 from pyspark_malamute.kept_links import KEPT
 from pyspark_malamute.sink import commit
@@ -173,6 +173,35 @@ def test_a_partition_of_one_chunk_may_come_in_another_order(
     assert numbers(client, stream) == list(range(20))
     with pytest.raises(BatchChanged):
         write(rows(0, 20, size=999))
+
+
+def test_a_partition_of_one_chunk_may_be_published_meanwhile_in_another_order(
+    client: SyncClient, stream: str, write: Callable[..., Written],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    write(rows(0, 20))
+    nothing = iter([Published(None, {})])
+    monkeypatch.setattr(
+        sink_task, "read_published", lambda *given: next(nothing, None) or read_published(*given)
+    )
+    write(rows(10, 20), rows(0, 10))
+    assert numbers(client, stream) == list(range(20))
+
+
+def test_a_batch_that_another_driver_commits_meanwhile_is_committed_once(
+    client: SyncClient, stream: str, endpoint: str, batch: BatchName,
+    write: Callable[..., Written], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    chosen, told = options(endpoint, stream), [write(rows(0, 20))]
+    commit(chosen, told)
+    client.publish(stream, b"999999", subject="a.b")  # The other driver saw another tail.
+    before = read_published(client, chosen, batch)
+    blind = iter([Published(None, before.chunks)])
+    monkeypatch.setattr(
+        sink, "read_published", lambda *given: next(blind, None) or read_published(*given)
+    )
+    commit(chosen, told)
+    assert read_published(client, chosen, batch) == before
 
 
 def test_a_batch_is_committed_once_with_its_rows_and_where_they_end(

@@ -103,6 +103,8 @@ def test_types_that_spark_has_not_come_in_wider_ones(
         source(endpoint, stream).schema()
 
 
+@pytest.mark.spark
+@pytest.mark.timeout(1200)
 def test_a_query_computes_with_typed_columns(
     spark: SparkSession, endpoint: str, client: SyncClient, typed: str
 ) -> None:

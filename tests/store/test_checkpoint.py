@@ -196,23 +196,28 @@ def test_tables_keep_what_each_key_was_used_for() -> None:
     logged = LoggedQueues()
     connection = logged.connection()
     end = logged.log(
-        r.MailPut(3, -1, 1, 100, "s", 1, b"mail"),
-        r.RequestPut(4, -1, 1, 100, "s", "s", 1, 0, b"request"),
-        r.StepTaken("s", b"step", 1, 66),
+        r.MailPut(3, -1, 1, 100, "s", 1, b"mail", digest=(1 << 64) - 1),
+        r.RequestPut(4, -1, 1, 100, "s", "s", 1, 0, b"request", digest=2),
+        r.StepTaken("s", b"step", 1, 66, 3),
         r.StepTaken("s", b"earlier", 1),
     )
     Checkpoint(connection, follower_of(logged).read).advance(end)
-    uses = {key: row.use for (_, key), row in load(connection).keys.items()}
-    assert uses == {b"mail": 3, b"request": 4, b"step": -66, b"earlier": 0}
+    uses = {key: (row.use, row.digest) for (_, key), row in load(connection).keys.items()}
+    assert uses == {
+        b"mail": (3, (1 << 64) - 1), b"request": (4, 2), b"step": (-66, 3), b"earlier": (0, 0),
+    }  # fmt: skip
 
 
 def test_a_key_that_an_earlier_version_wrote_is_read() -> None:
     data = msgspec.msgpack.encode(("s", b"k", 7, 2, 5))
     stored = google_crc32c.value(data).to_bytes(4, "little") + data
     assert KEYS.unpack(stored) == (("s", b"k"), tables.KeyRow(7, 2, 5, 0))
-    data = msgspec.msgpack.encode(("s", b"k", 7, 2, 5, 3, "of a later version"))
+    data = msgspec.msgpack.encode(("s", b"k", 7, 2, 5, 3))
     stored = google_crc32c.value(data).to_bytes(4, "little") + data
-    assert KEYS.unpack(stored) == (("s", b"k"), tables.KeyRow(7, 2, 5, 3))
+    assert KEYS.unpack(stored) == (("s", b"k"), tables.KeyRow(7, 2, 5, 3, 0))
+    data = msgspec.msgpack.encode(("s", b"k", 7, 2, 5, 3, 9, "of a later version"))
+    stored = google_crc32c.value(data).to_bytes(4, "little") + data
+    assert KEYS.unpack(stored) == (("s", b"k"), tables.KeyRow(7, 2, 5, 3, 9))
 
 
 def test_changes_that_are_lost_stop_the_checkpoint_unless_that_is_accepted() -> None:

@@ -168,14 +168,7 @@ class Cursors:
 
     def _stream(self, link: Link, name: str, action: str = "read") -> Stream:
         """Return the stream of a command. Raises BrokerRefused."""
-        if not self._shard.settings.permit(link.owner, action, name):
-            raise BrokerRefused(
-                "forbidden", f"you may not {action.partition('_')[0]} stream '{name}'"
-            )
-        stream = self._catalogue.get(name)
-        if stream is None:
-            raise BrokerRefused("unknown_stream", f"there is no stream '{name}'")
-        return stream
+        return self._catalogue.find(link.owner, name, action)
 
     # --- moving -------------------------------------------------------------------------------
 
@@ -266,37 +259,27 @@ class Cursors:
     # --- settings -----------------------------------------------------------------------------
 
     def edit_cursor(self, link: Link, command: EditCursor) -> None:
-        """Create a cursor or change its settings; answered when that is durable."""
-        try:
-            stream = self._stream(link, command.stream)
-            place = stream.number, command.cursor
-            cursor = self._cursors.get(place)
-            known = None if cursor is None else cursor.row.settings
-            settings = self._edited(place, command)
-            pins = settings.pin and (known is None or settings != known)
-            if pins and not self._shard.settings.permit(
-                link.owner, "manage_streams", command.stream
-            ):
-                raise BrokerRefused("forbidden", f"you may not pin stream '{command.stream}'")
-            stands = self._stands(place)
-            if stands is None:
-                self._check_new(stream, command.cursor, link.owner)
-        except BrokerRefused as error:
-            self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
-            return
+        """Create a cursor or change its settings; answered when that is durable.
+
+        Raises BrokerRefused.
+        """
+        stream = self._stream(link, command.stream)
+        place = stream.number, command.cursor
+        cursor = self._cursors.get(place)
+        known = None if cursor is None else cursor.row.settings
+        settings = self._edited(place, command)
+        pins = settings.pin and (known is None or settings != known)
+        if pins and not self._shard.settings.permit(link.owner, "manage_streams", command.stream):
+            raise BrokerRefused("forbidden", f"you may not pin stream '{command.stream}'")
+        stands = self._stands(place)
         if stands is not None:
             self._edit(link, command, stream, stands, "edited")
             return
+        self._check_new(stream, command.cursor, link.owner)
         start = command.start or [int(StartKind.EARLIEST)]
         if start[0] == StartKind.LAST_PER_SUBJECT:
-            self._answers.refuse(link, command, "bad_start", "a cursor is one position")
-            return
-        if link.queries >= self._shard.settings.link_queries_max:
-            self._answers.refuse(
-                link, command, "wait", "too many unanswered questions on this link"
-            )
-            return
-        link.queries += 1
+            raise BrokerRefused("bad_start", "a cursor is one position")
+        self._links.count_query(link)
         found = self._links.contained(
             link, "EDIT_CURSOR", partial(self._create, link, command, stream)
         )
@@ -311,7 +294,7 @@ class Cursors:
         """Create a cursor where its start was found to lie."""
         link.queries -= 1
         if isinstance(begin, BrokerRefused):
-            self._answers.refuse(link, command, begin.code, begin.reason, begin.retry_ms)
+            self._answers.refuse_with(link, command, begin)
         elif stream.removed:
             self._answers.refuse(link, command, "stream_removed", f"'{stream.name}' was removed")
         else:
@@ -337,7 +320,7 @@ class Cursors:
             settings = self._edited(place, command)
         except BrokerRefused as error:
             # Together with the settings of another edit meanwhile, they are too large.
-            self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
+            self._answers.refuse_with(link, command, error)
             return
         change = CursorSet(
             stream.number, command.cursor, next, self._shard.now_ms, settings, why, link.owner
@@ -348,17 +331,11 @@ class Cursors:
         self._put(stream, [change], moving, answer)
 
     def remove_cursor(self, link: Link, command: RemoveCursor) -> None:
-        """Remove a cursor and its pin; answered when that is durable."""
-        try:
-            stream = self._stream(link, command.stream, "manage_streams")
-        except BrokerRefused as error:
-            self._answers.refuse(link, command, error.code, error.reason)
-            return
+        """Remove a cursor and its pin; answered when that is durable. Raises BrokerRefused."""
+        stream = self._stream(link, command.stream, "manage_streams")
         place = stream.number, command.cursor
         if self._cursors.get(place) is None:
-            reason = f"there is no cursor '{command.cursor}'"
-            self._answers.refuse(link, command, "unknown_cursor", reason)
-            return
+            raise BrokerRefused("unknown_cursor", f"there is no cursor '{command.cursor}'")
         change = CursorRemoved(stream.number, command.cursor)
         answer = Answer(self._answers, link, command)
         self._put(stream, [change], Then(partial(self._drop, place)), answer)
@@ -371,18 +348,17 @@ class Cursors:
     # --- facts for clients ----------------------------------------------------------------------
 
     def cursor_info(self, link: Link, command: CursorInfo) -> None:
-        """Answer with the facts about one cursor, or with a page of cursors."""
+        """Answer with the facts about one cursor, or with a page of cursors.
+
+        Raises BrokerRefused.
+        """
         name, settings = command.cursor, self._shard.settings
-        try:
-            stream = self._stream(link, command.stream) if command.stream else None
-            if stream is not None and name and not name.endswith("*"):
-                cursor = self._cursors.get((stream.number, name))
-                if cursor is None:
-                    raise BrokerRefused("unknown_cursor", f"there is no cursor '{name}'")
-                self._answers.result(link, command, self._facts(cursor))
-                return
-        except BrokerRefused as error:
-            self._answers.refuse(link, command, error.code, error.reason)
+        stream = self._stream(link, command.stream) if command.stream else None
+        if stream is not None and name and not name.endswith("*"):
+            cursor = self._cursors.get((stream.number, name))
+            if cursor is None:
+                raise BrokerRefused("unknown_cursor", f"there is no cursor '{name}'")
+            self._answers.result(link, command, self._facts(cursor))
             return
         page, more = self._cursors.page(
             self._catalogue, partial(settings.permit, link.owner, "read"), command.stream,

@@ -71,6 +71,7 @@ class Acknowledgements:
                 return Part(effects=[renewing], memory=True, level=group.stream.level)
             if command.state not in (0, RELEASED):
                 raise BrokerRefused("unsupported", f"no state {command.state} of records")
+            # Wanted again counts as an attempt; RELEASED does not.
             if group.counts and not command.state:
                 return self._returned(group, member, picked, after_ms, "returned")
             return self._again(group, member, picked, after_ms)

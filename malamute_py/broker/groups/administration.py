@@ -62,37 +62,29 @@ class GroupAdministration:
         self._edits: dict[Place, GroupSettings] = {}
         """Settings on their way into the log; the next change begins from them."""
 
-    def remove_group(self, link: Link, command: RemoveGroup) -> None:
-        """Remove a group without members; the answer follows when the removal is durable."""
-        settings = self._shard.settings
-        if not settings.permit(link.owner, "manage_streams", command.stream):
-            self._answers.refuse(
-                link, command, "forbidden", f"you may not remove groups of '{command.stream}'"
-            )
-            return
-        stream = self._catalogue.get(command.stream)
-        if stream is None:
-            self._answers.refuse(
-                link, command, "unknown_stream", f"there is no stream '{command.stream}'"
-            )
-            return
-        place = stream.number, command.group
-        group = self._groups.get(place)
+    def find(
+        self, link: Link, stream: str, name: str, doing: str, action: str = "manage_streams"
+    ) -> Group:
+        """Return a group of which a link may do this. Raises BrokerRefused."""
+        found = self._catalogue.find(link.owner, stream, action, doing)
+        group = self._groups.get((found.number, name))
         if group is None:
-            self._answers.refuse(
-                link, command, "unknown_group", f"there is no group '{command.group}'"
-            )
-            return
+            raise BrokerRefused("unknown_group", f"there is no group '{name}'")
+        return group
+
+    def remove_group(self, link: Link, command: RemoveGroup) -> None:
+        """Remove a group without members; the answer follows when the removal is durable.
+
+        Raises BrokerRefused.
+        """
+        group = self.find(link, command.stream, command.group, "remove groups of")
         if group.in_use or group.gone:
-            self._answers.refuse(
-                link, command, "in_use", f"group '{command.group}' has members, or keeps a place"
-            )
-            return
+            raise BrokerRefused("in_use", f"group '{command.group}' has members, or keeps a place")
+        stream = group.stream
         change = GroupRemoved(stream.number, command.group)
         answer = Answer(self._answers, link, command)
-        self._steps.put(
-            [change], Then(partial(self._drop, place)), answer, memory=stream.ring.memory
-        )
+        drop = Then(partial(self._drop, (stream.number, command.group)))
+        self._steps.put([change], drop, answer, memory=stream.ring.memory)
 
     def _drop(self, place: Place, _: int) -> None:
         group = self._groups.remove(place)
@@ -122,29 +114,14 @@ class GroupAdministration:
         return settings
 
     def edit_group(self, link: Link, command: EditGroup) -> None:
-        """Change the settings of a group; the answer follows when the change is durable."""
-        if not self._shard.settings.permit(link.owner, "manage_streams", command.stream):
-            self._answers.refuse(
-                link, command, "forbidden", f"you may not admin groups of '{command.stream}'"
-            )
-            return
-        stream = self._catalogue.get(command.stream)
-        group = None if stream is None else self._groups.get((stream.number, command.group))
-        if stream is None or group is None:
-            code, kind, name = (
-                ("unknown_stream", "stream", command.stream) if stream is None else
-                ("unknown_group", "group", command.group)
-            )  # fmt: skip
-            self._answers.refuse(link, command, code, f"there is no {kind} '{name}'")
-            return
-        try:
-            defaults: dict[str, Any] | None = {} if command.replace else None
-            settings = self.settings_of(
-                link, command.settings, self.settings_to_be(group), defaults
-            )
-        except BrokerRefused as error:
-            self._answers.refuse(link, command, error.code, error.reason)
-            return
+        """Change the settings of a group; the answer follows when the change is durable.
+
+        Raises BrokerRefused.
+        """
+        group = self.find(link, command.stream, command.group, "admin groups of")
+        stream = group.stream
+        defaults: dict[str, Any] | None = {} if command.replace else None
+        settings = self.settings_of(link, command.settings, self.settings_to_be(group), defaults)
         change = GroupEdited(stream.number, group.name, settings, self._shard.now_ms)
         answer = Answer(self._answers, link, command, partial(self.facts, group))
         self._edits[stream.number, group.name] = settings
@@ -168,28 +145,14 @@ class GroupAdministration:
         self._wake(group)
 
     def group_info(self, link: Link, command: GroupInfo) -> None:
-        """Answer with facts about one group, or about a page of groups."""
+        """Answer with facts about one group, or about a page of groups. Raises BrokerRefused."""
         name, settings = command.group, self._shard.settings
-        stream = None
-        if command.stream:
-            if not settings.permit(link.owner, "read", command.stream):
-                self._answers.refuse(
-                    link, command, "forbidden", f"you may not read '{command.stream}'"
-                )
-                return
-            stream = self._catalogue.get(command.stream)
-            if stream is None:
-                self._answers.refuse(
-                    link, command, "unknown_stream", f"there is no stream '{command.stream}'"
-                )
-                return
-        if stream is not None and name and not name.endswith("*"):
-            group = self._groups.get((stream.number, name))
-            if group is None:
-                self._answers.refuse(link, command, "unknown_group", f"there is no group '{name}'")
-            else:
-                self._answers.result(link, command, self.facts(group))
+        if command.stream and name and not name.endswith("*"):
+            group = self.find(link, command.stream, name, "read", "read")
+            self._answers.result(link, command, self.facts(group))
             return
+        if command.stream:
+            self._catalogue.find(link.owner, command.stream, "read", "read")
         page, more = self._groups.page(
             self._catalogue, partial(settings.permit, link.owner, "read"), command.stream,
             name.removesuffix("*"), command.after, max(1, min(command.limit, settings.page_max)),

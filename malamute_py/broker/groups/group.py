@@ -72,7 +72,6 @@ class Group:
         "flushing",
         "free",
         "gone",
-        "held_up",
         "holder",
         "holdings",
         "idle_reads",
@@ -97,6 +96,7 @@ class Group:
         "timer",
         "told",
         "waker",
+        "watched",
         "window",
     )
 
@@ -165,9 +165,8 @@ class Group:
         """Whether waiting records may be dead letters: they are looked for in the next turn."""
         self.refusing = False
         """Whether the mailbox of its dead letters has refused one, and taken none since."""
-        self.held_up = False
-        """Whether the group has read as far ahead of its position as it may; its operator may be
-        told."""
+        self.watched = False
+        """Whether a timer watches the group because it is stuck."""
         self.waker: Callable[[], None] | None = None
         """The function that the stream calls when there is more to read; None without members."""
 
@@ -521,6 +520,10 @@ class Group:
         return f"{self.stream.name}.{self.name}"[: NAME_MAX - len(DEAD)] + DEAD
 
     def _is_dead(self, entry: Tries) -> bool:
+        """Whether a record with these attempts is a dead letter.
+
+        It is when they reach attempts_max, or when a member gave it up, whatever their number.
+        """
         times, why = entry[2:]
         return 0 < self.row.settings.attempts_max <= times or why.startswith(FAILED)
 

@@ -110,14 +110,14 @@ class Groups:
         self.acknowledgements: Final = Acknowledgements(
             shard, self.reader, progress, returns, self._leases, self._members
         )
-        self._requeueing = Requeueing(
-            shard, catalogue, steps, answers, self._groups, puts, self.reader, self.timers
-        )
         self._administration = GroupAdministration(
             shard, catalogue, steps, answers, self._groups, puts.mailboxes, self.reader.wake
         )
+        self._requeueing = Requeueing(
+            shard, steps, answers, puts, self.reader, self.timers, self._administration
+        )
         self._resetting = Resetting(
-            shard, links, catalogue, steps, starts, answers, self._groups,
+            shard, links, steps, starts, answers, self._groups,
             set_aside=self._set_aside, renewed=self._renewed, administration=self._administration,
         )  # fmt: skip
 
@@ -214,14 +214,8 @@ class Groups:
     # --- members ------------------------------------------------------------------------------
 
     def join(self, link: Link, command: JoinGroup) -> None:
-        """Take up a member; the answer follows when its group is there."""
-        try:
-            self._check(link, command)
-        except BrokerRefused as error:
-            self._links.refuse(
-                link, JOIN_GROUP, command.subscription, error.code, error.reason, error.retry_ms
-            )
-            return
+        """Take up a member; the answer follows when its group is there. Raises BrokerRefused."""
+        self._check(link, command)
         settings = self._shard.settings
         hold_ms = min(command.hold_ms or settings.group_hold_ms, settings.group_hold_max_ms)
         member = Member(self, link, command, self._shard.now_ms, hold_ms)
@@ -262,8 +256,8 @@ class Groups:
         if size > settings.pattern_bytes_max:
             most = settings.pattern_bytes_max
             raise BrokerRefused("too_large", f"a pattern of {size} bytes, at most {most}")
-        self._shard.quotas.check(link.owner, "subscriptions")
-        self._shard.quotas.check(link.owner, "pattern_bytes", size)
+        self._shard.quotas.check(link.quota_owner, "subscriptions")
+        self._shard.quotas.check(link.quota_owner, "pattern_bytes", size)
         compile_pattern(command.pattern)
         if command.settings:
             self._administration.settings_of(link, command.settings, None)
@@ -275,8 +269,8 @@ class Groups:
             self._forget(member)
 
     def _hold(self, member: Member, sign: int) -> None:
-        """Count a membership as its link's identity's, or no longer."""
-        quotas, owner = self._shard.quotas, member.link.owner
+        """Count a membership for the quotas of its link, or no longer."""
+        quotas, owner = self._shard.quotas, member.link.quota_owner
         quotas.add(owner, "subscriptions", sign)
         quotas.add(owner, "pattern_bytes", sign * member.pattern_bytes)
 
@@ -565,6 +559,7 @@ class Groups:
         self._coming[group.stream.number, group.name] = []
         # What members, timers and the log still say of this run of the group has no effect.
         group.gone = True
+        # An exclusive group's holder, which is the first, goes last: none of the others follows it.
         for member in reversed(list(group.members)):
             self.end(member, "cancelled")
         if group.absent_holder is not None:

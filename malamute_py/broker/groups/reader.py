@@ -164,8 +164,10 @@ class GroupReader:
         for _ in range(TURN_BATCHES_MAX):
             offset = group.wanted()
             if offset is None:
-                if not group.held_up and group.stuck:
-                    group.held_up = True
+                # The window is full of records that no member has acknowledged: if that lasts, the
+                # operator is told.
+                if not group.watched and group.stuck:
+                    group.watched = True
                     self._watch(group, group.holdings.low, told=False)
                 return given
             if given >= quantum or group.dealt - began >= DEALS_AT_ONCE:
@@ -186,14 +188,17 @@ class GroupReader:
         return max(given, quantum, (group.dealt - began) * DEAL_BYTES)
 
     def _watch(self, group: Group, low: int, told: bool) -> None:
-        """Look again after a while at a group that reads no further."""
+        """Look again after HELD_UP_MS at a group that reads no further.
+
+        low: its position. told: the operator was told of this position.
+        """
         due_ms = self._shard.now_ms + HELD_UP_MS
         self._timers.set(due_ms, partial(self._look_again, group, low, told))
 
     def _look_again(self, group: Group, before: int, told: bool) -> None:
         """Tell the operator once which member holds a group up, unless its position has moved."""
         if group.gone or not group.stuck:
-            group.held_up = False
+            group.watched = False
             return
         low = group.holdings.low
         if low == before and not told:

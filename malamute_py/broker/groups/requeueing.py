@@ -15,6 +15,7 @@ import msgspec
 from malamute_protocol.commands import RequeueGroup
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
+from malamute_py.broker.groups.administration import GroupAdministration
 from malamute_py.broker.groups.group import Group
 from malamute_py.broker.groups.reader import GroupReader
 from malamute_py.broker.links.links import Link
@@ -23,8 +24,6 @@ from malamute_py.broker.log.steps import Part, Steps, Then
 from malamute_py.broker.mail.mailbox import Mailbox
 from malamute_py.broker.mail.messages import RowsOfPut
 from malamute_py.broker.mail.puts import Puts
-from malamute_py.broker.streams.catalogue import Catalogue
-from malamute_py.broker.streams.named import Named
 from malamute_py.broker.structures.bitmaps import places_of
 from malamute_py.broker.structures.timers import Timers
 from malamute_py.changelog.records import Change, GroupDone, GroupRevived, Range
@@ -40,48 +39,32 @@ class Requeueing:
     def __init__(
         self,
         shard: Shard,
-        catalogue: Catalogue,
         steps: Steps,
         answers: Answers,
-        groups: Named[Group],
         puts: Puts,
         reader: GroupReader,
         timers: Timers,
+        administration: GroupAdministration,
     ) -> None:
         self._shard = shard
-        self._catalogue = catalogue
         self._steps = steps
         self._answers = answers
-        self._groups = groups
         self._puts = puts
         self._reader = reader
         self._timers = timers
+        self._administration = administration
 
     def requeue(self, link: Link, command: RequeueGroup) -> None:
-        """Let the records of dead letters come again; the answer follows when that is durable."""
-        try:
-            group = self._group(link, command)
-        except BrokerRefused as error:
-            self._answers.refuse(link, command, error.code, error.reason)
-            return
+        """Let the records of dead letters come again; the answer follows when that is durable.
+
+        Raises BrokerRefused.
+        """
+        if len(command.numbers) > NUMBERS_MAX:
+            raise BrokerRefused("too_large", f"at most {NUMBERS_MAX} numbers at once")
+        group = self._administration.find(link, command.stream, command.group, "admin groups of")
         places = list(dict.fromkeys((group.dead_letters, group.default_dead_letters)))
         answer = Answer(self._answers, link, command)
         self._revive(_Job(group, places, command.numbers, answer), 0)
-
-    def _group(self, link: Link, command: RequeueGroup) -> Group:
-        """Return the group that a REQUEUE_GROUP names. Raises BrokerRefused."""
-        name = command.stream
-        if not self._shard.settings.permit(link.owner, "manage_streams", name):
-            raise BrokerRefused("forbidden", f"you may not admin groups of '{name}'")
-        if len(command.numbers) > NUMBERS_MAX:
-            raise BrokerRefused("too_large", f"at most {NUMBERS_MAX} numbers at once")
-        stream = self._catalogue.get(name)
-        if stream is None:
-            raise BrokerRefused("unknown_stream", f"there is no stream '{name}'")
-        group = self._groups.get((stream.number, command.group))
-        if group is None:
-            raise BrokerRefused("unknown_group", f"there is no group '{command.group}'")
-        return group
 
     def _revive(self, job: _Job, lsn: int) -> None:
         """Let a portion of dead letters come again, or answer when all have."""

@@ -20,7 +20,6 @@ from malamute_py.broker.groups.group import Group
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.answers import Answer, Answers
 from malamute_py.broker.log.steps import Steps, Then
-from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.named import Named
 from malamute_py.broker.streams.start_positions import Begin, Starts
 from malamute_py.changelog.records import Change, GroupHeld, GroupSet
@@ -33,7 +32,6 @@ class Resetting:
         self,
         shard: Shard,
         links: Links,
-        catalogue: Catalogue,
         steps: Steps,
         starts: Starts,
         answers: Answers,
@@ -49,7 +47,6 @@ class Resetting:
         """
         self._shard = shard
         self._links = links
-        self._catalogue = catalogue
         self._steps = steps
         self._starts = starts
         self._answers = answers
@@ -59,18 +56,12 @@ class Resetting:
         self._administration = administration
 
     def reset(self, link: Link, command: ResetGroup) -> None:
-        """Have a group stand elsewhere; the answer follows when that is durable."""
-        try:
-            group = self._group(link, command)
-        except BrokerRefused as error:
-            self._answers.refuse(link, command, error.code, error.reason)
-            return
-        if link.queries >= self._shard.settings.link_queries_max:
-            self._answers.refuse(
-                link, command, "wait", "too many unanswered questions on this link"
-            )
-            return
-        link.queries += 1
+        """Have a group stand elsewhere; the answer follows when that is durable.
+
+        Raises BrokerRefused.
+        """
+        group = self._group(link, command)
+        self._links.count_query(link)
         found = self._links.contained(
             link, "RESET_GROUP", partial(self._found, link, command, group)
         )
@@ -81,15 +72,7 @@ class Resetting:
 
     def _group(self, link: Link, command: ResetGroup) -> Group:
         """Return the group of a command. Raises BrokerRefused."""
-        name = command.stream
-        if not self._shard.settings.permit(link.owner, "manage_streams", name):
-            raise BrokerRefused("forbidden", f"you may not reset groups of '{name}'")
-        stream = self._catalogue.get(name)
-        if stream is None:
-            raise BrokerRefused("unknown_stream", f"there is no stream '{name}'")
-        group = self._groups.get((stream.number, command.group))
-        if group is None:
-            raise BrokerRefused("unknown_group", f"there is no group '{command.group}'")
+        group = self._administration.find(link, command.stream, command.group, "reset groups of")
         if command.start and command.start[0] == StartKind.LAST_PER_SUBJECT:
             raise BrokerRefused("bad_start", "a group stands at one position")
         if group.gone:
@@ -112,7 +95,7 @@ class Resetting:
             if begin.rewound_from is not None:
                 raise BrokerRefused("bad_start", f"the stream ends at {group.tail}")
         except BrokerRefused as error:
-            self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
+            self._answers.refuse_with(link, command, error)
             return
         stream, row, before = group.stream, group.row, group.holdings.low
         change = GroupSet(

@@ -36,7 +36,7 @@ from malamute_protocol.link import TRANSITIONS, Moves, Side, State
 from malamute_protocol.version import VERSIONS, Feature, negotiate
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.replicas import Replicas
-from malamute_py.broker.quotas import UNMETERED
+from malamute_py.broker.quotas import NAMELESS, UNMETERED
 from malamute_py.broker.ready import Send
 
 FEATURES = int(
@@ -76,13 +76,15 @@ class Link:
     """One connected client."""
 
     __slots__ = (
+        "address",
+        "ask_below",
         "blocked",
         "cleared_bytes",
+        "conflicted",
         "credential",
         "delivered_bytes",
         "expiry_ms",
         "frames",
-        "half",
         "happened",
         "heard_ms",
         "heartbeat_ms",
@@ -98,6 +100,7 @@ class Link:
         "probe_bytes",
         "publishing",
         "queries",
+        "quota_owner",
         "reading",
         "receivers",
         "requesting",
@@ -123,6 +126,10 @@ class Link:
         self.owner = credential
         """Name whose permissions and quotas it has: its credential, else its template or
         identity."""
+        self.address = ""
+        """Network address, or local user, of a peer without a credential; "": not known."""
+        self.quota_owner = credential
+        """Name for which its rates count, and what ends with it: its owner, else its address."""
         self.template = ""
         """Template that its identity was derived from; empty: from none."""
         self.holder = ""
@@ -145,7 +152,7 @@ class Link:
         self.blocked = False
         self.room = 0
         """Bytes of records that the link may still be given; none while it is blocked."""
-        self.half = 0
+        self.ask_below = 0
         """Room below which the link is asked how far it has read."""
         self.delivered_bytes = 0
         self.cleared_bytes = 0
@@ -164,6 +171,8 @@ class Link:
         """Services that the link was found to be allowed to send requests to."""
         self.named = False
         """Whether HELLO asked for its identity by name: no other session has the identity then."""
+        self.conflicted = False
+        """Whether the operator was told that it used a key for two things."""
         self.happened = ""
         """End of the link: `bye`, `lost`, `fenced`, ...; empty before."""
         self.reading: list[Content] = []
@@ -336,12 +345,13 @@ class Links:
         ):
             refusal = "forbidden", "the session belongs to another identity"
         owner = link.credential or wanted
+        quota_owner = owner or (f"{NAMELESS}{link.address}" if link.address else "")
         retry_ms = 0
         if refusal is None:
             try:
                 if older is None and (template or hello.identity not in self._identities):
                     # Otherwise it replaces a link that is counted already.
-                    shard.quotas.check(owner, "links")
+                    shard.quotas.check(quota_owner, "links")
                 if template:
                     wanted = self.replicas.claim(
                         link.credential, template, hello.session, hello.number, self._identities
@@ -358,7 +368,7 @@ class Links:
             # The number of a replica stays with its session.
             older.template = ""
             self.close(older, "fenced", "replaced", "another link of this session took over")
-        link.owner, link.template = owner, template
+        link.owner, link.quota_owner, link.template = owner, quota_owner, template
         if hello.identity:
             self._claim_identity(link, wanted)
         asked = hello.heartbeat_ms or settings.heartbeat_ms
@@ -370,13 +380,13 @@ class Links:
         link.holder = wanted or f"~{blake2b(hello.session, digest_size=16).hexdigest()}"
         link.software = hello.software[:200]
         link.typed = bool(hello.features & Feature.TYPED)
-        link.usage = shard.quotas.of(owner)
-        shard.quotas.add(owner, "links")
+        link.usage = shard.quotas.of(quota_owner)
+        shard.quotas.add(quota_owner, "links")
         self._sessions[hello.session] = link
         link.state = State.OPEN
         link.room = self._share()
         link.window_bytes = settings.window_bytes
-        link.half = link.room // 2
+        link.ask_below = link.room // 2
         limits = settings.limits
         self.say(
             link,
@@ -441,7 +451,7 @@ class Links:
                 link.out, link.frames = [], []
             self.say(link, Bye(code, reason))
         if link.state is State.OPEN:
-            shard.quotas.add(link.owner, "links", -1)
+            shard.quotas.add(link.quota_owner, "links", -1)
         link.state = State.CLOSED
         link.room = 0
         self.table.pop(link.number, None)
@@ -501,6 +511,12 @@ class Links:
         if len(link.receivers) >= most:
             reason = f"at most {most} subscriptions, inboxes, offers and memberships a link"
             raise BrokerRefused("limit", reason)
+
+    def count_query(self, link: Link) -> None:
+        """Count a question that is answered later. Raises BrokerRefused: the link has too many."""
+        if link.queries >= self._shard.settings.link_queries_max:
+            raise BrokerRefused("wait", "too many unanswered questions on this link")
+        link.queries += 1
 
     def credit(self, link: Link, command: Credit) -> None:
         """Raise the credit of a receiver, which never falls."""
@@ -599,12 +615,16 @@ class Links:
             return
         self._shard.counters["refused_" + code] += 1
         if code == "forbidden":
-            self._shard.event(
-                "forbidden", "warning", identity=link.owner or link.credential, link=link.number,
-                command=command, reason=reason,
-            )  # fmt: skip
+            self.note_forbidden(link, command, reason)
         reason = reason[: self._shard.settings.reason_max]
         self.say(link, Refused(command, reference, code, reason, retry_ms, revision))
+
+    def note_forbidden(self, link: Link, command: int, reason: str) -> None:
+        """Log a command that its user may not give, also one whose refusal is not told."""
+        self._shard.event(
+            "forbidden", "warning", identity=link.owner or link.credential, link=link.number,
+            command=command, reason=reason,
+        )  # fmt: skip
 
     def outgoing(self) -> tuple[list[Send], list[int]]:
         """Return the messages to send now, and the numbers of the links to forget after that.
@@ -652,9 +672,9 @@ class Links:
         share = settings.outstanding_bytes // max(1, len(self.table))
         return max(settings.share_min_bytes, min(share, settings.share_max_bytes))
 
-    def spent(self, link: Link) -> None:
+    def ask_if_little_room(self, link: Link) -> None:
         """Ask a link how far it has read, if less than half of its room is left."""
-        if not link.probe and link.room < link.half:
+        if not link.probe and link.room < link.ask_below:
             self._probes += 1
             link.probe = self._probes
             link.probe_bytes = link.delivered_bytes
@@ -668,14 +688,18 @@ class Links:
             self._make_room(link)
 
     def _make_room(self, link: Link) -> None:
-        """Compute the room of a link anew; its receivers have their turns if there is any."""
+        """Compute the room of a link anew: its share less the bytes that it may not have read.
+
+        A link with little room is asked how far it has read; the receivers of one that has any have
+        their turns.
+        """
         if link.blocked or link.state is not State.OPEN:
             link.room = 0
             return
         share = self._share()
-        link.half = share // 2
+        link.ask_below = share // 2
         link.room = share - (link.delivered_bytes - link.cleared_bytes)
-        self.spent(link)
+        self.ask_if_little_room(link)
         if link.room > 0:
             self._resume(link)
 
@@ -777,7 +801,7 @@ def split(
 def cost_of_few(link: Link) -> int:
     """Return the room of a link that a delivery of a few rows takes beside its bytes."""
     # Half of the room is enough for one such delivery to each receiver of the link.
-    return link.half // max(FEW_DELIVERIES, 2 * len(link.receivers))
+    return link.ask_below // max(FEW_DELIVERIES, 2 * len(link.receivers))
 
 
 def _carries_nothing(link: Link) -> bool:

@@ -1,6 +1,7 @@
 """Answers: RESULT, REFUSED, and RESULT once a change is durable.
 
-Owns how the answer to a command is made. The rules: a refusal names the command and the number that
+Owns how the answer to a command is made. The rules: a handler raises BrokerRefused, and the broker
+answers with it; a refusal names the command and the number that
 its sender gave it; a refusal `wait` always says when to try again; a change is answered when ring
 main is visible up to the end of the change, and at once if the change is in memory only. Source:
 SPEC.md, section 4.
@@ -13,6 +14,7 @@ from typing import Any, Final
 
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import Command, Result
+from malamute_protocol.errors import BrokerRefused
 from malamute_protocol.framing import NUMBERS
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
@@ -66,6 +68,10 @@ class Answers:
             retry_ms = self._shard.settings.retry_ms
         number = NUMBERS[type(command)]
         self._links.refuse(link, number, reference_of(command), code, reason, retry_ms)
+
+    def refuse_with(self, link: Link, command: Command, error: BrokerRefused) -> None:
+        """Answer a command with REFUSED, as an error has it."""
+        self.refuse(link, command, error.code, error.reason, error.retry_ms)
 
     def settle(self, end_lsn: int, call: Settlement) -> None:
         """Call with None once a change is durable, or with the reason why it never will be.

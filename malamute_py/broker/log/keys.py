@@ -1,20 +1,74 @@
 """Keys of steps: what each was accepted for, and whether a command is that.
 
-Owns the comparison of a command with the one that a key was accepted for. The rule: the kind and
-the mailbox or service are compared. Contents are not: a program that was restarted may encode the
-same message with another time. Source: SPEC.md, section 4.8.
+Owns the comparison of a command with the one that a key was accepted for. The rule: the kind, the
+mailbox or service, and a digest of what was said are compared. Times, expiries, properties and
+producers are not in the digest: a program that was restarted may encode the same message with
+another time. Source: SPEC.md, section 4.8.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import struct
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import Any, Final
 
-from malamute_protocol.commands import Command, Request, Send
+import google_crc32c
+import numpy as np
+
+from malamute_protocol.commands import Command, Publish, Request, Send, Stage
+from malamute_protocol.content import Content
 from malamute_protocol.framing import NUMBERS
 from malamute_py.changelog.tables import KeyRow, Queues
 
 KEYED: Final = (Send, Request)
 """Commands whose own key names the batch that they put into a mailbox or service."""
+_DIGEST_BYTES: Final = 8
+_SHAPE: Final = struct.Struct("<IIIB")
+_COPY_BELOW: Final = 4_096
+"""Bytes up to which copying them for the checksum costs less than making an array."""
+
+
+def digest_of(content: Content) -> int:
+    """Return a digest of the messages of a content: their subjects, keys, fields and bodies.
+
+    Two checksums side by side: of the header sections with the counts, and of the body section as
+    it was sent, which is never decompressed. Never 0. Raises BatchError: the sections do not fill
+    the content.
+    """
+    head, at, view = content.head, content.sections, content.view
+    # What makes a header lies together, in front of the columns of times and the properties.
+    end = at.body
+    for position in (at.client_time, at.expiry, at.properties, at.deltas, at.append_times):
+        if position >= 0:
+            end = position
+            break
+    shape = _SHAPE.pack(head.count, head.body_raw_bytes, head.parts_count, head.body_kind)
+    headers = google_crc32c.value(shape + bytes(view[at.subjects : end]))
+    body = view[at.body : at.body + head.body_bytes]
+    return (headers << 32 | _checksum(body)) or 1
+
+
+def digest_of_parts(parts: Iterable[tuple[Command, Content | None]]) -> int:
+    """Return a digest of the contents of a step, and of where each goes; 0: it has no content."""
+    digest = blake2b(digest_size=_DIGEST_BYTES)
+    counted = False
+    for command, content in parts:
+        if content is not None:
+            counted = True
+            digest.update(f"{NUMBERS[type(command)]} {_place(command)}\0".encode())
+            digest.update(digest_of(content).to_bytes(_DIGEST_BYTES, "little"))
+    return (int.from_bytes(digest.digest(), "little") or 1) if counted else 0
+
+
+def _checksum(view: Any) -> int:
+    data: Any = bytes(view) if len(view) < _COPY_BELOW else np.frombuffer(view, np.uint8)
+    return int(google_crc32c.value(data))
+
+
+def differ(one: int, other: int) -> bool:
+    """Whether digests are of different contents; 0 is that of none, or is not known."""
+    return bool(one and other) and one != other
 
 
 def use_of(command: Command, place: int) -> int:
@@ -43,7 +97,9 @@ def is_use(use: Command | KeyRow, command: Command, queues: Queues) -> bool:
 
 
 def _place(command: Command) -> str:
-    """Return the name of the mailbox or service of a SEND or REQUEST; "" of other commands."""
+    """Return the mailbox, service or stream that a command's content goes to; "": a requester."""
     if isinstance(command, Send):
         return command.mailbox
-    return command.service if isinstance(command, Request) else ""
+    if isinstance(command, Request):
+        return command.service
+    return command.stream if isinstance(command, Publish | Stage) else ""

@@ -9,7 +9,7 @@ the journal refuses a batch, nothing that was taken after it happened. Source: S
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,6 +57,17 @@ class Taken(NamedTuple):
     size: int
 
 
+class NewestColumns(NamedTuple):
+    """The newest records of some subjects, each subject once, in the order of their offsets."""
+
+    subjects: list[str]
+    offsets: list[int]
+    sizes: list[int]
+    """Bytes that each record takes if it is copied, about."""
+    deleted: dict[str, int]
+    """Subject -> append time of its deletion marker, of those that are deleted."""
+
+
 def newest_rows(content: Content, size: int) -> list[NewestRow]:
     """Return the newest record of each subject of a batch of `size` bytes."""
     headers, codes = content.headers()
@@ -65,8 +76,7 @@ def newest_rows(content: Content, size: int) -> list[NewestRow]:
         header = headers[0]
         size = size if count == 1 else _sizes(content, size)([count - 1])[0]
         return [NewestRow(header.keys[0], count - 1, is_deletion(header.fields), size)]
-    used, distances = np.unique(codes[::-1], return_index=True)
-    rows = count - 1 - distances
+    used, rows = _last_rows(codes)
     sizes = _sizes(content, size)(rows)
     newest: dict[str, NewestRow] = {}
     for code, row, size in zip(used.tolist(), rows.tolist(), sizes, strict=True):
@@ -76,6 +86,58 @@ def newest_rows(content: Content, size: int) -> list[NewestRow]:
         if known is None or known.row < row:
             newest[subject] = NewestRow(subject, row, is_deletion(header.fields), size)
     return list(newest.values())
+
+
+def newest_columns(batches: Iterable[tuple[Content, int, int, int]]) -> NewestColumns:
+    """Return the newest record of each subject of some batches, in the order of their offsets.
+
+    batches: (content, its bytes with the stamp, base offset, append time) of each, in their order.
+    """
+    subjects: list[str] = []
+    offsets: list[int] = []
+    sizes: list[int] = []
+    deleted: dict[str, int] = {}
+    for content, size, base, time_ms in batches:
+        codes = None if content.head.fieldmaps_count else content.subject_codes
+        if codes is None:
+            for subject, row, deletion, own in sorted(newest_rows(content, size), key=_row):
+                subjects.append(subject)
+                offsets.append(base + row)
+                sizes.append(own)
+                if deletion:
+                    deleted[subject] = time_ms
+                elif deleted:
+                    deleted.pop(subject, None)
+            continue
+        # Without fields nothing is a deletion, and no header has to be made.
+        content.check_codes()
+        used, rows = _last_rows(codes)
+        order = np.argsort(rows)
+        keys, rows = content.table.keys, rows[order]
+        here = [keys[code][0] for code in used[order].tolist()]
+        if deleted:
+            for subject in here:
+                deleted.pop(subject, None)
+        subjects += here
+        offsets += (rows + base).tolist()
+        sizes += _sizes(content, size)(rows)
+    last = dict(zip(subjects, range(len(subjects)), strict=True))
+    if len(last) < len(subjects):
+        places = sorted(last.values())
+        subjects = [subjects[place] for place in places]
+        offsets = [offsets[place] for place in places]
+        sizes = [sizes[place] for place in places]
+    return NewestColumns(subjects, offsets, sizes, deleted)
+
+
+def _row(newest: NewestRow) -> int:
+    return newest.row
+
+
+def _last_rows(codes: Any) -> tuple[Any, Any]:
+    """Return the codes that rows have, ascending, and the last row of each."""
+    used, distances = np.unique(codes[::-1], return_index=True)
+    return used, len(codes) - 1 - distances
 
 
 def _sizes(content: Content, size: int) -> Callable[[Any], list[int]]:
@@ -322,6 +384,23 @@ class Keys:
         value = _pack(offset, size, deleted_ms is not None)
         self._newest[subject] = value
         self._count(subject, value, deleted_ms)
+
+    def enter_many(self, found: NewestColumns) -> None:
+        """Note newest records that follow all that are known, as a start reads them."""
+        subjects, deleted = found.subjects, found.deleted
+        for known in (self._newest, self._moved):
+            for subject in list(filter(known.__contains__, subjects)) if known else ():
+                self._leave(subject)
+        units = np.minimum(np.array(found.sizes, np.int64) >> _UNIT_SHIFT, _SIZE_MAX) & ~_DELETED
+        sized = zip(found.offsets, units.tolist(), strict=True)
+        values = [offset << _SHIFT | size for offset, size in sized]
+        self._newest.update(zip(subjects, values, strict=True))
+        for subject in deleted:
+            self._newest[subject] |= _DELETED
+        self.deleted.update(deleted)
+        self.names.add_many(subjects)
+        self.memory += KEY_OVERHEAD * len(subjects) + sum(map(len, subjects))
+        self.bytes += int(units.sum()) << _UNIT_SHIFT
 
     def enter_copy(
         self, subject: str, offset: int, size: int, deleted_ms: int | None, copy: int

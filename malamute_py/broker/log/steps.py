@@ -151,6 +151,8 @@ class Part(msgspec.Struct, eq=False):
     place: int = 0
     """Number of the mailbox or service that the content goes to; 0: it is a stream, or there is no
     content."""
+    digest: int = 0
+    """Digest of the content of a batch that has a key."""
 
     @property
     def size(self) -> int:
@@ -203,6 +205,8 @@ class Step(msgspec.Struct, eq=False):
     """Command that the key of the step names."""
     first: Part | None = None
     """Part with the first content of the sender; a confirm names its number."""
+    digest: int = 0
+    """Digest of what the key of the step names."""
 
 
 class Steps:
@@ -295,14 +299,18 @@ class Steps:
                 self._confirms.settle_by(self._main, waiter, self._main.end_lsn)
         return True
 
-    def use(self, key: Key) -> Command | KeyRow | None:
-        """Return what a key was accepted for: the command while it is on its way, then its row."""
+    def use(self, key: Key) -> tuple[Command | KeyRow | None, int]:
+        """Return what a key was accepted for, and the digest of the contents.
+
+        The command while it is on its way, then its row; None: the key is not kept.
+        """
         step = self._under_way.get(key)
         if step is None:
-            return self.taken(key)
+            row = self.taken(key)
+            return row, 0 if row is None else row.digest
         assert step.keys is not None
         part = step.keys[key]
-        return step.command if part is None else part.command
+        return (step.command, step.digest) if part is None else (part.command, part.digest)
 
     def under_way(self, key: Key) -> bool:
         """Whether the batch or step of a key is queued or handed over."""
@@ -321,10 +329,12 @@ class Steps:
         *,
         reserved: bool = False,
         command: Command | None = None,
+        digest: int = 0,
     ) -> None:
         """Queue a step: all its parts happen, or none.
 
-        reserved: whether `taken` was called. command: the one that the key names.
+        reserved: whether `taken` was called. command: the one that the key names. digest: of the
+        contents that the key names.
         """
         # Plain loops: generators were a third of the time of this method.
         for part in parts:
@@ -347,7 +357,7 @@ class Steps:
             size += part.size
         if memory:
             try:
-                self._happen(parts, waiter, key, command)
+                self._happen(parts, waiter, key, command, digest)
             except Exception as error:
                 raise Inconsistent("a step in memory took effect in part") from error
             return
@@ -357,7 +367,7 @@ class Steps:
                 if part.key is not None:
                     keys = {} if keys is None else keys
                     keys[part.key] = part
-        step = Step(parts, size, waiter, keys, None, command, first)
+        step = Step(parts, size, waiter, keys, None, command, first, digest)
         if keys is not None:
             for one in keys:
                 self._under_way[one] = step
@@ -398,6 +408,7 @@ class Steps:
         waiter: Waiter | None,
         key: Key | None,
         command: Command | None,
+        digest: int,
     ) -> None:
         """Let a step in memory take effect at once."""
         first = count = 0
@@ -414,8 +425,8 @@ class Steps:
                 effect.appended(part, 0)
         if key is not None:
             assert command is not None
-            use = use_of(command, parts[0].place)
-            self._memory_keys.remember(key, KeyRow(first, count, now_ms, use), MEMORY_KEYS_MAX)
+            row = KeyRow(first, count, now_ms, use_of(command, parts[0].place), digest)
+            self._memory_keys.remember(key, row, MEMORY_KEYS_MAX)
         if waiter is not None:
             waiter.epoch, waiter.offset, waiter.append_time_ms = self._shard.epoch, first, now_ms
             self._confirms.confirm(waiter, NONE)

@@ -123,17 +123,15 @@ class MailboxAdmin:
             return True
         return self._shard.settings.permit(link.owner, action, name)
 
-    def _mailbox(self, link: Link, command: Any, action: str) -> Mailbox | None:
-        """Return the mailbox of a command; None: the command was refused."""
+    def _mailbox(self, link: Link, command: Any, action: str) -> Mailbox:
+        """Return the mailbox of a command. Raises BrokerRefused."""
         name = command.mailbox
         if not self._allowed(link, action, name):
             did = "read" if action == "receive" else action.partition("_")[0]
-            self._answers.refuse(link, command, "forbidden", f"you may not {did} mailbox '{name}'")
-            return None
+            raise BrokerRefused("forbidden", f"you may not {did} mailbox '{name}'")
         mailbox = self._mailboxes.get(name)
         if mailbox is None or mailbox.state != STANDING:
-            self._answers.refuse(link, command, "unknown_mailbox", f"there is no mailbox '{name}'")
-            return None
+            raise BrokerRefused("unknown_mailbox", f"there is no mailbox '{name}'")
         return mailbox
 
     # --- facts ----------------------------------------------------------------------------------
@@ -142,21 +140,10 @@ class MailboxAdmin:
         """Answer with the facts about one mailbox, or with a page of mailboxes."""
         if not command.mailbox.endswith("*"):
             mailbox = self._mailbox(link, command, "receive")
-            if mailbox is not None:
-                self._answers.result(link, command, self.facts(mailbox))
+            self._answers.result(link, command, self.facts(mailbox))
             return
-        if self._asked(link, command):
-            self._listings.append(MailboxPage(link, command))
-
-    def _asked(self, link: Link, command: Any) -> bool:
-        """Count a command that is answered later; False: the link has too many, it was refused."""
-        if link.queries >= self._shard.settings.link_queries_max:
-            self._answers.refuse(
-                link, command, "wait", "too many unanswered questions on this link"
-            )
-            return False
-        link.queries += 1
-        return True
+        self._links.count_query(link)
+        self._listings.append(MailboxPage(link, command))
 
     def _list(self, listing: MailboxPage) -> bool:
         """Look at some of the names that a page may hold; True: the page was sent."""
@@ -220,30 +207,26 @@ class MailboxAdmin:
         name = command.mailbox
         settings = self._shard.settings
         if not settings.permit(link.owner, "manage_queues", name):
-            self._answers.refuse(link, command, "forbidden", f"you may not manage mailbox '{name}'")
-            return
+            raise BrokerRefused("forbidden", f"you may not manage mailbox '{name}'")
         mailbox = self._mailboxes.get(name)
-        try:
-            if mailbox is not None and mailbox.temporary:
-                raise BrokerRefused("bad_name", "a temporary mailbox has no settings")
-            wanted = queue_settings(
-                MailboxSettings,
-                command.settings if mailbox else {**settings.default_mailbox, **command.settings},
-                settings.settings_bytes_max,
-                mailbox.settings if mailbox is not None else None,
-                settings.default_mailbox if command.replace else None,
+        defaults = settings.default_of("mailbox", name)
+        if mailbox is not None and mailbox.temporary:
+            raise BrokerRefused("bad_name", "a temporary mailbox has no settings")
+        wanted = queue_settings(
+            MailboxSettings,
+            command.settings if mailbox else {**defaults, **command.settings},
+            settings.settings_bytes_max,
+            mailbox.settings if mailbox is not None else None,
+            defaults if command.replace else None,
+        )
+        if mailbox is None:
+            mailbox = self._mailboxes.use(name, link.owner, wanted)
+        elif mailbox.removing:
+            raise BrokerRefused("wait", f"mailbox '{name}' is being removed")
+        elif wanted.memory != mailbox.settings.memory:
+            raise BrokerRefused(
+                "bad_setting", "memory cannot be changed: messages lie where they lie"
             )
-            if mailbox is None:
-                mailbox = self._mailboxes.use(name, link.owner, wanted)
-            elif mailbox.removing:
-                raise BrokerRefused("wait", f"mailbox '{name}' is being removed")
-            elif wanted.memory != mailbox.settings.memory:
-                raise BrokerRefused(
-                    "bad_setting", "memory cannot be changed: messages lie where they lie"
-                )
-        except BrokerRefused as error:
-            self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
-            return
         # At once: another step on its way may create the mailbox, with the same settings.
         mailbox.apply_settings(wanted)
         answer = Answer(self._answers, link, command, partial(self.facts, mailbox))
@@ -265,10 +248,8 @@ class MailboxAdmin:
     def purge(self, link: Link, command: PurgeMail) -> None:
         """Remove all messages that no reader holds; answered when that is durable."""
         mailbox = self._mailbox(link, command, "purge")
-        if mailbox is None or not self._repeats_name(link, command):
-            return
-        if not self._asked(link, command):
-            return
+        _check_repeats_name(command)
+        self._links.count_query(link)
         upto = mailbox.order.last if mailbox.order else -1
         self._jobs.append(Emptying(mailbox, upto, Answer(self._answers, link, command)))
 
@@ -280,35 +261,17 @@ class MailboxAdmin:
         answer.value = partial(dict, count=job.count, held=mailbox.held)
         answer.after(job.end_lsn)
 
-    def _repeats_name(self, link: Link, command: PurgeMail | RemoveMailbox) -> bool:
-        """Whether a command repeats the name of its mailbox; it is refused otherwise."""
-        if command.confirm == command.mailbox:
-            return True
-        self._answers.refuse(
-            link, command, "bad_name", f"confirm repeats the name: '{command.mailbox}' is not "
-            f"'{command.confirm}'",
-        )  # fmt: skip
-        return False
-
     def remove(self, link: Link, command: RemoveMailbox) -> None:
         """Remove a mailbox that has no readers, with its messages."""
         mailbox = self._mailbox(link, command, "manage_queues")
-        if mailbox is None or not self._repeats_name(link, command):
-            return
+        _check_repeats_name(command)
         name = mailbox.name
         if mailbox.readers:
-            self._answers.refuse(
-                link, command, "in_use", f"mailbox '{name}' has {len(mailbox.readers)} readers"
-            )
-            return
+            raise BrokerRefused("in_use", f"mailbox '{name}' has {len(mailbox.readers)} readers")
         if mailbox.removing:
-            self._answers.refuse(link, command, "wait", f"mailbox '{name}' is being removed")
-            return
+            raise BrokerRefused("wait", f"mailbox '{name}' is being removed")
         if mailbox.temporary:
-            self._answers.refuse(
-                link, command, "bad_name", "a temporary mailbox ends with its session"
-            )
-            return
+            raise BrokerRefused("bad_name", "a temporary mailbox ends with its session")
         mailbox.removing = True
         self._jobs.append(Emptying(mailbox, None, Answer(self._answers, link, command)))
 
@@ -427,18 +390,14 @@ class MailboxAdmin:
     def peek(self, link: Link, command: PeekMail) -> None:
         """Describe messages without handing them out; answered when their bodies were read."""
         mailbox = self._mailbox(link, command, "receive")
-        if mailbox is None:
-            return
         if mailbox.temporary and mailbox.name != temporary_name(link):
-            self._answers.refuse(
-                link, command, "forbidden", "a temporary mailbox is its session's own"
-            )
-        elif self._asked(link, command):
-            peeking = Peeking(
-                self._shard, self._links, self._bodies, self._answers, link, command, mailbox,
-                self._peeked,
-            )  # fmt: skip
-            self._peeks.setdefault(link, deque()).append(peeking)
+            raise BrokerRefused("forbidden", "a temporary mailbox is its session's own")
+        self._links.count_query(link)
+        peeking = Peeking(
+            self._shard, self._links, self._bodies, self._answers, link, command, mailbox,
+            self._peeked,
+        )  # fmt: skip
+        self._peeks.setdefault(link, deque()).append(peeking)
 
     def _peeked(self) -> None:
         """Note that the PEEK_MAIL that was under way is over."""
@@ -461,3 +420,12 @@ class MailboxAdmin:
         except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
             self._peeking = False
             self._links.fail(link, "PEEK_MAIL", error)
+
+
+def _check_repeats_name(command: PurgeMail | RemoveMailbox) -> None:
+    """Raise BrokerRefused unless a command repeats the name of its mailbox."""
+    if command.confirm != command.mailbox:
+        raise BrokerRefused(
+            "bad_name",
+            f"confirm repeats the name: '{command.mailbox}' is not '{command.confirm}'",
+        )

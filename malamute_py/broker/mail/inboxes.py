@@ -87,16 +87,12 @@ class Inboxes:
     # --- opening --------------------------------------------------------------------------------
 
     def open(self, link: Link, command: OpenInbox) -> None:
-        """Open an inbox; the first use of a mailbox creates it."""
-        try:
-            mailbox = self._mailbox(link, command)
-        except BrokerRefused as error:
-            self._refuse(link, command.subscription, error.code, error.reason, error.retry_ms)
-            return
+        """Open an inbox; the first use of a mailbox creates it. Raises BrokerRefused."""
+        mailbox = self._mailbox(link, command)
         inbox = Inbox(self, link, command, mailbox)
         link.receivers[inbox.number] = inbox
         self.count += 1
-        self._shard.quotas.add(link.owner, "subscriptions")
+        self._shard.quotas.add(link.quota_owner, "subscriptions")
         if mailbox.able is NO_READERS:
             mailbox.able = OrderedDict()
         mailbox.readers[inbox] = None
@@ -113,7 +109,7 @@ class Inboxes:
         self._links.check_number(link, command.subscription)
         if self.count >= settings.subscriptions_max:
             raise BrokerRefused("limit", f"at most {settings.subscriptions_max} inboxes in all")
-        self._shard.quotas.check(link.owner, "subscriptions")
+        self._shard.quotas.check(link.quota_owner, "subscriptions")
         name = command.mailbox or link.identity
         if not name or name.startswith("~"):
             own = temporary_name(link)
@@ -129,18 +125,15 @@ class Inboxes:
         known = self._mailboxes.get(name)
         if known is None and command.settings:
             wanted = queue_settings(
-                MailboxSettings, {**settings.default_mailbox, **command.settings},
+                MailboxSettings, {**settings.default_of("mailbox", name), **command.settings},
                 settings.settings_bytes_max, None,
             )  # fmt: skip
             return self._mailboxes.use(name, link.owner, wanted)
         return self._mailboxes.use(name, link.owner)
 
-    def _refuse(self, link: Link, number: int, code: str, reason: str, retry_ms: int) -> None:
-        self._links.refuse(link, OPEN_INBOX, number, code, reason, retry_ms)
-
     def _not_opened(self, inbox: Inbox, code: str, reason: str, retry_ms: int) -> None:
         if not inbox.ended:
-            self._refuse(inbox.link, inbox.number, code, reason, retry_ms)
+            self._links.refuse(inbox.link, OPEN_INBOX, inbox.number, code, reason, retry_ms)
             self._drop(inbox)
             self._mailboxes.unused(inbox.mailbox)
 
@@ -175,7 +168,7 @@ class Inboxes:
         inbox.leave()
         inbox.started = False
         self.count -= 1
-        self._shard.quotas.add(inbox.link.owner, "subscriptions", -1)
+        self._shard.quotas.add(inbox.link.quota_owner, "subscriptions", -1)
         inbox.pipe.clear()
         mailbox = inbox.mailbox
         mailbox.readers.pop(inbox, None)
@@ -433,8 +426,8 @@ class Inboxes:
         inbox.left_bytes -= size
         link.room -= size
         link.delivered_bytes += size
-        if link.room < link.half:
-            self._links.spent(link)
+        if link.room < link.ask_below:
+            self._links.ask_if_little_room(link)
         counters = self._shard.counters
         counters["mail_out"] += count
         counters["mail_deliveries"] += 1

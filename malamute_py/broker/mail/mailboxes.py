@@ -129,6 +129,10 @@ class Mailboxes:
             raise BrokerRefused("unknown_mailbox", f"there is no mailbox '{name}'")
         if wanted is not None:
             return self.draft(name, by, wanted)
+        default = settings.default_of("mailbox", name)
+        if default is not settings.default_mailbox:
+            made = queue_settings(MailboxSettings, default, settings.settings_bytes_max, None)
+            return self.draft(name, by, made)
         if self._default is None:
             self._default = queue_settings(
                 MailboxSettings, settings.default_mailbox, settings.settings_bytes_max, None

@@ -18,6 +18,7 @@ from malamute_protocol.errors import BatchError, BrokerRefused
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link
+from malamute_py.broker.log.keys import digest_of
 from malamute_py.broker.log.steps import Counting, Part, Steps
 from malamute_py.broker.mail.mailbox import STANDING, Mailbox
 from malamute_py.broker.mail.messages import Messages, RowsOfPut
@@ -76,6 +77,7 @@ class Puts:
         return self.put(
             name, sender=link.holder, content=content, frame=frame, by=link.owner,
             priority=command.priority, deliver_at_ms=command.deliver_at_ms, key=command.key,
+            digest=digest_of(content) if command.key else 0,
         )  # fmt: skip
 
     def put(
@@ -89,6 +91,7 @@ class Puts:
         priority: int = 0,
         deliver_at_ms: int = 0,
         key: bytes = b"",
+        digest: int = 0,
         about: Sequence[Run] = (),
         last: bool = False,
         why: str = "",
@@ -123,6 +126,7 @@ class Puts:
             mailbox.number, -1, count, size, sender, now_ms, key, priority,
             deliver_at_ms if deliver_at_ms > now_ms else 0,
         )  # fmt: skip
+        put.digest = digest
         if origin is not None:
             put.origin, put.rows = origin, rows_of(rows)
             if mailbox.settings.ttl_ms:
@@ -137,7 +141,7 @@ class Puts:
         putting = Putting(self._messages, mailbox, put, rows)
         part = Part(
             content=content, frame=frame, effects=[putting], level=mailbox.level,
-            place=mailbox.number,
+            place=mailbox.number, digest=digest,
         )  # fmt: skip
         if mailbox.memory and mailbox.state == STANDING:
             part.memory = True

@@ -81,20 +81,12 @@ class ServiceAdmin:
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
         """Methods that handle commands, by their class."""
         return {
-            CancelRequest: partial(self._answer, self._cancel),
-            ServiceInfo: partial(self._answer, self._info),
-            EditService: partial(self._answer, self._edit),
-            Requeue: partial(self._answer, self._requeue),
-            RemoveService: partial(self._answer, self._remove),
+            CancelRequest: self._cancel,
+            ServiceInfo: self._info,
+            EditService: self._edit,
+            Requeue: self._requeue,
+            RemoveService: self._remove,
         }
-
-    # --- answering ------------------------------------------------------------------------------
-
-    def _answer(self, handle: Callable[[Link, Any], None], link: Link, command: Any) -> None:
-        try:
-            handle(link, command)
-        except BrokerRefused as error:
-            self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
 
     def _permitted(self, link: Link, action: str, name: str) -> bool:
         return self._shard.settings.permit(link.owner, action, name)
@@ -114,14 +106,19 @@ class ServiceAdmin:
 
     # --- CANCEL_REQUEST -------------------------------------------------------------------------
 
+    def _cancel_again(self, link: Link, command: CancelRequest) -> None:
+        try:
+            self._cancel(link, command)
+        except BrokerRefused as error:
+            self._answers.refuse_with(link, command, error)
+
     def _cancel(self, link: Link, command: CancelRequest) -> None:
         """Withdraw the requests, or the one row, that a sender's key names."""
         service = self._service(link, command.service, "request")
         key = link.holder, command.key
         if self._steps.under_way(key):
             # By the next turn the log has the batch or has refused it.
-            cancel = partial(self._answer, self._cancel, link, command)
-            self._registry.next_turn.append(cancel)
+            self._registry.next_turn.append(partial(self._cancel_again, link, command))
             return
         batch: RequestBatch | None = None
         taken = self._steps.taken(key) if command.key else None
@@ -245,6 +242,7 @@ class ServiceAdmin:
         name = command.service
         if not self._permitted(link, "manage_queues", name):
             raise BrokerRefused("forbidden", f"you may not manage service '{name}'")
+        self._check_dead_letters(link, command)
         known = name in self._registry.by_name
         service = self._registry.use(name, link.owner, command.settings)
         facts = partial(self._facts, service, whole=True)
@@ -256,7 +254,7 @@ class ServiceAdmin:
         limits = self._shard.settings
         settings = queue_settings(
             ServiceSettings, command.settings, limits.settings_bytes_max, before,
-            limits.default_service if command.replace else None,
+            limits.default_of("service", name) if command.replace else None,
         )  # fmt: skip
         if settings.memory != before.memory:
             raise BrokerRefused("bad_setting", "memory cannot be changed: requests lie there")
@@ -270,6 +268,14 @@ class ServiceAdmin:
         editing = Then(partial(self._edited, service, changed), failed)
         change = ServiceSet(row.number, row.name, settings, row.by, row.created_ms)
         self._steps.propose(change, editing, answer)
+
+    def _check_dead_letters(self, link: Link, command: EditService) -> None:
+        """Raise BrokerRefused for a mailbox to which the link may not have dead letters put."""
+        mailbox = command.settings.get("dead_letters")
+        if isinstance(mailbox, str) and mailbox and not any(
+            self._permitted(link, action, mailbox) for action in ("send", "manage_queues")
+        ):  # fmt: skip
+            raise BrokerRefused("forbidden", f"you may not send to mailbox '{mailbox}'")
 
     def _edited(self, service: Service, row: ServiceRow, _: int) -> None:
         if service.edited is row.settings:

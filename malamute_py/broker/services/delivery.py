@@ -134,7 +134,7 @@ class WorkDelivery:
         link.delivered_bytes += spent
         offer.left_bytes += cost - spent
         self._shard.counters["work_bytes_out"] += spent
-        if link.room < link.half:
-            self._links.spent(link)
+        if link.room < link.ask_below:
+            self._links.ask_if_little_room(link)
         if offer.bucket < 0:
             offer.owner.resume(offer)

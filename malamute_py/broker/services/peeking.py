@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any, Final
 
 from malamute_protocol.commands import PeekRequests
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link
 from malamute_py.broker.log.answers import Answers
@@ -41,15 +42,13 @@ class Peeking:
         a million takes 20 ms."""
 
     def peek(self, link: Link, command: PeekRequests) -> None:
-        """Answer with a page of requests."""
+        """Answer with a page of requests. Raises BrokerRefused."""
         name = command.service
         if not self._shard.settings.permit(link.owner, "manage_queues", name):
-            self._answers.refuse(link, command, "forbidden", f"you may not admin service '{name}'")
-            return
+            raise BrokerRefused("forbidden", f"you may not admin service '{name}'")
         service = self._registry.by_name.get(name)
         if service is None:
-            self._answers.refuse(link, command, "unknown_service", f"there is no service '{name}'")
-            return
+            raise BrokerRefused("unknown_service", f"there is no service '{name}'")
         requests, more = self._page(service, command)
         self._answers.result(link, command, {"requests": requests, "more": more})
 

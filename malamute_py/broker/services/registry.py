@@ -88,7 +88,7 @@ class Registry:
         self._shard.quotas.check(by, "services")
         made = queue_settings(
             ServiceSettings,
-            {**limits.default_service, **(settings or {})},
+            {**limits.default_of("service", name), **(settings or {})},
             limits.settings_bytes_max,
             None,
         )

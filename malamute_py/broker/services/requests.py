@@ -18,6 +18,7 @@ from malamute_protocol.limits import TIME_MAX
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link
 from malamute_py.broker.log.bodies import Bodies
+from malamute_py.broker.log.keys import digest_of
 from malamute_py.broker.log.steps import NO_TABLES, Effect, Part, Steps, content_size
 from malamute_py.broker.mail.puts import Puts
 from malamute_py.broker.services.hand_outs import HandOuts
@@ -91,15 +92,16 @@ class Requests:
             self._check_served(service, subjects)
         now_ms = self._shard.now_ms
         timeout_ms = command.timeout_ms or service.row.settings.timeout_ms
+        digest = digest_of(content) if command.key else 0
         change = RequestPut(
             service.number, -1, count, size, link.holder, reply_to, now_ms,
             now_ms + delay_ms + timeout_ms if timeout_ms else 0, command.key,
-            subjects, delay_ms, command.priority,
+            subjects, delay_ms, command.priority, digest,
         )  # fmt: skip
         kind = _Later if delay_ms else _Incoming
         return Part(
             [change], content, frame, effects=[kind(self, service, change, {})],
-            level=service.level, memory=service.memory, place=service.number,
+            level=service.level, memory=service.memory, place=service.number, digest=digest,
         )  # fmt: skip
 
     def _check_served(self, service: Service, subjects: Sequence[str]) -> None:

@@ -51,12 +51,8 @@ class Offers:
     # --- OFFER --------------------------------------------------------------------------------
 
     def offer(self, link: Link, command: OfferCommand) -> None:
-        """Accept an offer, or refuse it."""
-        try:
-            offer = self._prepare_offer(link, command)
-        except BrokerRefused as error:
-            self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
-            return
+        """Accept an offer. Raises BrokerRefused."""
+        offer = self._prepare_offer(link, command)
         if offer.service.state == STANDING:
             self._stands(offer, 0)
         else:
@@ -95,8 +91,8 @@ class Offers:
                 "limit", f"patterns of at most {settings.all_patterns_bytes_max} bytes in all"
             )
         quotas = self._shard.quotas
-        quotas.check(link.owner, "offers")
-        quotas.check(link.owner, "pattern_bytes", size)
+        quotas.check(link.quota_owner, "offers")
+        quotas.check(link.quota_owner, "pattern_bytes", size)
         service = self._registry.use(command.service, link.owner, command.settings or None)
         offer = Offer(self, link, command, service)
         try:
@@ -108,8 +104,8 @@ class Offers:
         offer.lease_ms = self._lease_ms(service, command.lease_ms)
         self.pattern_bytes += size
         self.count += 1
-        quotas.add(link.owner, "offers")
-        quotas.add(link.owner, "pattern_bytes", size)
+        quotas.add(link.quota_owner, "offers")
+        quotas.add(link.quota_owner, "pattern_bytes", size)
         link.receivers[offer.number] = offer
         return offer
 
@@ -165,8 +161,8 @@ class Offers:
         offer.in_flight.leave()
         self.count -= 1
         self.pattern_bytes -= offer.pattern_bytes
-        self._shard.quotas.add(offer.link.owner, "offers", -1)
-        self._shard.quotas.add(offer.link.owner, "pattern_bytes", -offer.pattern_bytes)
+        self._shard.quotas.add(offer.link.quota_owner, "offers", -1)
+        self._shard.quotas.add(offer.link.quota_owner, "pattern_bytes", -offer.pattern_bytes)
         self._registry.unused(offer.service)
 
     def _leave_orphans(self, offer: Offer, why: str) -> int:

@@ -1,6 +1,7 @@
 """Administration of streams: make, change and remove them, facts, plans, producers.
 
-Owns the commands about streams and producers that a RESULT answers. The rules: each list is bounded
+Owns the commands about streams and producers that a RESULT answers; a handler raises BrokerRefused,
+and the broker answers with it. The rules: each list is bounded
 and paged; a change is answered when it is durable; a question to the journal is answered when the
 journal has answered. Source: SPEC.md, section 4; docs/design.md, Safety.
 """
@@ -64,41 +65,12 @@ class StreamAdmin:
         self._opening = 0
         """New producers on their way into the log."""
 
-    # --- answering --------------------------------------------------------------------------
-
-    def _stream(self, link: Link, command: Any, action: str) -> Stream | None:
-        """Return the stream of a command if the link may touch it; else refuse the command."""
-        name = command.stream
-        if not self._shard.settings.permit(link.owner, action, name):
-            self._answers.refuse(
-                link,
-                command,
-                "forbidden",
-                f"you may not {action.partition('_')[0]} stream '{name}'",
-            )
-            return None
-        stream = self._catalogue.get(name)
-        if stream is None:
-            self._answers.refuse(link, command, "unknown_stream", f"there is no stream '{name}'")
-        return stream
-
-    def _asks(self, link: Link, command: Any) -> bool:
-        """Whether a link may ask the journal one more question; if not, refuse the command."""
-        if link.queries < self._shard.settings.link_queries_max:
-            link.queries += 1
-            return True
-        self._answers.refuse(link, command, "wait", "too many unanswered questions on this link")
-        return False
-
     # --- streams ----------------------------------------------------------------------------
 
     def create_stream(self, link: Link, command: CreateStream) -> None:
         """Create a stream; the answer follows when the creation is durable."""
         if not self._shard.settings.permit(link.owner, "create", command.stream):
-            self._answers.refuse(
-                link, command, "forbidden", f"you may not create stream '{command.stream}'"
-            )
-            return
+            raise BrokerRefused("forbidden", f"you may not create stream '{command.stream}'")
         self._catalogue.create(
             command.stream, command.settings, link.owner, partial(self._created, link, command),
             partial(self._answers.refuse, link, command),
@@ -110,34 +82,26 @@ class StreamAdmin:
 
     def edit_stream(self, link: Link, command: EditStream) -> None:
         """Change settings; the answer follows when the change is durable."""
-        stream = self._stream(link, command, "manage_streams")
-        if stream is None:
-            return
+        stream = self._catalogue.find(link.owner, command.stream, "manage_streams")
         answer = Answer(self._answers, link, command, partial(self._facts, stream))
-        try:
-            self._catalogue.edit(stream, command.settings, answer, replace=command.replace)
-        except BrokerRefused as error:
-            self._answers.refuse(link, command, error.code, error.reason)
+        self._catalogue.edit(stream, command.settings, answer, replace=command.replace)
 
     def remove_stream(self, link: Link, command: RemoveStream) -> None:
         """Remove a stream; the answer follows when the removal is durable."""
-        stream = self._stream(link, command, "manage_streams")
-        if stream is not None:
-            self._catalogue.remove(stream, Answer(self._answers, link, command))
+        stream = self._catalogue.find(link.owner, command.stream, "manage_streams")
+        self._catalogue.remove(stream, Answer(self._answers, link, command))
 
     def stream_info(self, link: Link, command: StreamInfo) -> None:
         """Facts about one stream."""
-        stream = self._stream(link, command, "read")
-        if stream is not None:
-            self._answers.result(link, command, self._facts(stream))
+        stream = self._catalogue.find(link.owner, command.stream, "read")
+        self._answers.result(link, command, self._facts(stream))
 
     def stream_schemas(self, link: Link, command: StreamSchemas) -> None:
         """The versions of a stream's schema, for those who may read it or write to it."""
         permit = self._shard.settings.permit
         action = "write" if permit(link.owner, "write", command.stream) else "read"
-        stream = self._stream(link, command, action)
-        if stream is not None:
-            self._answers.result(link, command, {"schemas": list(stream.schemas.items())})
+        stream = self._catalogue.find(link.owner, command.stream, action)
+        self._answers.result(link, command, {"schemas": list(stream.schemas.items())})
 
     def _facts(self, stream: Stream) -> dict[str, Any]:
         audience = stream.audience
@@ -182,9 +146,8 @@ class StreamAdmin:
 
     def find_offset(self, link: Link, command: FindOffset) -> None:
         """Resolve a start to an offset."""
-        stream = self._stream(link, command, "read")
-        if stream is None or not self._asks(link, command):
-            return
+        stream = self._catalogue.find(link.owner, command.stream, "read")
+        self._links.count_query(link)
 
         def found(begin: Begin | BrokerRefused) -> None:
             link.queries -= 1
@@ -208,20 +171,11 @@ class StreamAdmin:
 
     def plan_read(self, link: Link, command: PlanRead) -> None:
         """Plan a bounded read from the journal's index."""
-        stream = self._stream(link, command, "read")
-        if stream is None:
-            return
+        stream = self._catalogue.find(link.owner, command.stream, "read")
         if command.visibility not in (0, 1, 2):
-            reason = f"no visibility {command.visibility}"
-            self._answers.refuse(link, command, "unsupported", reason)
-            return
-        try:
-            compile_pattern(command.pattern)
-        except BrokerRefused as error:
-            self._answers.refuse(link, command, error.code, error.reason)
-            return
-        if not self._asks(link, command):
-            return
+            raise BrokerRefused("unsupported", f"no visibility {command.visibility}")
+        compile_pattern(command.pattern)
+        self._links.count_query(link)
         durable = command.visibility != 0
 
         def begun(begin: Begin | BrokerRefused) -> None:
@@ -304,10 +258,7 @@ class StreamAdmin:
             if len(producers) + self._opening >= most:
                 # The identity with the most producers loses those that it has not used for longest.
                 if publishing.forgetting or not len(producers):
-                    self._answers.refuse(
-                        link, command, "wait", "producers that were long unused make room"
-                    )
-                    return
+                    raise BrokerRefused("wait", "producers that were long unused make room")
                 publishing.forget_producers(producers.in_the_way())
             self._opening += 1
             self._open(link, command, ProducerOpened(producers.mint(), link.identity, 0))
@@ -321,7 +272,7 @@ class StreamAdmin:
             )
         elif command.epoch != known.epoch:
             code = "fenced" if command.epoch < known.epoch else "unknown_producer"
-            self._answers.refuse(link, command, code, f"the producer is at epoch {known.epoch}")
+            raise BrokerRefused(code, f"the producer is at epoch {known.epoch}")
         else:
             producers.used(known.id)
             self._answers.result(link, command, self._producer_facts(known))

@@ -96,6 +96,19 @@ class Catalogue:
         """The stream of this name."""
         return self._names.get(name)
 
+    def find(self, owner: str, name: str, action: str, doing: str = "") -> Stream:
+        """Return a stream of which an identity may do this. Raises BrokerRefused.
+
+        doing: the action in words, with what it is done to.
+        """
+        if not self._shard.settings.permit(owner, action, name):
+            words = doing or f"{action.partition('_')[0]} stream"
+            raise BrokerRefused("forbidden", f"you may not {words} '{name}'")
+        stream = self._names.get(name)
+        if stream is None:
+            raise BrokerRefused("unknown_stream", f"there is no stream '{name}'")
+        return stream
+
     def by_number(self, number: int) -> Stream | None:
         """The stream of this number."""
         return self._numbers.get(number)
@@ -239,7 +252,8 @@ class Catalogue:
             return
         if waiting is None:
             try:
-                wanted = settings_of(settings.default_stream, settings.settings_bytes_max)
+                default = settings.default_of("stream", name)
+                wanted = settings_of(default, settings.settings_bytes_max)
                 self._propose(name, wanted, by)
             except BrokerRefused as error:
                 refused(error.code, error.reason, 0)
@@ -252,11 +266,11 @@ class Catalogue:
         self, name: str, values: dict[str, Any], by: str, then: Use, refused: Refusal
     ) -> None:
         """Create a stream with settings; the same settings again succeed."""
+        settings = self._shard.settings
         try:
             wanted = declared(
                 settings_of(
-                    {**self._shard.settings.default_stream, **values},
-                    self._shard.settings.settings_bytes_max,
+                    {**settings.default_of("stream", name), **values}, settings.settings_bytes_max
                 )
             )
             stream = self._names.get(name)
@@ -367,10 +381,11 @@ class Catalogue:
     ) -> None:
         """Change settings of a stream, or all of them. Raises BrokerRefused."""
         old = stream.settings
-        bytes_max = self._shard.settings.settings_bytes_max
+        settings = self._shard.settings
+        bytes_max = settings.settings_bytes_max
         if stream.number in self._declaring:
             raise BrokerRefused("wait", "the stream's schema is being changed")
-        defaults = self._shard.settings.default_stream if replace else None
+        defaults = settings.default_of("stream", stream.name) if replace else None
         wanted = evolved(old, settings_of(values, bytes_max, old, defaults), bytes_max)
         for name in FIXED_SETTINGS:
             if getattr(wanted, name) != getattr(old, name):

@@ -98,7 +98,7 @@ class KeyCommands:
             if link.room <= 0:
                 raise BrokerRefused("wait", "too much is sent and not read on this link")
         except BrokerRefused as error:
-            self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
+            self._answers.refuse_with(link, command, error)
             return
         found = keys.find(command.subject)
         if found is None:
@@ -140,7 +140,7 @@ class KeyCommands:
             # A value counts like a delivery: the peer has to show that it has read it.
             link.room -= size
             link.delivered_bytes += size
-            self._links.spent(link)
+            self._links.ask_if_little_room(link)
 
     def _answer(
         self, link: Link, command: GetKey, stream: Stream, offset: int, tries: int,
@@ -186,15 +186,11 @@ class KeyCommands:
     # --- many names ---------------------------------------------------------------------
 
     def list_keys(self, link: Link, command: ListKeys) -> None:
-        """Answer with a page of keys."""
-        try:
-            _, keys = self._stream(link, command, "read", "replay")
-            compiled = compile_pattern(command.pattern)
-            if not asks_subjects_only(command.pattern):
-                raise BrokerRefused("bad_pattern", "keys are found by their subjects only")
-        except BrokerRefused as error:
-            self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
-            return
+        """Answer with a page of keys. Raises BrokerRefused."""
+        _, keys = self._stream(link, command, "read", "replay")
+        compiled = compile_pattern(command.pattern)
+        if not asks_subjects_only(command.pattern):
+            raise BrokerRefused("bad_pattern", "keys are found by their subjects only")
         most = self._shard.settings.page_max
         limit = min(command.limit, most) if command.limit > 0 else most
         left = LOOKED_AT_SLOWLY if compiled.slow else LOOKED_AT
@@ -241,10 +237,10 @@ class KeyCommands:
                 "keys_not_read", "error", stream=stream.name, code=value.code, reason=value.reason
             )
             return
-        for row in value["rows"]:
-            if kind == "keys":
-                keys.enter(*row)
-            else:
+        if kind == "keys":
+            keys.enter_many(value["newest"])
+        else:
+            for row in value["rows"]:
                 keys.enter_copy(*row)
         if value["next"] < end:
             self._read_on(stream, keys, kind, value["next"])

@@ -41,10 +41,11 @@ class _Cutter:
 
     def __init__(self, start: int, command: PlanRead) -> None:
         self.to = start
+        """Offset before which records were added."""
         self.splits: list[list[int]] = []
         self.records = self.bytes = 0
-        self._from = start
-        self._held = 0
+        self._split_start = start
+        self._split_size = 0
         self._split_bytes = command.split_bytes if command.split_bytes > 0 else 1 << 62
         self._bytes_max = command.bytes_max if command.bytes_max > 0 else 1 << 62
         self._records_max = command.records_max if command.records_max > 0 else 1 << 62
@@ -64,16 +65,16 @@ class _Cutter:
         self.to = after
         self.records += records
         self.bytes += size
-        self._held += size
-        if self._held >= self._split_bytes:
+        self._split_size += size
+        if self._split_size >= self._split_bytes:
             self.cut(after)
 
     def cut(self, to: int) -> None:
         """End a split at an offset."""
-        if to > self._from:
-            self.splits.append([self._from, to, self._held])
-        self.to = self._from = to
-        self._held = 0
+        if to > self._split_start:
+            self.splits.append([self._split_start, to, self._split_size])
+        self.to = self._split_start = to
+        self._split_size = 0
 
 
 def plan_moved(keys: Keys, start: int, end: int, command: PlanRead) -> MovedPart:

@@ -183,10 +183,12 @@ class Publishing:
         """Refuse a PUBLISH or UPDATE_KEY; one without a tracker is counted, and not answered."""
         if code == "wait" and not retry_ms:
             retry_ms = self._shard.settings.retry_ms
+        number = NUMBERS[type(command)]
         if not command.tracker:
             self._shard.counters["publishes_dropped"] += 1
+            if code == "forbidden":
+                self._links.note_forbidden(link, number, reason)
             return
-        number = NUMBERS[type(command)]
         self._links.refuse(link, number, command.tracker, code, reason, retry_ms, revision)
 
     def _level_allowed(

@@ -112,12 +112,7 @@ class Removal:
         self._check_durable(stream, before)
 
     def _stream(self, link: Link, name: str) -> Stream:
-        if not self._shard.settings.permit(link.owner, "trim", name):
-            raise BrokerRefused("forbidden", f"you may not remove records of stream '{name}'")
-        stream = self._catalogue.get(name)
-        if stream is None:
-            raise BrokerRefused("unknown_stream", f"there is no stream '{name}'")
-        return stream
+        return self._catalogue.find(link.owner, name, "trim", "remove records of stream")
 
     def _check_durable(self, stream: Stream, before: int) -> None:
         """Raise BrokerRefused unless ring main cannot be durable before the records are."""

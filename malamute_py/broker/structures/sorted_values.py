@@ -8,7 +8,7 @@ nothing behind. A heap with lazy deletion would keep acknowledged messages until
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, Generic, TypeVar
 
 CHUNK: Final = 512
@@ -20,11 +20,13 @@ T = TypeVar("T", bound=Any)
 class Ordered(Generic[T]):
     """Distinct values in ascending order."""
 
-    __slots__ = ("_chunks",)
+    __slots__ = ("_chunks", "_tops")
 
     def __init__(self) -> None:
         self._chunks: list[list[T]] = []
         """Values in ascending order, in chunks that are never empty."""
+        self._tops: list[T] = []
+        """The greatest value of each chunk: a search with a key would call Python for each look."""
 
     def __bool__(self) -> bool:
         return bool(self._chunks)
@@ -44,41 +46,61 @@ class Ordered(Generic[T]):
     @property
     def last(self) -> T:
         """The greatest value; there must be one."""
-        return self._chunks[-1][-1]
+        return self._tops[-1]
 
     def add(self, value: T) -> None:
         """Add a value; nothing happens when it is there."""
-        chunks = self._chunks
-        if not chunks:
-            chunks.append([value])
-            return
-        chunk = chunks[-1]
-        if value > chunk[-1]:
-            if len(chunk) < CHUNK:
-                chunk.append(value)
+        chunks, tops = self._chunks, self._tops
+        if not chunks or value > tops[-1]:
+            if chunks and len(chunks[-1]) < CHUNK:
+                chunks[-1].append(value)
+                tops[-1] = value
             else:
                 chunks.append([value])
+                tops.append(value)
             return
-        place = bisect_left(chunks, value, key=_greatest)
+        place = bisect_left(tops, value)
         chunk = chunks[place]
         at = bisect_left(chunk, value)
         if chunk[at] == value:
             return
         chunk.insert(at, value)
         if len(chunk) > 2 * CHUNK:
-            chunks.insert(place + 1, chunk[CHUNK:])
-            del chunk[CHUNK:]
+            self._split(place)
+
+    def add_many(self, values: Iterable[T]) -> None:
+        """Add values, in any order; a value that is there is not added again."""
+        chunks, tops, add = self._chunks, self._tops, self.add
+        place = 0
+        for value in sorted(values):
+            place = bisect_left(tops, value, place)
+            if place == len(tops):
+                add(value)
+                place = len(tops) - 1
+                continue
+            chunk = chunks[place]
+            at = bisect_left(chunk, value)
+            if chunk[at] != value:
+                chunk.insert(at, value)
+                if len(chunk) > 2 * CHUNK:
+                    self._split(place)
+
+    def _split(self, place: int) -> None:
+        chunk = self._chunks[place]
+        self._chunks.insert(place + 1, chunk[CHUNK:])
+        del chunk[CHUNK:]
+        self._tops.insert(place, chunk[-1])
 
     def discard(self, value: T) -> None:
         """Remove a value; nothing happens when it is not there."""
-        chunks = self._chunks
+        chunks, tops = self._chunks, self._tops
         if not chunks:
             return
         chunk = chunks[0]
         if chunk[0] == value:
             place = at = 0
         else:
-            place = bisect_left(chunks, value, key=_greatest)
+            place = bisect_left(tops, value)
             if place == len(chunks):
                 return
             chunk = chunks[place]
@@ -87,7 +109,9 @@ class Ordered(Generic[T]):
                 return
         del chunk[at]
         if not chunk:
-            del chunks[place]
+            del chunks[place], tops[place]
+        elif at == len(chunk):
+            tops[place] = chunk[-1]
 
     def after(self, value: T) -> Iterator[T]:
         """Yield the values greater than a value, ascending; the set must not change meanwhile."""
@@ -97,7 +121,7 @@ class Ordered(Generic[T]):
     def runs_after(self, value: T) -> Iterator[list[T]]:
         """Yield what after() yields in lists that are never empty, and not to be changed."""
         chunks = self._chunks
-        place = bisect_right(chunks, value, key=_greatest)
+        place = bisect_right(self._tops, value)
         if place == len(chunks):
             return
         chunk = chunks[place]
@@ -107,17 +131,13 @@ class Ordered(Generic[T]):
     def floor(self, value: T) -> T | None:
         """The greatest value that is not above this one; None: there is none."""
         chunks = self._chunks
-        place = bisect_left(chunks, value, key=_greatest)
+        place = bisect_left(self._tops, value)
         if place < len(chunks):
             chunk = chunks[place]
             at = bisect_right(chunk, value)
             if at:
                 return chunk[at - 1]
-        return chunks[place - 1][-1] if place else None
-
-
-def _greatest(chunk: list[T]) -> T:
-    return chunk[-1]
+        return self._tops[place - 1] if place else None
 
 
 Pair = tuple[int, int]

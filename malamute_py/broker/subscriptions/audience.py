@@ -195,6 +195,7 @@ class Audience:
     def go_live(self, sub: Subscription) -> None:
         """Count a subscription among those that take batches as they come."""
         sub.live = True
+        sub.rows = None
         self.live += 1
         if sub.stop != NEVER:
             self.bounded.add(sub)

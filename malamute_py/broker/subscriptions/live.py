@@ -262,7 +262,7 @@ class Delivery:
         return True
 
     def _drop_first_late(self, audience: Audience) -> None:
-        """Remove the first of the batches that were put off."""
+        """Remove the first batch that was put off, and end the subscriptions that stop in it."""
         late = audience.late.popleft()
         audience.late_bases[late.durable].popleft()
         self._count_late(audience, -late.batch.memory)
@@ -369,8 +369,8 @@ class Delivery:
                 link.delivered_bytes += cost
                 records += count
                 taken += 1
-                if link.room < link.half:
-                    self._links.spent(link)
+                if link.room < link.ask_below:
+                    self._links.ask_if_little_room(link)
                 continue
             if encoding is None:
                 encoding = Encoding(batch, None, count, extracts=False)
@@ -436,7 +436,7 @@ class Delivery:
         sub.left_bytes -= size
         link.room -= size
         link.delivered_bytes += size
-        self._links.spent(link)
+        self._links.ask_if_little_room(link)
         counters = self._shard.counters
         counters["records_out"] += records
         counters["bytes_out"] += size

@@ -57,7 +57,7 @@ from malamute_py.broker.subscriptions.shared_window import (
 )
 from malamute_py.broker.subscriptions.subscription import SUBSCRIBE, Subscription
 from malamute_py.broker.subscriptions.turns import IDLE_READS_MAX, Turns
-from malamute_py.matcher import compile_pattern
+from malamute_py.matcher import compile_pattern, rows_by_subject
 
 EXPIRY_AT = STAMP_BYTES + 56
 """Position of a stored batch's earliest expiry."""
@@ -100,7 +100,7 @@ class OnDemand:
         self._more = shard.share()
         """Whether this turn's share of time lasts."""
         settings, limits = shard.settings, shard.settings.limits
-        self._gathers = (
+        self._may_gather = (
             min(limits.batch_records_max, limits.headers_max) >= READ_ROWS_MAX + GATHERED_ROWS_MAX
             and limits.batch_bytes_max
             >= settings.quantum_bytes + max(limits.record_bytes_max, limits.batch_bytes_max // 4)
@@ -119,7 +119,7 @@ class OnDemand:
             sub.queued = True
             if (
                 sub.turns_alone
-                or not self._gathers
+                or not self._may_gather
                 or not sub.joins
                 or sub.position < sub.stream.purges.before
                 or (self._matching.sliced and audience_of(sub.stream).index.slow)
@@ -280,7 +280,10 @@ class OnDemand:
     def _deliver_moved(
         self, sub: Subscription, answer: HistoryRead, places: dict[int, list[int]]
     ) -> None:
-        """Deliver newest records that have moved, in the order of their offsets."""
+        """Deliver newest records that have moved, in the order of their offsets.
+
+        places: offsets of the records in a copy, by the place of the copy.
+        """
         keys = sub.stream.keys
         assert keys is not None
         runs = {run.next: run for run in answer.runs}
@@ -293,11 +296,11 @@ class OnDemand:
                 self._give_moved(sub, portion, run, offsets)
                 continue
             portion.flush()
-            stands = dict(keys.moved_from(offsets[0], offsets[-1] + 1, len(offsets)))
-            if any(stands.get(offset, place) != place for offset in offsets):
+            places_now = dict(keys.moved_from(offsets[0], offsets[-1] + 1, len(offsets)))
+            if any(places_now.get(offset, place) != place for offset in offsets):
                 return  # They have moved once more: the next turn reads them there.
             for offset in offsets:
-                if offset in stands:
+                if offset in places_now:
                     sub.position = max(sub.position, offset)
                     self._gap(sub, offset + 1, "damaged", "the copy of the record is damaged")
         portion.flush()
@@ -468,7 +471,7 @@ class OnDemand:
         when its link has answered the PING that asks how far it has read.
         """
         link = sub.link
-        if not many or link.room >= link.half:
+        if not many or link.room >= link.ask_below:
             self._delivery.catch_up(sub)
 
     def _share_out(
@@ -500,7 +503,7 @@ class OnDemand:
                 cost = cost_of_few(link)
                 link.room -= cost
                 link.delivered_bytes += cost
-                links.spent(link)
+                links.ask_if_little_room(link)
         for sub in members:
             if sub in left:
                 continue
@@ -618,17 +621,18 @@ class OnDemand:
             end = min(end, sub.wanted_to)
             size = min(size, SPARSE_BYTES)
         token = sub.reading = self.turns.begin(sub)
-        candidates = matches = None
+        candidates = matches = rows = None
         if not sub.everything and not sub.careful:
             candidates = partial(may_match, sub.pattern)
             purged = sub.position < stream.purges.before
-            if sub.gathered and self._gathers and sub.wanted is None and not purged:
+            if sub.gathered and self._may_gather and sub.wanted is None and not purged:
                 matches = compile_pattern(sub.pattern).matches
+                rows = sub.rows = sub.rows or rows_by_subject(sub.pattern)
         self.turns.reads.append(
             ReadRange(
                 stream.ring.name, stream.number, token, sub.position, end, size,
                 candidates, None if sub.careful else sub.client_time, matches, shared,
-                plain and not shared, stream.oldest_ms(self._shard.now_ms), stream.pinned,
+                plain and not shared, stream.oldest_ms(self._shard.now_ms), stream.pinned, rows,
             )
         )  # fmt: skip
 
@@ -925,7 +929,7 @@ class OnDemand:
         encoding = encoding_of(batch, mask, settings.extract_bytes_min, settings.extract_share)
         assert encoding is not None, "something was selected"
         few = encoding.extracts and encoding.count <= GATHERED_ROWS_MAX and not sub.careful
-        if few and sub.gathered and self._gathers and gatherable(batch.content):
+        if few and sub.gathered and self._may_gather and gatherable(batch.content):
             portion.rows(batch, next, mask)
             return
         encoding = encoding.for_(sub.whole)

@@ -170,24 +170,30 @@ class SharedWindow:
         self._members = members
         self._gathering = SharedGathering(stream.number)
         self._keys: list[Array] = []
-        """For each batch, the rows that each lane takes."""
+        """For each batch, the rows that each lane takes, each (lane << _PLACE_BITS) + the row."""
         self._held = self._dead = 0
         """Number of these rows, and about how many of them are of lanes that are over."""
         self._texts: list[Array] = []
         """For each row, the bytes of its header's texts, although the texts come once a header."""
         self._lanes: dict[tuple[int, int], int] = {}
+        """Lanes by the number of their pattern and their position."""
         self._takers: list[list[Subscription]] = []
-        self._froms: list[int] = []
+        """The subscriptions of each lane."""
+        self._begins: list[int] = []
+        """Offset at which each lane begins."""
         self._taken: Array = np.zeros(0, np.int64)
         """About how many rows each lane takes."""
         self._over: Array = np.zeros(0, np.bool_)
         """Lanes that take too much, whatever follows: their rows are not looked for any more."""
-        self._by_number: dict[int, list[int]] = {}
-        self._latest = 0
+        self._lanes_of_pattern: dict[int, list[int]] = {}
+        self._last_begin = 0
+        """The highest offset at which a lane begins."""
         self.new = 0
         """New headers that were matched."""
         self.base = -1
+        """Offset of the first row; -1: there is none yet."""
         self.reached = 0
+        """Offset before which the window ends."""
 
     @property
     def rows(self) -> int:
@@ -224,7 +230,7 @@ class SharedWindow:
         if not self._gathering.takes(stamp, content):
             return
         self._open(stamp.base_offset)
-        by_number = sorted(self._by_number.items())
+        by_number = sorted(self._lanes_of_pattern.items())
         lanes = np.array([lane for _, found in by_number for lane in found], np.int64)
         numbers = np.repeat([number for number, _ in by_number], [len(f) for _, f in by_number])
         first = np.searchsorted(numbers, survey.numbers)
@@ -246,9 +252,9 @@ class SharedWindow:
             lane = self._lanes.setdefault((sub.pattern_number, place), len(self._takers))
             if lane == len(self._takers):
                 self._takers.append([])
-                self._froms.append(place)
-                self._by_number.setdefault(sub.pattern_number, []).append(lane)
-                self._latest = max(self._latest, place)
+                self._begins.append(place)
+                self._lanes_of_pattern.setdefault(sub.pattern_number, []).append(lane)
+                self._last_begin = max(self._last_begin, place)
             self._takers[lane].append(sub)
         self._taken = np.zeros(len(self._takers), np.int64)
         self._over = np.zeros(len(self._takers), np.bool_)
@@ -256,7 +262,11 @@ class SharedWindow:
     def _add(self, stamp: Stamp, content: Content) -> bool:
         """Take one batch; False: it is left, since its rows are too many for all lanes together."""
         headers, _ = content.headers()
-        matched, match, by_number = self._audience.matched, self._audience.match, self._by_number
+        matched, match, by_number = (
+            self._audience.matched,
+            self._audience.match,
+            self._lanes_of_pattern,
+        )
         count = content.head.count
         chosen: list[int] = []
         lanes: list[int] = []
@@ -306,8 +316,8 @@ class SharedWindow:
         shifts = np.repeat(begins[takes] - (ends - counts), counts)
         rows = order[np.arange(len(shifts)) + shifts]
         lane_of = np.repeat(takers, counts)
-        if self._latest > stamp.base_offset:
-            wanted = rows + stamp.base_offset >= np.array(self._froms)[lane_of]
+        if self._last_begin > stamp.base_offset:
+            wanted = rows + stamp.base_offset >= np.array(self._begins)[lane_of]
             rows, lane_of = rows[wanted], lane_of[wanted]
         self._keys.append((lane_of << _PLACE_BITS) + rows + first)
         self._held += len(rows)
@@ -318,14 +328,14 @@ class SharedWindow:
 
         Returns a mask of the entries whose lanes take no more than they may.
         """
-        if self._latest > base:
+        if self._last_begin > base:
             # Lanes that begin after this batch's first row are counted exactly in share_out().
-            counts = np.where(np.array(self._froms)[lanes] <= base, counts, 0)
+            counts = np.where(np.array(self._begins)[lanes] <= base, counts, 0)
         before = self._taken
         self._taken = before + np.bincount(lanes, counts, len(before)).astype(np.int64)
         over = self._taken > LANE_ROWS_MAX
         for lane in np.flatnonzero(over & ~self._over).tolist():
-            self._by_number[self._takers[lane][0].pattern_number].remove(lane)
+            self._lanes_of_pattern[self._takers[lane][0].pattern_number].remove(lane)
             self._dead += int(before[lane])
         self._over = over
         kept: Array = ~over[lanes]

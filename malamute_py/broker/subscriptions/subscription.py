@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from malamute_py.broker.log.stream import Stream
     from malamute_py.broker.subscriptions.matching import PreparedRows
+    from malamute_py.matcher import SubjectRows
 
 VISIBILITIES: Final = ("live", "durable", "committed")
 
@@ -41,6 +42,7 @@ class Subscription(Receiver):
         "prepared",
         "queued",
         "reading",
+        "rows",
         "started",
         "stop",
         "stream",
@@ -63,6 +65,7 @@ class Subscription(Receiver):
         """Whether every header matches: no header is looked at."""
         self.client_time = command.client_time
         self.whole = command.whole
+        """Whether it takes whole batches with a bitmap, and neither extracted nor gathered rows."""
         self.gathered = command.gathered and not command.whole
         """Whether it takes rows of several batches in one."""
         self.durable = command.visibility != 0
@@ -84,9 +87,12 @@ class Subscription(Receiver):
         """Number of turns in which it is not to be in a cohort."""
         self.reading = 0
         """Token of the one read of history that is under way; 0: none."""
+        self.rows: SubjectRows | None = None
+        """Rows that its pattern selects, by header table; kept while it reads history."""
         self.idle_reads = 0
         """Consecutive reads that brought it nowhere."""
         self.prepared: PreparedRows | None = None
+        """Rows of its next batch, found over several turns; None: there are none."""
         self.plain = False
         """Whether it takes batches as its selection group does: no window, no end, not always
         whole."""

@@ -57,8 +57,8 @@ class Subscriptions:
         if self.pattern_bytes + size > settings.all_patterns_bytes_max:
             return "limit", f"patterns of at most {settings.all_patterns_bytes_max} bytes in all"
         try:
-            self._shard.quotas.check(link.owner, "subscriptions")
-            self._shard.quotas.check(link.owner, "pattern_bytes", size)
+            self._shard.quotas.check(link.quota_owner, "subscriptions")
+            self._shard.quotas.check(link.quota_owner, "pattern_bytes", size)
         except BrokerRefused as error:
             return error.code, error.reason
         return None
@@ -74,8 +74,8 @@ class Subscriptions:
         return sub
 
     def _hold(self, sub: Subscription, sign: int) -> None:
-        """Count a subscription for the quotas of its link's identity. sign: -1: no longer."""
-        quotas, owner = self._shard.quotas, sub.link.owner
+        """Count a subscription for the quotas of its link. sign: -1: no longer."""
+        quotas, owner = self._shard.quotas, sub.link.quota_owner
         quotas.add(owner, "subscriptions", sign)
         quotas.add(owner, "pattern_bytes", sign * sub.pattern_bytes)
 

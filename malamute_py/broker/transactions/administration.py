@@ -11,8 +11,9 @@ from functools import partial
 from typing import Any
 
 from malamute_protocol.commands import AwaitTransaction, EndTransaction, ListTransactions
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
-from malamute_py.broker.links.links import Link
+from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.answers import Answer, Answers
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.transactions.transaction import State, Transaction
@@ -26,9 +27,11 @@ class TransactionAdmin:
     """The commands about transactions that a RESULT answers."""
 
     def __init__(
-        self, shard: Shard, catalogue: Catalogue, answers: Answers, transactions: Transactions
-    ) -> None:
+        self, shard: Shard, links: Links, catalogue: Catalogue, answers: Answers,
+        transactions: Transactions,
+    ) -> None:  # fmt: skip
         self._shard = shard
+        self._links = links
         self._catalogue = catalogue
         self._answers = answers
         self._transactions = transactions
@@ -53,7 +56,8 @@ class TransactionAdmin:
         page = [
             transaction
             for transaction in known[begin:]
-            if all_of_them or transaction.row.holder == link.holder
+            if transaction.row.holder == link.holder
+            or (all_of_them and settings.shares_namespace(link.owner, transaction.row.by))
         ]
         self._answers.result(
             link, command,
@@ -79,25 +83,23 @@ class TransactionAdmin:
 
     def end_transaction(self, link: Link, command: EndTransaction) -> None:
         """Roll a transaction of any client back; answered when that is durable."""
+        settings = self._shard.settings
         transaction = self._transactions.by_id.get(command.transaction)
-        if not self._shard.settings.permit(link.owner, "manage_clients", "transactions"):
-            self._answers.refuse(link, command, "forbidden", "you may not end transactions")
-        elif transaction is None:
-            self._answers.refuse(
-                link, command, "unknown_transaction",
+        if not settings.permit(link.owner, "manage_clients", "transactions"):
+            raise BrokerRefused("forbidden", "you may not end transactions")
+        if transaction is None or not settings.shares_namespace(link.owner, transaction.row.by):
+            raise BrokerRefused(
+                "unknown_transaction",
                 f"there is no transaction {command.transaction.hex()}, or not any more",
-            )  # fmt: skip
-        elif transaction.state is not State.OPEN:
-            reason = f"the transaction is {transaction.state.value}"
-            self._answers.refuse(link, command, "conflict", reason)
-        else:
-            self._shard.counters["transactions_ended"] += 1
-            self._shard.event(
-                "transaction_ended", "warning", transaction=transaction.id.hex(), by=link.owner,
-                identity=transaction.row.holder, records=transaction.records,
-                bytes=transaction.bytes,
-            )  # fmt: skip
-            self._transactions.end(transaction, ENDED, Answer(self._answers, link, command))
+            )
+        if transaction.state is not State.OPEN:
+            raise BrokerRefused("conflict", f"the transaction is {transaction.state.value}")
+        self._shard.counters["transactions_ended"] += 1
+        self._shard.event(
+            "transaction_ended", "warning", transaction=transaction.id.hex(), by=link.owner,
+            identity=transaction.row.holder, records=transaction.records, bytes=transaction.bytes,
+        )  # fmt: skip
+        self._transactions.end(transaction, ENDED, Answer(self._answers, link, command))
 
     def await_transaction(self, link: Link, command: AwaitTransaction) -> None:
         """Answer once all of a committed transaction is durable in its streams."""
@@ -105,13 +107,9 @@ class TransactionAdmin:
         if transaction is None or transaction.row.holder != link.holder:
             self._answers.result(link, command, {})
         elif transaction.state is State.OPEN:
-            self._answers.refuse(link, command, "conflict", "the transaction is open")
-        elif link.queries >= self._shard.settings.link_queries_max:
-            self._answers.refuse(
-                link, command, "wait", "too many unanswered questions on this link"
-            )
+            raise BrokerRefused("conflict", "the transaction is open")
         else:
-            link.queries += 1
+            self._links.count_query(link)
             transaction.waiting.append((link, command))
 
     def _appended(self, transaction: Transaction, end_lsn: int) -> None:

@@ -45,6 +45,7 @@ from malamute_py.client.engine.waits import ACKED, OPENED, PUBLISHED, WINDOW
 from malamute_py.client.facts import (
     BrokerFacts,
     LinkFacts,
+    NamespaceFacts,
     ReadPlan,
     ReloadedSetting,
     StreamFacts,
@@ -71,7 +72,7 @@ from malamute_py.client.session.calls import (
 )
 from malamute_py.client.session.events import LinkEvent, Unlinked
 from malamute_py.client.session.publisher import LEVEL_NAMES, confirmation, level_number
-from malamute_py.client.session.subscription import Notice
+from malamute_py.client.session.subscription import CREDIT_BYTES, CREDIT_RECORDS, Notice
 from malamute_py.client.session.tables import TableRows, stream_settings
 from malamute_py.client.settings import ClientOptions, ClientSettings, Wait, make_settings, no_link
 from malamute_py.client.tracing import Tracing, tracing_of
@@ -520,8 +521,8 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         whole: bool = False,
         strict: bool = False,
         on_notice: Callable[[Notice], None] | None = None,
-        credit_records: int = 1 << 17,
-        credit_bytes: int = 8 << 20,
+        credit_records: int = CREDIT_RECORDS,
+        credit_bytes: int = CREDIT_BYTES,
         # sync: timeout_ms: int | None = None,
     ) -> Subscription:
         """Subscribe to the records of a stream that match a pattern.
@@ -699,6 +700,14 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         """
         value = await self._link.ask(lambda number: c.ListUsers(number, verb, name))
         return fact_list(UserFacts, value, "users")
+
+    async def list_namespaces(self) -> list[NamespaceFacts]:
+        """Ask for the namespaces and what each holds, or for the caller's own alone.
+
+        Raises BrokerRefused `forbidden`: the caller is in no namespace and may not manage users.
+        """
+        value = await self._link.ask(c.ListNamespaces)
+        return fact_list(NamespaceFacts, value, "namespaces")
 
     async def reload_config(self) -> list[ReloadedSetting]:
         """Have the broker read its configuration and users anew. Raises BrokerRefused.

@@ -41,7 +41,7 @@ from malamute_py.client.session.calls import (
 )
 from malamute_py.client.session.outgoing import RETRY_MS, RETRYABLE
 from malamute_py.client.session.publisher import level_number
-from malamute_py.client.session.subscription import Notice
+from malamute_py.client.session.subscription import CREDIT_BYTES, CREDIT_RECORDS, Notice
 from malamute_py.client.settings import Wait
 from malamute_py.client.words import ConfirmAt, Until
 
@@ -225,8 +225,8 @@ class KeyView:
             client_time=None,
             create=False,
             whole=False,
-            credit_records=1 << 17,
-            credit_bytes=8 << 20,
+            credit_records=CREDIT_RECORDS,
+            credit_bytes=CREDIT_BYTES,
         )
         return Subscription(self._link, request, strict=False, on_notice=on_notice)
 

@@ -193,7 +193,7 @@ class OutgoingRequests(KeyedBatch):
             kept += len(part.rows)
             for row in part.rows:
                 self.requests.batches[row.token] = part
-        self.requests.gone(self, self.left - kept if self.tokens else 0)
+        self.requests.await_no_more(self, self.left - kept if self.tokens else 0)
 
     def settle(self, outcome: Confirm | MalamuteError) -> None:
         """Await the replies of an accepted batch, or fail its callers."""
@@ -320,7 +320,7 @@ class PendingRequests:
             return
         next(row for row in batch.rows if row.token is token).token = None
         batch.thin = True
-        self.gone(batch, 1)
+        self.await_no_more(batch, 1)
         if not batch.live_rows():
             self._outbox.withdraw(batch)
 
@@ -444,14 +444,17 @@ class PendingRequests:
         """The broker did not accept it, or the session is over."""
         if batch.tokens:
             self.tell_all(batch.tokens, error)
-            self.gone(batch, batch.left)
+            self.await_no_more(batch, batch.left)
         else:
             waiting = [row.token for row in batch.rows]
             self.tell_all(waiting, error)
-            self.gone(batch, sum(token is not None for token in waiting))
+            self.await_no_more(batch, sum(token is not None for token in waiting))
 
-    def gone(self, batch: OutgoingRequests, count: int) -> None:
-        """Count requests of a batch that are not open any more; none of its replies is awaited."""
+    def await_no_more(self, batch: OutgoingRequests, count: int) -> None:
+        """Count requests whose replies are not awaited any more; of a batch that was sent, all.
+
+        An inbox that no request waits for is looked at: what was kept for replies is mail.
+        """
         if batch.tokens:
             batch.tokens, batch.left = [], 0
             if self.asked.get(batch.key) is batch:
@@ -487,11 +490,11 @@ class PendingRequests:
             # It was under way when the link went, and will not be sent again.
             service, key = batch.lane.place, batch.key
             self._ask(lambda number: CancelRequest(number, service, key), _GIVEN_UP)
-            self.gone(batch, batch.left)
+            self.await_no_more(batch, batch.left)
         elif any(token is not None and token is not _GIVEN_UP for token in waiting):
             self._outbox.look_again(batch, _NOTICE_MS)
         else:
-            self.gone(batch, batch.left)
+            self.await_no_more(batch, batch.left)
             if batch.state == SENT:
                 self._outbox.answered(batch)
 

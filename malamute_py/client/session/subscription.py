@@ -37,6 +37,10 @@ from malamute_py.client.session.receiver import Opened
 from malamute_py.client.session.unreadable import Unreadable, taken_in
 from malamute_py.client.words import Until
 
+CREDIT_RECORDS: Final = 1 << 17
+CREDIT_BYTES: Final = 8 << 20
+"""Records and bytes that a subscription takes in before it grants more."""
+
 VISIBILITIES: Final[dict[str, int]] = {level.name.lower(): int(level) for level in Visibility}
 """Name of what a reader may see -> its number on the wire."""
 _EARLIEST: Final = [int(StartKind.EARLIEST)]
@@ -122,9 +126,9 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
     client_time: tuple[int, int] | None = None
     create: bool = True
     whole: bool = False
-    credit_records: int = 1 << 17
+    credit_records: int = CREDIT_RECORDS
     """Records that may wait in this client, unconsumed."""
-    credit_bytes: int = 8 << 20
+    credit_bytes: int = CREDIT_BYTES
     """Bytes that may wait in this client, unconsumed."""
 
 

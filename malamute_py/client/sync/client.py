@@ -37,6 +37,7 @@ from malamute_py.client.engine.waits import ACKED, OPENED, PUBLISHED, WINDOW
 from malamute_py.client.facts import (
     BrokerFacts,
     LinkFacts,
+    NamespaceFacts,
     ReadPlan,
     ReloadedSetting,
     StreamFacts,
@@ -63,7 +64,7 @@ from malamute_py.client.session.calls import (
 )
 from malamute_py.client.session.events import LinkEvent, Unlinked
 from malamute_py.client.session.publisher import LEVEL_NAMES, confirmation, level_number
-from malamute_py.client.session.subscription import Notice
+from malamute_py.client.session.subscription import CREDIT_BYTES, CREDIT_RECORDS, Notice
 from malamute_py.client.session.tables import TableRows, stream_settings
 from malamute_py.client.settings import ClientOptions, ClientSettings, Wait, make_settings, no_link
 from malamute_py.client.sync.keys import SyncKeyView
@@ -481,8 +482,8 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         whole: bool = False,
         strict: bool = False,
         on_notice: Callable[[Notice], None] | None = None,
-        credit_records: int = 1 << 17,
-        credit_bytes: int = 8 << 20,
+        credit_records: int = CREDIT_RECORDS,
+        credit_bytes: int = CREDIT_BYTES,
         timeout_ms: int | None = None,
     ) -> SyncSubscription:
         """Subscribe to the records of a stream that match a pattern.
@@ -661,6 +662,14 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         """
         value = self._link.ask(lambda number: c.ListUsers(number, verb, name))
         return fact_list(UserFacts, value, "users")
+
+    def list_namespaces(self) -> list[NamespaceFacts]:
+        """Ask for the namespaces and what each holds, or for the caller's own alone.
+
+        Raises BrokerRefused `forbidden`: the caller is in no namespace and may not manage users.
+        """
+        value = self._link.ask(c.ListNamespaces)
+        return fact_list(NamespaceFacts, value, "namespaces")
 
     def reload_config(self) -> list[ReloadedSetting]:
         """Have the broker read its configuration and users anew. Raises BrokerRefused.

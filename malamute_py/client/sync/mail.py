@@ -66,13 +66,13 @@ class SyncMailVerbs(SyncVerbs):
         """Put one message into a mailbox and wait for the broker's confirm.
 
         body, codec: as of publish(). expires_at_ms, deliver_at_ms: milliseconds since 1970, or a
-        datetime. priority: -128 to
-        127, higher goes first. key: at most 128 bytes that name the message, so that it is
-        taken once even if another process sends it again, whatever its body is then (the
-        Confirmation says duplicate=True); without it, retries of this client
-        are told apart all the same. confirm: "synced" (default), "stored" or "none". A full
-        mailbox is tried again until timeout_ms is over; None: for ever; by default the client's
-        settings say how long.
+        datetime. priority: -128 to 127, higher goes first. key: at most 128 bytes that name
+        the message, so that it is taken once even if another process sends it again (the
+        Confirmation says duplicate=True), and another message under it is refused as
+        `conflict`; without it, retries of this client are told apart all the same.
+        confirm: "synced" (default), "stored" or "none". A full mailbox is tried
+        again until timeout_ms is over; None: for ever; by default the client's settings say
+        how long.
         Returns a Confirmation whose offset is the message's number.
         Raises BrokerRefused (it is not in the mailbox), LocalProtocolError (never sent),
         Timeout (it may still be taken) or ConnectionLost (the client was closed).

@@ -56,16 +56,21 @@ class _Call:
         self._kind = kind
         self._many = many
         _, *names = signature(verb).parameters
-        self._names = names[:2] if named else ["", *names[:1]]
-        self._carries = not {"properties", "options"}.isdisjoint(names)
+        self._place_and_payload = names[:2] if named else ["", *names[:1]]
+        """Names of these two of its arguments; "": it has none."""
+        self._takes_properties = not {"properties", "options"}.isdisjoint(names)
 
     def begin(self, spans: Spans, given: tuple[Any, ...], options: dict[str, Any]) -> Span:
-        """Start the span of a call, and put its context among the call's options."""
+        """Start the span of a call, and put its context among the call's options.
+
+        given: its positional arguments without self. options: those by name.
+        """
         place, payload = (
-            given[i] if i < len(given) else options.get(name) for i, name in enumerate(self._names)
+            given[i] if i < len(given) else options.get(name)
+            for i, name in enumerate(self._place_and_payload)
         )
         span = spans.sending(self._operation, self._kind, place, payload, many=self._many)
-        if self._carries:
+        if self._takes_properties:
             options["properties"] = spans.carried(options.get("properties"), span)
         return span
 

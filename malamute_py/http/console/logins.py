@@ -77,17 +77,17 @@ class Logins:
         endpoints: Sequence[str],
         own: Credential,
         *,
-        nameless: bool,
+        name_optional: bool,
         attempts: Attempts | None = None,
     ) -> None:
         """own: the HTTP side's credential, of which the broker's public key is taken.
 
-        nameless: whether a login without a name may be tried.
+        name_optional: whether a login without a name may be tried.
         """
         self._sessions = sessions
         self._endpoints = tuple(endpoints)
         self._server_key = own.server_key if isinstance(own, Curve) else ""
-        self.nameless = nameless and not self._server_key
+        self.name_optional = name_optional and not self._server_key
         """Whether the form takes no name, where the broker has no authentication."""
         self.by_key = bool(self._server_key)
         """Whether the broker asks for CURVE keys: the form takes a secret key."""
@@ -131,7 +131,7 @@ class Logins:
             return Curve(self._server_key, public, password)
         if user:
             return Plain(user, password)
-        if password or not self.nameless:
+        if password or not self.name_optional:
             raise LoginRefused("A name is needed.")
         return None
 

@@ -11,7 +11,15 @@ from typing import Any, Final, TypeVar
 
 from malamute_protocol.errors import BrokerRefused, MalamuteError
 from malamute_py.client.aio.client import Client
-from malamute_py.client.facts import GroupFacts, LinkFacts, PeekedMail, PeekedRequest, ServiceFacts
+from malamute_py.client.facts import (
+    RATES,
+    GroupFacts,
+    LinkFacts,
+    NamespaceFacts,
+    PeekedMail,
+    PeekedRequest,
+    ServiceFacts,
+)
 from malamute_py.health import troubles
 from malamute_py.health.troubles import Trouble
 from malamute_py.http.console.records import NEWEST, RECORDS_MAX, SUBJECTS, Look, look
@@ -42,11 +50,19 @@ async def overview(session: Session, query: Query) -> Values:
     found = troubles.of_all(everything, await _links(session.client))
     return {
         "facts": broker,
+        # Of the broker as a whole a user of a namespace is told nothing.
+        "namespaces": await session.client.list_namespaces() if "namespace" in broker else [],
+        "resources": _resources,
         "reason": everything.facts.reason,
         "troubles": found[: troubles.SHOWN_MAX],
         "more_troubles": max(0, len(found) - troubles.SHOWN_MAX),
         "rings": rings(broker),
     }
+
+
+def _resources(facts: NamespaceFacts) -> list[str]:
+    """Return the resources that a namespace holds or that are bounded, rates excepted."""
+    return sorted({*facts.held, *facts.quotas} - set(RATES))
 
 
 async def streams(session: Session, query: Query) -> Values:

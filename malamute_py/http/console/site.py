@@ -131,7 +131,8 @@ class Console:
     ) -> Response:
         nonce = secrets.token_urlsafe(24)
         values = {
-            "fault": fault, "by_key": self._logins.by_key, "nameless": self._logins.nameless,
+            "fault": fault, "by_key": self._logins.by_key,
+            "name_optional": self._logins.name_optional,
             "token": self.sessions.sign("login", nonce), "to": _inside(_last(request, "to")),
             "session": None, "menu": (), "here": "login", "notes": [],
         }  # fmt: skip

@@ -1,17 +1,21 @@
 """Passwords to check: the order in which they are hashed, and pauses after wrong ones.
 
 Owns the order, for one hash takes 50 ms and any peer may ask for one, and the pauses after wrong
-passwords. The rules: each address has its turn, and within an address each name; names that no user
-has share one turn. A pause is for a name at an address, whether a user has the name or not: neither
-the user at another address nor the address's other users wait for it, and the pauses tell no names
-of users. Both tables have a bound. No clock and no threads: time is an argument. Source:
-ARCHITECTURE.md, "What a peer may cost".
+passwords. The rules: each address has its turn, and within an address each name, whether a user has
+it or not; an attempt for a name that no user has takes no place of those for users, and where it
+needs no hash, its turn costs the others nothing. A pause is for a name at an address, whether a
+user has the name or not: neither the user at another address nor the address's other users wait for
+it, and the pauses tell no names of users. All tables have a bound. No clock and no threads: time is
+an argument. Source: ARCHITECTURE.md, "What a peer may cost".
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict, deque
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Final, Generic, NamedTuple, TypeVar
 
 Job = TypeVar("Job")
 
@@ -25,7 +29,7 @@ _PAUSES_MAX: Final = 10_000
 
 
 class Origin(NamedTuple):
-    """The address and the name of an attempt: pauses and turns are kept by both."""
+    """The address of an attempt and its name, or a digest of it: pauses and turns are by both."""
 
     address: str
     name: str
@@ -74,51 +78,141 @@ class Pauses:
         self._wrong.pop(place, None)
 
 
+class _Waiting(Generic[Job]):
+    """Attempts of one address, by the name that they gave."""
+
+    __slots__ = ("known", "names")
+
+    def __init__(self) -> None:
+        self.names: OrderedDict[str, deque[tuple[int, Job]]] = OrderedDict()
+        self.known = 0
+        """Attempts for users."""
+
+
 class Turns(Generic[Job]):
     """Attempts that wait for a hash: addresses in turn, and the names of each in turn."""
 
-    def __init__(self, *, all_max: int, address_max: int, place_max: int) -> None:
-        """Bounds of the attempts that wait: in all, of one address, for one name at one address."""
+    def __init__(
+        self, *, all_max: int, address_max: int, place_max: int, strangers_max: int
+    ) -> None:
+        """Bounds of the attempts that wait: in all, of one address, for one name at one address.
+
+        The first two are of attempts for users; strangers_max: of those for names that no user has.
+        """
         self._bounds = all_max, address_max, place_max
-        self._addresses: OrderedDict[str, OrderedDict[str, deque[Job]]] = OrderedDict()
+        self._strangers_max = strangers_max
+        self._addresses: OrderedDict[str, _Waiting[Job]] = OrderedDict()
+        self._known = 0
+        self._serial = 0
+        self._strangers: OrderedDict[int, Origin] = OrderedDict()
+        """Place of each attempt for a name that no user has, the oldest first."""
+
+    def __len__(self) -> int:
+        return self._known + len(self._strangers)
+
+    def put(self, place: Origin, job: Job, *, known: bool) -> Job | None:
+        """Have an attempt wait; returns one that must not wait any longer, this one or another.
+
+        known: whether a user has the name. When all places for users are taken, the address with
+        the most attempts loses its last one; of the others the oldest gives way.
+        """
+        all_max, address_max, place_max = self._bounds
+        waiting = self._addresses.setdefault(place.address, _Waiting())
+        queue = waiting.names.setdefault(place.name, deque())
+        if len(queue) >= place_max or (known and waiting.known >= address_max):
+            return job
+        self._serial += 1
+        queue.append((self._serial, job))
+        if not known:
+            self._strangers[self._serial] = place
+            return self.give_up() if len(self._strangers) > self._strangers_max else None
+        waiting.known += 1
+        self._known += 1
+        if self._known <= all_max:
+            return None
+        largest = max(self._addresses.values(), key=attrgetter("known"))
+        longest = max(
+            (one for one in largest.names.values() if one and one[0][0] not in self._strangers),
+            key=len,
+        )
+        largest.known -= 1
+        self._known -= 1
+        return longest.pop()[1]
+
+    def give_up(self) -> Job | None:
+        """Take the oldest attempt for a name that no user has, whatever its turn; None: none."""
+        if not self._strangers:
+            return None
+        _, place = self._strangers.popitem(last=False)
+        names = self._addresses[place.address].names
+        job = names[place.name].popleft()[1]
+        if not names[place.name]:
+            del names[place.name]
+        return job
+
+    def take(self, is_free: Callable[[Job], bool]) -> tuple[list[Job], Job | None]:
+        """Take the next attempt that needs a hash, and those whose turns came before it.
+
+        is_free: whether an attempt for a name that no user has needs none. Returns the attempts
+        that need no hash, and the one that does; None: no other attempt waits.
+        """
+        free: list[Job] = []
+        while self._addresses:
+            address, waiting = self._addresses.popitem(last=False)
+            names = waiting.names
+            while names:
+                name, queue = names.popitem(last=False)
+                if not queue:
+                    continue
+                serial, job = queue.popleft()
+                if queue:
+                    names[name] = queue
+                stranger = self._strangers.pop(serial, None) is not None
+                if stranger and is_free(job):
+                    free.append(job)
+                    continue
+                if not stranger:
+                    waiting.known -= 1
+                    self._known -= 1
+                if names:
+                    self._addresses[address] = waiting
+                return free, job
+        return free, None
+
+
+class Answers(Generic[Job]):
+    """Attempts whose answers wait for the time that a hash would have taken."""
+
+    def __init__(self, hashers: int, most: int) -> None:
+        """hashers: passwords of one name that could be hashed at a time. most: answers, at most."""
+        self._hashers = hashers
+        self._most = most
+        self._due: list[tuple[int, int, Job]] = []
+        """A heap by time."""
+        self._last: OrderedDict[Origin, int] = OrderedDict()
+        """Time of the last answer for each name at an address: it has one after the other."""
         self._count = 0
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._due)
 
-    def put(self, place: Origin, job: Job) -> Job | None:
-        """Have an attempt wait; returns one that must not wait any longer, this one or another.
+    def put(self, place: Origin, job: Job, now_ms: int, hash_ms: int) -> Job | None:
+        """Have an answer wait: as long as a hash takes, and longer after others of its name.
 
-        When all places are taken, the address with the most attempts loses its last one.
+        Returns the one that is due first where there are too many, else None.
         """
-        all_max, address_max, place_max = self._bounds
-        names = self._addresses.setdefault(place.address, OrderedDict())
-        waiting = names.setdefault(place.name, deque())
-        if len(waiting) >= place_max or _size(names) >= address_max:
-            return job
-        waiting.append(job)
+        after = self._last.pop(place, now_ms) + max(1, hash_ms // self._hashers)
+        due = self._last[place] = max(now_ms + hash_ms, after)
         self._count += 1
-        if self._count <= all_max:
-            return None
-        largest = max(self._addresses.values(), key=_size)
-        longest = max(largest.values(), key=len)
-        self._count -= 1
-        return longest.pop()
+        heapq.heappush(self._due, (due, self._count, job))
+        while self._last and next(iter(self._last.values())) <= now_ms:
+            self._last.popitem(last=False)
+        return heapq.heappop(self._due)[2] if len(self._due) > self._most else None
 
-    def take(self) -> Job | None:
-        """Take the next attempt; None: no attempt waits."""
-        while self._addresses:
-            address, names = self._addresses.popitem(last=False)
-            while names:
-                name, waiting = names.popitem(last=False)
-                if waiting:
-                    job = waiting.popleft()
-                    self._count -= 1
-                    names[name] = waiting
-                    self._addresses[address] = names
-                    return job
-        return None
+    def take(self, now_ms: int) -> Job | None:
+        """Take an answer whose time has come."""
+        return heapq.heappop(self._due)[2] if self._due and self._due[0][0] <= now_ms else None
 
-
-def _size(names: OrderedDict[str, deque[Any]]) -> int:
-    return sum(map(len, names.values()))
+    def wait_ms(self, now_ms: int) -> int | None:
+        """Return the time until the next answer, in milliseconds; None: none waits."""
+        return max(0, self._due[0][0] - now_ms) if self._due else None

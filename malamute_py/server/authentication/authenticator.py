@@ -22,7 +22,7 @@ import zmq
 import zmq.utils.z85
 
 from malamute_py.config import Authentication
-from malamute_py.server.authentication.attempts import Origin, Pauses, Turns
+from malamute_py.server.authentication.attempts import Answers, Origin, Pauses, Turns
 from malamute_py.server.authentication.credentials import (
     PlainTable,
     client_keys,
@@ -37,7 +37,12 @@ ZAP_DOMAIN = b"malamute"
 """The ZAP domain that this handler answers for; each guarded socket asks in its name."""
 
 _WAITING_MAX, _ADDRESS_WAITING_MAX, _PLACE_WAITING_MAX = 512, 128, 16
-"""Attempts that wait for a hash: in all, of one address, for one name at one address."""
+"""Attempts that wait for a hash: for users in all, for users of one address, for one name at one
+address, whether a user has it or not."""
+_STRANGERS_MAX = 4_096
+"""Attempts for names that no user has: so many wait for a turn, and as many for their answer.
+
+There may be as many connections that have not sent a message."""
 _OK, _LATER, _DENIED = b"200", b"300", b"400"
 """ZAP's status codes; a peer that is told 300 tries again by itself."""
 
@@ -46,13 +51,10 @@ class _Attempt(NamedTuple):
     """A password to check."""
 
     turn: Origin
-    """Place by the user's name, for turns; the name is empty when no user has the one given."""
+    """Place by the user's name; the name is empty when no user has the one given."""
     place: Origin
-    """Place by a digest of the name given, for pauses."""
+    """Place by a digest of the name given, for pauses, and for turns of names that no user has."""
     password: bytes
-    unhashed: bool
-    """True: of a name that no user has, and too many of these wait. The answer comes after the time
-    of a hash, without one."""
     table: PlainTable
     """The users when the attempt began: they may be others when its hash is done."""
     reply: tuple[bytes, ...]
@@ -111,8 +113,9 @@ class Authenticator:
             ) from None
         self._pauses = Pauses()
         self._turns: Turns[_Attempt] = Turns(
-            all_max=_WAITING_MAX, address_max=_ADDRESS_WAITING_MAX, place_max=_PLACE_WAITING_MAX
-        )
+            all_max=_WAITING_MAX, address_max=_ADDRESS_WAITING_MAX, place_max=_PLACE_WAITING_MAX,
+            strangers_max=_STRANGERS_MAX,
+        )  # fmt: skip
         self._hashing = 0
         self._took_s = 0.05
         """How long the last hash took."""
@@ -121,6 +124,8 @@ class Authenticator:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._stopping = False
         hashers = settings.hash_threads if settings.mechanism == "plain" else 0
+        self._unhashed: Answers[_Attempt] = Answers(max(1, hashers), _STRANGERS_MAX)
+        """Attempts that get the answer of a wrong password after the time of a hash."""
         self._threads = [
             threading.Thread(target=self._hash, name=f"malamute-hash-{number}", daemon=True)
             for number in range(hashers)
@@ -167,11 +172,12 @@ class Authenticator:
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wake, zmq.POLLIN)
         while not self._stopping:
-            ready = dict(poller.poll())
+            ready = dict(poller.poll(self._unhashed.wait_ms(_monotonic_ms())))
             if self._wake in ready:
                 os.eventfd_read(self._wake)
                 while self._done:
-                    self._hashed(*self._done.popleft())
+                    self._hashing -= 1
+                    self._judged(*self._done.popleft())
             if self._socket in ready:
                 frames = self._socket.recv_multipart()
                 try:
@@ -179,31 +185,49 @@ class Authenticator:
                 except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
                     self._erred(error)
                     self._answer((frames[0], b"", frames[3]), b"500", "an error of the broker's")
-            while self._hashing < len(self._threads) - 1:
-                attempt = self._turns.take()
-                if attempt is None:
-                    break
-                if self._pauses.holds(attempt.place, self._clock()):
-                    # A pause has begun for the place while the attempt waited.
-                    self._pause(attempt)
-                else:
-                    self._hashing += 1
-                    unhashed = not attempt.turn.name and self._pauses.holds(
-                        attempt.turn, self._clock()
-                    )
-                    self._work.put(attempt._replace(unhashed=unhashed))
+            while (attempt := self._unhashed.take(_monotonic_ms())) is not None:
+                self._unfit(attempt)
+            self._take_turns()
         self._socket.close(0)
+
+    def _take_turns(self) -> None:
+        """Hand attempts to the threads that hash, and give those their answers that need none."""
+        while self._hashing < len(self._threads) - 1:
+            now_ms = self._clock()
+            free, attempt = self._turns.take(
+                lambda attempt, now_ms=now_ms: self._pauses.holds(attempt.turn, now_ms)  # type: ignore[misc]
+            )
+            for unhashed in free:
+                early = self._unhashed.put(
+                    unhashed.place, unhashed, _monotonic_ms(), int(self._took_s * 1_000)
+                )
+                if early is not None:
+                    self._unfit(early)
+            if attempt is None:
+                return
+            if self._pauses.holds(attempt.place, now_ms):
+                # A pause has begun for the place while the attempt waited.
+                self._pause(attempt)
+            else:
+                self._hashing += 1
+                self._work.put(attempt)
+
+    def _unfit(self, attempt: _Attempt) -> None:
+        """Answer an attempt for a name that no user has as if its password had been hashed.
+
+        Hashes of a flood of such names would keep the processors busy; no hash, an answer at once
+        or another answer would tell that no user has the name.
+        """
+        if self._pauses.holds(attempt.place, self._clock()):
+            self._pause(attempt)
+        else:
+            self._judged(attempt, False)
 
     def _hash(self) -> None:
         """Run one of the threads that hash passwords and do nothing else."""
         while (attempt := self._work.get()) is not None:
             fits = False
-            if attempt.unhashed:
-                # The answer takes as long as a hash and no processor's time. Otherwise a flood of
-                # names that no user has would keep the processors busy, or the speed would tell
-                # that no user has the name.
-                time.sleep(self._took_s)
-            elif not self._stopping:
+            if not self._stopping:
                 began_s = time.monotonic()
                 try:
                     fits = attempt.table.fits(attempt.turn.name, attempt.password)
@@ -227,8 +251,10 @@ class Authenticator:
         if domain == ZAP_DOMAIN:
             if mechanism == b"PLAIN" and len(given) == 2:
                 turn = Origin(where, self._plain.name(given[0]))
-                place = Origin(where, hashlib.blake2b(given[0], digest_size=16).hexdigest())
-                self._try(_Attempt(turn, place, given[1], False, self._plain, reply))
+                digest = hashlib.blake2b(given[0], digest_size=16).hexdigest()
+                # No user's name begins with a NUL.
+                place = Origin(where, f"\0{digest}")
+                self._try(_Attempt(turn, place, given[1], self._plain, reply))
                 return
             if mechanism == b"CURVE" and len(given) == 1 and len(given[0]) == 32:
                 identity = self._clients.get(zmq.utils.z85.encode(given[0]), "")
@@ -246,10 +272,13 @@ class Authenticator:
         elif self._pauses.holds(attempt.place, now_ms):
             self._pause(attempt)
         else:
-            surplus = self._turns.put(attempt.turn, attempt)
-            if surplus is not None:
+            turn = attempt.turn if user else attempt.place
+            surplus = self._turns.put(turn, attempt, known=bool(user))
+            if surplus is attempt or (surplus is not None and surplus.turn.name):
                 self._denied("PLAIN", surplus.turn.address, "busy")
                 self._answer(surplus.reply, _LATER, "too many wait, try again")
+            elif surplus is not None:
+                self._unfit(surplus)
 
     def _pause(self, attempt: _Attempt) -> None:
         self._denied("PLAIN", attempt.turn.address, "paused")
@@ -257,9 +286,8 @@ class Authenticator:
         # beside an attacker who guesses.
         self._answer(attempt.reply, _LATER, "wrong too often, wait")
 
-    def _hashed(self, attempt: _Attempt, fits: bool) -> None:
-        """Answer an attempt whose password was hashed, and count the failures."""
-        self._hashing -= 1
+    def _judged(self, attempt: _Attempt, fits: bool) -> None:
+        """Answer an attempt, and count the failures."""
         turn, now_ms = attempt.turn, self._clock()
         if attempt.table is not self._plain:
             self._answer(attempt.reply, _LATER, "the users were read anew, try again")
@@ -271,8 +299,8 @@ class Authenticator:
             return
         pause_ms = self._pauses.failed(attempt.place, now_ms)
         if not turn.name:
-            # This bounds what all such names take together; each of them alone is paused as a
-            # user's name is.
+            # While this pause holds, no such name of the address is hashed; each of them alone is
+            # paused as a user's name is.
             pause_ms = self._pauses.failed(turn, now_ms)
         if pause_ms:
             self._paused(turn.name, turn.address, pause_ms)
@@ -283,3 +311,7 @@ class Authenticator:
         session, delimiter, number = reply
         frames = [session, delimiter, b"1.0", number, code, text.encode(), identity.encode(), b""]
         self._socket.send_multipart(frames)
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

@@ -11,7 +11,9 @@ from typing import Any
 import msgspec
 
 from malamute_py.config import Config
-from malamute_py.server.authentication.permissions import Permissions, fits
+from malamute_py.server.authentication.name_patterns import fits
+from malamute_py.server.authentication.namespaces import Namespaces
+from malamute_py.server.authentication.permissions import Permissions
 
 EVERYBODY = "*"
 """Name of the permissions of all who have none of their own."""
@@ -25,6 +27,7 @@ class UsersInForce:
         self._authentication = config.authentication
         self._grants = config.permissions
         self._permissions = permissions
+        self._namespaces = Namespaces(config.namespaces)
 
     def __call__(self, verb: str, name: str) -> list[dict[str, Any]]:
         """Return all users by name, and whether each may do something.
@@ -44,10 +47,15 @@ class UsersInForce:
             "templates": authentication.identities.get(user, []),
             "own": user in self._grants,
             "grant": self._grant(user),
+            "namespace": self._namespace(user),
         }
         if verb:
             found["may"], found["subjects"] = self._may(user, verb, name)
         return found
+
+    def _namespace(self, user: str) -> str:
+        namespace = None if user == EVERYBODY else self._namespaces.of(user)
+        return "" if namespace is None else namespace.name
 
     def _grant(self, user: str) -> dict[str, Any]:
         """Return what is granted and denied, without what is empty; of a list-less broker all."""

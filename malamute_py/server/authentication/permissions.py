@@ -3,9 +3,10 @@
 Owns the two questions that the core asks about an owner: a credential or, without one, an identity
 or a template. The rules: without any list everything is allowed; with one, a name that is not
 listed is refused, and so is a text that cannot be a name at all, which is neither compared with a
-list nor remembered; a denial goes before what is allowed. A client gets no identity but that of its
-credential, and those that templates of the credential give; their permissions are the credential's.
-Source: SPEC.md, section 15.
+list nor remembered; a denial goes before what is allowed. A user of a namespace reaches what lies
+under its prefix and the mailboxes that bear the names of its users, whatever the lists say. A
+client gets no identity but that of its credential, and those that templates of the credential give;
+their permissions are the credential's. Source: SPEC.md, section 15.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from malamute_protocol.address import NAME_BYTES_MAX
 from malamute_py.broker.limits import Quota
 from malamute_py.config import QUOTAS, Denied, Grant, NamedVerbs, QuotasSection
 from malamute_py.server.authentication.carriers import Carriers
+from malamute_py.server.authentication.name_patterns import compiled
+from malamute_py.server.authentication.namespaces import Namespaces
 
 GIVEN_BY: Final[dict[str, tuple[str, ...]]] = {
     "read": ("read",),
@@ -45,6 +48,8 @@ OF_ADMINISTRATORS: Final = frozenset(
 """Actions that `admin = true` allows."""
 FLAGS: Final = ("manage_clients", "manage_users")
 """Verbs without names."""
+_ON_MAILBOXES: Final = frozenset({"send", "receive", "create_mailbox", "purge"})
+"""Actions on mailboxes alone: a user's own mailbox has the user's name, not the prefix."""
 MEMO_MAX: Final = 16_384
 """Answers that are remembered. No name in them is longer than NAME_BYTES_MAX characters, so that
 all of them take 20 MiB at most, 5 MiB with usual names."""
@@ -61,7 +66,7 @@ class _Rule:
         self.flags = frozenset(flag for flag in FLAGS if getattr(grant, flag))
         self.admin = grant.admin
         self.subjects = [
-            (_compiled([stream]), _compiled(subjects))
+            (compiled([stream]), compiled(subjects))
             for stream, subjects in grant.write_subjects.items()
         ]
 
@@ -90,13 +95,19 @@ class Permissions:
     `admin`.
     """
 
-    def __init__(self, grants: Mapping[str, Grant], carriers: Carriers | None = None) -> None:
+    def __init__(
+        self, grants: Mapping[str, Grant], carriers: Carriers | None = None,
+        namespaces: Namespaces | None = None,
+    ) -> None:  # fmt: skip
         """grants: by identity; `*` is for every identity without an entry of its own.
 
         carriers: knows the templates of the credentials; None: there is no authentication.
         """
         self._carriers = carriers or Carriers((), {})
+        self._namespaces = namespaces or Namespaces({})
         self._rules = {identity: _Rule(grant) for identity, grant in grants.items()}
+        self._everything = not self._rules and not self._namespaces.all
+        """Whether everybody may do everything, so that nothing is to be decided."""
         self._memo: dict[tuple[str, str, str], bool] = {}
 
     def __call__(self, identity: str, action: str, name: str) -> bool:
@@ -105,7 +116,7 @@ class Permissions:
             return identity in ("", name) if not self._rules else name in ("", identity)
         if action == "template":
             return self._carriers.may_use(identity, name) if identity else not self._rules
-        if not self._rules:
+        if self._everything:
             return True
         key = (identity, action, name)
         answer = self._memo.get(key)
@@ -125,19 +136,40 @@ class Permissions:
         rule = self._rule(identity)
         if rule is None or len(stream) > NAME_BYTES_MAX or rule.denies("write", stream):
             return None
+        if not self._reaches(identity, "write", stream):
+            return None
         found = [subjects for streams, subjects in rule.subjects if streams.fullmatch(stream)]
         return (lambda subject: any(each.fullmatch(subject) for each in found)) if found else None
 
     def _rule(self, identity: str) -> _Rule | None:
         return self._rules.get(identity) or self._rules.get("*")
 
+    def _reaches(self, identity: str, action: str, name: str) -> bool:
+        """Whether an action on a name stays within the namespace of an identity, if it has one."""
+        namespace = self._namespaces.of(identity)
+        if namespace is None or action in FLAGS:
+            # The core tells and ends only the namespace's own links, users and transactions.
+            return True
+        if action == "admin":
+            return False  # It is asked about the broker as a whole.
+        if name.startswith(namespace.prefix):
+            return True
+        if action not in _ON_MAILBOXES:
+            return False
+        user = self._carriers(name)
+        return user != "" and self._namespaces.of(user) is namespace
+
     def _decide(self, identity: str, action: str, name: str) -> bool:
+        if not self._reaches(identity, action, name):
+            return False
+        if not self._rules:
+            return True
         rule = self._rule(identity)
         return rule is not None and rule.allows(action, name)
 
 
 def _compiled_lists(lists: NamedVerbs, kind: type[NamedVerbs]) -> dict[str, re.Pattern[str]]:
-    return {verb: _compiled(getattr(lists, verb)) for verb in kind.__struct_fields__}
+    return {verb: compiled(getattr(lists, verb)) for verb in kind.__struct_fields__}
 
 
 class QuotaTable:
@@ -150,7 +182,7 @@ class QuotaTable:
         self._named = {
             pattern: Quota(**{**common, **values}) for pattern, values in quotas.identities.items()
         }
-        self._patterns = [(_compiled([name]), name) for name in self._named if "*" in name]
+        self._patterns = [(compiled([name]), name) for name in self._named if "*" in name]
 
     def of(self, identity: str) -> Quota:
         """Return an identity's quotas: by its own name, by the first pattern, or the default."""
@@ -161,16 +193,3 @@ class QuotaTable:
             )
             found = next(fitting, self._common)
         return found
-
-
-def fits(pattern: str, name: str) -> bool:
-    """Whether a pattern of a grant fits a name."""
-    return _compiled([pattern]).fullmatch(name) is not None
-
-
-def _compiled(patterns: list[str]) -> re.Pattern[str]:
-    if not patterns:
-        return re.compile(r"(?!)")
-    return re.compile(
-        "|".join(".*".join(map(re.escape, pattern.split("*"))) for pattern in patterns), re.DOTALL
-    )

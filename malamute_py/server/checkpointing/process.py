@@ -73,7 +73,9 @@ class CheckpointProcess:
         self._thread: threading.Thread | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._deaths = 0
+        """Processes that have died, over all."""
         self._replaces = False
+        """Whether the next process takes the place of one that died."""
         self._errors = -1
         """The file to which the process's standard error goes."""
         self._words = ""
@@ -179,7 +181,8 @@ class CheckpointProcess:
                 fault = self._start()
                 if fault is not None:
                     return fault
-                restarted, self._replaces = self._deaths if self._replaces else 0, False
+                if self._replaces:
+                    restarted, self._replaces = self._deaths, False
             child = self._child
             assert child is not None
             assert child.stdin is not None
@@ -194,6 +197,7 @@ class CheckpointProcess:
             # Any error may have ended it: a new process begins from what is on the disk.
             self._end()
             return CheckpointFailed(answer.code, answer.reason)
+        # None: its output has ended.
         return self._died("")
 
     def _start(self) -> CheckpointFailed | None:
@@ -218,6 +222,7 @@ class CheckpointProcess:
         if isinstance(answer, Failed):
             self._end()
             return CheckpointFailed(answer.code, answer.reason)
+        # None: its output has ended.
         return self._died("")
 
     def _died(self, reason: str) -> CheckpointFailed:

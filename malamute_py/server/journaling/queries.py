@@ -20,13 +20,13 @@ from malamute_protocol.content import Content
 from malamute_protocol.extract import extract, extractable
 from malamute_protocol.stamp import STAMP_BYTES, Stamp, append_time_of
 from malamute_py.broker.batches.rows import within_client_time
-from malamute_py.broker.log.newest import newest_rows
+from malamute_py.broker.log.newest import newest_columns, newest_rows
 from malamute_py.broker.log.purges import Purges
 from malamute_py.broker.ready import IndexQuery
 from malamute_py.broker.streams.moved_plans import fewer
 from malamute_py.broker.streams.start_positions import may_match
 from malamute_py.changelog.copies import MOVED_STREAM, pack_copy, unpack_copy
-from malamute_py.journal import Candidates, HeaderIndex, Plan, Ring
+from malamute_py.journal import Candidates, HeaderIndex, History, Plan, Ring
 from malamute_py.matcher import ByKey, asks_subjects_only, compile_pattern
 
 _READ_BYTES = 4 << 20
@@ -279,17 +279,17 @@ def _keys_of_copy(copy: bytes) -> Iterator[tuple[str, int, int, int | None]]:
 
 def _keys(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
     """The newest record of each subject among some batches."""
-    rows: dict[str, tuple[str, int, int, int | None]] = {}
     found = ring.read(stream, arguments["from"], arguments["end"], arguments["bytes"])
+    return {"newest": newest_columns(_batches_of(found)), "next": found.next}
+
+
+def _batches_of(found: History) -> Iterator[tuple[Content, int, int, int]]:
+    """(content, bytes with the stamp, base offset, append time) of each batch that was read."""
     for run in found.runs:
         view = memoryview(run.data)
         for at, size, base, _ in run.spans:
             time_ms = append_time_of(bytes(view[at : at + STAMP_BYTES]))
-            content = Content(view[at + STAMP_BYTES : at + size])
-            for subject, row, deletion, own in newest_rows(content, size):
-                rows.pop(subject, None)
-                rows[subject] = (subject, base + row, own, time_ms if deletion else None)
-    return {"rows": sorted(rows.values(), key=itemgetter(1)), "next": found.next}
+            yield Content(view[at + STAMP_BYTES : at + size]), size, base, time_ms
 
 
 def _oldest_segments(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:

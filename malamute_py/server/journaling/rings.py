@@ -512,7 +512,7 @@ class Rings:
                 found = ring.read(
                     job.stream, job.from_offset, job.end_offset, job.bytes_max,
                     by_key(job.candidates), job.client_time, job.matches, job.oldest_ms,
-                    job.pinned,
+                    job.pinned, job.rows,
                 )  # fmt: skip
             except (JournalError, OSError) as error:
                 return ReadFailed(job.token, "journal_failed", str(error))

@@ -112,11 +112,16 @@ class State(msgspec.Struct):
         return {name: int(at["offset"]) for name, at in streams.items()}
 
 
-class LogFolder(Protocol):
-    """The calls that the log makes; class Folder has them."""
+class ReadableFolder(Protocol):
+    """The calls that reading the log makes; class Folder has them."""
 
     def read(self, name: str) -> bytes: ...  # noqa: D102
     def files(self, below: str = "") -> list[FoundFile]: ...  # noqa: D102
+
+
+class LogFolder(ReadableFolder, Protocol):
+    """The calls that writing the log makes besides; class Folder has them, too."""
+
     def create(self, name: str, content: bytes) -> bool: ...  # noqa: D102
     def remove(self, name: str) -> None: ...  # noqa: D102
 
@@ -144,6 +149,19 @@ def applied(state: State | None, entry: Entry) -> State:
     )
 
 
+def load_state(folder: ReadableFolder) -> State | None:
+    """The archive at its newest version; None: there is none here yet. Raises ArchiveError."""
+    entries: list[Entry] = []
+    for version in reversed(_versions(folder)):
+        entries.append(_entry(folder, version))
+        if entries[-1].whole:
+            break
+    state: State | None = None
+    for entry in reversed(entries):
+        state = applied(state, entry)
+    return state
+
+
 class ArchiveLog:
     """The log in an archive's directory."""
 
@@ -153,16 +171,7 @@ class ArchiveLog:
 
     def load(self) -> State | None:
         """The archive at its newest version; None: there is none here yet. Raises ArchiveError."""
-        versions = self._versions()
-        entries: list[Entry] = []
-        for version in reversed(versions):
-            entries.append(self._entry(version))
-            if entries[-1].whole:
-                break
-        state: State | None = None
-        for entry in reversed(entries):
-            state = applied(state, entry)
-        return state
+        return load_state(self._folder)
 
     def commit(self, make: Callable[[State | None], Entry]) -> State:
         """Append the entry that make() has for the newest state, and return the state after it.
@@ -185,10 +194,10 @@ class ArchiveLog:
 
     def tidy(self) -> None:
         """Remove entries that no reader needs: those before the last whole one but one."""
-        whole = [each for each in self._versions() if each and each % _WHOLE_EVERY == 0]
+        whole = [each for each in _versions(self._folder) if each and each % _WHOLE_EVERY == 0]
         if len(whole) < 2:
             return
-        for version in self._versions():
+        for version in _versions(self._folder):
             if version < whole[-2]:
                 self._folder.remove(_name(version))
 
@@ -200,25 +209,27 @@ class ArchiveLog:
             state.position, state.gaps, whole=True, removed=kept,
         )  # fmt: skip
 
-    def _versions(self) -> list[int]:
-        names = (file.path.rpartition("/")[2] for file in self._folder.files(_LOG))
-        return sorted(
-            int(name.removesuffix(".json"))
-            for name in names
-            if name.endswith(".json") and name[0] != "."
-        )
 
-    def _entry(self, version: int) -> Entry:
-        try:
-            entry = msgspec.json.decode(self._folder.read(_name(version)), type=Entry)
-        except msgspec.MsgspecError as error:
-            raise ArchiveError(f"the archive's log is damaged: entry {version}: {error}") from error
-        if entry.settings is not None and entry.settings.format != FORMAT:
-            raise ArchiveError(
-                f"the archive has format {entry.settings.format}, and this connector knows "
-                f"{FORMAT}: use the connector that wrote it, or a newer one"
-            )
-        return entry
+def _versions(folder: ReadableFolder) -> list[int]:
+    names = (file.path.rpartition("/")[2] for file in folder.files(_LOG))
+    return sorted(
+        int(name.removesuffix(".json"))
+        for name in names
+        if name.endswith(".json") and name[0] != "."
+    )
+
+
+def _entry(folder: ReadableFolder, version: int) -> Entry:
+    try:
+        entry = msgspec.json.decode(folder.read(_name(version)), type=Entry)
+    except msgspec.MsgspecError as error:
+        raise ArchiveError(f"the archive's log is damaged: entry {version}: {error}") from error
+    if entry.settings is not None and entry.settings.format != FORMAT:
+        raise ArchiveError(
+            f"the archive has format {entry.settings.format}, and this connector knows "
+            f"{FORMAT}: use the connector that wrote it, or a newer one"
+        )
+    return entry
 
 
 def _name(version: int) -> str:

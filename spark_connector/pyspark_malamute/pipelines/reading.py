@@ -17,8 +17,8 @@ from pyspark.sql.types import DateType, StringType, StructField, StructType
 from pyspark_malamute.links import Broker
 from pyspark_malamute.offsets import check_stream, read_offsets
 from pyspark_malamute.options import SourceOptions, parse_options
-from pyspark_malamute.pipelines.archive_log import ArchiveError, ArchiveLog, Settings, State
-from pyspark_malamute.pipelines.archiving import clock_ms, partitioned, with_stream
+from pyspark_malamute.pipelines.archive_log import ArchiveError, Settings, State, load_state
+from pyspark_malamute.pipelines.archiving import partitioned, with_stream
 from pyspark_malamute.pipelines.folder import Folder
 from pyspark_malamute.pipelines.given import texts
 from pyspark_malamute.planning import ask_plan, check_plan
@@ -63,7 +63,7 @@ def history(spark: SparkSession, path: str, **options: Any) -> DataFrame:
 def opened(spark: SparkSession, path: str) -> tuple[Folder, State]:
     """An archive's directory and its newest state. Raises ArchiveError."""
     folder = Folder(spark, path)
-    state = ArchiveLog(folder, clock_ms).load()
+    state = load_state(folder)
     if state is None:
         raise ArchiveError(
             f"there is no archive at {folder.uri}: `malamute spark archive STREAM {path}` makes one"

@@ -284,6 +284,14 @@ def test_a_publish_without_a_tracker_that_cannot_be_taken_is_only_counted() -> N
     assert shell.broker.counters["publishes_dropped"] == 1
 
 
+def test_a_forbidden_publish_without_a_tracker_is_an_event_all_the_same() -> None:
+    shell = Shell(permit=lambda identity, action, name: name != "closed")
+    shell.hello(1)
+    shell.send(1, wire.Publish("closed", 0), frames=[encode([b"x"])])
+    (event,) = [each for each in shell.events if each.name == "forbidden"]
+    assert event.facts["link"] == 1
+
+
 def test_without_automatic_creation_an_unknown_stream_is_refused() -> None:
     shell = Shell(auto_create=False)
     peer = shell.hello(1)

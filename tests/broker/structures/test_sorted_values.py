@@ -21,7 +21,11 @@ def test_numbers_stay_in_order_whatever_comes_and_goes(
     twin: set[int] = set()
     for _ in range(400):
         value = draw.randrange(120)
-        if draw.random() < 0.55:
+        many = [draw.randrange(120) for _ in range(draw.randrange(9))]
+        if draw.random() < 0.1:
+            numbers.add_many(many)
+            twin.update(many)
+        elif draw.random() < 0.5:
             numbers.add(value)
             twin.add(value)
         else:

@@ -16,7 +16,8 @@ from malamute_py.client.engine.engine import clock_ms
 from malamute_py.client.session.events import Unlinked
 from tests.client.fakes import FakeBroker
 from tests.client.script import stamped
-from tests.client.test_shells_against_a_fake import FAST, broker
+from tests.client.shells import FAST
+from tests.client.test_shells_against_a_fake import broker
 from tests.waiting import WAIT_S
 
 __all__ = ["broker"]

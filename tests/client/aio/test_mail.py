@@ -9,10 +9,8 @@ import pytest
 
 from malamute_protocol.errors import LocalProtocolError
 from malamute_py.embedded import EmbeddedBroker
-from tests.client.test_queues_against_a_broker import FAST, broker, until
-from tests.waiting import WAIT_S
-
-__all__ = ["broker"]
+from tests.client.shells import FAST
+from tests.waiting import WAIT_S, until_async
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +27,7 @@ async def test_a_cancelled_caller_cancels_its_request(broker: EmbeddedBroker) ->
         async with asyncio.timeout(WAIT_S):
             while (await ann.service_info("svc")).waiting:  # noqa: ASYNC110 - the broker's facts
                 await asyncio.sleep(0.005)
-        await until(lambda: not ann._session.requests.asked)
+        await until_async(lambda: not ann._session.requests.asked)
 
 
 async def test_who_was_answered_together_asks_anew_in_one_message(broker: EmbeddedBroker) -> None:

@@ -10,10 +10,8 @@ import pytest
 
 import malamute_py as malamute
 from malamute_py.embedded import EmbeddedBroker
-from tests.client.test_queues_against_a_broker import bodies, broker
+from tests.client.test_queues_against_a_broker import bodies
 from tests.waiting import WAIT_MS, WAIT_S
-
-__all__ = ["broker"]
 
 pytestmark = pytest.mark.slow
 

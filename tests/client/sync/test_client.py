@@ -12,7 +12,8 @@ from malamute_protocol.errors import ConnectionLost, Timeout
 from malamute_py.client.settings import ClientOptions, make_settings
 from malamute_py.client.sync.client import SyncClient, connect_sync
 from tests.client.fakes import FakeBroker
-from tests.client.test_shells_against_a_fake import FAST, broker
+from tests.client.shells import FAST
+from tests.client.test_shells_against_a_fake import broker
 from tests.waiting import WAIT_MS, WAIT_S
 
 __all__ = ["broker"]

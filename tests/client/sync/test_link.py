@@ -8,9 +8,6 @@ import pytest
 
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.embedded import EmbeddedBroker
-from tests.client.test_queues_against_a_broker import broker
-
-__all__ = ["broker"]
 
 pytestmark = pytest.mark.slow
 

@@ -8,10 +8,7 @@ import threading
 import pytest
 
 from malamute_py.embedded import EmbeddedBroker
-from tests.client.test_queues_against_a_broker import broker, until
-from tests.waiting import WAIT_MS, WAIT_S
-
-__all__ = ["broker"]
+from tests.waiting import WAIT_MS, WAIT_S, until_async
 
 pytestmark = pytest.mark.slow
 
@@ -33,4 +30,4 @@ async def test_a_collected_iterator_of_replies_does_not_wait_for_the_clients_loc
             closing.join(WAIT_S)
             assert not closing.is_alive()
         ann.broker_info()
-        await until(lambda: not ann._session.requests.batches)
+        await until_async(lambda: not ann._session.requests.batches)

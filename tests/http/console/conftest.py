@@ -15,7 +15,9 @@ from tests.http.running import RunningHttp, at
 ALL: dict[str, Any] = {
     name: ["*"] for name in ("read", "write", "send", "receive", "request", "work")
 }
-PASSWORDS = {"root": "root's password", "reader": "reader's password"}
+PASSWORDS = {
+    "root": "root's password", "reader": "reader's password", "acme.eve": "eve's password",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +30,12 @@ def broker(hashes: dict[str, str]) -> Iterator[EmbeddedBroker]:
     settings: dict[str, Any] = {
         "authentication.mechanism": "plain",
         "authentication.users": hashes,
-        "permissions": {"root": {**ALL, "admin": True}, "reader": {"read": ["open.*"]}},
+        "permissions": {
+            "root": {**ALL, "admin": True},
+            "reader": {"read": ["open.*"]},
+            "acme.eve": {**ALL, "admin": True},
+        },
+        "namespaces": {"acme": {"quotas": {"streams": 5}}},
     }
     with EmbeddedBroker(tcp=True, **settings) as running:
         yield running

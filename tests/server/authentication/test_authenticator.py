@@ -17,7 +17,7 @@ import zmq
 
 from malamute_py.config import Authentication, Config, Grant, from_table
 from malamute_py.sections import ConfigError
-from malamute_py.server.authentication.attempts import Origin, Pauses, Turns
+from malamute_py.server.authentication.attempts import Answers, Origin, Pauses, Turns
 from malamute_py.server.authentication.authenticator import ZAP_DOMAIN, ZAP_ENDPOINT, Authenticator
 from malamute_py.server.authentication.credentials import (
     PlainTable,
@@ -231,22 +231,96 @@ def test_what_is_wrong_too_often_waits_alone_and_longer_each_time() -> None:
     assert len(pauses) == 10_000
 
 
+def turns_of(**bounds: int) -> Turns[str]:
+    least = {"all_max": 8, "address_max": 6, "place_max": 4, "strangers_max": 100}
+    return Turns(**{**least, **bounds})
+
+
+def order_of(turns: Turns[str], free: str = "?") -> list[str]:
+    """Jobs in the order of their turns; those that begin with `free` need no hash."""
+    order: list[str] = []
+    while True:
+        unhashed, job = turns.take(lambda job: job.startswith(free))
+        order += unhashed
+        if job is None:
+            return order
+        order.append(job)
+
+
 def test_addresses_and_their_names_have_their_turns() -> None:
-    turns: Turns[str] = Turns(all_max=8, address_max=6, place_max=4)
+    turns = turns_of()
+
+    def put(address: str, name: str, job: str) -> str | None:
+        return turns.put(Origin(address, name), job, known=True)
+
     for number in range(4):
-        assert turns.put(Origin("flood", "alice"), f"alice {number}") is None
-    assert turns.put(Origin("flood", "alice"), "alice 4") == "alice 4", "no place for the name"
-    assert turns.put(Origin("flood", ""), "nobody 0") is None
-    assert turns.put(Origin("flood", "bob"), "bob 0") is None
-    assert turns.put(Origin("flood", "bob"), "bob 1") == "bob 1", "no place for the address"
-    assert turns.put(Origin("quiet", "carol"), "carol 0") is None
-    assert turns.put(Origin("other", "dave"), "dave 0") is None
-    assert turns.put(Origin("third", "erin"), "erin 0") == "alice 3", "the largest gives way"
-    order = [turns.take() for _ in range(9)]
-    assert order == [
-        "alice 0", "carol 0", "dave 0", "erin 0", "nobody 0", "bob 0", "alice 1", "alice 2", None,
+        assert put("flood", "alice", f"alice {number}") is None
+    assert put("flood", "alice", "alice 4") == "alice 4", "no place for the name"
+    assert put("flood", "bob", "bob 0") is None
+    assert put("flood", "bob", "bob 1") is None
+    assert put("flood", "bob", "bob 2") == "bob 2", "no place for the address"
+    assert put("quiet", "carol", "carol 0") is None
+    assert put("other", "dave", "dave 0") is None
+    assert put("third", "erin", "erin 0") == "alice 3", "the largest gives way"
+    assert order_of(turns) == [
+        "alice 0", "carol 0", "dave 0", "erin 0", "bob 0", "alice 1", "bob 1", "alice 2",
     ]  # fmt: skip
     assert len(turns) == 0
+
+
+def test_a_name_that_no_user_has_waits_its_turn_as_a_user_does() -> None:
+    turns = turns_of()
+    for name in ("alice", "?x", "bob", "?y", "carol"):
+        turns.put(Origin("flood", name), name, known=not name.startswith("?"))
+    turns.put(Origin("quiet", "dave"), "dave", known=True)
+    # One that needs no hash costs its address no turn, nor does a turn of another address go by.
+    assert order_of(turns) == ["alice", "dave", "?x", "bob", "?y", "carol"]
+    for number in range(6):
+        left = turns.put(Origin("flood", "?x"), f"?{number}", known=False)
+        assert left == (None if number < 4 else f"?{number}"), "a name has as many places"
+
+
+def test_names_that_no_user_has_take_no_place_of_users() -> None:
+    turns = turns_of(strangers_max=50)
+    for number in range(80):
+        left = turns.put(Origin("flood", f"?{number}"), f"?{number}", known=False)
+        assert left == (None if number < 50 else f"?{number - 50}"), "the oldest gives way"
+    for number in range(6):
+        assert turns.put(Origin("flood", "alice"), "alice", known=True) == (
+            None if number < 4 else "alice"
+        )
+    assert len(turns) == 54
+    assert order_of(turns) == [*(f"?{number}" for number in range(30, 80)), *["alice"] * 4]
+    assert len(turns) == 0
+    assert turns.give_up() is None
+
+
+def test_names_that_no_user_has_are_hashed_in_turn_where_that_is_asked() -> None:
+    turns = turns_of()
+    for name in ("?x", "?y"):
+        turns.put(Origin("a", name), name, known=False)
+    assert turns.take(lambda _: False) == ([], "?x")
+    assert turns.take(lambda _: True) == (["?y"], None)
+
+
+def test_an_answer_without_a_hash_comes_when_one_with_a_hash_would() -> None:
+    answers: Answers[str] = Answers(2, 3)
+    mallory, eve = Origin("a", "mallory"), Origin("a", "eve")
+    assert answers.wait_ms(0) is None
+    for number in range(2):
+        assert answers.put(mallory, f"mallory {number}", 1_000, 50) is None
+    assert answers.put(eve, "eve", 1_010, 50) is None
+    assert answers.wait_ms(1_020) == 30
+    assert answers.take(1_049) is None
+    assert answers.take(1_050) == "mallory 0"
+    # Two hashes of a name are under way at a time: the next of it come in half the time.
+    assert [answers.take(1_075), answers.take(1_075), answers.take(1_075)] == [
+        "eve", "mallory 1", None,
+    ]  # fmt: skip
+    for number in range(4):
+        early = answers.put(Origin("a", str(number)), str(number), 2_000, 50)
+    assert (early, len(answers)) == ("0", 3)
+    assert len(answers._last) == 4
 
 
 @pytest.mark.slow
@@ -282,10 +356,19 @@ class Asking:
         self.socket.setsockopt(zmq.RCVTIMEO, int(WAIT_S * 1000))
         self.socket.connect(ZAP_ENDPOINT)
 
-    def code(self, user: str, password: bytes = b"wrong") -> bytes:
-        question = [b"1.0", b"1", ZAP_DOMAIN, b"10.0.0.9", b"", b"PLAIN", user.encode(), password]
+    def ask(self, user: str, password: bytes = b"wrong") -> None:
+        name = user.encode()
+        question = [b"1.0", name, ZAP_DOMAIN, b"10.0.0.9", b"", b"PLAIN", name, password]
         self.socket.send_multipart([b"", *question])
-        return self.socket.recv_multipart()[3]
+
+    def told(self) -> tuple[str, bytes]:
+        """Return the next answer: for which name, and its code."""
+        _, _, number, code, *_ = self.socket.recv_multipart()
+        return number.decode(), code
+
+    def code(self, user: str, password: bytes = b"wrong") -> bytes:
+        self.ask(user, password)
+        return self.told()[1]
 
     def __enter__(self) -> Self:
         return self
@@ -313,6 +396,32 @@ def test_answers_to_wrong_passwords_do_not_tell_who_is_a_user() -> None:
         assert asking.code("alice", b"secret") == b"200"
         assert "alice" in asking.paused
         assert "" in asking.paused
+
+
+@pytest.mark.slow
+def test_a_flood_from_the_same_address_does_not_tell_who_is_a_user() -> None:
+    """The names are asked for amid a flood, each as often as the first pause lets them."""
+    users = {"alice": hash_password("secret")}
+    with Asking(Authentication(mechanism="plain", users=users)) as asking:
+        names = [f"stranger{number}" for number in range(150)]
+        names[70], names[71] = "alice", "mallory"
+        asked = [*names, *(["alice", "mallory"] * 3)]
+        for name in asked:
+            asking.ask(name)
+        told = [asking.told() for _ in asked]
+        assert {code for _, code in told} == {b"400"}
+        assert sorted(name for name, _ in told) == sorted(asked)
+
+
+@pytest.mark.slow
+def test_a_user_beside_a_flood_of_names_that_no_user_has_is_let_in() -> None:
+    users = {"alice": hash_password("secret")}
+    with Asking(Authentication(mechanism="plain", users=users)) as asking:
+        for number in range(1_000):
+            asking.ask(f"stranger{number}")
+        asking.ask("alice", b"secret")
+        told = [asking.told() for _ in range(1_001)]
+        assert [(name, code) for name, code in told if code != b"400"] == [("alice", b"200")]
 
 
 @pytest.mark.slow

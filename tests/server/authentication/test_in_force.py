@@ -33,6 +33,7 @@ def test_each_user_is_told_with_credential_and_grant_and_without_secrets() -> No
     assert found["ann"] == {
         "user": "ann", "credential": "password", "templates": ["web-{n}"], "own": True,
         "grant": {"read": ["a*"], "admin": True, "deny": {"read": ["ab"]}},
+        "namespace": "",
     }  # fmt: skip
     assert (found["bob"]["own"], found["bob"]["grant"]) == (False, {})
     assert found["*"]["credential"] == ""

@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from malamute_py.config import Denied, Grant, NamedVerbs
+from malamute_py.config import Denied, Grant, NamedVerbs, NamespaceSection
+from malamute_py.server.authentication.carriers import Carriers
+from malamute_py.server.authentication.namespaces import Namespaces
 from malamute_py.server.authentication.permissions import GIVEN_BY, Permissions
 
 ALLOWS: dict[str, set[str]] = {
@@ -73,6 +75,52 @@ def test_a_denial_goes_before_everything_that_is_allowed(verb: str, action: str)
     assert open_("ann", action, "eu.orders")
     assert shut("ann", action, "eu.orders") is (action not in forbidden)
     assert shut("ann", action, "orders")
+
+
+OUTSIDE = ("orders", "acme", "acmex.orders", "Acme.orders", "xacme.orders", "", "beta.orders", "*")
+"""Names that lie in no namespace of ann's, some of which look nearly so."""
+ON_MAILBOXES = {"send", "receive", "create_mailbox", "purge"}
+
+
+@pytest.mark.parametrize(("verb", "action"), [*itertools.product(ALLOWS, ACTIONS)])
+def test_a_verb_on_all_names_ends_at_the_prefix_of_its_users_namespace(
+    verb: str, action: str
+) -> None:
+    users = ("acme.ann", "acme.bob", "ann", "root", "beta.eve")
+    value: Any = True if verb in FLAGS else ["*"]
+    grants = {user: msgspec.convert({verb: value}, Grant) for user in users}
+    namespaces = {"acme": NamespaceSection(users=["acme.*", "ann"]), "beta": NamespaceSection()}
+    permit = Permissions(grants, Carriers(users, {}), Namespaces(namespaces))
+    expected = action in ALLOWS[verb]
+    for user in ("acme.ann", "ann"):
+        assert permit(user, action, "acme.orders") is (expected and action != "admin")
+        # Flags are asked about the broker; the core tells and ends what is in the namespace.
+        assert [permit(user, action, name) for name in OUTSIDE] == [
+            expected and action in FLAGS and action != "admin"
+        ] * len(OUTSIDE)
+        about_mailboxes = action in ON_MAILBOXES or (action in FLAGS and action != "admin")
+        assert permit(user, action, "ann-3") is (expected and about_mailboxes), "its users' own"
+        assert not permit(user, action, "root-3") or action in FLAGS
+        assert not permit(user, action, "beta.eve") or action in FLAGS
+    assert permit("root", action, "acme.orders") is expected
+    assert permit("root", action, "beta.orders") is expected
+
+
+def test_a_namespace_bounds_its_users_also_where_no_permissions_are_set() -> None:
+    namespaces = Namespaces({"acme": NamespaceSection()})
+    permit = Permissions({}, Carriers(["acme.ann", "root"], {}), namespaces)
+    assert permit("acme.ann", "write", "acme.orders")
+    assert permit("acme.ann", "manage_streams", "acme.orders")
+    assert not permit("acme.ann", "write", "orders")
+    assert not permit("acme.ann", "admin", "broker")
+    assert permit("root", "write", "acme.orders")
+
+
+def test_subjects_open_no_stream_outside_of_a_namespace() -> None:
+    grants = {"acme.ann": Grant(write_subjects={"*": ["eu.*"]})}
+    permit = Permissions(grants, None, Namespaces({"acme": NamespaceSection()}))
+    assert permit.subjects("acme.ann", "acme.orders") is not None
+    assert permit.subjects("acme.ann", "acmex.orders") is None
 
 
 def test_what_a_denied_verb_would_give_besides_is_not_given() -> None:

@@ -1,0 +1,74 @@
+"""Rows of a batch that a pattern on subjects selects.
+
+Owns what one pattern selects of each header table. The rules: a subject is matched once for each
+table, and tables that the protocol's memo shares are one table; what is kept is bounded. Source:
+SPEC.md, sections 5 and 7.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from malamute_protocol.content import Array, Content
+from malamute_protocol.header import TABLE_BYTES_MAX, HeaderTable
+from malamute_protocol.pattern import Pattern
+from malamute_py.matcher.combine import asks_subjects_only, compile_pattern
+from malamute_py.matcher.kinds import Predicate
+
+SUBJECTS_MAX: Final = 4_096
+"""Subjects of a table that are matched in one go."""
+_SUBJECTS_KEPT: Final = 1 << 14
+"""Subjects of all tables whose matches are kept, a byte each."""
+
+
+class SubjectRows:
+    """Rows that one pattern selects; the pattern asks for nothing but subjects."""
+
+    def __init__(self, matches: Predicate) -> None:
+        self._matches = matches
+        self._known: dict[int, tuple[HeaderTable, Array]] = {}
+        self._kept = 0
+
+    def __call__(self, content: Content) -> Array | None:
+        """Return the selected rows, ascending; None: the header table is too large.
+
+        Raises BatchError: the content is not a batch.
+        """
+        head = content.head
+        table_bytes = head.subjects_bytes + head.fieldmaps_bytes
+        if head.subjects_count > SUBJECTS_MAX or table_bytes > TABLE_BYTES_MAX:
+            return None
+        table = content.table
+        content.check_codes()
+        chosen = self._chosen(table)
+        codes = content.subject_codes
+        if codes is not None:
+            return np.flatnonzero(chosen[codes]) if chosen.any() else _NO_ROWS
+        return np.arange(content.head.count) if len(chosen) and chosen[0] else _NO_ROWS
+
+    def _chosen(self, table: HeaderTable) -> Array:
+        """Return which subjects of a table match."""
+        # The table is held beside its mask: an id is unique among the living only.
+        found = self._known.get(id(table))
+        if found is not None:
+            return found[1]
+        matches, keys = self._matches, table.keys
+        chosen = np.fromiter((matches(each, ()) for each in keys), np.bool_, len(keys))
+        if self._kept + len(keys) > _SUBJECTS_KEPT:
+            self._known, self._kept = {}, 0
+        self._known[id(table)] = (table, chosen)
+        self._kept += len(keys)
+        return chosen
+
+
+def rows_by_subject(pattern: Pattern) -> SubjectRows | None:
+    """Return the rows of a checked pattern; None: it asks for fields, or one match costs much."""
+    compiled = compile_pattern(pattern)
+    if compiled.slow or not asks_subjects_only(compiled.wire):
+        return None
+    return SubjectRows(compiled.matches)
+
+
+_NO_ROWS: Final[np.ndarray[Any, Any]] = np.empty(0, np.int64)

@@ -1,0 +1,72 @@
+"""Newest records of batches: by columns as one by one, and many at once as each alone."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from malamute_protocol.content import Content
+from malamute_protocol.encode import encode
+from malamute_protocol.keys import DELETION_FIELD
+from malamute_py.broker.log.newest import Keys, newest_columns, newest_rows
+from tests.seeds import seeds
+
+NAMES = [f"k.{number}" for number in range(12)]
+KINDS = ("one", "fields", "codes", "several", "codec")
+
+
+def drawn(draw: random.Random) -> bytes:
+    """A batch of a few records: of one subject, of several, with field maps, or compressed."""
+    kind = draw.choice(KINDS)
+    count = draw.randint(1, 9)
+    bodies = [b"v" * draw.randrange(40) for _ in range(count)]
+    chosen: list[tuple[str, ...]] = [(draw.choice(NAMES),) for _ in range(count)]
+    if kind == "several":
+        chosen = [(draw.choice(NAMES[:3]), draw.choice("ab")) for _ in range(count)]
+    table = list(dict.fromkeys(chosen))
+    options: dict[str, Any] = {
+        "subject_table": [list(keys) if len(keys) > 1 else keys[0] for keys in table],
+        "subject_codes": np.array([table.index(keys) for keys in chosen], np.int32),
+    }
+    if kind == "one":
+        options = {"subject": draw.choice(NAMES)}
+    elif kind == "fields":
+        options = {"subject": draw.choice(NAMES), "fields": {DELETION_FIELD: ""}}
+    elif kind == "codec":
+        options["codec"] = "gzip"
+    return encode(bodies, **options)
+
+
+def facts(keys: Keys) -> Any:
+    """All that can be asked of an index."""
+    newest = keys.before(1 << 40, 0, 100, 1 << 40)
+    return list(keys.names), keys.bytes, keys.memory, dict(keys.deleted), keys.oldest, newest
+
+
+@pytest.mark.parametrize("seed", seeds(20, 200))
+def test_the_newest_records_of_many_batches_are_those_of_each_one_after_the_other(
+    seed: int,
+) -> None:
+    draw = random.Random(seed)
+    alone, together = Keys(1, ready=False), Keys(1, ready=False)
+    for keys in (alone, together):
+        keys.enter_copy("k.0", 1, 500, None, 7)
+    base = 5
+    for _ in range(4):
+        batches = []
+        for _ in range(draw.randint(0, 5)):
+            frame = drawn(draw)
+            size = 96 + len(frame)
+            content = Content(frame)
+            for row in sorted(newest_rows(content, size), key=lambda each: each.row):
+                time_ms = base if row.deletion else None
+                alone.enter(row.subject, base + row.row, row.size, time_ms)
+            batches.append((Content(frame), size, base, base))
+            base += len(content)
+        together.enter_many(newest_columns(batches))
+        assert facts(alone) == facts(together)
+        assert [alone.find(name) for name in NAMES] == [together.find(name) for name in NAMES]
+        assert together.moved_count == alone.moved_count

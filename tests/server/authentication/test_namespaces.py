@@ -1,0 +1,111 @@
+"""Namespaces: who belongs to which, and what of them is refused before a start."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+import pytest
+
+from malamute_py.config import Config, from_table
+from malamute_py.sections import ConfigError
+from malamute_py.server.authentication.namespaces import Namespaces, check_namespaces
+
+KEY = "x" * 40
+
+
+def config(
+    namespaces: dict[str, Any], users: tuple[str, ...] = ("acme.ann", "ops"), **more: Any
+) -> Config:
+    authentication = {"mechanism": "curve", "clients": dict.fromkeys(users, KEY), **more}
+    return from_table({"authentication": authentication, "namespaces": namespaces})
+
+
+def test_a_user_belongs_to_the_namespace_whose_pattern_fits() -> None:
+    found = Namespaces(
+        config({"acme": {}, "beta": {"prefix": "b:", "users": ["eve", "team-*"]}}).namespaces
+    )
+    home = {
+        name: None if (each := found.of(name)) is None else each.name
+        for name in (
+            "acme.ann", "acme", "acmex.ann", "ACME.ann", "acme\u2024ann", "xacme.ann", "", "*",
+            "eve", "evelyn", "team-", "team-a", "b:x",
+        )
+    }  # fmt: skip
+    assert home == {
+        "acme.ann": "acme", "eve": "beta", "team-": "beta", "team-a": "beta",
+        **dict.fromkeys(
+            ("acme", "acmex.ann", "ACME.ann", "acme\u2024ann", "xacme.ann", "", "*", "evelyn",
+             "b:x")
+        ),
+    }  # fmt: skip
+    assert [(each.prefix, each.users) for each in found.all] == [
+        ("acme.", ("acme.*",)),
+        ("b:", ("eve", "team-*")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "key", "why"),
+    [
+        ({"acme": {"prefix": "acme"}}, "namespaces.acme.prefix", "has no end"),
+        ({"acme": {}, "part": {"prefix": "acme.eu."}}, "namespaces.part.prefix", "lies in"),
+        ({"acme": {}, "same": {"prefix": "acme."}}, "namespaces.acme.prefix", "lies in"),
+        ({"~acme": {}}, "namespaces.~acme", "~"),
+        ({"acme": {"prefix": "\n."}}, "namespaces.acme", "is made of"),
+        ({"acme": {"quotas": {"stream": 1}}}, "namespaces.acme.quotas.stream", "mean streams"),
+        ({"acme": {"user": []}}, "namespaces", "did you mean users"),
+        ({"acme": {"quotas": {"streams": -1}}}, "namespaces.quotas", ">= 0"),
+    ],
+)
+def test_a_namespace_that_is_none_is_refused_by_its_key(
+    namespaces: dict[str, Any], key: str, why: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(why)) as refused:
+        config(namespaces)
+    assert refused.value.key == key
+
+
+def test_namespaces_need_users() -> None:
+    with pytest.raises(ConfigError, match="mechanism"):
+        from_table({"namespaces": {"acme": {}}})
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "users", "why"),
+    [
+        ({"acme": {}, "beta": {"users": ["*.ann"]}}, ("acme.ann",), "belongs to acme already"),
+        ({"acme": {"users": ["acme.ann"]}}, ("acme.bob",), "is none of its users"),
+        ({"acme": {}, "beta": {"users": ["acme.b*"]}}, ("acme.bob",), "belongs to"),
+        ({"acme": {"users": ["ann"]}, "beta": {"users": ["acme.x"]}}, ("acme.x",), "none of its"),
+        ({"acme": {"users": ["*"]}}, (), "HTTP side"),
+    ],
+)
+def test_users_who_would_reach_into_two_namespaces_are_refused(
+    namespaces: dict[str, Any], users: tuple[str, ...], why: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        check_namespaces(config(namespaces, (*users, "ops")))
+
+
+def test_a_template_under_the_prefix_of_another_namespace_is_refused() -> None:
+    good = config({"acme": {}}, identities={"acme.ann": ["acme.web-{n}"]})
+    check_namespaces(good)
+    with pytest.raises(ConfigError, match=r"acme\.web"):
+        check_namespaces(config({"acme": {}}, identities={"ops": ["acme.web-{n}"]}))
+
+
+def test_sizes_in_quotas_and_defaults_may_have_units() -> None:
+    made = config(
+        {
+            "acme": {
+                "quotas": {"mail_bytes": "1GiB"},
+                "default_stream": {"max_age_ms": "7d", "description": "5s"},
+            }
+        }
+    )
+    acme = made.namespaces["acme"]
+    assert acme.quotas == {"mail_bytes": 1 << 30}
+    assert acme.default_stream == {"max_age_ms": 7 * 86_400_000, "description": "5s"}
+    assert msgspec.to_builtins(acme)["default_mailbox"] == {}
