@@ -233,7 +233,7 @@ class JournalSection(Section, frozen=True):
     index_memory_bytes: Bytes = 32 << 20
     pin_bytes_max: Bytes = 1 << 30
     open_files_max: Count = 32
-    mapped_reads: bool = True
+    mapped_reads: bool = False
 
 
 class MailboxesSection(Section, frozen=True):

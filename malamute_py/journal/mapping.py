@@ -1,6 +1,6 @@
-"""Parts of sealed segments that are mapped for reading, and how they outlive their segment's use.
+"""Mapped reads: parts of sealed segments in the page cache, for as long as a holder refers to them.
 
-Owns which mapped parts a reader still refers to, and how many there may be. The rules: no page is
+Owns which mapped parts are still referred to, and how many there may be. The rules: no page is
 touched before the kernel was asked for it, so that one that cannot be read is an error instead of a
 signal; before a segment's file is written over, its parts get memory of their own, so that no
 reader, however slow, changes or holds up a ring. Source: FORMAT.md, section 8; madvise(2).
