@@ -756,7 +756,7 @@ class Reader:
         return Plan(stop, cutter.splits(stop, split_bytes, one_in), cutter.total, tuple(gaps))
 
     def _one_in(self, stream: int, entries: list[tuple[Segment, Any]], rows_of: ChosenRows) -> int:
-        """Of how many bytes of some entries about one is wanted: 1 to _FEWEST.
+        """Return of how many bytes of some entries about one is wanted: 1 to _FEWEST.
 
         A few batches are looked at, and the one of which most is wanted counts.
         """
