@@ -1,6 +1,7 @@
 """Rates at which Spark reads a stream and writes one, beside its rate source and Parquet.
 
-python -m perf.spark [--rows 1000000] [--triggers 3] [--sizes 140 1024] [--json]
+python -m perf.spark [--rows 1000000] [--records 10000000] [--triggers 3] [--sizes 140 1024]
+                     [--json]
 
 A broker in a process of its own, local[2], two tasks a trigger, bodies of 140 B and 1 KiB with
 1,000 subjects and two fields. All of it runs in one session, so that ratios hold on a busy machine
@@ -9,9 +10,12 @@ first trigger of each query, which starts workers and compiles, is left out.
 
 Read into `noop`: all columns; without the map of fields, over the wire and in place; with a string
 column for each of two fields; the same columns from Spark's rate source and from Parquet files of
-the same rows. Written: what the rate source makes, exactly once and synced. Batch reads: one record
-in 1,000 by the broker's pattern and by Spark's filter; count(). Tiny triggers: one record each,
-beside the rate source.
+the same rows. Written: what the rate source makes, exactly once and synced. Batch reads: count(),
+beside a Python source that makes as many rows without a column and reads nothing, which is the
+least that Spark takes for any; one record in 1,000 of `--records` by the broker's pattern and by
+Spark's filter, of a stream of 1,000 subjects and of one of 20 and a rare one, beside a job without
+a row. Tiny triggers: one record each, beside the rate source, and in a union with 8 idle streams.
+The ratios that the program is for stand below the table.
 """
 
 from __future__ import annotations
@@ -39,9 +43,14 @@ from perf.curves.brokers import OUT
 SIZES = (140, 1024)
 SUBJECTS = [f"flights.{number % 10}.{number}" for number in range(1000)]
 THOUSANDTH = SUBJECTS[777]
+FEW_SUBJECTS = [*SUBJECTS[:20], THOUSANDTH]
+"""Subjects of which the last one is rare."""
+IDLE = 8
+"""Idle streams in a union: each has a process of the driver."""
 FIELDS = [{"carrier": f"c{number % 20}", "origin": f"o{number % 50}"} for number in range(100)]
 BATCH_BYTES = 1 << 20
 TINY_TRIGGERS = 40
+ROWS_MADE = 1 << 17
 ROUNDS = 3
 LEAN = {"includeFields": "false"}
 READS: dict[str, dict[str, str]] = {
@@ -63,20 +72,65 @@ class Figure(NamedTuple):
     parts_ms: dict[str, float]
 
 
-def publish(endpoint: str, stream: str, rows: int, size: int) -> None:
-    """Fill a stream with records of `size` bytes in batches of about a MiB."""
+class Ratio(NamedTuple):
+    """How a figure stands to another one of the same run."""
+
+    what: str
+    bytes: int
+    value: float
+
+
+RATIOS = [
+    ("1 in 1,000 of 1,000 subjects: Spark's filter / pattern",
+     "1 in 1,000 by Spark's filter", "1 in 1,000 by pattern"),
+    ("1 in 1,000 of 1,000 subjects: Spark's filter / pattern, in place",
+     "1 in 1,000 by Spark's filter", "1 in 1,000 by pattern, in place"),
+    ("1 in 1,000 of 21 subjects: Spark's filter / pattern",
+     "1 rare of 21 by Spark's filter", "1 rare of 21 by pattern"),
+    ("count(): no column, in place / as many rows made",
+     "count(), no column, in place", "count(), rows made"),
+    ("count(): rows made / Parquet", "count(), rows made", "count(), Parquet"),
+    ("tiny trigger / rate source", "tiny trigger", "tiny trigger, rate source"),
+    (f"tiny trigger with {IDLE} idle streams / alone",
+     f"tiny trigger, {IDLE} idle streams", "tiny trigger"),
+]  # fmt: skip
+
+
+def ratios(figures: list[Figure]) -> list[Ratio]:
+    """Return the ratios of times whose two figures were measured."""
+    times = {(each.what, each.bytes): each.ms for each in figures}
+    return [
+        Ratio(what, size, times[one, size] / times[other, size])
+        for what, one, other in RATIOS
+        for size in dict.fromkeys(each.bytes for each in figures)
+        if (one, size) in times and (other, size) in times
+    ]
+
+
+def publish(
+    endpoint: str, stream: str, rows: int, size: int, subjects: list[str] = SUBJECTS
+) -> None:
+    """Fill a stream with records of `size` bytes in batches of about a MiB.
+
+    subjects: SUBJECTS in turn; or FEW_SUBJECTS, of which the last has one record in 1,000.
+    """
     most = min(65_536, BATCH_BYTES // size)
     blob = np.random.default_rng(7).integers(0, 256, size * most, np.uint8).tobytes()
     codes = np.arange(most, dtype=np.int32)
+    of = codes % len(subjects)
+    if subjects is FEW_SUBJECTS:
+        of = np.where(codes % 1000 == 777, len(subjects) - 1, codes % (len(subjects) - 1))
     with connect_sync(endpoint) as client, client.publisher(stream, keep=False) as window:
         left = rows
         while left:
             count = min(left, most)
             window.publish_batch(
                 encode_fixed(
-                    blob[: count * size], size, subject_table=SUBJECTS,
-                    subject_codes=codes[:count] % len(SUBJECTS),
-                    field_table=FIELDS, field_codes=codes[:count] % len(FIELDS),
+                    blob[: count * size], size, subject_table=subjects,
+                    subject_codes=of[:count].astype(np.int32),
+                    # A hundred pairs with each subject would make each header rare.
+                    field_table=FIELDS if subjects is SUBJECTS else FIELDS[:1],
+                    field_codes=codes[:count] % len(FIELDS) if subjects is SUBJECTS else None,
                 )
             )  # fmt: skip
             left -= count
@@ -104,12 +158,18 @@ def session(directory: str) -> Any:
 class Runs:
     """Measurements in one session at one broker."""
 
-    def __init__(self, spark: Any, endpoint: str, log: Path, rows: int, triggers: int) -> None:
-        """log: the broker's data directory. rows: of 140 B, of a trigger."""
+    def __init__(
+        self, spark: Any, endpoint: str, log: Path, rows: int, records: int, triggers: int
+    ) -> None:
+        """log: the broker's data directory. rows: of 140 B, of a trigger.
+
+        records: of 140 B, of the streams that are searched.
+        """
         self._spark = spark
         self._endpoint = endpoint
         self._log = {"logDirectory": str(log)}
         self._rows = rows
+        self._records = records
         self._triggers = triggers
         self.figures: list[Figure] = []
 
@@ -131,7 +191,7 @@ class Runs:
             self._triggered("Parquet, without fields", size, source.parquet(files))
             self._counts(stream, size, rows * (self._triggers + 1), files)
         self._triggered("rate source", size, self._rate(rows, size))
-        self._rare(stream, size, rows * (self._triggers + 1))
+        self._rare(size, max(1000, self._records * SIZES[0] // size))
         for way, fields in (("written", False), ("written, a field", True)):
             self._written(way, size, rows, fields)
 
@@ -141,6 +201,12 @@ class Runs:
         self._triggered("tiny trigger", SIZES[0], self._stream("tiny", 1, minPartitions="1"))
         rate = self._rate(1, SIZES[0], partitions=1)
         self._triggered("tiny trigger, rate source", SIZES[0], rate, TINY_TRIGGERS)
+        union = self._stream("tiny", 1, minPartitions="1")
+        for number in range(IDLE):
+            name = f"idle-{number}"
+            publish(self._endpoint, name, 1, SIZES[0])
+            union = union.union(self._stream(name, 1, minPartitions="1", startingOffsets="latest"))
+        self._triggered(f"tiny trigger, {IDLE} idle streams", SIZES[0], union)
 
     # --- sources -----------------------------------------------------------------------------
 
@@ -217,14 +283,23 @@ class Runs:
         times = [p.durationMs["triggerExecution"] for p in progress]
         self.figures.append(Figure(way, size, rows, statistics.median(times), parts))
 
-    def _rare(self, stream: str, size: int, rows: int) -> None:
-        """One record in 1,000 of a stream: by the broker's pattern and by Spark's filter."""
-        ways = {
-            "1 in 1,000 by pattern": self._batch(stream, pattern=THOUSANDTH, **LEAN),
-            "1 in 1,000 by Spark's filter": self._batch(stream, **LEAN).where(
-                f"subject = '{THOUSANDTH}'"
-            ),
-        }
+    def _rare(self, size: int, rows: int) -> None:
+        """One record in 1,000 of two streams: by the broker's pattern and by Spark's filter."""
+        ways = {"no row": made(self._spark, 0)}
+        for begin, subjects in (("1 in 1,000", SUBJECTS), ("1 rare of 21", FEW_SUBJECTS)):
+            stream = f"search-{size}-{len(subjects)}"
+            settings = {"ring_bytes": 2 * rows * (size + 60) + (1 << 30)}
+            with connect_sync(self._endpoint) as client:
+                client.create_stream(stream, **settings)
+            publish(self._endpoint, stream, rows, size, subjects)
+            wanted = {"pattern": THOUSANDTH, **LEAN}
+            ways |= {
+                f"{begin} by pattern": self._batch(stream, **wanted),
+                f"{begin} by pattern, in place": self._batch(stream, **wanted, **self._log),
+                f"{begin} by Spark's filter": self._batch(stream, **LEAN).where(
+                    f"subject = '{THOUSANDTH}'"
+                ),
+            }
         self._timed({way: _into_noop(frame) for way, frame in ways.items()}, size, rows)
 
     def _counts(self, stream: str, size: int, rows: int, files: str) -> None:
@@ -233,6 +308,7 @@ class Runs:
             "count(), one column": self._batch(stream, columns="offset"),
             "count(), no column": self._batch(stream, columns=""),
             "count(), no column, in place": self._batch(stream, columns="", **self._log),
+            "count(), rows made": made(self._spark, rows),
             "count(), Parquet": self._spark.read.parquet(files),
         }
         self._timed({way: frame.count for way, frame in ways.items()}, size, rows)
@@ -249,6 +325,40 @@ class Runs:
             self.figures.append(Figure(way, size, rows, statistics.median(taken[1:]), {}))
 
 
+def made(spark: Any, rows: int) -> Any:
+    """Rows without a column from two tasks of a Python source, which reads nothing."""
+    from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+    from pyspark.sql.types import StructType
+
+    class Made(DataSourceReader):
+        def partitions(self) -> list[InputPartition]:
+            return [InputPartition(rows // 2), InputPartition(rows - rows // 2)]
+
+        def read(self, partition: InputPartition) -> Any:
+            from pyspark_malamute.columns import RowCount
+
+            counted = RowCount()
+            left = partition.value
+            while left:
+                counted.add(range(min(left, ROWS_MADE)))  # type: ignore[arg-type]  # has a length
+                left -= min(left, ROWS_MADE)
+                yield from counted.take()
+
+    class MadeSource(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "made"
+
+        def schema(self) -> StructType:
+            return StructType([])
+
+        def reader(self, schema: StructType) -> DataSourceReader:
+            return Made()
+
+    spark.dataSource.register(MadeSource)
+    return spark.read.format("made").load()
+
+
 def _into_noop(frame: Any) -> Callable[[], Any]:
     def run() -> None:
         frame.write.format("noop").mode("overwrite").save()
@@ -260,6 +370,9 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000, help="records a trigger of 140 B")
+    parser.add_argument(
+        "--records", type=int, default=10_000_000, help="records of 140 B to be searched"
+    )
     parser.add_argument("--triggers", type=int, default=3, help="triggers that count")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes of a body")
     parser.add_argument("--json", action="store_true")
@@ -272,13 +385,20 @@ def main() -> None:
     ):
         spark = session(directory)
         log = Path(folder) / "data"
-        runs = Runs(spark, daemon.endpoint, log, options.rows, options.triggers)
+        runs = Runs(spark, daemon.endpoint, log, options.rows, options.records, options.triggers)
         for size in options.sizes:
             runs.measure(size)
         runs.tiny()
         spark.stop()
     if options.json:
-        print(json.dumps([figure._asdict() for figure in runs.figures]))
+        print(
+            json.dumps(
+                [
+                    *(figure._asdict() for figure in runs.figures),
+                    *(ratio._asdict() for ratio in ratios(runs.figures)),
+                ]
+            )
+        )
         return
     table = Table(title="Spark, local[2], 2 tasks (medians)")
     for name in ("body", "way", "rows", "ms", "tasks ms", "rows/s"):
@@ -294,6 +414,8 @@ def main() -> None:
             f"{each.rows / each.ms * 1000:,.0f}",
         )
     Console().print(table)
+    for ratio in ratios(runs.figures):
+        Console().print(f"{ratio.bytes:>5,} B  {ratio.value:8.2f}  {ratio.what}")
 
 
 if __name__ == "__main__":

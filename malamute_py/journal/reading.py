@@ -20,6 +20,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from malamute_protocol.content import NO_TIME, Content
+from malamute_protocol.errors import BatchError
 from malamute_protocol.gather import BYTES_A_ROW, Row, weight_of
 from malamute_protocol.header import Header
 from malamute_protocol.stamp import PADDING, STAMP_BYTES, Stamp
@@ -52,6 +53,14 @@ from malamute_py.journal.types import (
     Run,
     Split,
 )
+
+_SAMPLED_FROM_BYTES = 32 << 20
+"""Bytes of a planned read from which on a few batches are looked at for how much is wanted."""
+_SAMPLES = 4
+_SAMPLE_BYTES_MAX = 4 << 20
+_FEWEST = 16
+"""A planned part has at most so many times as many bytes of batches as were asked for: where few
+rows are wanted, looking for them costs about that much."""
 
 
 class Reader:
@@ -717,6 +726,8 @@ class Reader:
         bytes_max: int,
         split_bytes: int,
         left: Sequence[tuple[Candidates, int]],
+        matches: Matches | None,
+        rows_of: ChosenRows | None,
     ) -> Plan:
         """See Ring.plan."""
         state = self._streams.states.get(stream)
@@ -727,7 +738,8 @@ class Reader:
         position = self._skip_retired(stream, from_offset, end, gaps)
         if records_max > 0:
             end = min(end, position + records_max)
-        cutter = _Cutter(position, split_bytes, bytes_max)
+        cutter = _Cutter(position, bytes_max)
+        whole: list[tuple[Segment, Any]] = []
         for segment in self._segments():
             span = segment.spans.get(stream)
             if span is None or span.next <= position:
@@ -742,14 +754,47 @@ class Reader:
                 if before > position and len(rows):
                     kept = _choose(index, stream, entries, those_left, None)
                     chosen &= np.asarray(kept, np.bool_) | (rows["next"] > before)
-            weights = np.where(chosen, rows["bytes"], 0).tolist()
+            weighed = np.where(chosen, rows["bytes"], 0).astype(np.int64)
+            if matches is not None and search is not None and not left:
+                rare = _rare(index, stream, entries, search, matches, None, position, end)
+                if rare is not None:
+                    weighed = _weights(rare, rows)
+                    chosen = np.asarray(rare.chosen, np.bool_)
+            if chosen.any():
+                whole.append((segment, rows[chosen]))
+            weights = weighed.tolist()
             for weight, after in zip(weights, rows["next"].tolist(), strict=True):
                 cutter.add(weight, min(after, end))
                 if cutter.full():
                     break
             position = max(position, cutter.position)
         stop = cutter.position if cutter.full() else max(end, from_offset)
-        return Plan(stop, cutter.finish(stop), cutter.total, tuple(gaps))
+        one_in = 1
+        if rows_of is not None and cutter.total >= _SAMPLED_FROM_BYTES and split_bytes > 0:
+            one_in = self._one_in(stream, whole, rows_of)
+        return Plan(stop, cutter.splits(stop, split_bytes, one_in), cutter.total, tuple(gaps))
+
+    def _one_in(self, stream: int, entries: list[tuple[Segment, Any]], rows_of: ChosenRows) -> int:
+        """Return of how many bytes of some entries about one is wanted: 1 to _FEWEST.
+
+        A few batches are looked at, and the one of which most is wanted counts.
+        """
+        share = 1 / _FEWEST
+        for segment, rows in entries[:: -(-len(entries) // _SAMPLES) or 1]:
+            row = rows[len(rows) // 2]
+            if row["bytes"] > _SAMPLE_BYTES_MAX:
+                return 1
+            for _, content in self._contents_of(segment, stream, row):
+                try:
+                    found = rows_of(content)
+                except BatchError:
+                    found = None
+                if found is None:
+                    return 1
+                share = max(share, len(found) / max(1, content.head.count))
+            if share > 0.5:
+                return 1
+        return int(1 / share)
 
 
 class _Out(NamedTuple):
@@ -772,14 +817,12 @@ class _Out(NamedTuple):
 class _Cutter:
     """Cuts a walk over entries into splits."""
 
-    def __init__(self, start: int, split_bytes: int, bytes_max: int) -> None:
+    def __init__(self, start: int, bytes_max: int) -> None:
         self.position = start
         self.total = 0
-        self._from = start
-        self._bytes = 0
-        self._split_bytes = split_bytes if split_bytes > 0 else 1 << 62
+        self._start = start
         self._bytes_max = bytes_max if bytes_max > 0 else 1 << 62
-        self._splits: list[Split] = []
+        self._entries: list[tuple[int, int]] = []
 
     def full(self) -> bool:
         return self.total >= self._bytes_max
@@ -793,18 +836,24 @@ class _Cutter:
             return
         self.position = after
         self.total += weight
-        self._bytes += weight
-        if self._bytes >= self._split_bytes:
-            self._cut(after)
+        self._entries.append((weight, after))
 
-    def _cut(self, stop: int) -> None:
-        self._splits.append(Split(self._from, stop, self._bytes))
-        self._from, self._bytes = stop, 0
+    def splits(self, stop: int, split_bytes: int, one_in: int) -> tuple[Split, ...]:
+        """Return the splits up to `stop`, each of about `split_bytes` if any; 0: a single one.
 
-    def finish(self, stop: int) -> tuple[Split, ...]:
-        if stop > self._from:
-            self._cut(stop)
-        return tuple(self._splits)
+        one_in: of so many bytes of entries about one is wanted.
+        """
+        most = split_bytes * one_in if split_bytes > 0 else 1 << 62
+        found: list[Split] = []
+        begin, size = self._start, 0
+        for weight, after in self._entries:
+            size += weight
+            if size >= most:
+                found.append(Split(begin, after, -(-size // one_in)))
+                begin, size = after, 0
+        if stop > begin:
+            found.append(Split(begin, stop, -(-size // one_in)))
+        return tuple(found)
 
 
 class _Rare(NamedTuple):
@@ -853,6 +902,17 @@ def _rare(
         kept &= ~whole[np.minimum(np.searchsorted(rows["next"], offsets, "right"), len(rows) - 1)]
     order = np.argsort(offsets[kept], kind="stable")
     return _Rare(chosen, wanted[kept][order], codes[kept][order], [header for header, _ in found])
+
+
+def _weights(rare: _Rare, rows: Any) -> Any:
+    """Bytes that are wanted of each entry: all of it, or its rare rows with their headers."""
+    weights = np.where(rare.chosen, rows["bytes"], 0).astype(np.int64)
+    spots = rare.spots
+    if len(spots):
+        texts = np.array([weight_of(header) for header in rare.headers], np.int64)
+        costs = spots["bytes"].astype(np.int64) + BYTES_A_ROW + texts[rare.codes]
+        np.add.at(weights, np.searchsorted(rows["next"], spots["offset"], "right"), costs)
+    return weights
 
 
 def _choose(

@@ -581,15 +581,20 @@ class Ring:
         bytes_max: int = 0,
         split_bytes: int = 0,
         left: Sequence[tuple[Candidates, int]] = (),
+        matches: Matches | None = None,
+        rows: ChosenRows | None = None,
     ) -> Plan:
-        """How far a read bounded so would come, and its parts; from the index alone.
+        """How far a read bounded so would come, and its parts; from the index.
 
         Bytes count the entries that may match. 0: no bound, or a single part. left: of the entries
-        that end by an offset only those count that these candidates select.
+        that end by an offset only those count that these candidates select. matches, rows: as of
+        read(); given them, of rare rows their own bytes count, and the parts of a long read in
+        which few rows are wanted are larger: their bytes are an estimate by a few batches.
         """
         return self._reader.plan(
-            stream, from_offset, end_offset, candidates, records_max, bytes_max, split_bytes, left
-        )
+            stream, from_offset, end_offset, candidates, records_max, bytes_max, split_bytes, left,
+            matches, rows,
+        )  # fmt: skip
 
     def read_raw(self, lsn: int, end_lsn: int, bytes_max: int) -> tuple[int, Buffer, int]:
         """(position, batches as they are, position after them) for append_raw() elsewhere.

@@ -110,7 +110,7 @@ class OneStream:
             more = self._ask(begin, plan.to_offset, left, target)
             if more.rewound or more.to_offset <= plan.to_offset:
                 break
-            plan = joined(plan, more, self._options.split_bytes)
+            plan = joined(plan, more, self._options.task_bytes)
         self.plan = plan
         return plan
 

@@ -136,7 +136,7 @@ def ask_plan(
             end=end,
             records_max=records_max,
             bytes_max=bytes_max,
-            split_bytes=split_bytes or options.split_bytes,
+            split_bytes=split_bytes or options.task_bytes,
             client_time=options.client_time,
         ),
         options,
@@ -199,7 +199,8 @@ def ranges(
     proven: see Range.
     """
     if options.is_alone and len(plan.splits) < options.min_partitions and plan.bytes:
-        finer = -(-plan.bytes // options.min_partitions)
+        # What is wanted of the splits, which may be less than the batches that are looked through.
+        finer = -(-sum(split.bytes for split in plan.splits) // options.min_partitions)
         plan = ask_plan(broker, options, start, plan.epoch, end=end, split_bytes=finer)
     # A split without bytes holds nothing that may match: no task for it.
     pieces = [
@@ -235,7 +236,7 @@ def grouped(parts: list[Range], options: SourceOptions) -> list[InputPartition]:
             left -= part.size
         else:
             groups.append([part])
-            left = options.split_bytes - part.size
+            left = options.task_bytes - part.size
     if len(groups) < options.min_partitions:
         return list(parts)
     return [group[0] if len(group) == 1 else Ranges(group) for group in groups]

@@ -12,7 +12,8 @@ import pytest
 from malamute_protocol.batch import Batch, iter_batches
 from malamute_protocol.content import Content
 from malamute_py.broker.streams.start_positions import may_match
-from malamute_py.journal import History, Ring, RingSettings
+from malamute_py.journal import History, Plan, Ring, RingSettings
+from malamute_py.journal import reading as reading_module
 from malamute_py.journal.gathering import ROWS_MAX
 from malamute_py.journal.index import read_index
 from malamute_py.journal.layout import index_name, pack_file
@@ -383,6 +384,42 @@ def test_one_read_gathers_no_more_rows_than_a_derived_batch_has(place: Place) ->
     again = search(ring, RARE, history.next, by_rows=True)
     found = selected(history, RARE, 0, 1 << 40) + selected(again, RARE, 0, 1 << 40)
     assert len(found) == 30 * batches
+
+
+def plan(ring: Ring, pattern: Any, **caps: Any) -> Plan:
+    return ring.plan(
+        1, 0, ring.next_offset(1), by_key(partial(may_match, pattern)),
+        matches=compile_pattern(pattern).matches, rows=rows_by_subject(pattern), **caps,
+    )  # fmt: skip
+
+
+def test_a_plan_weighs_rare_rows_by_themselves(place: Place) -> None:
+    ring, _ = place.open(SETTINGS)
+    for number in range(30):
+        large(ring, {number: b"rare"} if number % 3 else {})
+    found = plan(ring, RARE, split_bytes=5_000)
+    assert 20 * len(b"rare") < found.bytes < 20 * 100
+    assert len(found.splits) == 1
+    assert plan(ring, ["topic", "common"]).bytes > 30 * 9_000
+    assert plan(ring, ["topic", "nothing"]).bytes == 0
+    assert plan(ring, RARE, bytes_max=1).end == 200
+
+
+def test_a_long_plan_of_which_few_rows_are_wanted_has_larger_parts(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring, _ = place.open(SETTINGS)
+    for number in range(40):
+        many(ring, {number: b"rare"})
+    short = plan(ring, RARE, split_bytes=30_000)
+    assert len(short.splits) > 8
+    monkeypatch.setattr(reading_module, "_SAMPLED_FROM_BYTES", 100_000)
+    long = plan(ring, RARE, split_bytes=30_000)
+    assert len(long.splits) == 1
+    assert (long.end, long.bytes) == (short.end, short.bytes)
+    assert 0 < long.splits[0].bytes <= 30_000
+    assert plan(ring, ["prefix", "o"], split_bytes=30_000).splits == short.splits
+    assert plan(ring, ["all"], split_bytes=30_000).splits == short.splits
 
 
 def test_contents_that_are_no_contents_have_no_rare_rows() -> None:

@@ -566,6 +566,14 @@ def test_a_batch_is_planned_once_and_not_again_for_its_tasks() -> None:
     assert len(client.plans) == asked
 
 
+def test_tasks_whose_rows_are_only_counted_are_larger() -> None:
+    client = ScriptedClient([True] * 30_000)
+    for columns, count in (("offset", 3), ("", 1)):
+        reader = reader_of(client, splitBytes="1m", columns=columns)
+        begin = reader.initialOffset()
+        assert len(tasks(reader, begin, step(reader, begin))) == count
+
+
 def test_more_tasks_are_made_where_min_partitions_asks_for_them() -> None:
     client = ScriptedClient([True] * 40)
     reader = reader_of(client, minPartitions="4")

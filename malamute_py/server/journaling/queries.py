@@ -27,7 +27,7 @@ from malamute_py.broker.streams.moved_plans import fewer
 from malamute_py.broker.streams.start_positions import may_match
 from malamute_py.changelog.copies import MOVED_STREAM, pack_copy, unpack_copy
 from malamute_py.journal import Candidates, HeaderIndex, History, Plan, Ring
-from malamute_py.matcher import ByKey, asks_subjects_only, compile_pattern
+from malamute_py.matcher import ByKey, asks_subjects_only, compile_pattern, rows_by_subject
 
 _READ_BYTES = 4 << 20
 _OLDEST = 8
@@ -134,6 +134,7 @@ def _plan(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
         stream, first, end, by_key(arguments["candidates"]), most,
         arguments["bytes_max"], arguments["split_bytes"],
         [(_left_by(pattern), before) for pattern, before in purges],
+        compile_pattern(arguments["pattern"]).matches, rows_by_subject(arguments["pattern"]),
     )  # fmt: skip
     splits = fewer([list(split) for split in plan.splits], arguments["splits_max"])
     if selected is None or plan.end < end:
