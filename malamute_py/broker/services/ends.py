@@ -218,6 +218,12 @@ class _Ending(Effect):
                 self.service.measure(rows.bit_count(), now_ms - lease.at_ms)
 
     def appended(self, part: Part, end_lsn: int) -> None:
+        if self.why == "completed":
+            shard = self.ends._shard
+            for batch, rows in self.items:
+                put = batch.row.put
+                took_ms = max(0, shard.now_ms - put.at_ms - put.delay_ms)
+                shard.request_times.add(1_000_000 * took_ms, rows.bit_count())
         for batch, rows in self.items:
             self.ends.gone(batch, rows)
 

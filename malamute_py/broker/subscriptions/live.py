@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from malamute_protocol.commands import Cover, Deliver, Mode
 from malamute_protocol.extract import scatters
+from malamute_protocol.stamp import append_time_of
 from malamute_py.broker.batches.encoding import FEW_ROWS, Encoding, encoding_of, scattered
 from malamute_py.broker.batches.rows import Mask, narrow, unexpired, within_client_time
 from malamute_py.broker.context import Shard
@@ -275,8 +276,10 @@ class Delivery:
         self, audience: Audience, batch: StampedBatch, durable: bool, groups: list[SelectionGroup]
     ) -> None:
         """Give a batch to the live subscriptions of its selection groups."""
-        content = batch.content
-        alive = unexpired(content, self._shard.now_ms)
+        content, shard = batch.content, self._shard
+        alive = unexpired(content, shard.now_ms)
+        took_ms = shard.now_ms - append_time_of(batch.stamp)
+        shard.delivery_times.add(1_000_000 * max(0, took_ms))
         if (
             len(groups) >= _MANY
             and alive is None

@@ -100,3 +100,15 @@ def test_what_was_to_wait_for_years_leaves_nothing_when_it_ends() -> None:
         assert world.queued() == 0
     assert world.info(1)["delayed"] == 0
     assert len(timers) == 0
+
+
+def test_the_time_of_a_request_is_measured_until_its_completion_and_of_no_other_end() -> None:
+    world = pair()
+    world.request(1, b"a", b"b")
+    world.offer(2)
+    world.shell.now_ms += 7
+    world.reply(2, [0])
+    world.ack(2, [(0, 2)], WorkState.FAILED)
+    measured = world.shell.broker.latencies["request"]
+    assert sum(measured["counts"]) == 1
+    assert measured["sum_s"] == 0.007

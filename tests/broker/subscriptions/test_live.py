@@ -413,3 +413,20 @@ def test_a_batch_costs_nothing_to_subscriptions_that_do_not_match() -> None:
     said = len(shell.peers[1].commands)
     shell.publish(1, "s", [b"x"])
     assert len(shell.peers[1].commands) == said + 1
+
+
+def test_the_time_from_an_append_to_its_live_delivery_is_measured_and_no_replay() -> None:
+    shell = Shell(sync=False)
+    shell.hello(1)
+    shell.publish(1, "s", [b"old"])
+    shell.sync()
+    shell.run()
+    shell.subscribe(1, 1, "s")
+    shell.subscribe(1, 2, "s", start=[1], visibility=1)
+    shell.publish(1, "s", [b"new"], tracker=2)
+    shell.now_ms += 20
+    shell.sync()
+    shell.run()
+    measured = shell.broker.latencies["delivery"]
+    assert sum(measured["counts"]) == 2
+    assert measured["sum_s"] == 0.02
