@@ -222,8 +222,11 @@ class _Ending(Effect):
             shard = self.ends._shard
             for batch, rows in self.items:
                 put = batch.row.put
-                took_ms = max(0, shard.now_ms - put.at_ms - put.delay_ms)
-                shard.request_times.add(1_000_000 * took_ms, rows.bit_count())
+                took_ms = shard.now_ms - put.at_ms - put.delay_ms
+                if took_ms > 0:
+                    shard.request_times.add(1_000_000 * took_ms, rows.bit_count())
+                else:
+                    shard.request_times.zeros += rows.bit_count()
         for batch, rows in self.items:
             self.ends.gone(batch, rows)
 

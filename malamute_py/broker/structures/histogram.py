@@ -20,6 +20,9 @@ class Histogram:
     """Durations, counted by bucket. One thread adds, any thread reads."""
 
     def __init__(self) -> None:
+        self.zeros = 0
+        """Durations of less than the clock shows, which whoever measures adds here: a look among
+        the bounds for each lone publish took 5% of its time."""
         self._counts = [0] * (len(BOUNDS_S) + 1)
         self._sum_ns = 0
 
@@ -32,6 +35,6 @@ class Histogram:
         """Bounds in seconds, how many lie in each bucket, and the sum of all."""
         return {
             "bounds_s": list(BOUNDS_S),
-            "counts": self._counts.copy(),
+            "counts": [self._counts[0] + self.zeros, *self._counts[1:]],
             "sum_s": self._sum_ns / 1e9,
         }

@@ -46,6 +46,7 @@ class Delivery:
 
     def __init__(self, shard: Shard, links: Links, matching: Matching) -> None:
         self._shard = shard
+        self._times = shard.delivery_times
         self._links = links
         self._hot: deque[StampedBatch] = deque()
         self.hot_bytes = 0
@@ -276,10 +277,13 @@ class Delivery:
         self, audience: Audience, batch: StampedBatch, durable: bool, groups: list[SelectionGroup]
     ) -> None:
         """Give a batch to the live subscriptions of its selection groups."""
-        content, shard = batch.content, self._shard
-        alive = unexpired(content, shard.now_ms)
-        took_ms = shard.now_ms - append_time_of(batch.stamp)
-        shard.delivery_times.add(1_000_000 * max(0, took_ms))
+        content = batch.content
+        alive = unexpired(content, self._shard.now_ms)
+        if durable or audience.late:
+            took_ms = self._shard.now_ms - append_time_of(batch.stamp)
+            self._times.add(1_000_000 * max(0, took_ms))
+        else:
+            self._times.zeros += 1  # It was appended in this turn.
         if (
             len(groups) >= _MANY
             and alive is None
