@@ -21,7 +21,7 @@ class Histogram:
 
     def __init__(self) -> None:
         self.zeros = 0
-        """Durations of less than the clock shows, which whoever measures adds here: a look among
+        """Durations of less than the clock shows, which the measuring code adds here: a look among
         the bounds for each lone publish took 5% of its time."""
         self._counts = [0] * (len(BOUNDS_S) + 1)
         self._sum_ns = 0
