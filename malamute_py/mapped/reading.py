@@ -376,6 +376,9 @@ class Reading:
                     taken = batch.taken_out() if alone else batch.copy()
             except Overwritten:
                 return
+            except (BatchError, IndexError, ValueError) as error:
+                self._lose(after, "damaged", str(error))
+                return
             self._waiting.append(taken)
         self._next = max(self._next, after)
 

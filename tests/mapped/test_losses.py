@@ -200,6 +200,22 @@ def test_rows_that_are_overwritten_while_they_are_copied_are_not_handed_out(
     assert notes.gone()
 
 
+def test_a_batch_whose_rows_cannot_be_copied_out_is_a_gap(
+    log: Log, reader: LogReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trades, notes = log.create("trades"), Noted()
+    log.put(trades, *[b"x"] * 64, subject=["rare", *[f"one.{row}" for row in range(63)]])
+    log.put(trades, b"next", subject="rare")
+    reading = reader.read("trades", "rare", copy=True, until="tail", on_notice=notes.append)
+
+    def damaged(*_: Any) -> Any:
+        raise BatchError("bad_batch", "damaged")
+
+    monkeypatch.setattr(batch_module, "extract", damaged)
+    assert records(reading) == [(64, b"next")]
+    assert notes.gone() == [(0, 64, "damaged")]
+
+
 def test_a_table_of_views_tells_when_it_was_overwritten(log: Log, reader: LogReader) -> None:
     trades = log.create("trades")
     log.fill(trades, 20)

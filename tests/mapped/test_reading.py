@@ -7,10 +7,29 @@ from datetime import UTC, datetime
 import pytest
 
 import malamute_py as malamute
-from malamute_protocol.errors import LocalProtocolError
+from malamute_protocol.errors import BatchError, LocalProtocolError
 from malamute_protocol.stamp import message_id
 from malamute_py.mapped import LogReader, StreamRemoved, UnknownStream
+from malamute_py.mapped.walk import Found
 from tests.mapped.logs import Log, body_at, filled, records
+
+
+def test_a_batch_that_cannot_be_read_has_no_client_time(
+    log: Log, reader: LogReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trades = log.create("trades")
+    for number in range(5):
+        log.put(trades, body_at(number), time_ms=1000, client_time_ms=5000)
+    content = Found.content
+
+    def of_damaged(found: Found) -> object:
+        if found.stamp.base_offset == 0:
+            raise BatchError("bad_batch", "damaged")
+        return content(found)
+
+    monkeypatch.setattr(Found, "content", of_damaged)
+    start = malamute.AtClientTime(0)
+    assert records(reader.read("trades", start=start, until="tail"))[0][0] == 1
 
 
 @pytest.mark.parametrize("tidied", [False, True])
