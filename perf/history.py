@@ -26,7 +26,8 @@ import malamute_py as malamute
 from malamute_py.demo.daemon import Daemon
 from malamute_py.journal.directory import RINGS
 from perf.curves.brokers import OUT
-from perf.mapped import BATCH_BYTES, BATCH_RECORDS, Figure
+from perf.figures import Figure, show
+from perf.mapped import BATCH_BYTES, BATCH_RECORDS
 
 SIZES = (140, 1120, 11_760)
 WAYS = {"by pread": "false", "mapped": "true"}
@@ -176,14 +177,7 @@ def main() -> None:
         for size in SIZES
         for figure in compare(size, options.megabytes << 20, options.rounds)
     ]
-    if options.json:
-        rows = [figure._asdict() for figure in figures]
-        json.dump({"python": sys.version.split()[0], "figures": rows}, sys.stdout, indent=1)
-        print()
-        return
-    width = max(len(figure.what) for figure in figures)
-    for figure in figures:
-        print(f"{figure.what:<{width}}  {figure.value:>14,.1f} {figure.unit}")
+    show(figures, as_json=options.json)
 
 
 if __name__ == "__main__":

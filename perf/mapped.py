@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
-import sys
 import tempfile
 import threading
 import time
@@ -29,17 +27,12 @@ from malamute_py.journal import FileStorage, Follower, FollowLost, open_reader
 from malamute_py.journal.directory import RINGS, directory_name
 from malamute_py.mapped import LogReader
 from perf.curves.brokers import OUT
+from perf.figures import Figure, show
 
 SIZES = (12, 140, 1120, 11_760)
 BATCH_BYTES = 256 << 10
 BATCH_RECORDS = 1000
 ROUNDS = 3
-
-
-class Figure(NamedTuple):
-    what: str
-    value: float
-    unit: str
 
 
 def fill(client: malamute.SyncClient, stream: str, size: int, total: int) -> int:
@@ -201,14 +194,7 @@ def main() -> None:
     options = parser.parse_args()
     total = options.megabytes << 20
     figures = beside_tcp(total) + cold(total)
-    if options.json:
-        rows = [figure._asdict() for figure in figures]
-        json.dump({"python": sys.version.split()[0], "figures": rows}, sys.stdout, indent=1)
-        print()
-        return
-    width = max(len(figure.what) for figure in figures)
-    for figure in figures:
-        print(f"{figure.what:<{width}}  {figure.value:>14,.1f} {figure.unit}")
+    show(figures, as_json=options.json)
 
 
 if __name__ == "__main__":

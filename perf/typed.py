@@ -11,12 +11,11 @@ in is measured into a stream that checks the schema's id, and into one that vali
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,15 +24,10 @@ import malamute_py as malamute
 from malamute_protocol.batch import Batch
 from malamute_py.demo.daemon import Daemon
 from perf.curves.brokers import OUT
+from perf.figures import Figure, show
 
 ROUNDS = 3
 NUMBERS = ("n", "x", "i")
-
-
-class Figure(NamedTuple):
-    what: str
-    value: float
-    unit: str
 
 
 def table_of(rows: int) -> pa.Table:
@@ -144,13 +138,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2_000_000)
     arguments = parser.parse_args()
     figures = measure(arguments.rows)
-    if arguments.json:
-        print(json.dumps([figure._asdict() for figure in figures]))
-        return
-    for figure in figures:
-        print(
-            f"{figure.what:<40} {figure.value:>14,.{0 if figure.value >= 10 else 2}f} {figure.unit}"
-        )
+    show(figures, as_json=arguments.json)
 
 
 if __name__ == "__main__":
