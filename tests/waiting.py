@@ -8,21 +8,11 @@ which pytest ends a test.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
 WAIT_S: Final = 60.0
 WAIT_MS: Final = 60_000
-
-
-def until(condition: Callable[[], Any], wait_s: float = WAIT_S) -> Any:
-    """Wait for a state that another thread or process brings about; returns what is true of it."""
-    deadline = time.monotonic() + wait_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.005)
-    return found
 
 
 async def until_async(condition: Callable[[], Any]) -> None:

@@ -861,7 +861,9 @@ class Broker:
         trims, self._retention.trims = self._retention.trims, []
         rings, self._catalogue.openings = self._catalogue.openings, []
         events, shard.events = shard.events, []
-        checks, self._validation.checks = self._validation.checks, []
+        checks = self._validation.checks
+        if checks:
+            self._validation.checks = []
         return Ready(
             rings, appends, sends, reads, queries, bodies, closes, trims, events, pins, checks
         )

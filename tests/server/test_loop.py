@@ -753,9 +753,13 @@ def test_turns_that_take_long_take_up_less_and_more_again_when_they_do_not() -> 
         assert max(turns_of_a_burst(running, 1_000)) > 20
 
 
-def test_others_have_their_turns_while_a_large_header_table_is_read_in_steps() -> None:
+def with_large_table() -> bytes:
     maps = [{f"n{at}": f"v{number}" for at in range(64)} for number in range(200)]
-    frame = encode([b""] * 200, fields=maps)
+    return encode([b""] * 200, fields=maps)
+
+
+def test_others_have_their_turns_while_a_large_header_table_is_read_in_steps() -> None:
+    frame = with_large_table()
     with (
         RunningLoop(LOCAL) as running,
         dealer(running.endpoint) as sender,
@@ -773,9 +777,8 @@ def test_others_have_their_turns_while_a_large_header_table_is_read_in_steps() -
         assert received(sender)[0] == [Pong(5)]
 
 
-def test_a_message_whose_batch_is_validated_holds_up_its_link_and_nobody_else() -> None:
-    maps = [{f"n{at}": f"v{number}" for at in range(64)} for number in range(200)]
-    frame = encode([b""] * 200, fields=maps)
+def test_a_message_whose_batch_is_validated_holds_up_its_link_alone() -> None:
+    frame = with_large_table()
     with (
         RunningLoop(LOCAL) as running,
         dealer(running.endpoint) as sender,
