@@ -59,7 +59,7 @@ def connected(port: int, until_s: float) -> Wire:
         except OSError:
             pass
         if time.monotonic() > until_s:
-            raise TimeoutError("the broker let nobody in")
+            raise TimeoutError("the broker let no client in")
         time.sleep(_PAUSE_S)
 
 

@@ -47,7 +47,7 @@ def lost(history: History) -> list[int]:
     return [n for gap in history.gaps for n in range(gap.from_offset, gap.to_offset)]
 
 
-def test_sealed_segments_are_mapped_as_long_as_somebody_holds_their_bytes(tmp_path: Path) -> None:
+def test_sealed_segments_are_mapped_as_long_as_a_holder_has_their_bytes(tmp_path: Path) -> None:
     mappings = Mappings()
     ring = ring_of(FileStorage(tmp_path), mappings)
     fill(ring, 20)
@@ -60,7 +60,7 @@ def test_sealed_segments_are_mapped_as_long_as_somebody_holds_their_bytes(tmp_pa
     assert not len(mappings)
 
 
-def test_nobody_can_write_through_what_is_mapped(tmp_path: Path) -> None:
+def test_what_is_mapped_cannot_be_written_through(tmp_path: Path) -> None:
     ring = ring_of(FileStorage(tmp_path), Mappings())
     fill(ring, 20)
     assert ring.read(1, 0, 8, 1 << 30).runs[0].data.readonly

@@ -151,7 +151,7 @@ def test_a_broker_without_pyarrow_refuses_the_setting_and_the_batches_by_name() 
     assert put(other, rows(), 2) == "unsupported"
 
 
-def test_a_batch_that_nobody_validated_waits() -> None:
+def test_a_batch_that_was_not_validated_waits() -> None:
     shell = made()
     shell.broker.receive(1, "", [wire.Publish("s", 7)], [rows()], shell.now_ms)
     shell.run()
