@@ -205,6 +205,7 @@ class Groups:
         self._shard.event("group_clamped", level, **facts)
 
     def _take_up(self, stream: Stream, row: GroupRow) -> Group:
+        """Make the group of a row of the tables, and keep its place for the holder in the row."""
         window = self._shard.settings.group_window_records
         group = Group(stream, row, window, self._leases.watch)
         self._groups.add((stream.number, row.name), group, row.by)
@@ -320,6 +321,7 @@ class Groups:
         link.queries += 1
 
         def found(begin: Begin | BrokerRefused) -> None:
+            """Create the group at the start that was found, or turn the waiting members away."""
             link.queries -= 1
             if isinstance(begin, BrokerRefused):
                 self._not_created(place, begin.code, begin.reason, begin.retry_ms)
@@ -329,6 +331,7 @@ class Groups:
                 self._create(stream, command, max(begin.next, stream.begin), link)
 
         def create(begin: Begin | BrokerRefused) -> None:
+            """Call `found`; an error in it turns the waiting members away before it goes on."""
             try:
                 found(begin)
             except Exception:
@@ -358,6 +361,7 @@ class Groups:
         self._steps.put([change], founding, memory=stream.ring.memory)
 
     def _founded(self, stream: Stream, place: Place, end_lsn: int) -> None:
+        """Take up a group whose creation the log has; its members enter once that is durable."""
         if stream.removed:
             self._not_created(place, "stream_removed", f"'{stream.name}' was removed", 0)
             return
@@ -384,6 +388,7 @@ class Groups:
             self._shard.quotas.add(creator, "groups", -1)
 
     def _not_created(self, place: Place, code: str, reason: str, retry_ms: int) -> None:
+        """Turn away the members that wait for a group which does not come to be."""
         self._come(place)
         for member, _ in self._coming.pop(place, ()):
             self._turn_away(member, code, reason, retry_ms)

@@ -253,6 +253,10 @@ class Keys:
     # --- questions ----------------------------------------------------------------------
 
     def _value(self, subject: str) -> int | None:
+        """Return the packed offset and size of a subject's newest record; None: no such key.
+
+        The record lies in the ring, or has moved into a copy.
+        """
         value = self._newest.get(subject)
         if value is None and self._moved:
             place = self._moved.get(subject)
@@ -428,6 +432,10 @@ class Keys:
         self._at[value >> _SHIFT] = subject
 
     def _count(self, subject: str, value: int, deleted_ms: int | None) -> None:
+        """Count a key that is new, or has a new newest record, in the totals.
+
+        value: as `_pack` makes it.
+        """
         self.names.add(subject)
         self.memory += KEY_OVERHEAD + len(subject)
         self.bytes += _size(value)

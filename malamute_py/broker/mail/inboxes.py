@@ -331,6 +331,7 @@ class Inboxes:
         return 0 if inbox.outstanding else mask & -mask
 
     def _fetch(self, inbox: Inbox, handout: Handout) -> None:
+        """Have the body of a hand-out's put read back; an error of the read ends the reader."""
         row = handout.row
         read = partial(self._read, inbox, handout)
         self._bodies.want(
@@ -495,6 +496,7 @@ class _Ack(Effect):
     rows: list[RowsOfPut]
 
     def taken(self, part: Part) -> None:
+        """Take the rows from the reader, which may be given others in their place."""
         inbox = self.inbox
         held = inbox.held
         for base, mask, _ in self.rows:
@@ -507,6 +509,7 @@ class _Ack(Effect):
         self.inboxes.resume(inbox)
 
     def appended(self, part: Part, end_lsn: int) -> None:
+        """Remove the messages from the mailbox, and count them as acknowledged."""
         mailbox = self.inbox.mailbox
         left = self.inboxes._messages.left
         count = 0
@@ -516,6 +519,7 @@ class _Ack(Effect):
         self.inboxes._shard.counters["mail_acknowledged"] += count
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        """Give the rows back to the reader; if it has ended, to other readers."""
         inbox = self.inbox
         for base, mask, row in self.rows:
             if inbox.ended:
@@ -531,6 +535,7 @@ class _Again(_Ack):
     not_before_ms: int
 
     def appended(self, part: Part, end_lsn: int) -> None:
+        """Let the messages be delivered again, at once or at the time that the reader asked for."""
         messages, mailbox = self.inboxes._messages, self.inbox.mailbox
         for _, mask, row in self.rows:
             self.inboxes._shard.counters["mail_again"] += mask.bit_count()

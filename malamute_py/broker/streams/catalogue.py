@@ -228,6 +228,7 @@ class Catalogue:
         return stream
 
     def _watch(self, stream: Stream) -> None:
+        """Have retention look at a stream with bounds, and validation at one that wants it."""
         self._validation.watch(stream)
         settings = stream.settings
         if settings.max_bytes or settings.max_age_ms or settings.max_records:
@@ -287,7 +288,7 @@ class Catalogue:
                 then(stream)
                 return
             if name in self._waiting:
-                again = partial(self._again, name, values, by, then, refused)
+                again = partial(self._create_after_wait, name, values, by, then, refused)
                 self._waiting[name].append((again, refused))
                 self._waiting_count += 1
                 return
@@ -297,7 +298,7 @@ class Catalogue:
         except BrokerRefused as error:
             refused(error.code, error.reason, 0)
 
-    def _again(
+    def _create_after_wait(
         self,
         name: str,
         values: dict[str, Any],
@@ -306,6 +307,7 @@ class Catalogue:
         refused: Refusal,
         stream: Stream,
     ) -> None:
+        """Repeat a `create` that waited for another one of the name; settings are compared now."""
         self.create(name, values, by, then, refused)
 
     def _propose(self, name: str, wanted: StreamSettings, by: str) -> None:
@@ -330,11 +332,13 @@ class Catalogue:
         self._steps.propose(created, creating)
 
     def _come(self, created: StreamCreated, lsn: int) -> None:
+        """Call those that waited for a stream's creation, which the log has."""
         stream = self._numbers[created.number]
         for then, _ in self._waited(created.name):
             then(stream)
 
     def _not_come(self, created: StreamCreated, code: str, reason: str, retry_ms: int) -> None:
+        """Refuse those that waited for a stream's creation, which the log refused."""
         self._count(created.by, created.settings, -1)
         self._weigh(created.number)
         for _, refuse in self._waited(created.name):
@@ -377,6 +381,7 @@ class Catalogue:
             add(row.by, "settings_bytes", size)
 
     def _waited(self, name: str) -> list[tuple[Use, Refusal]]:
+        """Take the calls that wait for a stream of this name."""
         waiting = self._waiting.pop(name, [])
         self._waiting_count -= len(waiting)
         return waiting
@@ -470,6 +475,10 @@ class Catalogue:
         self._publishing.when_visible(self.rings[MAIN], end_lsn, removed)
 
     def _remove_ring(self, ring: RingState, name: str, failure: tuple[str, str] | None) -> None:
+        """Have the shell remove the ring of a removed stream.
+
+        failure: the removal is not durable.
+        """
         # The files go only when no power loss can bring the stream back.
         if failure is None:
             self.openings.append((ring.name, {"remove": True}))

@@ -611,13 +611,16 @@ class _Coming(Effect):
     count: int
 
     def taken(self, part: Part) -> None:
+        """Count the records as coming, so that a cursor in the same step may move to them."""
         self.stream.coming += self.count
 
     def appended(self, part: Part, end_lsn: int) -> None:
+        """Let the batch take effect in its stream, as one that was published alone does."""
         self.publishing.part_appended(part, end_lsn)
         self.stream.coming -= self.count
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        """Count the records as coming no more."""
         self.stream.coming -= self.count
 
 

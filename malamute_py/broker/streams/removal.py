@@ -174,6 +174,7 @@ class _Trimming(Effect):
     by: str
 
     def appended(self, part: Part, end_lsn: int) -> None:
+        """Trim the stream once the change is durable."""
         self.removal.trim_appended(self.stream, self.before, self.by, end_lsn)
 
 
@@ -187,16 +188,20 @@ class _Purging(Effect):
     by: str
 
     def taken(self, part: Part) -> None:
+        """Count a purge on its way for the stream, which bounds how many marks it may get."""
         self.coming[self.stream] += 1
 
     def appended(self, part: Part, end_lsn: int) -> None:
+        """Purge the stream once the change is durable."""
         self._come()
         self.removal.purge_appended(self.stream, self.mark, self.by, end_lsn)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        """Count the purge as on its way no more."""
         self._come()
 
     def _come(self) -> None:
+        """Count the purge as on its way no more."""
         self.coming[self.stream] -= 1
         if self.coming[self.stream] <= 0:
             del self.coming[self.stream]

@@ -150,6 +150,7 @@ class Turning:
                 places.setdefault(place, []).append(offset)
 
         def read(value: Any) -> None:
+            """Queue the copies that were read, to be appended; the next ones follow them."""
             if isinstance(value, IndexFailure):
                 keys.room.asked = False
                 return
@@ -216,6 +217,10 @@ class Turning:
         self._when_visible(ring, answer.end_lsn, partial(self._durable, copies))
 
     def _durable(self, copies: Copies, failure: tuple[str, str] | None) -> None:
+        """Note where the copied records are from now on, and go on.
+
+        failure: they are not durable.
+        """
         if failure is not None or copies.stream.removed:
             copies.keys.room.asked = False
             return
