@@ -152,6 +152,7 @@ def _traced(asked: Any) -> Callable[..., Client]:
 
 
 async def _opened(client: Client, wait: bool, timeout_ms: int | None) -> Client:
+    """Return the client once its link is open; give it up if the wait fails."""
     try:
         await client.opened(wait=wait, timeout_ms=timeout_ms)
     except BaseException:
@@ -838,6 +839,10 @@ class BulkPublisher:
             await asyncio.sleep(0)  # asyncio only
 
     async def _add(self, content: bytes | bytearray, count: int) -> None:
+        """Put an encoded batch on its way once the window has room.
+
+        Raises what an earlier one met.
+        """
         link = self._link
         if True:  # sync: with link.lock:
             if not link.has_room():

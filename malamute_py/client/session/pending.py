@@ -78,7 +78,7 @@ class PendingCommands:
 
     @property
     def waits(self) -> bool:
-        """Whether some of them are to leave now."""
+        """Whether some commands are to leave now."""
         return bool(self._unsent)
 
     def take(self, out: CommandSink) -> None:
