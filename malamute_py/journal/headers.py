@@ -342,6 +342,10 @@ def _deepest(tops: Iterable[Keys]) -> int:
 
 
 def _coarser(table: StreamHeaders, depth: int, filters: EntryFilters) -> StreamHeaders:
+    """Return a stream's index with only `depth` leading parts of each subject.
+
+    What whole subjects and values told, the filters of the segment tell from then on.
+    """
     new = StreamHeaders(depth, filters)
     new.everything().update(table.everything())
     for top, bitmap in table.tops.items():

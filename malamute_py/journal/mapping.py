@@ -124,6 +124,7 @@ class Mappings:
 
 
 def _forget(parts: dict[int, Any], key: int, _: object) -> None:
+    """Take a mapping out of the table when it is freed; called by its weak reference."""
     parts.pop(key, None)
 
 

@@ -240,6 +240,7 @@ class Reader:
             gaps.append(Gap(position, stop, "damaged", reason))
 
     def _skip_retired(self, stream: int, position: int, end: int, gaps: list[Gap]) -> int:
+        """Return the position, or the stream's first offset if that is later: the gap is noted."""
         first, _ = self._streams.bounds(stream)
         if position >= first or position >= end:
             return position
@@ -534,6 +535,7 @@ class Reader:
         return self._streams.bounds(stream)[1]
 
     def _entries(self, stream: int) -> Iterator[tuple[Segment, Entries]]:
+        """Yield each segment that has batches of a stream, with their entries in its index."""
         state = self._streams.states.get(stream)
         if state is None:
             return
@@ -543,10 +545,12 @@ class Reader:
                 yield segment, self.index(segment).entries(stream, state.first, state.next)
 
     def _batches_of(self, segment: Segment, stream: int, row: Any) -> Iterator[Batch]:
+        """Yield the batches of one index entry, damaged ones too."""
         for batch, _ in self._chunk(segment, stream, row):
             yield batch
 
     def _chunk(self, segment: Segment, stream: int, row: Any) -> list[tuple[Batch, memoryview]]:
+        """Read the batches of one index entry, with the bytes; none if it was retired."""
         position, size = int(row["position"]), int(row["bytes"])
         entry = (position, size, int(row["base"]), int(row["next"]))
         view = self._view(segment, position, size)
@@ -559,6 +563,7 @@ class Reader:
     def _contents_of(
         self, segment: Segment, stream: int, row: Any
     ) -> Iterator[tuple[Batch, Content]]:
+        """Yield the good batches of one index entry with their contents."""
         for batch, view in self._chunk(segment, stream, row):
             if batch.found is not None:
                 begin = batch.at + batch.found.stamp.stamp_bytes
@@ -608,6 +613,10 @@ class Reader:
         heap: list[int] = []
 
         def wait(keys: tuple[str, ...] | None, bitmap: BitMap) -> None:
+            """Queue keys whose newest record lies in one of these entries, under the last of them.
+
+            keys: of a subject; None: of all subjects that the entries may hold.
+            """
             if bitmap:
                 last = bitmap.max()
                 if last not in waiting:
