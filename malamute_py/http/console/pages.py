@@ -66,7 +66,7 @@ def _resources(facts: NamespaceFacts) -> list[str]:
 
 
 async def streams(session: Session, query: Query) -> Values:
-    """The list of streams."""
+    """The page with the list of streams."""
     found = await session.client.list_streams(query.get("prefix", ""), limit=LISTED_MAX + 1)
     return _listed(query, ((each, []) for each in found), len(found))
 
@@ -179,7 +179,7 @@ async def cursors(session: Session, query: Query) -> Values:
 
 
 async def cursor(session: Session, query: Query) -> Values:
-    """One cursor."""
+    """The page of one cursor."""
     facts = await session.client.cursor_info(query.get("stream", ""), query.get("name", ""))
     found = list(troubles.of_cursor(facts, await _now_ms(session)))
     return {"facts": facts, "troubles": found}
