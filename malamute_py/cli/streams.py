@@ -127,6 +127,7 @@ def info(ctx: typer.Context, stream: Name, as_json: output.Json = False) -> None
 
 
 def _show(found: StreamFacts, as_json: bool) -> None:
+    """Print the facts of one stream."""
     output.facts(
         {
             "name": Cell(found.name, found.name, "bold cyan"),
