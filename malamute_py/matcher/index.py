@@ -247,6 +247,7 @@ class Index:
     # --- a header never seen before --------------------------------------------------
 
     def _resolve(self, keys: Keys, fields: Fields) -> BitMap:
+        """Return the numbers of all patterns that match a header, found without a pause."""
         found: list[int] = []
         for table in self._tables.values():
             table.lookup(keys, fields, found)
@@ -402,6 +403,7 @@ class Index:
         return part.number
 
     def _let_go(self, number: int) -> None:
+        """Count one user of a pattern less; the pattern goes with the last one."""
         part = self._patterns[number]
         part.held -= 1
         if not part.held and not part.asked:
