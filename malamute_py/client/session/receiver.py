@@ -65,7 +65,7 @@ class Opened(ABC):
 
     @abstractmethod
     def _credit_limits(self) -> tuple[int, int]:
-        """Records and bytes that may come on the present link, counted from its beginning."""
+        """Return how many records and bytes the broker may send in all on this link."""
 
     def _begin_credit(self) -> None:
         """Begin to count records and bytes anew, for the command that opens it on a new link."""
