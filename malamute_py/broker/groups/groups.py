@@ -493,7 +493,11 @@ class Groups:
             self._part_together(group, leaving, link.happened, fault)
 
     def _part(self, member: Member, keep_ms: int, why: str, fault: bool) -> None:
-        """Remove one member from its group. fault: what it held has had an attempt."""
+        """Remove one member from its group, and let others have what it held.
+
+        keep_ms: for how long the place of an exclusive group waits for it; 0: not at all. why: for
+        the event. fault: what it held has had an attempt.
+        """
         group = self._members[member]
         if group is None or group.kind != "exclusive":
             self._part_together(group, [member], why, fault)
@@ -513,7 +517,10 @@ class Groups:
     def _part_together(
         self, group: Group | None, members: list[Member], why: str, fault: bool
     ) -> None:
-        """Remove the members of one link at once, so that what they held is divided once."""
+        """Remove the members of one link at once, so that what they held is divided once.
+
+        why: for the event. fault: what they held has had an attempt.
+        """
         held = 0
         for member in members:
             self._forget(member)
@@ -526,7 +533,10 @@ class Groups:
             self._returns.count(group, released, DIED)
 
     def _parted(self, group: Group, member: Member, held: int, why: str, count: int) -> None:
-        """Let a group go on without members of one link. count: how many members have left."""
+        """Report that members of one link have left a group, and let the group go on.
+
+        member: one of them. held: records that they held in all. count: how many members left.
+        """
         self.reader.gone_by(group)
         if not group.members and group.waker is not None:
             group.stream.audience.remove_reader(group.waker, group.durable)

@@ -200,7 +200,10 @@ class GroupReader:
         self._timers.set(due_ms, partial(self._look_again, group, low, told))
 
     def _look_again(self, group: Group, before: int, told: bool) -> None:
-        """Tell the operator once which member holds a group up, unless its position has moved."""
+        """Tell the operator once which member holds a group up, unless its position has moved.
+
+        before: the position when the look was asked for. told: whether the operator knows.
+        """
         if group.gone or not group.stuck:
             group.watched = False
             return

@@ -315,7 +315,10 @@ class Keys:
         return found
 
     def moved_from(self, offset: int, before: int, most: int) -> list[tuple[int, int]]:
-        """Return (offset, place of its copy) of newest records that have moved, by offset."""
+        """Return (offset, place of its copy) of newest records that have moved, by offset.
+
+        offset, before: the range that they lie in. most: so many at once.
+        """
         found: list[tuple[int, int]] = []
         for at in self._moved_offsets.after(offset - 1):
             if at >= before or len(found) == most:
@@ -443,7 +446,7 @@ class Keys:
             self.deleted[subject] = deleted_ms
 
     def _leave(self, subject: str) -> None:
-        """Take a subject out of the index, but for its name."""
+        """Take a subject's newest record out of the index and the totals; its name stays."""
         value = self._newest.pop(subject, None)
         if value is None:
             place = self._moved.pop(subject, None)

@@ -398,7 +398,11 @@ class Inboxes:
     def _send(
         self, inbox: Inbox, row: MessageRow, mask: int, count: int, attempts: int, body: Body
     ) -> None:
-        """Add a MAIL with rows of a put to the outbox of a reader's link."""
+        """Add a MAIL with rows of a put to the outbox of a reader's link.
+
+        mask, count: the rows, and how many they are. attempts: hand-outs of them, this one
+        included.
+        """
         rows: bytes | None = None
         frames, size = body.frames, body.size
         if count != row.count:
@@ -593,7 +597,11 @@ def origin_of(rare: Rare, mask: int) -> tuple[str, str, int, list[int]] | None:
 
 
 def about_of(about: list[Run], mask: int, count: int) -> list[Run]:
-    """Return which requests some rows of a put of replies answer."""
+    """Return which requests some rows of a put of replies answer.
+
+    about: (key of a request's batch, its first row, how many) for all rows of the put, in order.
+    mask: the rows. count: rows of the put.
+    """
     if not about or mask == (1 << count) - 1:
         return about
     runs: list[Run] = []

@@ -96,7 +96,10 @@ class Returns:
     def bury_exhausted(
         self, service: Service, items: list[BatchRows], why: str, said: str = ""
     ) -> None:
-        """Turn rows whose attempts are used up into dead letters."""
+        """Turn rows whose attempts are used up into dead letters.
+
+        why: how the last attempt ended. said: the worker's reason.
+        """
         items = [(batch, rows) for batch, rows in items if rows]
         if not items:
             return

@@ -240,7 +240,11 @@ class Catalogue:
     # --- first use ---------------------------------------------------------------------------
 
     def use(self, name: str, by: str, then: Use, refused: Refusal) -> None:
-        """Call `then` with the stream of this name, which is created at its first use."""
+        """Call `then` with the stream of this name, which is created at its first use.
+
+        by: owner that a new stream counts for. refused: called instead, with code, reason and time
+        to wait.
+        """
         stream = self._names.get(name)
         if stream is not None:
             then(stream)
@@ -271,7 +275,11 @@ class Catalogue:
     def create(
         self, name: str, values: dict[str, Any], by: str, then: Use, refused: Refusal
     ) -> None:
-        """Create a stream with settings; the same settings again succeed."""
+        """Create a stream with settings; the same settings again succeed.
+
+        by: owner that it counts for. then: called with the stream once it is there. refused: called
+        instead, with code, reason and time to wait.
+        """
         settings = self._shard.settings
         try:
             wanted = declared(

@@ -313,7 +313,10 @@ class Publishing:
         self, link: Link, command: Publish | UpdateKey, stream: Stream, place: ProducerStream,
         again: Pending,
     ) -> None:  # fmt: skip
-        """Confirm a batch that came again when its original is confirmed."""
+        """Confirm a batch that came again when its original is confirmed.
+
+        place: the producer's position in the stream. again: the batch that came again.
+        """
         self._shard.counters["publishes_duplicate"] += 1
         waiter = again.waiter
         if waiter is None:

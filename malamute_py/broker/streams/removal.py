@@ -123,7 +123,10 @@ class Removal:
             )  # fmt: skip
 
     def _trim(self, stream: Stream, before: int, by: str, failure: tuple[str, str] | None) -> None:
-        """Let a trim take effect: ring main is durable up to it."""
+        """Let a trim take effect, since ring main is durable up to it.
+
+        before: the first offset that stays. by: for the event. failure: the trim is not durable.
+        """
         if failure is not None or stream.removed:
             return
         records = before - stream.first
@@ -139,7 +142,10 @@ class Removal:
     def _purge(
         self, stream: Stream, mark: PurgeMark, by: str, failure: tuple[str, str] | None
     ) -> None:
-        """Let a purge take effect: ring main is durable up to it."""
+        """Let a purge take effect, since ring main is durable up to it.
+
+        by: for the event. failure: the purge is not durable.
+        """
         if failure is not None or stream.removed:
             return
         stream.purges = Purges(with_purge(stream.purges.marks, mark, stream.first))
