@@ -279,7 +279,7 @@ class Scan:
         return not (number == known.last and known.first - 1 in self._present)
 
     def _miss_the_newest(self, number: int) -> None:
-        """See whether the segments are missing in which the log went on."""
+        """Note as damage that segments are missing in which the log went on, if some are."""
         begin = number
         while self._is_missing(number):
             number += 1
@@ -348,7 +348,7 @@ class Scan:
         return True
 
     def _is_cut(self, segment: Segment, found: Found | str, lsn: int, at: int) -> str:
-        """Whether the file was cut off where the log went on: what to call that; "": it was not."""
+        """Say that a segment's file was cut off where the log went on; "": it was not."""
         left = self.short.get(segment.number)
         if left is None:
             return ""
@@ -576,7 +576,7 @@ class Scan:
     # --- damage or tail -------------------------------------------------------------
 
     def _proven(self, lsn: int, at: int) -> bool:
-        """True when the position had been durable once."""
+        """Whether a position had been durable once: what cannot be read there is damage."""
         if lsn < self._floor or lsn < self.safe_lsn:
             return True
         if self._closed_here(lsn):
@@ -642,7 +642,7 @@ class Scan:
         *,
         doubtful: bool,
     ) -> None:
-        """doubtful: not even the stamps tell what was in it."""
+        """Note a damaged range, and go on after it. doubtful: its stamps tell nothing either."""
         self._flush()
         if doubtful:
             self._doubts.append((from_lsn, to_lsn))
@@ -655,7 +655,10 @@ class Scan:
         self._complete = self._boundary(to_lsn)
 
     def _note_tail(self, found: Found | str, lsn: int, fault: str, at: int) -> None:
-        """Name what is cut off, when there is anything."""
+        """Note the range that is dropped at the end of the log, if something was begun there.
+
+        found, fault: the batch at which the log ends, and why it does not belong to the ring.
+        """
         to_lsn = 0
         for batch in self._later or ():
             if batch.lsn > lsn and batch.epoch >= self.epoch:
