@@ -174,7 +174,10 @@ class Walk:
         return fault or content_fault(segment.view, at + stamp.stamp_bytes, end, stamp)
 
     def _skip(self, number: int, bound_lsn: int) -> Iterator[Step]:
-        """Go on at the oldest segment that is there after one that is gone."""
+        """Go on at the oldest segment that is there, after the segment `number` that is gone.
+
+        What lay between is Lost: by retention if the ring has taken all before it, else by damage.
+        """
         numbers = self._segments.numbers()
         later = [n for n in numbers if n > number]
         if not later:

@@ -292,7 +292,10 @@ class Index:
     # --- filing ------------------------------------------------------------------------
 
     def _take_up(self, canonical: Canonical, predicate: Predicate | None = None) -> _Pattern:
-        """Number a pattern and file it, hidden; raises PatternError with nothing changed."""
+        """Give a pattern a number and file it; it is hidden from results until it is asked for.
+
+        Raises PatternError: nothing was changed.
+        """
         number = self._free[0] if self._free else self._next
         if self._free:
             heappop(self._free)

@@ -855,7 +855,7 @@ class BulkPublisher:
             link.wake_up()
 
     def settled(self, count: int, outcome: Confirm | MalamuteError) -> None:
-        """A batch was confirmed or failed; called by the link."""
+        """Take the outcome of a batch of `count` records; called by the link."""
         self._open -= 1
         if isinstance(outcome, Confirm):
             self.confirmed += count

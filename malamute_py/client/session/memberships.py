@@ -86,7 +86,7 @@ def group_visibility(name: GroupVisibility | None) -> int:
 
 
 def failed(reason: str) -> AckForm:
-    """How records are acknowledged that are given up. Raises LocalProtocolError."""
+    """Return the form by which records are acknowledged as failed. Raises LocalProtocolError."""
     return AckForm(int(WorkState.FAILED), -1, reason_of(reason))
 
 

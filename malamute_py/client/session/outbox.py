@@ -48,7 +48,10 @@ class Tally:
         self.error: MalamuteError | None = None
 
     def settled(self, count: int, outcome: Confirm | MalamuteError) -> Event | None:
-        """Count rows that have their outcome; returns the event at the end of the call."""
+        """Count rows of a bulk call that have their outcome.
+
+        Returns the event that settles the call with the last of them; None: others are open.
+        """
         if isinstance(outcome, Confirm):
             self.confirmations.append(confirmation(outcome, 0, count))
         elif self.error is None:

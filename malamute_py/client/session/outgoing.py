@@ -164,4 +164,4 @@ class Outgoing(Protocol):
         """Send what may leave now; False: the window holds something back."""
 
     def next_wake(self) -> int | None:
-        """Latest time of the next wake() and take(); None: no need."""
+        """Latest time of the next wake() and take(); None: there is no need."""

@@ -265,7 +265,7 @@ class Publisher(Lanes[OutgoingRecords]):
         self.begin(OutgoingUpdate(lane, level, revision), row)
 
     def add_content(self, stream: str, level: int, content: Any, count: int, token: Any) -> None:
-        """Queue an encoded batch content.
+        """Queue an encoded batch content of `count` records; its outcome goes to `token`.
 
         Raises LocalProtocolError `too_large`, or what ended the session: nothing was taken.
         """
@@ -401,7 +401,10 @@ class Publisher(Lanes[OutgoingRecords]):
         return True
 
     def _holds(self, batch: OutgoingRecords, now_ms: int, out: CommandSink) -> bool:
-        """Whether a batch waits for the producer, or for further records."""
+        """Whether a batch at the head of its lane waits: for its producer, or to be filled.
+
+        Asks for the producer by OPEN_PRODUCER if that is not done yet.
+        """
         if batch.since_ms < 0:
             batch.since_ms = now_ms
         if not self._settled and batch.numbered:

@@ -589,7 +589,7 @@ class OutgoingSteps(OutgoingBatch):
 
     @property
     def may_be_plain(self) -> bool:
-        """Whether this is one move or one acknowledgement, to which a step adds nothing."""
+        """Whether this is one move or one acknowledgement, which needs no ATOMIC around it."""
         return (
             not self.plain
             and len(self.rows) == len(self.places) == 1

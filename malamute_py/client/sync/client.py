@@ -811,7 +811,7 @@ class SyncBulkPublisher:
             link.wake_up()
 
     def settled(self, count: int, outcome: Confirm | MalamuteError) -> None:
-        """A batch was confirmed or failed; called by the link, under its lock."""
+        """Take the outcome of a batch of `count` records; called by the link, under its lock."""
         self._open -= 1
         if isinstance(outcome, Confirm):
             self.confirmed += count

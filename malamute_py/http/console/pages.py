@@ -149,7 +149,7 @@ async def service(session: Session, query: Query) -> Values:
 
 
 async def groups(session: Session, query: Query) -> Values:
-    """The list of groups. The beginning that is asked for is a stream's name."""
+    """The page with the list of groups. The query's prefix is the beginning of a stream's name."""
     stream = query.get("prefix", "")
     found = await session.client.list_groups(stream, limit=LISTED_MAX + 1)
     now_ms = await _now_ms(session)
@@ -170,7 +170,7 @@ async def group(session: Session, query: Query) -> Values:
 
 
 async def cursors(session: Session, query: Query) -> Values:
-    """The list of cursors. The beginning that is asked for is a stream's name."""
+    """The page with the list of cursors. The query's prefix is a stream's name."""
     stream = query.get("prefix", "")
     found = await session.client.list_cursors(stream, limit=LISTED_MAX + 1)
     now_ms = await _now_ms(session)
