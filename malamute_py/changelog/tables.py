@@ -59,7 +59,6 @@ from malamute_py.changelog.records import (
     WorkReceived,
     WorkReturned,
     WorkTaken,
-    decode_change,
 )
 from malamute_py.changelog.settings import (
     CursorSettings,
@@ -353,6 +352,10 @@ class Queues(msgspec.Struct):
     next_number: int = 1
     """Number of the next mailbox or service."""
 
+    def remember(self, sender: str, key: bytes, row: KeyRow) -> None:
+        """Remember the key of a batch, an answer or a step."""
+        self.keys.remember((sender, key), row, KEYS_MAX)
+
 
 # --- applying ------------------------------------------------------------------------------
 
@@ -360,12 +363,6 @@ class Queues(msgspec.Struct):
 def apply(tables: Tables, queues: Queues, change: Change) -> None:
     """Let one record of the log take effect."""
     _EFFECTS[type(change)](tables, queues, change)
-
-
-def replay(tables: Tables, queues: Queues, bodies: Iterable[bytes]) -> None:
-    """Apply records of the log in order."""
-    for body in bodies:
-        apply(tables, queues, decode_change(body))
 
 
 TABLE_CHANGES: Final = (
@@ -482,7 +479,7 @@ def _mail_put(tables: Tables, queues: Queues, put: MailPut) -> None:
     )  # fmt: skip
     if put.key:
         row = KeyRow(put.base, put.count, put.at_ms, put.mailbox, put.digest)
-        _remember(queues, put.sender, put.key, row)
+        queues.remember(put.sender, put.key, row)
 
 
 def _mail_done(tables: Tables, queues: Queues, change: MailDone) -> None:
@@ -563,7 +560,7 @@ def _request_put(tables: Tables, queues: Queues, put: RequestPut) -> None:
     queues.requests[put.base] = row
     if put.key:
         known = KeyRow(put.base, put.count, put.at_ms, put.service, put.digest)
-        _remember(queues, put.sender, put.key, known)
+        queues.remember(put.sender, put.key, known)
 
 
 def _work_taken(tables: Tables, queues: Queues, change: WorkTaken) -> None:
@@ -965,7 +962,7 @@ def _group_removed(tables: Tables, queues: Queues, change: GroupRemoved) -> None
 
 def _step_taken(tables: Tables, queues: Queues, change: StepTaken) -> None:
     row = KeyRow(-1, 0, change.at_ms, -change.command, change.digest)
-    _remember(queues, change.sender, change.key, row)
+    queues.remember(change.sender, change.key, row)
 
 
 def _transaction_begun(tables: Tables, queues: Queues, change: TransactionBegun) -> None:
@@ -998,10 +995,6 @@ def _transaction_ended(tables: Tables, queues: Queues, change: TransactionEnded)
     for base in change.bases:
         queues.staged.pop(base, None)
     queues.transactions.pop(change.id, None)
-
-
-def _remember(queues: Queues, sender: str, key: bytes, row: KeyRow) -> None:
-    queues.keys.remember((sender, key), row, KEYS_MAX)
 
 
 _EFFECTS: Final[dict[type, Callable[[Tables, Queues, Any], None]]] = {

@@ -53,16 +53,16 @@ def _content_not_compared(stack: contextlib.ExitStack) -> None:
 
 
 def _digest_not_kept(stack: contextlib.ExitStack) -> None:
-    from malamute_py.changelog import tables
+    from malamute_py.changelog.tables import Queues
 
     def make(original: Any) -> Any:
-        def remember(queues: Any, sender: str, key: bytes, row: Any) -> None:
+        def remember(self: Any, sender: str, key: bytes, row: Any) -> None:
             row.digest = 0
-            original(queues, sender, key, row)
+            original(self, sender, key, row)
 
         return remember
 
-    _put(stack, tables, "_remember", make)
+    _put(stack, Queues, "remember", make)
 
 
 # --- transactions ----------------------------------------------------------------------------
