@@ -98,10 +98,10 @@ def _commit_not_resumed(stack: contextlib.ExitStack) -> None:
 
 
 def _moved_twice(stack: contextlib.ExitStack) -> None:
-    from malamute_py.changelog import records, tables
+    from malamute_py.changelog import applying, records
 
     effects = {records.TransactionMoved: lambda *_: None}
-    stack.enter_context(patch.dict(tables._EFFECTS, effects))
+    stack.enter_context(patch.dict(applying._EFFECTS, effects))
 
 
 def _places_ignored(stack: contextlib.ExitStack) -> None:
@@ -619,7 +619,7 @@ def _return_not_logged(stack: contextlib.ExitStack) -> None:
 
 
 def _attempts_not_counted(stack: contextlib.ExitStack) -> None:
-    from malamute_py.changelog import tables
+    from malamute_py.changelog.effects import requests
 
     def make(original: Any) -> Any:
         def count(row: Any, mask: int) -> None:
@@ -627,7 +627,7 @@ def _attempts_not_counted(stack: contextlib.ExitStack) -> None:
 
         return count
 
-    _put(stack, tables, "_count", make)
+    _put(stack, requests, "_count", make)
 
 
 def _step_in_two_bundles(stack: contextlib.ExitStack) -> None:
@@ -706,7 +706,7 @@ def _holder_not_logged(stack: contextlib.ExitStack) -> None:
 def _record_attempts_in_memory(stack: contextlib.ExitStack) -> None:
     from malamute_py.broker.groups.holdings import ranges_of
     from malamute_py.broker.groups.returns import Returns
-    from malamute_py.changelog.tables import with_tries
+    from malamute_py.changelog.ranges import with_tries
 
     def make(original: Any) -> Any:
         def count(self: Any, group: Any, picked: Any, why: str) -> None:
@@ -773,7 +773,7 @@ def _notices_forgotten(stack: contextlib.ExitStack) -> None:
 
 
 def _cancelled_waits_on(stack: contextlib.ExitStack) -> None:
-    from malamute_py.changelog import tables
+    from malamute_py.changelog.effects import requests
 
     def make(original: Any) -> Any:
         def leave(queues: Any, base: int, rows: bytes) -> Any:
@@ -786,7 +786,7 @@ def _cancelled_waits_on(stack: contextlib.ExitStack) -> None:
 
         return leave
 
-    _put(stack, tables, "_leave", make)
+    _put(stack, requests, "_leave", make)
 
 
 # --- what needs two at once, a second ring, or a bound that is near -------------------------------
@@ -834,8 +834,8 @@ def _fence_forgets(stack: contextlib.ExitStack) -> None:
 
 def _done_beyond_the_end(stack: contextlib.ExitStack) -> None:
     from malamute_py.broker.groups.groups import Groups
+    from malamute_py.changelog.ranges import with_done
     from malamute_py.changelog.records import GroupDone
-    from malamute_py.changelog.tables import with_done
 
     def make(original: Any) -> Any:
         def clamp(self: Any, stream: Any, row: Any) -> Any:

@@ -21,7 +21,8 @@ from zlib import crc32
 from malamute_protocol import commands as c
 from malamute_py.broker.ready import CHANGE_STREAM, MAIL_STREAM, MAIN
 from malamute_py.changelog import records as r
-from malamute_py.changelog.tables import Queues, Tables, apply
+from malamute_py.changelog.applying import apply
+from malamute_py.changelog.tables import Queues, Tables
 from malamute_py.journal.layout import control_bodies
 from tests.simulation.model import Violation
 from tests.simulation.records import CONTENT_HEAD, STAMP_BYTES, decode_batch
