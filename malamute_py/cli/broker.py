@@ -84,7 +84,7 @@ def broker(
     if check:
         return _check(config, overrides, as_json)
     loaded = load(config, environment=os.environ, overrides=overrides)
-    from malamute_py.origins import examine
+    from malamute_py.config_check import examine
     from malamute_py.server import Server
     from malamute_py.telemetry import open_log
 
@@ -116,7 +116,7 @@ def _stop_on_signals(server: Server) -> None:
 
 def _check(path: Path | None, overrides: dict[str, Any], as_json: bool) -> int:
     from malamute_py.cli.configuration import tell_problems
-    from malamute_py.origins import examine
+    from malamute_py.config_check import examine
     from malamute_py.server.start_faults import start_faults
 
     examined = examine(path, environment=os.environ, overrides=overrides)
