@@ -76,7 +76,7 @@ class Acknowledgements:
                 return self._returned(group, member, picked, after_ms, "returned")
             return self._again(group, member, picked, after_ms)
         if command.tracker:
-            return self._leaving(group, member, picked)
+            return self._finish(group, member, picked)
         return Part(effects=[_Acknowledging(self, group, member, picked)], memory=True)
 
     def prepare_together(self, link: Link, command: AckRecords, frame: Any = None) -> Part:
@@ -86,7 +86,7 @@ class Acknowledgements:
             raise BrokerRefused(
                 "unsupported", "a step cannot want records again: a step is logged, and that is not"
             )
-        return self._leaving(group, member, picked)
+        return self._finish(group, member, picked)
 
     def _picked(self, link: Link, command: AckRecords) -> tuple[Group, Member, Picked]:
         """Find the records that an acknowledgement names. Raises BrokerRefused."""
@@ -109,14 +109,14 @@ class Acknowledgements:
             )
         return group, member, picked
 
-    def _leaving(self, group: Group, member: Member, picked: Picked) -> Part:
+    def _finish(self, group: Group, member: Member, picked: Picked) -> Part:
         """Return the part of a step by which records are done."""
         stream = group.stream
         ranges = group.holdings.ranges(picked, group.row.next)
         change = GroupDone(stream.number, group.name, ranges, self.shard.epoch)
         memory = self.shard.queues if stream.ring.memory else None
-        leaving = _Leaving(self, group, member, picked)
-        return changing([change], [leaving], memory=memory, level=stream.level)
+        finishing = _Finishing(self, group, member, picked)
+        return changing([change], [finishing], memory=memory, level=stream.level)
 
     def done(self, group: Group, picked: Picked) -> None:
         """Note that records are done."""
@@ -221,7 +221,7 @@ class _Acknowledging(Effect):
         self.acknowledgements.progress.flush_later(self.group)
 
 
-class _Leaving(_Acknowledging):
+class _Finishing(_Acknowledging):
     """Records that are done once the log has the change."""
 
     left: Sequence[tuple[Page, int, int]] = ()
@@ -256,7 +256,7 @@ class _Leaving(_Acknowledging):
         self.acknowledgements.reader.wake(group)
 
 
-class _Returning(_Leaving):
+class _Returning(_Finishing):
     """Records that wait again once the log has the attempt that ended."""
 
     after_ms: int = 0
