@@ -123,7 +123,7 @@ class CheckpointProcess:
             self._thread.start()
         self._jobs.put(job)
 
-    def last(self, deadline: float) -> Checkpointed | CheckpointFailed | None:
+    def stop(self, deadline: float) -> Checkpointed | CheckpointFailed | None:
         """End thread and process; returns the last answer. Work under way may be finished."""
         thread = self._thread
         if thread is None:
