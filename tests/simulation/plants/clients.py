@@ -9,7 +9,7 @@ from tests.simulation.plants.planted import Planted, codes, replace
 
 
 def _renewal_untold(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.session.offer import RENEWED
+    from malamute_py.client.session.offer_options import RENEWED
     from malamute_py.client.session.offering import Offering
 
     left = []  # A call that nothing refers to is collected, and its request is given back.
