@@ -241,6 +241,10 @@ class TracedWorker(Worker):
         handler = within_span(spans_of(self._link).working, handler)
         await super().run(handler, on_error=on_error, delay_ms=delay_ms)
 
+    def working(self, request: Request) -> AbstractContextManager[Span]:
+        """Run a block within the span of a request that next() has given."""
+        return spans_of(self._link).working(request)
+
     # sync: def start(
     # sync:     self, handler: Callable[[Request], Any], on_error: OnError, delay_ms: int
     # sync: ) -> HandlerRun:

@@ -215,6 +215,10 @@ class SyncTracedInbox(SyncInbox):
 class SyncTracedWorker(SyncWorker):
     """A worker whose handlers run within the spans of their requests."""
 
+    def working(self, request: SyncRequest) -> AbstractContextManager[Span]:
+        """Run a block within the span of a request that next() has given."""
+        return spans_of(self._link).working(request)
+
     def start(
         self, handler: Callable[[SyncRequest], Any], on_error: OnError, delay_ms: int
     ) -> HandlerRun:
