@@ -239,9 +239,10 @@ def test_what_a_namespace_holds_is_the_same_after_a_restart(resource: str) -> No
     for link, at in ((2, 1), (3, 2), (3, 3)):
         commands, frames = MAKES[resource](10 + at)
         post.send(link, *under(commands), frames=frames)
-    before = post.ask(2, wire.ListNamespaces)
+    [before] = post.ask(2, wire.ListNamespaces)["namespaces"]
     post.restart()
-    assert post.ask(2, wire.ListNamespaces) == before
+    [after] = post.ask(2, wire.ListNamespaces)["namespaces"]
+    assert after == {**before, "messages_in": 0, "bytes_in": 0}, "counts begin anew"
     commands, frames = MAKES[resource](20)
     post.send(2, *under(commands), frames=frames)
     assert [each.code for each in post.peers[2].of(wire.Refused)] == ["limit"]
@@ -270,6 +271,37 @@ def test_a_rate_of_a_namespace_is_spent_by_all_its_users() -> None:
     assert "namespaces.acme.quotas" in refused[0].reason
     assert not post.peers[2].of(wire.Refused)
     assert not post.peers[1].of(wire.Refused)
+
+
+def test_what_comes_in_from_the_users_of_a_namespace_is_counted_and_what_they_are_refused() -> None:
+    post = Post(**tenants(quotas={"streams": 1, "messages_s": 100}))
+    frame = encode([b"a", b"b"], subject="s")
+    post.publish(1, "acme.s", [b"x"] * 7)
+    post.publish(2, "acme.s", [b"a", b"b", b"c"])
+    post.mail(3, "acme.box", [b"a"])
+    post.send(3, wire.Request("acme.svc", 8), frames=[frame])
+    post.send(3, wire.Atomic(9, 2), wire.Publish("acme.s", 0), wire.Send("acme.box", 0),
+              frames=[frame, encode([b"a"])])  # fmt: skip
+    before = post.ask(2, wire.ListNamespaces)["namespaces"][0]
+    assert before["messages_in"] == 3 + 1 + 2 + 2 + 1, "anna's seven are none of them"
+    assert 5 * len(frame) < before["bytes_in"] < 10 * len(frame)
+    assert before["refused"] == {}
+    for at in range(3):
+        post.send(2, wire.CreateStream(at + 1, f"acme.{at}"))
+    post.publish(2, "acme.s", [b"a"] * 100)
+    post.publish(3, "acme.s", [b"a"])
+    after = post.ask(2, wire.ListNamespaces)["namespaces"][0]
+    assert after["refused"] == {"rate": 1, "streams": 2}
+    assert after["messages_in"] == before["messages_in"] + 100
+
+
+def test_what_a_user_is_refused_by_a_quota_of_its_own_shows_at_the_namespace() -> None:
+    post = Post(quota=lambda name: Quota(streams=1 if name == "bert" else 0), **tenants())
+    for at in range(2):
+        for link in (1, 2):
+            post.send(link, wire.CreateStream(at + 1, f"acme.s{link}{at}"))
+    [facts] = post.ask(2, wire.ListNamespaces)["namespaces"]
+    assert facts["refused"] == {"streams": 1}
 
 
 def test_a_users_own_quota_holds_within_the_namespace() -> None:
@@ -360,6 +392,7 @@ def test_namespaces_are_told_to_their_users_and_to_those_who_manage_users() -> N
     [own] = post.ask(3, wire.ListNamespaces)["namespaces"]
     assert own == {
         "namespace": "acme", "prefix": "acme.", "users": ["carla"], "held": {"links": 1},
-        "quotas": {}, "default_stream": {"max_records": 7}, "default_mailbox": {},
+        "quotas": {}, "messages_in": 0, "bytes_in": 0, "refused": {},
+        "default_stream": {"max_records": 7}, "default_mailbox": {},
         "default_service": {},
     }  # fmt: skip
