@@ -238,9 +238,34 @@ class Quotas:
                 for resource, amount in usage.held.items():
                     shared.held[resource] += amount
 
-    def check(self, owner: str, resource: str, amount: int = 1) -> None:
-        """Check that an owner may have so much more. Raises BrokerRefused."""
-        self._check(self.of(owner), resource, amount)
+    def check(self, owner: str, resource: str, amount: int = 1, asker: str | None = None) -> None:
+        """Check that an owner may have so much more. Raises BrokerRefused.
+
+        asker: who is told of a refusal; None: the owner.
+        """
+        try:
+            self._check(self.of(owner), resource, amount)
+        except BrokerRefused as error:
+            reason = "the quota of the identity that it counts for is used up; ask the operator"
+            raise (error if asker is None else self.shown(error, owner, asker, reason)) from None
+
+    def shown(self, error: BrokerRefused, owner: str, asker: str, instead: str) -> BrokerRefused:
+        """Return a refusal about what an owner has, as another may see it.
+
+        instead: reason for one who is in a namespace to which the owner does not belong.
+        """
+        if self._context.settings.shares_namespace(asker, owner):
+            return error
+        return BrokerRefused(error.code, instead, error.retry_ms)
+
+    def over_all(self, asker: str, noun: str, reason: str) -> BrokerRefused:
+        """Return the refusal `limit` of what has a bound over all clients, which is reached.
+
+        A user of a namespace is not told the bound, since it says how much all others have.
+        """
+        if self._context.settings.namespace_of(asker) is not None:
+            reason = f"the broker takes no more {noun}; ask the operator"
+        return BrokerRefused("limit", reason)
 
     def _check(self, usage: Usage, resource: str, amount: int) -> None:
         bound: int = getattr(usage.quota, resource)
@@ -307,12 +332,12 @@ class Quotas:
             f"({quota.publish_bytes_s}) or quotas.messages_s ({quota.messages_s})", wait_ms,
         )  # fmt: skip
 
-    def check_total(self, resource: str, amount: int, bound: int, key: str) -> None:
+    def check_total(self, resource: str, amount: int, bound: int, key: str, asker: str) -> None:
         """Check that all owners together may have so much more. Raises BrokerRefused `limit`."""
         if self.total[resource] + amount > bound:
-            raise BrokerRefused(
-                "limit", f"{key} is {bound}, over all clients, and {self.total[resource]} are taken"
-            )
+            reason = f"{key} is {bound}, over all clients, and {self.total[resource]} are taken"
+            what, _, unit = resource.partition("_")
+            raise self.over_all(asker, f"bytes of {what}" if unit else what, reason)
 
     def owner_of(self, holder: str) -> str:
         """The owner of what a holder sent: its identity's credential, else the identity itself."""
