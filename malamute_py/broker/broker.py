@@ -849,24 +849,26 @@ class Broker:
             self._clean_up()
         appends = self._appends()
         sends, closes = self._links.outgoing()
-        reads = on_demand.reads
-        if reads or groups.reads:
-            reads = reads + groups.reads
-            on_demand.reads, groups.reads = [], []
-        else:
-            reads = []
-        queries = shard.take_queries() if shard.asking else []
-        bodies = self._bodies.begin_reads()
-        pins, self._cursors.pins.changed = self._cursors.pins.changed, []
-        trims, self._retention.trims = self._retention.trims, []
-        rings, self._catalogue.openings = self._catalogue.openings, []
         events, shard.events = shard.events, []
-        checks = self._validation.checks
-        if checks:
-            self._validation.checks = []
-        return Ready(
-            rings, appends, sends, reads, queries, bodies, closes, trims, events, pins, checks
-        )
+        ready = Ready([], appends, sends, [], [], [], closes, [], events)
+        # What is wanted now and then takes no list where it is not wanted.
+        if on_demand.reads or groups.reads:
+            ready.reads = on_demand.reads + groups.reads
+            on_demand.reads, groups.reads = [], []
+        if shard.asking:
+            ready.queries = shard.take_queries()
+        if self._bodies.queue:
+            ready.bodies = self._bodies.begin_reads()
+        pins = self._cursors.pins
+        if pins.changed:
+            ready.pins, pins.changed = pins.changed, []
+        if self._retention.trims:
+            ready.trims, self._retention.trims = self._retention.trims, []
+        if self._catalogue.openings:
+            ready.rings, self._catalogue.openings = self._catalogue.openings, []
+        if self._validation.checks:
+            ready.checks, self._validation.checks = self._validation.checks, []
+        return ready
 
     def _work(self) -> None:
         """Do a bounded share of what can be done at once."""

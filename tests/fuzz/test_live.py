@@ -35,7 +35,7 @@ def erred(faults: list[str]) -> bool:
 
 def test_an_error_of_the_broker_is_found(tmp_path: Path) -> None:
     program = planted("codes_unchecked")
-    # What the peers send follows from the broker's answers, so that no seed alone is sure to find it.
+    # What the peers send follows from the answers, so that no seed alone is sure to find it.
     assert any(
         erred(run(tmp_path / str(seed), messages=6_000, seed=seed, program=program)["faults"])
         for seed in range(5)
