@@ -334,7 +334,7 @@ OVER_ALL: dict[str, tuple[dict[str, Any], list[wire.Command]]] = {
         {"all_patterns_bytes_max": 1}, [wire.Subscribe(9, "acme.s", ALL, [0])],
     ),
 }  # fmt: skip
-"""What has a bound over all clients -> settings with which it is reached, and commands for more."""
+"""Noun of a bound over all clients -> settings that make it reached, and commands for more."""
 
 
 @pytest.mark.parametrize("noun", OVER_ALL)
