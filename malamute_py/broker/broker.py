@@ -61,6 +61,7 @@ from malamute_py.broker.streams.start_positions import Starts
 from malamute_py.broker.streams.turning import Turning
 from malamute_py.broker.streams.validation import Validation
 from malamute_py.broker.subscriptions.audience import Audience
+from malamute_py.broker.subscriptions.lagging import Lagging
 from malamute_py.broker.subscriptions.live import Delivery
 from malamute_py.broker.subscriptions.matching import Matching
 from malamute_py.broker.subscriptions.on_demand import OnDemand
@@ -135,7 +136,10 @@ class Broker:
         self.reads_first: Final = self._validation.reads_first
         self.ahead_bytes = self._validation.ahead_bytes
         """Bytes of a message from which on reads_first() is to be asked of its frames."""
-        self._on_demand = OnDemand(shard, self._links, self._delivery, self._matching)
+        self._lagging = Lagging(shard, self._links, self._delivery, self._matching)
+        self._on_demand = OnDemand(
+            shard, self._links, self._delivery, self._matching, self._lagging
+        )
         starts = Starts(shard, state.queues_lost)
         self._bodies = Bodies(shard)
         self._answers = answers = Answers(shard, self._links, self._when_visible)
@@ -150,7 +154,7 @@ class Broker:
             self._matching, answers, self._mail.puts,
         )  # fmt: skip
         self._subscriptions = Subscriptions(
-            shard, self._links, self._delivery, self._on_demand, starts
+            shard, self._links, self._delivery, self._lagging, starts
         )
         self._administration = Administration(
             shard, self._links, self._catalogue, self._producers, answers
@@ -874,7 +878,7 @@ class Broker:
         """Do a bounded share of what can be done at once."""
         fallen = self._delivery.fallen
         while fallen:
-            self._on_demand.consider(fallen.popleft())
+            self._lagging.consider(fallen.popleft())
         if self._on_demand.turns.runnable:
             self._on_demand.serve()
         if self._groups.reader.turns.runnable:
