@@ -15,7 +15,7 @@ import pytest
 from tests.seeds import slow
 from tests.simulation.__main__ import main
 from tests.simulation.clients_run import CUTS
-from tests.simulation.run import SCENARIOS, run_seed
+from tests.simulation.run import BIASED, SCENARIOS, run_seed
 
 FROZEN = sorted((Path(__file__).parent / "frozen").glob("*.json"))
 CHUNK = 20
@@ -55,6 +55,18 @@ def test_keys_are_what_their_newest_records_say_under_every_fault(first: int) ->
 @pytest.mark.parametrize("first", range(0, 60, CHUNK))
 def test_a_transaction_is_whole_or_nothing_under_every_fault(first: int) -> None:
     check("transactions", range(first, first + CHUNK))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 60, CHUNK))
+def test_resets_new_generations_and_replaced_settings_hold_under_every_fault(first: int) -> None:
+    check("resets", range(first, first + CHUNK))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", BIASED)
+def test_a_biased_scenario_keeps_the_promises_of_the_one_it_is_of(scenario: str) -> None:
+    check(scenario, range(CHUNK))
 
 
 @pytest.mark.slow
