@@ -16,8 +16,10 @@ from malamute_py.changelog.tables import Queues, Tables
 from tests.broker.post import Post
 from tests.broker.service_world import World
 from tests.simulation import records
+from tests.simulation.acts import Act, Wish
 from tests.simulation.model import Violation
-from tests.simulation.work_model import Act, Batch, Bundle, Wish, WorkModel, is_durable
+from tests.simulation.work_log import Batch, Bundle
+from tests.simulation.work_model import WorkModel, is_durable
 
 SERVICE = 1
 

@@ -28,23 +28,23 @@ def _confirm_before_sync(stack: contextlib.ExitStack) -> None:
 
 
 def _gap_instead_of_reading(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.subscriptions.on_demand import OnDemand
+    from malamute_py.broker.subscriptions.own_turns import OwnTurns
 
     def read(self: Any, sub: Any) -> None:
-        self._gap(sub, min(sub.tail, sub.stop, sub.stream.hot_first), "retention", "")
-        self.consider(sub)
+        self._lagging.gap(sub, min(sub.tail, sub.stop, sub.stream.hot_first), "retention", "")
+        self._lagging.consider(sub)
 
-    replace(stack, OnDemand, "_read", lambda _: read)
+    replace(stack, OwnTurns, "_read", lambda _: read)
 
 
 def _cover_instead_of_gap(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.subscriptions.on_demand import OnDemand
+    from malamute_py.broker.subscriptions.lagging import Lagging
 
     def gap(self: Any, sub: Any, to: int, _code: str, _reason: str) -> None:
         sub.position = to
         self._delivery.cover(sub)
 
-    replace(stack, OnDemand, "_gap", lambda _: gap)
+    replace(stack, Lagging, "gap", lambda _: gap)
 
 
 def _slow_reader_skips(stack: contextlib.ExitStack) -> None:

@@ -64,12 +64,12 @@ def _purge_takes_later_ones(stack: contextlib.ExitStack) -> None:
 
 def _aged_delivered(stack: contextlib.ExitStack) -> None:
     from malamute_py.broker.batches import bounds
-    from malamute_py.broker.subscriptions import on_demand
+    from malamute_py.broker.subscriptions import cohorts, own_turns
 
     def first_within_bounds(stream: Any, answer: Any, now_ms: int) -> int:
         return int(stream.first)
 
-    for module in (bounds, on_demand):
+    for module in (bounds, cohorts, own_turns):
         stack.enter_context(patch.object(module, "first_within_bounds", first_within_bounds))
 
 
