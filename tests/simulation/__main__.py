@@ -4,7 +4,8 @@
 --seeds A..B          a range, B left out; stops at the first failure unless --keep-going
 --scenario NAME       journal, broker, keys, removal, session, work, clients, cuts, threads,
                       thread-cuts, transactions, resets, or all (the default); with a
-                      bias, and no part of all: fences, answers, rewinds
+                      bias, and no part of all: fences, answers, replies,
+                      rewinds
 --steps N             another length than the seed chooses
 --plant NAME          run with a planted bug (`--plant list` names them)
 --jobs N              so many seeds at once, each in one of N processes

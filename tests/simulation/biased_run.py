@@ -24,7 +24,7 @@ class FencesRun(WorkRun):
 
 
 class Biased(ClientsRun):
-    """`clients`, with the same cast for each process, and mostly the faults that the bias is for."""
+    """`clients`, with one cast for all processes, and mostly the faults that the bias is for."""
 
     cut = 0.3
     """Share of connections that have an appointed end."""
@@ -72,6 +72,12 @@ class AnswersRun(Biased):
     servers = 1
     power = 0.0
     cut = 0.9
+
+
+class RepliesRun(AnswersRun):
+    """Programs that are workers for each other: replies are lost with the broker."""
+
+    servers = 3
 
 
 class RewindsRun(Biased):

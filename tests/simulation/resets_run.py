@@ -370,7 +370,7 @@ class ResetsRun:
         self._crash(power=True)
         self._publish()
 
-    def _end(self, link: int, some: list[int], fields: dict[str, int]) -> None:
+    def _end(self, link: int, some: list[int], fields: dict[str, Any]) -> None:
         """Have a member acknowledge records, or give them back."""
         seat = self.seats[link]
         group = self._groups()[seat.group]

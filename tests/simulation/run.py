@@ -114,6 +114,10 @@ def scenario(name: str) -> Callable[..., Scenario]:
         from tests.simulation.biased_run import AnswersRun
 
         return AnswersRun
+    if name == "replies":
+        from tests.simulation.biased_run import RepliesRun
+
+        return RepliesRun
     if name == "rewinds":
         from tests.simulation.biased_run import RewindsRun
 
@@ -129,7 +133,7 @@ SCENARIOS = (
     "journal", "broker", "keys", "removal", "session", "work", "clients", "cuts", "threads",
     "thread-cuts", "transactions", "resets",
 )  # fmt: skip
-BIASED = ("fences", "answers", "rewinds")
+BIASED = ("fences", "answers", "replies", "rewinds")
 """Scenarios with a bias of another one, for faults that the other meets seldom."""
 
 

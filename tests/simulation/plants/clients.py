@@ -78,7 +78,7 @@ PLANTS: dict[str, Planted] = {
         _hand_out_failed, codes("dead", "unlawful", "stuck"), 60,
     ),
     "waits-for-ever": Planted(
-        "answers", "who waits for a reply that was lost waits on when its time is over",
+        "replies", "who waits for a reply that was lost waits on when its time is over",
         _waits_for_ever, codes("stuck"), 60,
     ),
     "rewind-unheard": Planted(
