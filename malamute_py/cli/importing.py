@@ -2,7 +2,8 @@
 
 Owns the cutting of a file into steps, the key of each, and the batches of typed streams. The rules:
 a key is made of the stream, of all steps before and of the step's records, so that the same file
-gives the same keys and the broker takes no step twice; records keep what a copy keeps. Source: SPEC.md, section 4.6, Keys.
+gives the same keys and the broker takes no step twice; records keep what a copy keeps. Source:
+SPEC.md, section 4.6, Keys.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class StreamState:
 
 @dataclass(slots=True)
 class State:
-    """What the changes in the log make."""
+    """The state that the changes in the log make."""
 
     stream: StreamState | None = None
     generation: int = 0
