@@ -20,7 +20,7 @@ from malamute_py.cli.letters import sender_text
 from malamute_py.cli.linking import linked
 from malamute_py.cli.mailboxes import age, beside, since
 from malamute_py.cli.output import Cell, Column
-from malamute_py.cli.parameters import OfStream, PrefixOption
+from malamute_py.cli.parameters import OfStream, PrefixOption, Stream
 from malamute_py.cli.settings import Description, Replace, Settings, shown, wanted
 from malamute_py.cli.subscribe import known as known_stream
 from malamute_py.cli.subscribe import start_point
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
 app = group("cursor")
 
-Stream = Annotated[
-    str, typer.Argument(metavar="STREAM", help="Its stream.", autocompletion=complete.streams)
-]
 Name = Annotated[
     str, typer.Argument(metavar="CURSOR", help="The cursor.", autocompletion=complete.cursors)
 ]

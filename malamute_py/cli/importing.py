@@ -20,12 +20,13 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from malamute_protocol.errors import BrokerRefused
-from malamute_py.cli import complete, inputs, output
+from malamute_py.cli import inputs, output
 from malamute_py.cli.commands import say
 from malamute_py.cli.exporting import JSON_LINES, form_of
 from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.inputs import Row
 from malamute_py.cli.linking import linked
+from malamute_py.cli.parameters import NewStream
 from malamute_py.cli.progress import Progress
 from malamute_py.cli.typed import from_json
 from malamute_py.cli.values import count_text, duration_text
@@ -73,11 +74,7 @@ class _Chunk:
 
 def import_(
     ctx: typer.Context,
-    stream: Annotated[
-        str,
-        typer.Argument(metavar="STREAM", help="The stream; made when new.",
-                       autocompletion=complete.streams),
-    ],
+    stream: NewStream,
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="JSON lines (.jsonl) or Parquet (.parquet).")
     ],

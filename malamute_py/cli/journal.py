@@ -21,9 +21,10 @@ from malamute_py.cli.commands import group, say
 from malamute_py.cli.failures import FAILED, INTERRUPTED, LOST, USAGE, CommandFailed
 from malamute_py.cli.linking import uninterrupted
 from malamute_py.cli.output import Cell, Column
+from malamute_py.cli.parameters import Pattern
 from malamute_py.cli.progress import Progress
 from malamute_py.cli.records import RecordWriter, as_object, body_of
-from malamute_py.cli.subscribe import PATTERN_HELP, check_kind, start_point, tell_notice
+from malamute_py.cli.subscribe import check_kind, start_point, tell_notice
 from malamute_py.cli.typed import as_json
 from malamute_py.cli.values import (
     count_text,
@@ -345,7 +346,7 @@ Examples:
 def read(
     directory: Directory,
     stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream.")],
-    pattern: Annotated[str, typer.Argument(metavar="PATTERN", help=PATTERN_HELP)] = "#",
+    pattern: Pattern = "#",
     start: Annotated[
         str, typer.Option(metavar="POINT", help="earliest, latest, an OFFSET or TIME.")
     ] = "earliest",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from malamute_protocol.errors import BrokerRefused, MalamuteError
-from malamute_py.cli import complete, inputs, output
+from malamute_py.cli import inputs, output
 from malamute_py.cli.commands import say
 from malamute_py.cli.failures import INTERRUPTED, CommandFailed
 from malamute_py.cli.linking import LAST_WAIT_MS, linked
@@ -24,6 +24,7 @@ from malamute_py.cli.parameters import (
     Expires,
     Fields,
     JsonLines,
+    NewStream,
     Properties,
     Subject,
     SubjectFromName,
@@ -48,11 +49,7 @@ and properties, as `malamute sub --json` prints them."""
 
 def pub(
     ctx: typer.Context,
-    stream: Annotated[
-        str,
-        typer.Argument(metavar="STREAM", help="The stream; made when new.",
-                       autocompletion=complete.streams),
-    ],
+    stream: NewStream,
     bodies: Annotated[
         list[str] | None,
         typer.Argument(metavar="BODY", help="One record; without it, the lines of the input.",

@@ -13,7 +13,7 @@ import struct
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -79,19 +79,6 @@ class Span(msgspec.Struct, array_like=True):
 
 Place: TypeAlias = tuple[int, int, int, int, int]
 """(position, size, base offset, next offset, append time) of a batch."""
-
-
-class SegmentIndex(Protocol):
-    """Index of a segment as readers use it, whether the segment is finished or still written to."""
-
-    def entries(self, stream: int, from_offset: int, end_offset: int) -> Entries:
-        """Entries that hold any offset in [from, end)."""
-
-    def headers(self, stream: int) -> StreamHeaders:
-        """The stream's inverted index; taken after entries()."""
-
-    def spots(self, stream: int) -> StreamSpots | None:
-        """The stream's rare rows, if any are known; taken after headers()."""
 
 
 class _SparseRuns:
@@ -311,7 +298,7 @@ class LiveIndex:
         return total
 
     def entries(self, stream: int, from_offset: int, end_offset: int) -> Entries:
-        """See SegmentIndex."""
+        """Entries that hold any offset in [from, end)."""
         if stream >= UNINDEXED_FROM:
             runs = self._sparse.get(stream)
             return (runs or _SparseRuns()).entries(from_offset, end_offset)
@@ -354,11 +341,11 @@ class LiveIndex:
         return Entries(chosen, rows)
 
     def headers(self, stream: int) -> StreamHeaders:
-        """See SegmentIndex."""
+        """The stream's inverted index; taken after entries()."""
         return self._headers.stream(stream)
 
     def spots(self, stream: int) -> StreamSpots | None:
-        """See SegmentIndex."""
+        """The stream's rare rows, if any are known; taken after headers()."""
         return self._spots.get(stream)
 
     def table(self) -> bytes:
@@ -444,7 +431,7 @@ class StoredIndex:
         return {number: self.headers(number) for number in self._stored.headers}
 
     def entries(self, stream: int, from_offset: int, end_offset: int) -> Entries:
-        """See SegmentIndex."""
+        """Entries that hold any offset in [from, end)."""
         ordinals = self._ordinals.get(stream)
         if ordinals is None:
             ordinals = np.flatnonzero(self._rows["stream"] == stream).astype(np.uint32)
@@ -456,7 +443,7 @@ class StoredIndex:
         return Entries(chosen, self._rows[chosen])
 
     def headers(self, stream: int) -> StreamHeaders:
-        """See SegmentIndex."""
+        """The stream's inverted index; taken after entries()."""
         found = self._headers.get(stream)
         if found is None:
             packed = self._stored.headers.get(stream)
@@ -471,7 +458,7 @@ class StoredIndex:
         return {number: unpack_spots(packed) for number, packed in self._stored.spots.items()}
 
     def spots(self, stream: int) -> StreamSpots | None:
-        """See SegmentIndex."""
+        """The stream's rare rows, if any are known; taken after headers()."""
         found = self._spots.get(stream)
         if found is None:
             packed = self._stored.spots.get(stream)

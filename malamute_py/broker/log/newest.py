@@ -284,13 +284,6 @@ class Keys:
             return value >> _SHIFT
         return None
 
-    @property
-    def oldest_copy(self) -> int:
-        """Offset of the oldest copy that is of use; the next one when there is none."""
-        for place in self._moved.values():
-            return place.copy
-        return self.copies_next
-
     def before(self, offset: int, copy: int, most: int, bytes_max: int) -> list[tuple[str, int]]:
         """Return (subject, offset) of newest records that lie before an offset, or a copy's place.
 

@@ -8,6 +8,17 @@ from unittest.mock import patch
 
 import msgspec
 
+from malamute_py.broker.cursors import cursors
+from malamute_py.broker.cursors.cursors import Cursors
+from malamute_py.broker.groups import administration
+from malamute_py.broker.groups.groups import Groups
+from malamute_py.broker.limits import BrokerSettings
+from malamute_py.broker.links.links import Links
+from malamute_py.broker.streams import start_positions
+from malamute_py.broker.streams.catalogue import Catalogue
+from malamute_py.changelog import applying, settings
+from malamute_py.changelog.ranges import with_done
+from malamute_py.changelog.records import GroupDone, GroupSet, StreamRemoved
 from tests.simulation.plants.planted import Planted, codes, replace
 
 # --- groups that are made to stand elsewhere -------------------------------------------------
@@ -15,9 +26,6 @@ from tests.simulation.plants.planted import Planted, codes, replace
 
 def _set_with(stack: contextlib.ExitStack, kept: str) -> None:
     """Have a group that is set again keep something of what it was."""
-    from malamute_py.changelog import applying
-    from malamute_py.changelog.records import GroupSet
-
     original = applying._EFFECTS[GroupSet]
 
     def effect(tables: Any, queues: Any, change: Any) -> None:
@@ -38,9 +46,6 @@ def _reset_keeps_done(stack: contextlib.ExitStack) -> None:
 
 
 def _reset_untold(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.groups.groups import Groups
-    from malamute_py.broker.links.links import Links
-
     def make(original: Any) -> Any:
         def set_aside(self: Any, group: Any) -> None:
             with patch.object(Links, "say", lambda *_: None):
@@ -52,8 +57,6 @@ def _reset_untold(stack: contextlib.ExitStack) -> None:
 
 
 def _who_waits_forgotten(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.groups.groups import Groups
-
     def make(original: Any) -> Any:
         def set_aside(self: Any, group: Any) -> None:
             self._coming.pop((group.stream.number, group.name), None)
@@ -65,10 +68,6 @@ def _who_waits_forgotten(stack: contextlib.ExitStack) -> None:
 
 
 def _done_beyond_the_end(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.groups.groups import Groups
-    from malamute_py.changelog.ranges import with_done
-    from malamute_py.changelog.records import GroupDone
-
     def make(original: Any) -> Any:
         def clamp(self: Any, stream: Any, row: Any) -> Any:
             done = row.done
@@ -88,8 +87,6 @@ def _done_beyond_the_end(stack: contextlib.ExitStack) -> None:
 
 
 def _reader_of_any_generation(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.streams import start_positions
-
     def make(original: Any) -> Any:
         def by_offset(
             stream: Any, tail: int, offset: int, epoch: int = 0, uuid: bytes = b""
@@ -102,8 +99,6 @@ def _reader_of_any_generation(stack: contextlib.ExitStack) -> None:
 
 
 def _cursor_of_any_generation(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.cursors.cursors import Cursors
-
     def make(original: Any) -> Any:
         def prepare_move(self: Any, link: Any, command: Any, frame: Any = None) -> Any:
             return original(self, link, msgspec.structs.replace(command, uuid=b""), frame)
@@ -114,9 +109,6 @@ def _cursor_of_any_generation(stack: contextlib.ExitStack) -> None:
 
 
 def _generation_forgotten(stack: contextlib.ExitStack) -> None:
-    from malamute_py.changelog import applying
-    from malamute_py.changelog.records import StreamRemoved
-
     original = applying._EFFECTS[StreamRemoved]
 
     def effect(tables: Any, queues: Any, change: Any) -> None:
@@ -127,8 +119,6 @@ def _generation_forgotten(stack: contextlib.ExitStack) -> None:
 
 
 def _members_stay(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.groups.groups import Groups
-
     replace(stack, Groups, "stream_removed", lambda original: lambda self, stream: None)
 
 
@@ -136,10 +126,6 @@ def _members_stay(stack: contextlib.ExitStack) -> None:
 
 
 def _replace_merges(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.cursors import cursors
-    from malamute_py.broker.groups import administration
-    from malamute_py.changelog import settings
-
     def make(original: Any) -> Any:
         def queue_settings(
             kind: Any, values: Any, bytes_max: int, over: Any, defaults: Any = None
@@ -153,9 +139,6 @@ def _replace_merges(stack: contextlib.ExitStack) -> None:
 
 
 def _replace_by_the_tables(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.limits import BrokerSettings
-    from malamute_py.broker.streams.catalogue import Catalogue
-
     def make(original: Any) -> Any:
         def edit(self: Any, *arguments: Any, **named: Any) -> None:
             with patch.object(BrokerSettings, "default_of", lambda *_: {}):
