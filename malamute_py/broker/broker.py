@@ -148,10 +148,14 @@ class Broker:
             shard, self._links, self._steps, self._bodies, self._mail.puts,
             answers,
         )  # fmt: skip
-        self._cursors = Cursors(shard, self._links, self._catalogue, self._steps, starts, answers)
+        self._cursors = Cursors(
+            shard, self._links, self._catalogue, self._steps, starts, answers,
+            # The groups are made next, and know the cursors.
+            is_group=lambda place: self._groups.has(place),  # noqa: PLW0108 - it is not there yet
+        )  # fmt: skip
         self._groups = Groups(
             shard, self._links, self._catalogue, self._steps, starts, self._delivery,
-            self._matching, answers, self._mail.puts,
+            self._matching, answers, self._mail.puts, self._cursors.has,
         )  # fmt: skip
         self._subscriptions = Subscriptions(
             shard, self._links, self._delivery, self._lagging, starts
