@@ -61,6 +61,7 @@ from malamute_py.broker.streams.start_positions import Starts
 from malamute_py.broker.streams.turning import Turning
 from malamute_py.broker.streams.validation import Validation
 from malamute_py.broker.subscriptions.audience import Audience
+from malamute_py.broker.subscriptions.lagging import Lagging
 from malamute_py.broker.subscriptions.live import Delivery
 from malamute_py.broker.subscriptions.matching import Matching
 from malamute_py.broker.subscriptions.on_demand import OnDemand
@@ -135,7 +136,10 @@ class Broker:
         self.reads_first: Final = self._validation.reads_first
         self.ahead_bytes = self._validation.ahead_bytes
         """Bytes of a message from which on reads_first() is to be asked of its frames."""
-        self._on_demand = OnDemand(shard, self._links, self._delivery, self._matching)
+        self._lagging = Lagging(shard, self._links, self._delivery, self._matching)
+        self._on_demand = OnDemand(
+            shard, self._links, self._delivery, self._matching, self._lagging
+        )
         starts = Starts(shard, state.queues_lost)
         self._bodies = Bodies(shard)
         self._answers = answers = Answers(shard, self._links, self._when_visible)
@@ -150,7 +154,7 @@ class Broker:
             self._matching, answers, self._mail.puts,
         )  # fmt: skip
         self._subscriptions = Subscriptions(
-            shard, self._links, self._delivery, self._on_demand, starts
+            shard, self._links, self._delivery, self._lagging, starts
         )
         self._administration = Administration(
             shard, self._links, self._catalogue, self._producers, answers
@@ -849,30 +853,32 @@ class Broker:
             self._clean_up()
         appends = self._appends()
         sends, closes = self._links.outgoing()
-        reads = on_demand.reads
-        if reads or groups.reads:
-            reads = reads + groups.reads
-            on_demand.reads, groups.reads = [], []
-        else:
-            reads = []
-        queries = shard.take_queries() if shard.asking else []
-        bodies = self._bodies.begin_reads()
-        pins, self._cursors.pins.changed = self._cursors.pins.changed, []
-        trims, self._retention.trims = self._retention.trims, []
-        rings, self._catalogue.openings = self._catalogue.openings, []
         events, shard.events = shard.events, []
-        checks = self._validation.checks
-        if checks:
-            self._validation.checks = []
-        return Ready(
-            rings, appends, sends, reads, queries, bodies, closes, trims, events, pins, checks
-        )
+        ready = Ready([], appends, sends, [], [], [], closes, [], events)
+        # What is wanted now and then takes no list where it is not wanted.
+        if on_demand.reads or groups.reads:
+            ready.reads = on_demand.reads + groups.reads
+            on_demand.reads, groups.reads = [], []
+        if shard.asking:
+            ready.queries = shard.take_queries()
+        if self._bodies.queue:
+            ready.bodies = self._bodies.begin_reads()
+        pins = self._cursors.pins
+        if pins.changed:
+            ready.pins, pins.changed = pins.changed, []
+        if self._retention.trims:
+            ready.trims, self._retention.trims = self._retention.trims, []
+        if self._catalogue.openings:
+            ready.rings, self._catalogue.openings = self._catalogue.openings, []
+        if self._validation.checks:
+            ready.checks, self._validation.checks = self._validation.checks, []
+        return ready
 
     def _work(self) -> None:
         """Do a bounded share of what can be done at once."""
         fallen = self._delivery.fallen
         while fallen:
-            self._on_demand.consider(fallen.popleft())
+            self._lagging.consider(fallen.popleft())
         if self._on_demand.turns.runnable:
             self._on_demand.serve()
         if self._groups.reader.turns.runnable:

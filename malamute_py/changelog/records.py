@@ -1,7 +1,7 @@
 """The records of the change log: every durable change, as plain data.
 
 Owns their types and their MessagePack form: arrays that begin with the record's name. The rules: a
-record says all that its effect depends on, decisions of timers included, so that `tables.apply`
+record says all that its effect depends on, decisions of timers included, so that `apply`
 needs no clock, no randomness and no link; holders are named by identity; numbers are given by
 record and never used again; a field, once released, keeps its meaning, and new ones are appended
 with a default. Source: docs/design.md (Journal; Queues and the checkpoint).
@@ -9,7 +9,7 @@ with a default. Source: docs/design.md (Journal; Queues and the checkpoint).
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -33,6 +33,11 @@ Range: TypeAlias = tuple[int, int]
 
 Tries: TypeAlias = tuple[int, int, int, str]
 """Attempts of records: (first offset, offset after the last, attempts, why the last one ended)."""
+
+WITHDRAWN: Final = "withdrawn"
+"""Reason of requests that come back because their worker ended its offer before it began them."""
+RELEASED: Final = "released"
+"""Reason of requests that come back because their worker stopped before it finished them."""
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -533,3 +538,13 @@ def encode_change(change: Change) -> bytes:
 def decode_change(body: bytes) -> Change:
     """Decode one record of the log; raises msgspec.MsgspecError when the bytes are none."""
     return _CHANGE.decode(body)
+
+
+def mask_of(rows: bytes, left: int) -> int:
+    """Return the rows that a bitmap names among those left; an empty bitmap names all of them."""
+    return int.from_bytes(rows, "little") & left if rows else left
+
+
+def rows_of(mask: int) -> bytes:
+    """Return a bitmap in the form that records have."""
+    return mask.to_bytes((mask.bit_length() + 7) // 8, "little")

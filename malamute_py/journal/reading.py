@@ -230,7 +230,7 @@ class Reader:
                 self._name_gap(stream, position, end, "the batches are not in the ring", gaps)
                 position = end
         gathering.flush()
-        return History(tuple(runs), max(position, from_offset), tuple(gaps))
+        return History(tuple(runs), max(position, from_offset), _gaps_before(position, gaps))
 
     def _name_gap(
         self, stream: int, position: int, stop: int, reason: str, gaps: list[Gap]
@@ -511,9 +511,18 @@ class Reader:
                 continue
             rows = entries.rows
             for place in np.flatnonzero(rows["last_time"] >= least).tolist():
+                damaged = -1
                 for batch in self._batches_of(segment, stream, rows[place]):
-                    if batch.found is not None and batch.found.stamp.append_time_ms >= least:
-                        return max(batch.base, self._streams.bounds(stream)[0])
+                    if batch.found is None:
+                        # Its time cannot be read: it may be the first.
+                        damaged = batch.base if damaged < 0 else damaged
+                    elif batch.found.stamp.append_time_ms >= least:
+                        begin = batch.base if damaged < 0 else damaged
+                        return max(begin, self._streams.bounds(stream)[0])
+                    else:
+                        damaged = -1
+                if damaged >= 0:
+                    return max(damaged, self._streams.bounds(stream)[0])
         return self._streams.bounds(stream)[1]
 
     def closest_client_time(self, stream: int, time_ms: int) -> int:
@@ -524,14 +533,20 @@ class Reader:
                 continue
             rows = entries.rows
             for place in np.flatnonzero(rows["client_max"] >= time_ms).tolist():
-                for batch, content in self._contents_of(segment, stream, rows[place]):
-                    times = content.client_times
-                    if times is None:
+                damaged = -1
+                for batch, view in self._chunk(segment, stream, rows[place]):
+                    if batch.found is None:
+                        damaged = batch.base if damaged < 0 else damaged
                         continue
-                    hits = np.flatnonzero(times >= time_ms) + batch.base
-                    hits = hits[hits >= first]
-                    if len(hits):
-                        return int(hits[0])
+                    times = _content(batch, view).client_times
+                    if times is not None:
+                        hits = np.flatnonzero(times >= time_ms) + batch.base
+                        hits = hits[hits >= first]
+                        if len(hits):
+                            return max(damaged, first) if damaged >= 0 else int(hits[0])
+                    damaged = -1
+                if damaged >= 0:
+                    return max(damaged, first)
         return self._streams.bounds(stream)[1]
 
     def _entries(self, stream: int) -> Iterator[tuple[Segment, Entries]]:
@@ -562,8 +577,7 @@ class Reader:
     ) -> Iterator[tuple[Batch, Content]]:
         for batch, view in self._chunk(segment, stream, row):
             if batch.found is not None:
-                begin = batch.at + batch.found.stamp.stamp_bytes
-                yield batch, Content(view[begin : batch.at + batch.size])
+                yield batch, _content(batch, view)
 
     # --- by subject ---------------------------------------------------------------------
 
@@ -855,3 +869,27 @@ class _Cutter:
         if stop > begin:
             found.append(Split(begin, stop, -(-size // one_in)))
         return tuple(found)
+
+
+def _content(batch: Batch, view: memoryview) -> Content:
+    """Return the content of a batch that was found in these bytes."""
+    assert batch.found is not None
+    begin = batch.at + batch.found.stamp.stamp_bytes
+    return Content(view[begin : batch.at + batch.size])
+
+
+def _gaps_before(position: int, gaps: list[Gap]) -> tuple[Gap, ...]:
+    """Return the part of the gaps that lies before the offset that a read came to.
+
+    Holes of an index are named ahead of the entries that are read then, and the read may stop
+    before them.
+    """
+    if gaps and gaps[-1].to_offset > position:
+        return tuple(
+            gap
+            if gap.to_offset <= position
+            else Gap(gap.from_offset, position, gap.code, gap.reason)
+            for gap in gaps
+            if gap.from_offset < position
+        )
+    return tuple(gaps)

@@ -13,10 +13,11 @@ import msgspec
 
 from malamute_protocol.errors import BatchError
 from malamute_protocol.stamp import CHANGE, Stamp
+from malamute_py.changelog.applying import TABLE_CHANGES, apply
 from malamute_py.changelog.records import decode_change
 from malamute_py.changelog.settings import StreamSettings
 from malamute_py.changelog.snapshots import decode_snapshot
-from malamute_py.changelog.tables import TABLE_CHANGES, PurgeMark, Queues, StreamRow, Tables, apply
+from malamute_py.changelog.tables import PurgeMark, Queues, StreamRow, Tables
 from malamute_py.journal import Follower, FollowLost
 from malamute_py.journal.errors import NotAFile
 from malamute_py.journal.layout import RingMeta, control_bodies

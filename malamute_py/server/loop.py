@@ -206,9 +206,12 @@ class Loop:
         self._share_commands = config.loop.share_commands
         self._meter = meter
         self._worked = worked
-        self._worked_ns = -1
-        """Processor time that the thread had used when the last turn ended; -1: it has not had
-        one."""
+        self._worked_ns = 0
+        """Processor time that the thread had used when the last turn ended."""
+        self._notable_ns = sys.maxsize
+        """Processor time of the thread beyond which the turn is the longest so far, or a long one;
+        the first turn is neither."""
+        self._notable_turn_ns = 0
         self._turn_ns = config.loop.turn_us * 1_000
         self._take_ns = self._take_most_ns = self._turn_ns // 2
         """Time for which a turn takes up messages: less, when what comes of them takes long."""
@@ -272,7 +275,10 @@ class Loop:
         """Wait for something to happen and do all that follows from it, once."""
         timeout = 0 if self._busy else self._timeout(self._clock())
         ready = dict(self._poller.poll(timeout))
-        self._begins()
+        # The watchdog sees the number of the turn: no message is taken up until it ends.
+        self._turns += 1
+        watchdog = self._watchdog
+        watchdog.turn = self._turns
         now_ms = self._clock()
         began = self._meter()
         self._take_until, self._turn_until = began + self._take_ns, began + self._turn_ns
@@ -315,23 +321,19 @@ class Loop:
             if now_ms - self._active_ms >= _REST_MS:
                 self._collector.rest(now_ms)
         self._pace(now_ms)
-        self._ends(now_ms)
+        watchdog.turn = 0
+        if watchdog.holds:
+            self._release(now_ms)
 
-    def _begins(self) -> None:
-        """Number the turn for the watchdog: no message is taken up until it ends."""
-        self._turns += 1
-        self._watchdog.turn = self._turns
-
-    def _ends(self, now_ms: int) -> None:
-        self._watchdog.turn = 0
-        if self._watchdog.holds:
-            count = self._watchdog.release()
-            self._counters["connections_held_total"] += count
-            self._event("connections_held", "warning", {"connections": count}, now_ms)
-            error, self._watchdog.error = self._watchdog.error, None
-            if error is not None:
-                facts = {"doing": "holding floods back", "error": error}
-                self._event("internal_error", "error", facts, now_ms)
+    def _release(self, now_ms: int) -> None:
+        """Let connections go on that the watchdog held back during the turn, and report them."""
+        count = self._watchdog.release()
+        self._counters["connections_held_total"] += count
+        self._event("connections_held", "warning", {"connections": count}, now_ms)
+        error, self._watchdog.error = self._watchdog.error, None
+        if error is not None:
+            facts = {"doing": "holding floods back", "error": error}
+            self._event("internal_error", "error", facts, now_ms)
 
     def _pace(self, now_ms: int) -> None:
         """Take up less in the next turn if this one was long, and report one that was very long.
@@ -343,10 +345,16 @@ class Loop:
             self._take_ns = max(self._take_ns // 2, self._take_most_ns // _TAKE_LEAST)
         elif self._take_ns < self._take_most_ns:
             self._take_ns = min(self._take_ns + self._take_ns // 8, self._take_most_ns)
-        before, self._worked_ns = self._worked_ns, self._worked()
-        took_us = 0 if before < 0 else (self._worked_ns - before) // 1_000
-        if took_us > self.longest_turn_us:
-            self.longest_turn_us = took_us
+        worked_ns = self._worked()
+        if worked_ns > self._notable_ns:
+            self._note_long(now_ms, (worked_ns - self._worked_ns) // 1_000)
+        self._worked_ns = worked_ns
+        self._notable_ns = worked_ns + self._notable_turn_ns
+
+    def _note_long(self, now_ms: int, took_us: int) -> None:
+        """Note a turn that took as long as none before, or is worth a report."""
+        self.longest_turn_us = max(self.longest_turn_us, took_us)
+        self._notable_turn_ns = 1_000 * min(self.longest_turn_us, _LONG_TURN_US)
         if took_us > _LONG_TURN_US:
             self._counters["long_turns_total"] += 1
             self._event("long_turn", "warning", {"ms": took_us // 1_000}, now_ms)
@@ -370,7 +378,7 @@ class Loop:
         ended, self._ended = self._ended, []
         for connection in ended:
             self._lost(connection, now_ms)
-        if not self._guard_is_due(now_ms):
+        if now_ms < self._guard_at_ms or not self._guard_is_due(now_ms):
             return
         for connection in self._watch(now_ms, drained=drained):
             self._lost(connection, now_ms)
@@ -424,24 +432,25 @@ class Loop:
         routes = self._peers.routes(listener)
         polled = [(listener.socket, _POLLIN)]
         core, limits, frames_max = self._core, self._limits, self._frames_max
-        again = zmq.Again
+        poll, again = zmq.zmq_poll, zmq.Again
         frame_bytes, share, meter = listener.frame_bytes, self._share_commands, self._meter
         taken = worked = 0
         count = dropped = 0
         while count < self._burst_messages:
             # The time also bounds messages that are only put after others: to take up 256 of them,
             # of 1,000 frames each, took 264 ms.
-            if count and (
-                taken >= self._burst_bytes
-                or worked >= self._burst_commands
-                or meter() >= self._take_until
-            ):
-                break
-            # A lone message is the common end: an exception would cost three times as much.
-            if count == 1 and not zmq.zmq_poll(polled, 0):
-                self._counters["messages_in_total"] += 1
-                self._counters["bytes_in_total"] += taken
-                return True
+            if count:
+                # A lone message is the common end: an exception would cost three times as much.
+                if count == 1 and not poll(polled, 0):
+                    self._counters["messages_in_total"] += 1
+                    self._counters["bytes_in_total"] += taken
+                    return True
+                if (
+                    taken >= self._burst_bytes
+                    or worked >= self._burst_commands
+                    or meter() >= self._take_until
+                ):
+                    break
             try:
                 head = receive(_NOBLOCK, False)
             except again:
@@ -449,9 +458,12 @@ class Loop:
                 self._counters["bytes_in_total"] += taken
                 return True
             # The whole message has arrived: libzmq shows the first frame no earlier.
+            gone, keep = None, frames_max
             peer = routes.get(head.bytes)
-            gone = self._cut_off.get(head.bytes) if peer is None else None
-            keep = frames_max if gone is None else -1
+            if peer is None:
+                gone = self._cut_off.get(head.bytes)
+                if gone is not None:
+                    keep = -1
             frames: list[Any] = []
             more = head.more
             size = parts = 0
@@ -852,7 +864,8 @@ class Loop:
         until_ms = self._clock() + drain_ms
         self._finishing = True
         self._turn_until = sys.maxsize
-        self._begins()
+        self._turns += 1
+        self._watchdog.turn = self._turns
         for listener in self._listeners:
             self._poller.unregister(listener.socket)
         self.settle(self._clock())
@@ -866,7 +879,9 @@ class Loop:
             self._retry(self._clock())
             self._wait()
         untold = len(self._waiting)
-        self._ends(self._clock())
+        self._watchdog.turn = 0
+        if self._watchdog.holds:
+            self._release(self._clock())
         return untold
 
     def abandon(self) -> None:

@@ -18,8 +18,9 @@ from typing import Final
 import msgspec
 
 from malamute_protocol.stamp import DATA, Stamp
+from malamute_py.changelog.applying import TABLE_CHANGES, apply
 from malamute_py.changelog.records import decode_change
-from malamute_py.changelog.tables import TABLE_CHANGES, Queues, Tables, apply
+from malamute_py.changelog.tables import Queues, Tables
 from malamute_py.journal import FollowLost
 from malamute_py.store.database import Position, damaged, position_of, writing
 from malamute_py.store.errors import StoreDamaged, StoreMoved

@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 import google_crc32c
 import msgspec
 
-from malamute_py.changelog.records import Holder, Range, RequestPut, Tries
+from malamute_py.changelog.records import Holder, Range, RequestPut, Tries, rows_of
 from malamute_py.changelog.settings import (
     CursorSettings,
     GroupSettings,
@@ -35,7 +35,6 @@ from malamute_py.changelog.tables import (
     ServiceRow,
     StagedRow,
     TransactionRow,
-    rows_of,
 )
 from malamute_py.store.errors import StoreDamaged
 

@@ -25,8 +25,9 @@ import google_crc32c
 import msgspec
 
 from malamute_protocol.stamp import DATA, LAST_OF_BUNDLE, Stamp
+from malamute_py.changelog.applying import TABLE_CHANGES, apply
 from malamute_py.changelog.records import decode_change
-from malamute_py.changelog.tables import TABLE_CHANGES, Tables, apply
+from malamute_py.changelog.tables import Tables
 from malamute_py.journal import FileStorage, Follower, FollowLost, JournalLocked
 from malamute_py.journal import inspect as journal_inspect
 from malamute_py.journal.directory import (

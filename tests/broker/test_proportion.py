@@ -19,8 +19,8 @@ from malamute_py.broker.streams.producers import Producers
 from malamute_py.broker.streams.retention import LOOKS_MAX
 from malamute_py.broker.subscriptions.audience import Audience, audience_of
 from malamute_py.broker.subscriptions.subscription import Subscription
+from malamute_py.changelog.ranges import with_done
 from malamute_py.changelog.snapshots import Sequence64
-from malamute_py.changelog.tables import with_done
 from tests.broker.shell import Shell
 
 

@@ -19,8 +19,9 @@ from malamute_py.broker.mail.mailbox import STANDING, Inbox, expired
 from malamute_py.broker.ready import MAIN
 from malamute_py.broker.streams.recovery import recover_queues
 from malamute_py.changelog import tables
+from malamute_py.changelog.applying import TABLE_CHANGES, apply
 from malamute_py.changelog.records import decode_change
-from malamute_py.changelog.tables import TABLE_CHANGES, Queues, Tables, apply
+from malamute_py.changelog.tables import Queues, Tables
 from tests.broker.shell import Shell
 
 pytestmark = pytest.mark.slow

@@ -8,10 +8,11 @@ from typing import Any
 
 from malamute_protocol.batch import Batch
 from malamute_protocol.stamp import CHANGE
+from malamute_py.changelog.applying import apply
 from malamute_py.changelog.records import Change, StreamCreated, StreamRemoved, encode_change
 from malamute_py.changelog.settings import StreamSettings
 from malamute_py.changelog.snapshots import Snapshot, encode_snapshot
-from malamute_py.changelog.tables import Queues, Tables, apply
+from malamute_py.changelog.tables import Queues, Tables
 from malamute_py.journal import Append, Journal, Ring, RingSettings
 from malamute_py.journal.layout import control_content
 from malamute_py.mapped import Reading

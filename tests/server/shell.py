@@ -23,7 +23,8 @@ from malamute_py.broker.ready import (
     BodiesRead,
 )
 from malamute_py.changelog import records as r
-from malamute_py.changelog.tables import Queues, Tables, apply
+from malamute_py.changelog.applying import apply
+from malamute_py.changelog.tables import Queues, Tables
 from malamute_py.config import CheckpointSection, JournalSection
 from malamute_py.journal.directory import Journal
 from malamute_py.journal.layout import control_content

@@ -14,8 +14,10 @@ from typing import Any
 
 from malamute_py.broker.ready import MAIL_STREAM
 from malamute_py.changelog import records as r
+from tests.simulation.acts import LEVEL_SYNCED, Act, Wish
 from tests.simulation.model import Violation
-from tests.simulation.work_model import LEVEL_SYNCED, Act, State, Wish, WorkModel
+from tests.simulation.work_model import WorkModel
+from tests.simulation.work_state import State
 
 UNDECIDED = frozenset({"journal_failed", "internal"})
 """Codes of refusals after which the refused act may have happened all the same."""

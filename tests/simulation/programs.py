@@ -31,12 +31,13 @@ from malamute_py.client.session.letters import RequestFailed
 from malamute_py.client.session.memberships import GroupOptions
 from malamute_py.client.settings import ClientOptions, ClientSettings, make_settings
 from malamute_py.client.words import ConfirmAt, GroupKind
+from tests.simulation.acts import LEVEL_STORED, LEVEL_SYNCED, Act, Wish
 from tests.simulation.event_loop import SimulatedLoop
 from tests.simulation.model import Violation
 from tests.simulation.network import Connection, Message
 from tests.simulation.records import SERIAL
 from tests.simulation.sockets import Context, DealerSocket, Signalling
-from tests.simulation.work_model import LEVEL_STORED, LEVEL_SYNCED, Act, Wish, is_durable
+from tests.simulation.work_model import is_durable
 
 _DECODER = msgspec.msgpack.Decoder(list[c.AnyCommand])
 LEVELS = {"default": LEVEL_SYNCED, "synced": LEVEL_SYNCED, "stored": LEVEL_STORED}

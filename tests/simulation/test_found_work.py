@@ -10,13 +10,16 @@ from malamute_protocol.encode import encode
 from malamute_protocol.stamp import CHANGE, STAMP_BYTES, Stamp
 from malamute_py.broker.ready import CHANGE_STREAM, MAIL_STREAM, MAIN
 from malamute_py.changelog import records as r
+from malamute_py.changelog.applying import apply
 from malamute_py.changelog.settings import MailboxSettings, ServiceSettings, StreamSettings
-from malamute_py.changelog.tables import Queues, Tables, apply
+from malamute_py.changelog.tables import Queues, Tables
 from tests.broker.post import Post
 from tests.broker.service_world import World
 from tests.simulation import records
+from tests.simulation.acts import Act, Wish
 from tests.simulation.model import Violation
-from tests.simulation.work_model import Act, Batch, Bundle, Wish, WorkModel, is_durable
+from tests.simulation.work_log import Batch, Bundle
+from tests.simulation.work_model import WorkModel, is_durable
 
 SERVICE = 1
 

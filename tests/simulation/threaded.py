@@ -15,6 +15,7 @@ from typing import Any
 
 from malamute_protocol.errors import BrokerRefused, ConnectionLost, MalamuteError, Timeout
 from malamute_py.client.sync.client import SyncClient
+from tests.simulation.acts import Act, Wish
 from tests.simulation.model import Violation
 from tests.simulation.programs import (
     FAILS,
@@ -33,7 +34,7 @@ from tests.simulation.programs import (
 )
 from tests.simulation.sockets import Context
 from tests.simulation.threads import SimulatedThread, Threads, sleep
-from tests.simulation.work_model import Act, Wish, is_durable
+from tests.simulation.work_model import is_durable
 
 
 class ThreadedProcess(Process):

@@ -20,12 +20,13 @@ import msgspec
 
 from malamute_protocol import commands as c
 from malamute_protocol.commands import WorkState
+from tests.simulation.acts import Act, Wish
 from tests.simulation.clients import RETRYABLE, Client
 from tests.simulation.model import Violation
 from tests.simulation.network import Connection
 from tests.simulation.readers import selects
 from tests.simulation.records import Sent, encode
-from tests.simulation.work_model import Act, Wish, is_durable, rows_of
+from tests.simulation.work_model import is_durable, rows_of
 
 SUBJECTS = ("a", "a.b", "b", "c.d")
 GIVEN_UP = frozenset(

@@ -45,7 +45,7 @@ from malamute_py.store.opening import LogFacts, _check_position
 from malamute_py.store.reading import Changes
 from tests.simulation.machine import Machine, Superseded
 from tests.simulation.model import Violation
-from tests.simulation.work_model import Batch, Bundle, serials_of
+from tests.simulation.work_log import Batch, Bundle, serials_of
 
 COPIES = 4
 """Older states of the tables that are kept, to be found at a start."""

@@ -12,13 +12,15 @@ from malamute_protocol.content import Content
 from malamute_protocol.encode import encode
 from malamute_protocol.stamp import CHANGE, STAMP_BYTES
 from malamute_py.changelog import records as r
+from malamute_py.changelog.applying import TABLE_CHANGES, apply
+from malamute_py.changelog.records import rows_of
 from malamute_py.changelog.settings import (
     CursorSettings,
     GroupSettings,
     MailboxSettings,
     ServiceSettings,
 )
-from malamute_py.changelog.tables import TABLE_CHANGES, Queues, Tables, apply, rows_of
+from malamute_py.changelog.tables import Queues, Tables
 from malamute_py.journal import Append, FileStorage, MemoryStorage, Ring, RingSettings, Storage
 from malamute_py.journal.layout import control_content
 from malamute_py.store.database import Position, create

@@ -15,8 +15,9 @@ import pytest
 
 from malamute_py.changelog import records as r
 from malamute_py.changelog import tables
+from malamute_py.changelog.applying import TABLE_CHANGES, apply
 from malamute_py.changelog.records import decode_change
-from malamute_py.changelog.tables import TABLE_CHANGES, Queues, Tables, apply
+from malamute_py.changelog.tables import Queues, Tables
 from malamute_py.journal import Follower
 from malamute_py.store import checkpoint as checkpoint_module
 from malamute_py.store.checkpoint import Abandoned, Checkpoint

@@ -37,8 +37,9 @@ from malamute_py.broker.structures.bitmaps import (
     ones,
     rows_of_bits,
 )
+from malamute_py.changelog.ranges import without_done
 from malamute_py.changelog.records import Holder, Range, Tries
-from malamute_py.changelog.tables import GroupRow, without_done
+from malamute_py.changelog.tables import GroupRow
 
 KINDS: Final = ("shared", "exclusive", "keyed")
 DEAD: Final = ".dead"

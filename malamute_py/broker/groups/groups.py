@@ -56,9 +56,10 @@ from malamute_py.broker.streams.start_positions import Begin, Starts, by_offset
 from malamute_py.broker.structures.timers import Timers
 from malamute_py.broker.subscriptions.live import Delivery
 from malamute_py.broker.subscriptions.matching import Matching
+from malamute_py.changelog.ranges import with_done, without_tries
 from malamute_py.changelog.records import Change, GroupDone, GroupRemoved, GroupSet, Holder
 from malamute_py.changelog.settings import GroupSettings
-from malamute_py.changelog.tables import GroupRow, with_done, without_tries
+from malamute_py.changelog.tables import GroupRow
 from malamute_py.matcher import compile_pattern
 
 JOIN_GROUP: Final = 63

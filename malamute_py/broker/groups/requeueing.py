@@ -26,8 +26,7 @@ from malamute_py.broker.mail.messages import RowsOfPut
 from malamute_py.broker.mail.puts import Puts
 from malamute_py.broker.structures.bitmaps import places_of
 from malamute_py.broker.structures.timers import Timers
-from malamute_py.changelog.records import Change, GroupDone, GroupRevived, Range
-from malamute_py.changelog.tables import rows_of
+from malamute_py.changelog.records import Change, GroupDone, GroupRevived, Range, rows_of
 
 NUMBERS_MAX: Final = 1_000
 """Numbers that one REQUEUE_GROUP names at most."""

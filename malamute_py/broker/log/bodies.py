@@ -106,7 +106,7 @@ class Bodies:
         """Batches that were dropped while they were being read."""
         self._wanted: dict[int, list[OnBody]] = {}
         """Number -> calls that wait for the batch, whether its read is under way or not."""
-        self._queue: deque[tuple[int, int]] = deque()
+        self.queue: deque[tuple[int, int]] = deque()
         """(number, bytes) of batches that are wanted and that no read was begun for."""
         self._reads: dict[int, tuple[tuple[int, ...], int]] = {}
         self._reading_bytes = 0
@@ -190,11 +190,11 @@ class Bodies:
             waiting.append(call)
             return
         self._wanted[base] = [call]
-        self._queue.append((base, size))
+        self.queue.append((base, size))
 
     def begin_reads(self) -> list[BodiesRead]:
         """Begin reads, and return them for the shell."""
-        queue = self._queue
+        queue = self.queue
         if not queue:
             return []
         settings = self._shard.settings

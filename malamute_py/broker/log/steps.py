@@ -37,8 +37,9 @@ from malamute_py.broker.ready import (
     Appended,
     AppendRefused,
 )
+from malamute_py.changelog.applying import apply
 from malamute_py.changelog.records import Change, encode_change
-from malamute_py.changelog.tables import Key, KeyRow, Keys, Queues, Tables, apply
+from malamute_py.changelog.tables import Key, KeyRow, Keys, Queues, Tables
 
 BUNDLE_BYTES: Final = 1 << 20
 """Bytes of a bundle from which on no further step is added."""

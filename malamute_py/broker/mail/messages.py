@@ -21,8 +21,8 @@ from malamute_py.broker.log.steps import Effect, Part, Steps, Then, changing
 from malamute_py.broker.mail.mailbox import Mailbox, PutProgress, expired
 from malamute_py.broker.mail.mailboxes import Mailboxes
 from malamute_py.broker.structures.sorted_values import Pair, Schedule
-from malamute_py.changelog.records import Change, MailDone
-from malamute_py.changelog.tables import MessageRow, rows_of
+from malamute_py.changelog.records import Change, MailDone, rows_of
+from malamute_py.changelog.tables import MessageRow
 
 DUE_STEP: Final = 1_024
 """Delayed puts, and expiring puts, that one tick handles at most."""

@@ -14,8 +14,8 @@ from malamute_protocol.content import Content
 from malamute_py.broker.log.steps import NO_TABLES, Effect, Part, Steps
 from malamute_py.broker.mail.mailbox import CREATING, DRAFT, STANDING, Mailbox
 from malamute_py.broker.mail.messages import Leaving, Messages
+from malamute_py.changelog.applying import apply
 from malamute_py.changelog.records import MailPut
-from malamute_py.changelog.tables import apply
 
 
 class _OfMailbox(Effect):

@@ -30,8 +30,8 @@ from malamute_py.changelog.records import (
     RequestDead,
     RequestRevived,
     Run,
+    rows_of,
 )
-from malamute_py.changelog.tables import rows_of
 
 REVIVED_MAX: Final = 1_000
 """Puts that one call of `revive` looks at, at most."""

@@ -44,9 +44,9 @@ from malamute_py.broker.services.service import (
     Service,
 )
 from malamute_py.broker.structures.bitmaps import ones
-from malamute_py.changelog.records import RequestRevived, ServiceRemoved, ServiceSet
+from malamute_py.changelog.records import RequestRevived, ServiceRemoved, ServiceSet, mask_of
 from malamute_py.changelog.settings import ServiceSettings, queue_settings
-from malamute_py.changelog.tables import ServiceRow, mask_of
+from malamute_py.changelog.tables import ServiceRow
 
 PORTION: Final = 256
 """Batches that a removal ends in one turn."""

@@ -21,8 +21,7 @@ from malamute_py.broker.services.registry import RETRY_MS, Registry
 from malamute_py.broker.services.returns import Returns
 from malamute_py.broker.services.rows import BatchRows, named
 from malamute_py.broker.services.service import STANDING, Lease, Offer, RequestBatch, Service
-from malamute_py.changelog.records import Change, WorkTaken
-from malamute_py.changelog.tables import WITHDRAWN
+from malamute_py.changelog.records import WITHDRAWN, Change, WorkTaken
 
 Share: TypeAlias = tuple[Offer, RequestBatch, int, int]
 """(offer, batch, the rows of it that the offer gets, bytes of credit that were taken for them)."""

@@ -23,8 +23,7 @@ from malamute_py.broker.services.registry import Registry
 from malamute_py.broker.services.returns import Returns
 from malamute_py.broker.services.rows import BatchRows, named
 from malamute_py.broker.services.service import Lease, Offer, Service
-from malamute_py.changelog.records import RequestPut, Run, WorkReceived
-from malamute_py.changelog.tables import RELEASED
+from malamute_py.changelog.records import RELEASED, RequestPut, Run, WorkReceived
 
 REASON_MAX: Final = 1_000
 """Characters of a worker's reason that are kept."""

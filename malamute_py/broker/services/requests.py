@@ -26,8 +26,8 @@ from malamute_py.broker.services.registry import Registry
 from malamute_py.broker.services.returns import Returns
 from malamute_py.broker.services.service import DRAFT, REMOVING, Offer, RequestBatch, Service
 from malamute_py.broker.structures.bitmaps import ones, runs_of
-from malamute_py.changelog.records import Change, RequestPut, WorkTaken
-from malamute_py.changelog.tables import apply, rows_of
+from malamute_py.changelog.applying import apply
+from malamute_py.changelog.records import Change, RequestPut, WorkTaken, rows_of
 
 SLOW_SUBJECTS_MAX: Final = 8
 """Subjects of a batch with `need_workers` that are compared with regular expressions at most."""

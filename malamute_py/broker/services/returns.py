@@ -20,8 +20,7 @@ from malamute_py.broker.services.ends import Ends, Released
 from malamute_py.broker.services.registry import RETRY_MS, Registry
 from malamute_py.broker.services.rows import BatchRows, merged, named
 from malamute_py.broker.services.service import InFlight, Lease, Pause, RequestBatch, Service
-from malamute_py.changelog.records import Change, WorkReturned
-from malamute_py.changelog.tables import RELEASED, WITHDRAWN
+from malamute_py.changelog.records import RELEASED, WITHDRAWN, Change, WorkReturned
 
 _NO_ATTEMPT: Final = frozenset({"requeued", RELEASED, WITHDRAWN})
 """Reasons of a return that uses up no attempt."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from malamute_py.broker.services.service import RequestBatch
-from malamute_py.changelog.tables import rows_of
+from malamute_py.changelog.records import rows_of
 
 BatchRows: TypeAlias = tuple[RequestBatch, int]
 """A batch, and rows of it as a bitmap."""

@@ -22,7 +22,7 @@ from malamute_py.broker.log.steps import Steps, Then
 from malamute_py.broker.services.registry import Registry
 from malamute_py.broker.services.returns import Returns
 from malamute_py.broker.services.service import STANDING, Offer, Service
-from malamute_py.changelog.tables import WITHDRAWN
+from malamute_py.changelog.records import WITHDRAWN
 
 
 class Offers:

@@ -26,6 +26,7 @@ from malamute_py.broker.streams.conditions import Conditions
 from malamute_py.broker.streams.declared import declared, evolved, is_version
 from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.broker.streams.validation import CANNOT, Validation
+from malamute_py.changelog.applying import apply
 from malamute_py.changelog.copies import MOVED_STREAM
 from malamute_py.changelog.records import Change, StreamCreated, StreamEdited, StreamRemoved
 from malamute_py.changelog.settings import (
@@ -35,7 +36,7 @@ from malamute_py.changelog.settings import (
     encode_settings,
     settings_of,
 )
-from malamute_py.changelog.tables import StreamRow, Tables, apply
+from malamute_py.changelog.tables import StreamRow, Tables
 
 Use: TypeAlias = Callable[[Stream], None]
 Refusal: TypeAlias = Callable[[str, str, int], None]

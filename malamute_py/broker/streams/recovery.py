@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from malamute_py.broker.ready import MAIN, RecoveredState
 from malamute_py.broker.streams.producers import Producers
+from malamute_py.changelog.applying import TABLE_CHANGES, apply
 from malamute_py.changelog.records import decode_change
 from malamute_py.changelog.snapshots import decode_snapshot
-from malamute_py.changelog.tables import TABLE_CHANGES, Queues, Tables, apply
+from malamute_py.changelog.tables import Queues, Tables
 
 STREAM_RECORD_BYTES = 32
 """Bytes that the creation of a stream takes in the log at least: its uuid alone is 16."""

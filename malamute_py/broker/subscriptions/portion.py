@@ -21,6 +21,11 @@ from malamute_py.broker.subscriptions.subscription import Subscription
 PORTION_FRAMES_MAX = 256
 READ_ROWS_MAX = 4_096
 """Rows of one gathered batch; as many as one read of the journal gathers."""
+GATHERED_ROWS_MAX = 32
+"""Rows of a batch that join those of neighbouring batches; each is taken alone, which is slower
+than by column."""
+TURN_BATCHES_MAX = 512
+"""Batches of the hot window that one turn looks at, selected or not."""
 
 
 class Portion:

@@ -21,20 +21,20 @@ from malamute_py.broker.subscriptions.subscription import SUBSCRIBE, VISIBILITIE
 if TYPE_CHECKING:
     from malamute_py.broker.log.stream import Stream
     from malamute_py.broker.streams.start_positions import Begin, Starts
+    from malamute_py.broker.subscriptions.lagging import Lagging
     from malamute_py.broker.subscriptions.live import Delivery
-    from malamute_py.broker.subscriptions.on_demand import OnDemand
 
 
 class Subscriptions:
     """The commands about subscriptions."""
 
     def __init__(
-        self, shard: Shard, links: Links, delivery: Delivery, on_demand: OnDemand, starts: Starts
+        self, shard: Shard, links: Links, delivery: Delivery, lagging: Lagging, starts: Starts
     ) -> None:
         self._shard = shard
         self._links = links
         self._delivery = delivery
-        self._on_demand = on_demand
+        self._lagging = lagging
         self._starts = starts
         self.count = 0
         self.pattern_bytes = 0
@@ -143,7 +143,7 @@ class Subscriptions:
             sub.link.owner, "replay", stream.name
         ):
             self._withhold(sub, tail)
-        self._on_demand.consider(sub)
+        self._lagging.consider(sub)
 
     def _withhold(self, sub: Subscription, tail: int) -> None:
         """Have a subscription begin at the tail: its owner may not read history, which is a gap."""
@@ -165,7 +165,7 @@ class Subscriptions:
     def resume(self, sub: Subscription) -> None:
         """Let a subscription that is not live have its turn."""
         if not sub.live:
-            self._on_demand.consider(sub)
+            self._lagging.consider(sub)
 
     def end(self, sub: Subscription, code: str) -> None:
         """Send ENDED to a subscription, and forget it."""
@@ -201,6 +201,6 @@ class Subscriptions:
         self._hold(sub, -1)
         stream = getattr(sub, "stream", None)
         if stream is not None:
-            self._on_demand.forget(sub)
+            self._lagging.forget(sub)
             audience_of(stream).leave(sub)
         sub.started = sub.live = False

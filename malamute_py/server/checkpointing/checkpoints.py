@@ -163,13 +163,14 @@ class Checkpoints:
     def tick(self, now_ms: int) -> None:
         """Look what is to be done, after time has passed or something was appended or synced."""
         now_ms = self._advance(now_ms)
-        config = self._config
-        percent = 100 * self._use()
-        if percent >= config.pressure_percent or self.pressed:
-            self._weigh(percent)
-        parts = self.parts
-        if parts.bytes and self._since_ms is None:
-            self._since_ms = now_ms
+        config, parts = self._config, self.parts
+        percent = 0.0
+        if parts.bytes or self.pressed:
+            percent = 100 * self._use()
+            if percent >= config.pressure_percent or self.pressed:
+                self._weigh(percent)
+            if parts.bytes and self._since_ms is None:
+                self._since_ms = now_ms
         if self._asked:
             if not self._slow and now_ms - self._asked_ms >= _SLOW_MS:
                 self._slow = True

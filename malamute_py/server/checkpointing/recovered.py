@@ -19,9 +19,10 @@ import msgspec
 
 from malamute_protocol.stamp import CHANGE
 from malamute_py.broker.ready import CHANGE_STREAM, MAIL_STREAM, MAIN, RingFacts, StreamFacts
+from malamute_py.changelog.applying import TABLE_CHANGES, apply
 from malamute_py.changelog.records import decode_change
 from malamute_py.changelog.snapshots import ProducerFact, decode_snapshot
-from malamute_py.changelog.tables import TABLE_CHANGES, Queues, Tables, apply
+from malamute_py.changelog.tables import Queues, Tables
 from malamute_py.config import CheckpointSection
 from malamute_py.journal import JournalError, Recovery, Ring
 from malamute_py.journal.errors import NotAFile

@@ -15,7 +15,7 @@ from malamute_py.broker.groups.holdings import (
     _few_closed_runs,
 )
 from malamute_py.broker.structures.bitmaps import ones
-from malamute_py.changelog.tables import with_done
+from malamute_py.changelog.ranges import with_done
 from tests.seeds import seeds
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from malamute_protocol import commands as wire
-from malamute_py.changelog import tables
+from malamute_py.changelog.effects import streams
 from tests.broker.shell import Shell
 
 
@@ -49,7 +49,7 @@ def test_a_stream_that_is_made_again_is_of_a_higher_generation(
 def test_a_generation_that_is_not_remembered_is_passed_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tables, "GENERATIONS_MAX", 2)
+    monkeypatch.setattr(streams, "GENERATIONS_MAX", 2)
     shell = Shell()
     shell.hello(1)
     for name in "abc":

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
+from malamute_py.changelog.applying import apply
 from malamute_py.changelog.records import (
     Change,
     ProducerOpened,
@@ -20,7 +21,7 @@ from malamute_py.changelog.records import (
 )
 from malamute_py.changelog.settings import StreamSettings
 from malamute_py.changelog.snapshots import decode_snapshot, encode_snapshot
-from malamute_py.changelog.tables import Queues, Tables, apply
+from malamute_py.changelog.tables import Queues, Tables
 from tests.broker.shell import Shell, bodies
 
 settings = st.builds(StreamSettings, max_bytes=st.integers(0, 5), description=st.text(max_size=3))

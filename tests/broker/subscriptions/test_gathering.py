@@ -13,8 +13,7 @@ from malamute_protocol.content import NO_TIME
 from malamute_protocol.gather import Gathering, Row
 from malamute_protocol.header import Header
 from malamute_protocol.limits import Limits
-from malamute_py.broker.subscriptions.on_demand import GATHERED_ROWS_MAX
-from malamute_py.broker.subscriptions.portion import READ_ROWS_MAX
+from malamute_py.broker.subscriptions.portion import GATHERED_ROWS_MAX, READ_ROWS_MAX
 from tests.broker.shell import Shell
 
 QUANTUM = 64 << 10

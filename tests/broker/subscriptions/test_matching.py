@@ -21,7 +21,7 @@ from malamute_protocol.content import has_large_table
 from malamute_protocol.encode import encode
 from malamute_protocol.header import MEMO, STEP_ENTRIES, HeaderTable
 from malamute_protocol.limits import Limits
-from malamute_py.broker.subscriptions import matching, on_demand, shared_window
+from malamute_py.broker.subscriptions import cohorts, matching, shared_window
 from malamute_py.broker.subscriptions.audience import Audience, audience_of
 from malamute_py.matcher import Classing, Index, index, matches
 from tests.broker.shell import Shell
@@ -280,7 +280,7 @@ def test_many_that_are_served_together_are_matched_in_slices_too(
         if not answered and shell.peers[3].of(wire.Pong):
             answered = turns
     assert most <= 10, "headers in one turn"
-    assert not shell.broker._on_demand._ahead
+    assert not shell.broker._on_demand._cohorts._ahead
     assert answered <= 8
     for number in [*range(4), *range(5, 9), *range(20, 29)]:
         wanted = [at for at in range(240) if at % 120 % 9 == number % 9]
@@ -302,7 +302,7 @@ def test_what_is_matched_for_many_at_a_time_is_bounded_and_goes_with_those_who_w
 
     monkeypatch.setattr(shared_window.Survey, "__init__", noted)
     shell = Sliced()
-    streams = 2 * on_demand.AHEAD_MAX
+    streams = 2 * cohorts.AHEAD_MAX
     for link in (1, 2):
         shell.hello(link)
     for at in range(streams):
@@ -334,9 +334,9 @@ def test_what_is_matched_for_many_at_a_time_is_bounded_and_goes_with_those_who_w
     finally:
         gc.enable()
     assert len(made) > streams
-    assert most <= on_demand.AHEAD_MAX + 1
+    assert most <= cohorts.AHEAD_MAX + 1
     assert left <= 1
-    assert not shell.broker._on_demand._ahead
+    assert not shell.broker._on_demand._cohorts._ahead
     for at in range(streams):
         for number in range(9 * at, 9 * at + 9):
             wanted = [row for row in range(120) if row % 9 == number % 9]
@@ -647,7 +647,7 @@ def test_many_who_are_served_together_wait_for_new_headers_that_are_matched_in_s
         assert wanted(number) == expected(wants(number), LARGE)
     for number in range(120):
         assert offsets(shell, 1, number) == [1 + at for at in wanted(number)]
-    assert not shell.broker._on_demand._ahead
+    assert not shell.broker._on_demand._cohorts._ahead
     # The batch is matched for the subscription that takes a large part of it alone, and once or
     # twice for the others: those that came before and while it was matched.
     assert shell.broker.counters["matching_put_off"] <= 4
@@ -707,14 +707,14 @@ def test_who_ends_while_a_batch_is_surveyed_is_not_given_it_and_the_others_are()
         shell.broker.receive(1 + 2 * (number % 2), "", [command], [], shell.now_ms)
     for _ in range(4):
         shell.turn()
-    assert shell.broker._on_demand._ahead
+    assert shell.broker._on_demand._cohorts._ahead
     shell.broker.receive(1, "", [wire.Unsubscribe(4)], [], shell.now_ms)
     shell.broker.link_lost(3, shell.now_ms)
     shell.run()
     assert not offsets(shell, 1, 4)
     for number in (2, 6, 18):
         assert offsets(shell, 1, number) == expected(wants(number), LARGE, 1)
-    assert not shell.broker._on_demand._ahead
+    assert not shell.broker._on_demand._cohorts._ahead
 
 
 def test_a_table_that_cannot_be_read_is_refused_by_name_when_its_turn_comes() -> None:

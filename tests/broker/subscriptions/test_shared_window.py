@@ -8,7 +8,7 @@ import pytest
 
 from malamute_protocol import commands as wire
 from malamute_py.broker.ready import HistoryRead, HistoryRun, ReadFailed
-from malamute_py.broker.subscriptions import on_demand, shared_window
+from malamute_py.broker.subscriptions import cohorts, shared_window
 from malamute_py.broker.subscriptions.audience import audience_of
 from malamute_py.broker.subscriptions.shared_window import LANE_ROWS_MAX, SharedWindow, hot_batches
 from tests.broker.shell import Peer, Shell, offsets
@@ -388,7 +388,7 @@ def test_a_gap_that_was_told_is_no_read_that_brought_them_nowhere() -> None:
 def test_those_far_ahead_do_not_wait_for_a_read_that_cannot_reach_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(on_demand, "NEIGHBOURS", 500)
+    monkeypatch.setattr(cohorts, "NEIGHBOURS", 500)
     shell = Shell(read=False, shared_read_min=2)
     shell.hello(1)
     publish(shell, 10)

@@ -7,8 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from malamute_py.changelog.ranges import with_done, with_tries, without_done, without_tries
 from malamute_py.changelog.records import Tries
-from malamute_py.changelog.tables import with_done, with_tries, without_done, without_tries
 
 RANGES = st.lists(st.integers(0, 40), min_size=2, max_size=8, unique=True).map(
     lambda bounds: list(

@@ -1,0 +1,315 @@
+"""Cohorts: many lagging subscriptions of one stream have a turn, or a read of history, together.
+
+Owns the turns of cohorts. The rules: what a cohort takes is looked for once for all of its members,
+in a shared window (shared_window.py); a batch that takes long to match is surveyed in steps, while
+those that come to it wait; a member that cannot go along has a turn of its own. Source:
+docs/design.md, Flow control.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Final
+
+from pyroaring import BitMap
+
+from malamute_protocol.content import Content
+from malamute_protocol.gather import BYTES_A_ROW, gatherable
+from malamute_protocol.stamp import Stamp
+from malamute_py.broker.batches.bounds import first_within_bounds
+from malamute_py.broker.context import Shard
+from malamute_py.broker.links.links import Links, cost_of_few
+from malamute_py.broker.log.stream import Stream
+from malamute_py.broker.ready import HistoryRead, ReadRange
+from malamute_py.broker.subscriptions.lagging import TURNS_ALONE, Lagging
+from malamute_py.broker.subscriptions.live import Delivery
+from malamute_py.broker.subscriptions.matching import MATCHING, Matching, is_quick
+from malamute_py.broker.subscriptions.portion import TURN_BATCHES_MAX
+from malamute_py.broker.subscriptions.shared_window import (
+    NEW_HEADERS_MAX,
+    Cohort,
+    SharedWindow,
+    Survey,
+    Surveyed,
+    hot_batches,
+    stored_batches,
+)
+from malamute_py.broker.subscriptions.subscription import Subscription
+
+NEIGHBOURS = 65_536
+"""Records from the first position of a cohort within which others join its read of history."""
+AHEAD_MAX = 4
+"""Batches that are surveyed at one time, of different streams: one may take 40 MiB."""
+
+
+class Cohorts:
+    """The turns of subscriptions that are served together."""
+
+    def __init__(
+        self, shard: Shard, links: Links, delivery: Delivery, matching: Matching, lagging: Lagging
+    ) -> None:
+        self._shard = shard
+        self._links = links
+        self._delivery = delivery
+        self._matching = matching
+        self._lagging = lagging
+        self._ahead: Final[dict[Stream, list[Subscription]]] = {}
+        """Streams of which a batch is surveyed for a cohort, each with the subscriptions that wait
+        until the cohort has been given its rows."""
+
+    def turn(self, cohort: Cohort) -> int:
+        """Serve a cohort from the hot window, or begin a read for it; returns the bytes given."""
+        stream, settings = cohort.stream, self._shard.settings
+        key = stream, cohort.durable
+        if self._lagging.cohorts.get(key) is cohort:
+            del self._lagging.cohorts[key]
+        behind: list[Subscription] = []
+        for sub in cohort.members:
+            sub.queued = False
+            if not sub.started or sub.live or not sub.able:
+                continue
+            self._lagging.past_what_is_gone(sub)
+            if sub.position < stream.purges.before:
+                self._lagging.consider(sub)
+            elif sub.position < sub.tail:
+                behind.append(sub)
+            else:
+                self._at_tail(sub, many=len(cohort.members) >= settings.shared_window_min)
+        if len(behind) < settings.shared_window_min:
+            self._lagging.turns_alone(behind)
+            return 0
+        first, hot_first = behind[0].position, stream.hot_first
+        if first >= hot_first:
+            members = [sub for sub in behind if sub.position >= hot_first]
+            for sub in behind:
+                if sub.position < hot_first:
+                    self._lagging.consider(sub)
+            place = stream.hot_place(min(sub.position for sub in members))
+            oldest, sliced = stream.hot[place], self._matching.sliced
+            if sliced and not is_quick(oldest.content) and gatherable(oldest.content):
+                stamp = Stamp.unpack(oldest.stamp, verify=False)
+                self._survey(stream, members, stamp, oldest.content)
+                return 0
+            window = SharedWindow(stream, members)
+            batches = islice(stream.hot, place, place + TURN_BATCHES_MAX)
+            window.fill(hot_batches(batches), members[0].tail, settings.step_bytes, sliced=sliced)
+            given = self._share_out(members, window, window.reached)
+            # Looking costs, too, whether a subscription takes something or not; new headers cost
+            # most.
+            looked = window.new * settings.step_bytes // NEW_HEADERS_MAX
+            return max(given, looked, window.rows * BYTES_A_ROW)
+        members = []
+        low, high = first - NEIGHBOURS, min(first + NEIGHBOURS, hot_first)
+        for sub in behind:
+            if low <= sub.position < high:
+                members.append(sub)
+            else:
+                self._lagging.consider(sub)
+        if len(members) < settings.shared_read_min:
+            self._lagging.turns_alone(members)
+        elif not self._lagging.turns.may_read:
+            self._lagging.turns.starve(Cohort(stream, cohort.durable, members), None)
+            for sub in members:
+                sub.queued = True
+        else:
+            self._read(Cohort(stream, cohort.durable, members))
+        return 0
+
+    def _survey(
+        self, stream: Stream, members: list[Subscription], stamp: Stamp, content: Content
+    ) -> None:
+        """Find in steps which subscriptions take which rows of a batch; then each is given its own.
+
+        If a batch of the stream, or of as many streams as may be, is surveyed already, the
+        subscriptions have their turn after that, and what was read for them is read again.
+        """
+        ahead = self._ahead
+        for sub in members:
+            sub.reading = MATCHING
+        if stream in ahead or len(ahead) >= AHEAD_MAX:
+            ahead[stream if stream in ahead else next(iter(ahead))].extend(members)
+            return
+        ahead[stream] = []
+        wanted = BitMap([sub.pattern_number for sub in members])
+        self._matching.reading(stream.uuid, stamp.base_offset, content)
+        survey = Survey(stream, wanted, content)
+
+        def surveyed() -> None:
+            self._lagging.turns.queue.append(Surveyed(stream, members, stamp, content, survey))
+
+        def failed(error: Exception) -> None:
+            for sub in members:
+                sub.reading = 0
+            self._lagging.each_alone(stream, members, error)
+            self._release(stream)
+
+        self._matching.later(survey, surveyed, lambda: any(sub.started for sub in members), failed)
+
+    def _release(self, stream: Stream) -> None:
+        """Serve the subscriptions that waited until a surveyed batch was given."""
+        for sub in self._ahead.pop(stream):
+            sub.reading = 0
+            if sub.started:
+                self._lagging.consider(sub)
+
+    def turn_surveyed(self, surveyed: Surveyed) -> int:
+        """Give some subscriptions their rows of a surveyed batch; returns the bytes given."""
+        stream, base = surveyed.stream, surveyed.stamp.base_offset
+        members: list[Subscription] = []
+        for sub in surveyed.take():
+            sub.reading = 0
+            if not sub.started or sub.live:
+                continue
+            kept = max(stream.first_at(self._shard.now_ms), stream.purges.before)
+            if sub.able and kept <= base:
+                members.append(sub)
+            else:
+                self._lagging.consider(sub)
+        try:
+            if members:
+                window = SharedWindow(stream, members)
+                window.take(surveyed.stamp, surveyed.content, surveyed.survey)
+                self._share_out(members, window, window.reached, surveyed)
+        except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+            self._lagging.each_alone(stream, members, error)
+        if surveyed.members:
+            self._lagging.turns.queue.append(surveyed)
+        else:
+            self._release(stream)
+        # The other subscriptions have their turn later.
+        return self._shard.settings.step_bytes
+
+    def _at_tail(self, sub: Subscription, *, many: bool) -> None:
+        """Make a reader at the tail live, unless it is one of many whose link has much to read.
+
+        A reader that stays on demand goes on, with what has come by then in one gathered batch,
+        when its link has answered the PING that asks how far it has read.
+        """
+        link = sub.link
+        if not many or link.room >= link.ask_below:
+            self._delivery.catch_up(sub)
+
+    def _share_out(
+        self, members: list[Subscription], window: SharedWindow, reached: int,
+        surveyed: Surveyed | None = None,
+    ) -> int:  # fmt: skip
+        """Give each subscription its selection of a window; reached: how far the window goes.
+
+        surveyed: the window is one surveyed batch, and subscriptions without credit wait there.
+        """
+        if window.base < 0 and reached <= 0:
+            # Not even the first batch of the window can be gathered.
+            self._lagging.turns_alone(members)
+            return 0
+        settings = self._shard.settings
+        # Rows of headers that differ take some 2 us each.
+        most = settings.step_bytes if surveyed is None else settings.quantum_bytes // 2
+        found = window.share_out(most, settings.quantum_bytes)
+        left = {*found.alone, *found.later}
+        given = 0
+        links, delivery = self._links, self._delivery
+        for takers, gathered in found.shares:
+            size = len(gathered.stamp) + len(gathered.content)
+            given += size
+            frames: list[object] = [gathered.stamp, gathered.content]
+            for sub in takers:
+                link = sub.link
+                delivery.put(sub, reached, frames, None, gathered.count, size)
+                cost = cost_of_few(link)
+                link.room -= cost
+                link.delivered_bytes += cost
+                links.ask_if_little_room(link)
+        for sub in members:
+            if sub in left:
+                continue
+            sub.position = max(sub.position, reached)
+            if sub.position >= sub.tail:
+                self._at_tail(sub, many=True)
+            else:
+                self._lagging.consider(sub)
+        for sub in found.alone:
+            sub.turns_alone = TURNS_ALONE
+        self._lagging.turns_alone(found.alone)
+        for sub in found.later:
+            if surveyed is not None and sub.able:
+                sub.reading = MATCHING
+                surveyed.members.append(sub)
+            else:
+                self._lagging.consider(sub)
+        return given
+
+    def _read(self, cohort: Cohort) -> None:
+        """Begin one read of history for a cohort."""
+        stream, members = cohort.stream, cohort.members
+        token = self._lagging.turns.begin(cohort)
+        for sub in members:
+            sub.reading = token
+        self._lagging.turns.reads.append(
+            ReadRange(
+                stream.ring.name, stream.number, token,
+                min(sub.position for sub in members), min(members[0].tail, stream.hot_first),
+                self._shard.settings.step_bytes // 2,
+                oldest_ms=stream.oldest_ms(self._shard.now_ms), pinned=stream.pinned,
+            )
+        )  # fmt: skip
+
+    def deliver_history(self, cohort: Cohort, answer: HistoryRead) -> None:
+        """Deliver the answer of the journal to a cohort as far as credit and room allow."""
+        members = []
+        for sub in cohort.members:
+            if sub.able and not sub.live:
+                members.append(sub)
+            else:
+                self._lagging.consider(sub)
+        if not members:
+            return
+        if any(sub.position < cohort.stream.purges.before for sub in members):
+            # Some records were purged while the journal read them: each reads them alone.
+            for sub in members:
+                self._lagging.consider(sub)
+            return
+        before = [(sub, sub.position) for sub in members]
+        end = min(answer.next, members[0].tail)
+        lowest = min(sub.position for sub in members)
+        gap = next((gap for gap in answer.gaps if gap[1] > lowest), None)
+        if cohort.stream.bounded or lowest < cohort.stream.first:
+            kept = min(first_within_bounds(cohort.stream, answer, self._shard.now_ms), end)
+            if lowest < kept:
+                gap = lowest, kept, "retention", ""
+        if gap is not None and gap[0] <= lowest:
+            # Records after the gap are read again once all subscriptions have got GAP.
+            _, to, code, reason = gap
+            for sub in members:
+                if sub.position < to:
+                    self._lagging.gap(sub, to, code, reason)
+                    sub.idle_reads = 0
+                self._lagging.consider(sub)
+            return
+        if gap is not None:
+            end = min(end, gap[0])
+        # Subscriptions with a position after the end of the answer have their own turn.
+        inside = [sub for sub in members if sub.position < end]
+        for sub in members:
+            if not inside:
+                self._lagging.note_progress(sub, sub.position)
+            if sub.position >= end:
+                self._lagging.consider(sub)
+        if not inside:
+            return
+        batches = stored_batches(answer.runs, end)
+        sliced = self._matching.sliced
+        if sliced:
+            found = next(iter(batches), None)
+            if found is not None and not is_quick(found[1]) and gatherable(found[1]):
+                self._survey(cohort.stream, inside, *found)
+                return
+            batches = stored_batches(answer.runs, end)
+        window = SharedWindow(cohort.stream, inside)
+        step_bytes = self._shard.settings.step_bytes
+        whole = window.fill(batches, end, step_bytes, sliced=sliced)
+        self._share_out(inside, window, end if whole else window.reached)
+        for sub, position in before:
+            if sub.position > position:
+                sub.idle_reads = 0
+            elif sub.able and not sub.queued and not sub.live:
+                self._lagging.note_progress(sub, position)

@@ -1,0 +1,180 @@
+"""Lagging subscriptions: their queue, their gaps, and what an error in serving one of them costs.
+
+Owns what the turns of one subscription and those of a cohort share. The rules: a subscription is in
+the queue once, alone or in a cohort; whatever cannot be delivered is a GAP before the position
+passes it; an error costs the subscription a repetition batch by batch, then a batch, then its link.
+Source: docs/design.md, Flow control; ARCHITECTURE.md, Containment.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from malamute_protocol.commands import Gap
+from malamute_py.broker.context import Shard
+from malamute_py.broker.links.links import Links
+from malamute_py.broker.log.stream import Stream
+from malamute_py.broker.subscriptions.audience import audience_of
+from malamute_py.broker.subscriptions.live import CAREFUL_BATCHES, Delivery
+from malamute_py.broker.subscriptions.matching import Matching
+from malamute_py.broker.subscriptions.portion import GATHERED_ROWS_MAX, READ_ROWS_MAX
+from malamute_py.broker.subscriptions.shared_window import Cohort, Surveyed
+from malamute_py.broker.subscriptions.subscription import SUBSCRIBE, Subscription
+from malamute_py.broker.subscriptions.turns import IDLE_READS_MAX, Turns
+
+TURNS_ALONE = 16
+"""Turns after which a subscription that was left out of a shared read may join one again."""
+
+
+class Lagging:
+    """The queue of the subscriptions that are not live."""
+
+    def __init__(self, shard: Shard, links: Links, delivery: Delivery, matching: Matching) -> None:
+        self._shard = shard
+        self._links = links
+        self._delivery = delivery
+        self._matching = matching
+        self.turns: Final[Turns[Subscription | Cohort | Surveyed, Subscription | Cohort]] = Turns(
+            shard
+        )
+        self.cohorts: Final[dict[tuple[Stream, bool], Cohort]] = {}
+        """Cohorts in the queue, by stream and by whether they see only what is durable."""
+        self._in_history: dict[Stream, dict[Subscription, None]] = {}
+        """Subscriptions of each stream that read everything of its history: several share a
+        read."""
+        self.more = shard.share()
+        """Whether this turn's share of time lasts."""
+        settings, limits = shard.settings, shard.settings.limits
+        self.may_gather: Final = (
+            min(limits.batch_records_max, limits.headers_max) >= READ_ROWS_MAX + GATHERED_ROWS_MAX
+            and limits.batch_bytes_max
+            >= settings.quantum_bytes + max(limits.record_bytes_max, limits.batch_bytes_max // 4)
+        )
+        """Whether the limits let clients take a gathered batch, from the journal or from memory."""
+
+    def consider(self, sub: Subscription) -> None:
+        """Queue a subscription for a turn if it can take something: its state has changed."""
+        if sub.live or sub.queued or sub.reading or not sub.started:
+            return
+        # A subscription at its end is told so without credit.
+        if sub.able or sub.position >= sub.stop:
+            sub.queued = True
+            if (
+                sub.turns_alone
+                or not self.may_gather
+                or not sub.joins
+                or sub.position < sub.stream.purges.before
+                or (self._matching.sliced and audience_of(sub.stream).index.slow)
+            ):
+                sub.turns_alone = max(0, sub.turns_alone - 1)
+                self.turns.queue.append(sub)
+                return
+            key = sub.stream, sub.durable
+            cohort = self.cohorts.get(key)
+            if cohort is None:
+                cohort = self.cohorts[key] = Cohort(sub.stream, sub.durable)
+                self.turns.queue.append(cohort)
+            cohort.members.append(sub)
+
+    def forget(self, sub: Subscription) -> None:
+        """Forget a subscription that has ended; the queue drops it when its turn comes."""
+        self.turns.forget(sub, sub.link)
+        self.leave_history(sub)
+
+    def turns_alone(self, members: list[Subscription]) -> None:
+        """Give each subscription its own turn, in this order, before those that wait."""
+        for sub in reversed(members):
+            sub.queued = True
+            self.turns.queue.appendleft(sub)
+
+    def each_alone(self, stream: Stream, members: list[Subscription], error: Exception) -> None:
+        """Serve each of many subscriptions alone, since an error came of serving them together."""
+        self._shard.erred("serving together", error, stream=stream.name)
+        for sub in members:
+            if sub.started:
+                sub.turns_alone = TURNS_ALONE
+                sub.queued = False
+                self._again(sub)
+
+    def erred(self, sub: Subscription, error: Exception) -> None:
+        """Serve a subscription again batch by batch, to find the batch that an error came of."""
+        if sub.careful:
+            # No batch caused the error, but the subscription itself: its link bears it.
+            self._links.fail(sub.link, "serving", error, SUBSCRIBE, sub.number)
+            return
+        self._shard.erred(
+            "serving", error, stream=sub.stream.name, offset=sub.covered, link=sub.link.number,
+            identity=sub.link.identity, subscription=sub.number,
+        )  # fmt: skip
+        sub.careful = CAREFUL_BATCHES
+        self._again(sub)
+
+    def _again(self, sub: Subscription) -> None:
+        """Serve a subscription again from its last cover on."""
+        if not sub.live:
+            sub.position = sub.covered
+            self.consider(sub)
+
+    def damaged(self, sub: Subscription, base: int, next: int, error: Exception) -> None:
+        """Pass over a batch that cannot be handled for one subscription, which gets GAP."""
+        reason = self._shard.quarantine(
+            sub.stream.name, base, next, "serving", error, link=sub.link.number,
+            identity=sub.link.identity,
+        )  # fmt: skip
+        sub.careful = 0
+        sub.position = max(sub.position, base)
+        self.gap(sub, next, "damaged", reason)
+
+    def past_what_is_gone(self, sub: Subscription) -> None:
+        """Pass over records before the first one that the stream still has, with a GAP."""
+        stream = sub.stream
+        # Retention may be ahead of what is durable: the position of a durable reader stays before
+        # that, and records that are still in memory come to it after all.
+        first = min(stream.first_at(self._shard.now_ms), sub.stop, sub.tail)
+        lost = min(first, stream.lost_before)
+        if sub.position < lost:
+            self.gap(sub, lost, "lost", "")
+        if sub.position < first:
+            self.gap(sub, first, "retention", "")
+
+    def gap(self, sub: Subscription, to: int, code: str, reason: str) -> None:
+        """Send GAP for the offsets from the position on that cannot be delivered.
+
+        Retention takes only what callers have left: what they removed is told apart.
+        """
+        removed = min(to, sub.stream.row.trimmed)
+        if code == "retention" and sub.position < removed:
+            self._say_gap(sub, removed, "purged", "")
+            if removed == to:
+                return
+        self._say_gap(sub, to, code, reason)
+
+    def _say_gap(self, sub: Subscription, to: int, code: str, reason: str) -> None:
+        self._delivery.cover(sub)
+        self._links.say(sub.link, Gap(sub.number, sub.position, to, code, reason))
+        self._shard.counters["gaps"] += 1
+        sub.position = sub.covered = to
+
+    def enter_history(self, sub: Subscription) -> int:
+        """Count a subscription that reads all of its stream's history; returns how many do."""
+        inside = self._in_history.setdefault(sub.stream, {})
+        inside[sub] = None
+        return len(inside)
+
+    def leave_history(self, sub: Subscription) -> None:
+        """Count a subscription no longer, as it has come out of the history or has ended."""
+        inside = self._in_history.get(sub.stream)
+        if inside is not None and sub in inside:
+            del inside[sub]
+            if not inside:
+                del self._in_history[sub.stream]
+
+    def note_progress(self, sub: Subscription, before: int) -> None:
+        """Count reads that bring a subscription nowhere, and end it after several."""
+        if sub.position > before:
+            sub.idle_reads = 0
+            return
+        sub.idle_reads += 1
+        if sub.idle_reads >= IDLE_READS_MAX:
+            self._shard.event("read_stuck", "error", stream=sub.stream.name, offset=before)
+            sub.owner.end(sub, "internal")

@@ -1,0 +1,117 @@
+"""Effects of records about cursors and groups.
+
+Owns what such a record changes in `Queues`. The rule: a record that is done has no attempts.
+Source: docs/design.md (Journal; Queues and the checkpoint).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from malamute_py.changelog.effects.mail import mail_done
+from malamute_py.changelog.ranges import with_done, with_tries, without_done, without_tries
+from malamute_py.changelog.records import (
+    CursorRemoved,
+    CursorSet,
+    GroupDone,
+    GroupEdited,
+    GroupHeld,
+    GroupRemoved,
+    GroupReturned,
+    GroupRevived,
+    GroupSet,
+    MailDone,
+)
+from malamute_py.changelog.settings import CursorSettings
+from malamute_py.changelog.tables import CursorRow, Effects, GroupRow, Queues, Tables
+
+
+def _cursor_set(tables: Tables, queues: Queues, change: CursorSet) -> None:
+    place = change.stream, change.name
+    known = queues.cursors.get(place)
+    settings = change.settings
+    if settings is None:
+        settings = CursorSettings() if known is None else known.settings
+    queues.cursors[place] = CursorRow(
+        change.stream, change.name, change.next, settings, change.at_ms, change.by, change.epoch
+    )  # fmt: skip
+
+
+def _cursor_removed(tables: Tables, queues: Queues, change: CursorRemoved) -> None:
+    queues.cursors.pop((change.stream, change.name), None)
+
+
+def _group_set(tables: Tables, queues: Queues, change: GroupSet) -> None:
+    place = change.stream, change.name
+    known = queues.groups.get(place)
+    queues.groups[place] = GroupRow(
+        change.stream, change.name, change.kind, change.pattern, change.next, [],
+        change.at_ms, change.by, change.epoch, change.durable, change.settings, change.tries,
+        None if known is None else known.holder,
+    )  # fmt: skip
+
+
+def _group_edited(tables: Tables, queues: Queues, change: GroupEdited) -> None:
+    place = change.stream, change.name
+    row = queues.groups.get(place)
+    if row is not None:
+        row.settings = change.settings
+        queues.groups[place] = row
+
+
+def _group_held(tables: Tables, queues: Queues, change: GroupHeld) -> None:
+    place = change.stream, change.name
+    row = queues.groups.get(place)
+    if row is not None:
+        row.holder = change.holder
+        queues.groups[place] = row
+
+
+def _group_returned(tables: Tables, queues: Queues, change: GroupReturned) -> None:
+    place = change.stream, change.name
+    row = queues.groups.get(place)
+    if row is None:
+        return
+    row.tries = with_tries(row.tries, change.ranges, change.why)
+    row.epoch = change.epoch
+    queues.groups[place] = row
+
+
+def _group_revived(tables: Tables, queues: Queues, change: GroupRevived) -> None:
+    mail_done(tables, queues, MailDone(change.mailbox, change.rows, "revived"))
+    place = change.stream, change.name
+    row = queues.groups.get(place)
+    if row is None:
+        return
+    row.next, row.done = without_done(row.next, row.done, change.ranges)
+    row.epoch = change.epoch
+    queues.groups[place] = row
+
+
+def _group_done(tables: Tables, queues: Queues, change: GroupDone) -> None:
+    place = change.stream, change.name
+    row = queues.groups.get(place)
+    if row is None:
+        return
+    row.next, row.done = with_done(row.next, row.done, change.ranges)
+    if row.tries:
+        row.tries = without_tries(row.tries, change.ranges)
+    row.epoch = change.epoch
+    queues.groups[place] = row
+
+
+def _group_removed(tables: Tables, queues: Queues, change: GroupRemoved) -> None:
+    queues.groups.pop((change.stream, change.name), None)
+
+
+EFFECTS: Final[Effects] = {
+    CursorSet: _cursor_set,
+    CursorRemoved: _cursor_removed,
+    GroupSet: _group_set,
+    GroupEdited: _group_edited,
+    GroupHeld: _group_held,
+    GroupReturned: _group_returned,
+    GroupRevived: _group_revived,
+    GroupDone: _group_done,
+    GroupRemoved: _group_removed,
+}

@@ -1,0 +1,67 @@
+"""Effects of records about atomic steps and transactions.
+
+Owns what such a record changes in `Queues`. The rule: a batch that is staged goes with its
+transaction, or once it is in its stream.
+Source: docs/design.md (Journal; Queues and the checkpoint).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from malamute_py.changelog.records import (
+    StepTaken,
+    TransactionBegun,
+    TransactionCommitted,
+    TransactionEnded,
+    TransactionMoved,
+    TransactionStaged,
+)
+from malamute_py.changelog.tables import Effects, KeyRow, Queues, StagedRow, Tables, TransactionRow
+
+
+def _step_taken(tables: Tables, queues: Queues, change: StepTaken) -> None:
+    row = KeyRow(-1, 0, change.at_ms, -change.command, change.digest)
+    queues.remember(change.sender, change.key, row)
+
+
+def _transaction_begun(tables: Tables, queues: Queues, change: TransactionBegun) -> None:
+    queues.transactions[change.id] = TransactionRow(
+        change.id, change.holder, change.by, change.at_ms, change.timeout_ms
+    )
+
+
+def _transaction_staged(tables: Tables, queues: Queues, change: TransactionStaged) -> None:
+    if change.id in queues.transactions:
+        queues.staged[change.base] = StagedRow(
+            change.base, change.id, change.place, change.stream, change.count, change.size,
+            change.at_ms,
+        )  # fmt: skip
+
+
+def _transaction_committed(tables: Tables, queues: Queues, change: TransactionCommitted) -> None:
+    row = queues.transactions.get(change.id)
+    if row is not None:
+        row.committed_ms = change.at_ms
+        queues.transactions[change.id] = row
+
+
+def _transaction_moved(tables: Tables, queues: Queues, change: TransactionMoved) -> None:
+    for base in change.bases:
+        queues.staged.pop(base, None)
+
+
+def _transaction_ended(tables: Tables, queues: Queues, change: TransactionEnded) -> None:
+    for base in change.bases:
+        queues.staged.pop(base, None)
+    queues.transactions.pop(change.id, None)
+
+
+EFFECTS: Final[Effects] = {
+    StepTaken: _step_taken,
+    TransactionBegun: _transaction_begun,
+    TransactionStaged: _transaction_staged,
+    TransactionCommitted: _transaction_committed,
+    TransactionMoved: _transaction_moved,
+    TransactionEnded: _transaction_ended,
+}

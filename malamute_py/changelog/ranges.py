@@ -1,0 +1,136 @@
+"""Ranges of offsets: which records of a group are done, and how many attempts each has had.
+
+Owns the arithmetic of both lists. The rules: ranges are ascending, with a gap between each two;
+attempts are ascending without overlap, and neighbours that say the same are one entry; a list is
+never changed in place. Source: docs/design.md (Journal; Queues and the checkpoint).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+
+from malamute_py.changelog.records import Range, Tries
+
+
+def with_tries(tries: list[Tries], ranges: Iterable[Range], why: str) -> list[Tries]:
+    """Return the attempts of records once each record of the ranges has one more."""
+    merged = tries[:]
+    for first, end in ranges:
+        at, stop, kept = _within(merged, first, end)
+        found: list[Tries] = []
+        place = first
+        for begin, until, times, _ in kept:
+            if place < begin:
+                found.append((place, begin, 1, why))
+            found.append((begin, until, times + 1, why))
+            place = until
+        if place < end:
+            found.append((place, end, 1, why))
+        _splice(merged, at, stop, first, end, found)
+    return merged
+
+
+def without_tries(tries: list[Tries], ranges: Iterable[Range]) -> list[Tries]:
+    """Return the attempts of records that are in none of the ranges."""
+    left = tries[:]
+    for first, end in ranges:
+        at, stop, kept = _within(left, first, end)
+        if kept:
+            _splice(left, at, stop, first, end, [])
+    return left
+
+
+def _within(tries: list[Tries], first: int, end: int) -> tuple[int, int, list[Tries]]:
+    """Return the places [at, stop) of entries that overlap a range, and these cut to the range."""
+    at = bisect_left(tries, first, key=_end_of_tries)
+    if at < len(tries) and tries[at][1] == first:
+        at += 1
+    stop = bisect_left(tries, (end,), at)
+    return (
+        at,
+        stop,
+        [
+            (max(first, begin), min(end, until), times, why)
+            for begin, until, times, why in tries[at:stop]
+        ],
+    )
+
+
+def _splice(
+    tries: list[Tries], at: int, stop: int, first: int, end: int, found: list[Tries]
+) -> None:
+    """Put entries into the place of those at [at, stop), of which the ends outside of a range stay.
+
+    Neighbours that say the same become one.
+    """
+    entries = list(found)
+    if at < stop:
+        begin, _, times, why = tries[at]
+        if begin < first:
+            entries.insert(0, (begin, first, times, why))
+        _, until, times, why = tries[stop - 1]
+        if until > end:
+            entries.append((end, until, times, why))
+    joined: list[Tries] = []
+    before = max(0, at - 1)
+    for entry in (*tries[before:at], *entries, *tries[stop : stop + 1]):
+        last = joined[-1] if joined else None
+        if last is not None and last[1] == entry[0] and last[2:] == entry[2:]:
+            joined[-1] = last[0], entry[1], entry[2], entry[3]
+        else:
+            joined.append(entry)
+    tries[before : stop + 1] = joined
+
+
+def _end_of_tries(entry: Tries) -> int:
+    return entry[1]
+
+
+def with_done(next: int, done: list[Range], ranges: Iterable[Range]) -> tuple[int, list[Range]]:
+    """Return `next`, and the ranges done after it, once `ranges` are done too.
+
+    done: ascending, with gaps between them. New ranges are looked up among them: a group with many
+    members has a thousand, and each acknowledgement brings a few.
+    """
+    merged = done[:]
+    for first, end in ranges:
+        if first <= next:
+            next = max(next, end)
+            continue
+        at = bisect_left(merged, (first,))
+        if at and merged[at - 1][1] >= first:
+            at -= 1
+            first, end = merged[at][0], max(end, merged[at][1])
+        stop = at
+        while stop < len(merged) and merged[stop][0] <= end:
+            end = max(end, merged[stop][1])
+            stop += 1
+        merged[at:stop] = [(first, end)]
+    passed = 0
+    while passed < len(merged) and merged[passed][0] <= next:
+        next = max(next, merged[passed][1])
+        passed += 1
+    return next, merged[passed:] if passed else merged
+
+
+def without_done(next: int, done: list[Range], ranges: list[Range]) -> tuple[int, list[Range]]:
+    """Return `next`, and the ranges done after it, once `ranges` are no longer done.
+
+    ranges: ascending, without overlap, at least one.
+    """
+    low = min(next, ranges[0][0])
+    left: list[Range] = []
+    for begin, until in [(low, next), *done] if low < next else done:
+        place = begin
+        for first, end in ranges:
+            if end <= place:
+                continue
+            if first >= until:
+                break
+            if place < first:
+                left.append((place, first))
+            place = end
+        if place < until:
+            left.append((place, until))
+    return with_done(low, [], left)
