@@ -19,7 +19,7 @@ from malamute_py.journal.types import ChosenRows, Run
 
 ROWS_MAX: Final = 4_096
 """Rows that one read gathers: each is a read of its own, of about 2 us."""
-_TAKEN_MAX: Final = 32
+TAKEN_MAX: Final = 32
 """Rows of one batch that are taken out of it, at most: each costs about 3 us."""
 _ROWS_A_TAKEN: Final = 16
 """Rows of a batch for each that is taken out of it, at least: others leave with their batch."""
@@ -42,7 +42,7 @@ class RareRows:
     @property
     def full(self) -> bool:
         """True when another batch might have more wanted rows than may be taken."""
-        return self.left < _TAKEN_MAX
+        return self.left < TAKEN_MAX
 
     def add(self, rows: list[Row], epoch: int, lsn: int) -> None:
         """Take rows of one epoch; lsn: of the first one's batch."""
@@ -81,7 +81,7 @@ class WantedRows:
                 return None
             places = places[self._inside(stamp, content, places)]
             count = len(places)
-            if count > _TAKEN_MAX or count * _ROWS_A_TAKEN > content.head.count:
+            if count > TAKEN_MAX or count * _ROWS_A_TAKEN > content.head.count:
                 return None
             return rows_of(stamp, content, places) if count else []
         except BatchError:

@@ -19,12 +19,12 @@ import google_crc32c
 import numpy as np
 from pyroaring import BitMap
 
-from malamute_protocol.content import NO_TIME, Content
+from malamute_protocol.content import Content
 from malamute_protocol.errors import BatchError
 from malamute_protocol.gather import BYTES_A_ROW, Row, weight_of
-from malamute_protocol.header import Header
 from malamute_protocol.stamp import PADDING, STAMP_BYTES, Stamp
 from malamute_py.journal.check import check
+from malamute_py.journal.choosing import WantedSpots, choose, wanted_spots, weights_of
 from malamute_py.journal.chunks import Batch, Part, Runs, batches_in, group_entries, pick_in
 from malamute_py.journal.errors import JournalCorrupt
 from malamute_py.journal.gathering import RareRows, WantedRows, cost, least_cost
@@ -37,7 +37,7 @@ from malamute_py.journal.index import (
 from malamute_py.journal.layout import index_name, segment_name
 from malamute_py.journal.mapping import Mappings
 from malamute_py.journal.segment import Segment
-from malamute_py.journal.spots import SPOT, Matches, Spots, Unspotted
+from malamute_py.journal.spots import Matches
 from malamute_py.journal.storage import File, Storage, read_around, read_file
 from malamute_py.journal.streams import StreamTable
 from malamute_py.journal.types import (
@@ -46,7 +46,6 @@ from malamute_py.journal.types import (
     Candidates,
     ChosenRows,
     Gap,
-    HeaderIndex,
     History,
     Plan,
     RingSettings,
@@ -212,9 +211,11 @@ class Reader:
             entries = index.entries(stream, position, end)
             rare = None
             if matches is not None and search is not None:
-                rare = _rare(index, stream, entries, search, matches, client_time, position, end)
+                rare = wanted_spots(
+                    index, stream, entries, search, matches, client_time, position, end
+                )
             if rare is None:
-                chosen = _choose(index, stream, entries, search, client_time)
+                chosen = choose(index, stream, entries, search, client_time)
                 position, left = self._read_segment(
                     segment, stream, entries, chosen, position, end, left, out
                 )
@@ -298,7 +299,7 @@ class Reader:
         segment: Segment,
         stream: int,
         entries: Entries,
-        rare: _Rare,
+        rare: WantedSpots,
         position: int,
         end: int,
         left: int,
@@ -335,7 +336,7 @@ class Reader:
     def _gather(
         self,
         segment: Segment,
-        rare: _Rare,
+        rare: WantedSpots,
         first: int,
         last: int,
         position: int,
@@ -629,7 +630,7 @@ class Reader:
         """
         index = self.index(segment)
         entries = index.entries(stream, first, end)
-        chosen = _choose(index, stream, entries, search, None)
+        chosen = choose(index, stream, entries, search, None)
         rows = {
             ordinal: row
             for ordinal, row, take in zip(
@@ -788,16 +789,16 @@ class Reader:
             index = self.index(segment)
             entries = index.entries(stream, position, end)
             rows = entries.rows
-            chosen = np.asarray(_choose(index, stream, entries, search, None), np.bool_)
+            chosen = np.asarray(choose(index, stream, entries, search, None), np.bool_)
             for those_left, before in left:
                 if before > position and len(rows):
-                    kept = _choose(index, stream, entries, those_left, None)
+                    kept = choose(index, stream, entries, those_left, None)
                     chosen &= np.asarray(kept, np.bool_) | (rows["next"] > before)
             weighed = np.where(chosen, rows["bytes"], 0).astype(np.int64)
             if matches is not None and search is not None and not left:
-                rare = _rare(index, stream, entries, search, matches, None, position, end)
+                rare = wanted_spots(index, stream, entries, search, matches, None, position, end)
                 if rare is not None:
-                    weighed = _weights(rare, rows)
+                    weighed = weights_of(rare, rows)
                     chosen = np.asarray(rare.chosen, np.bool_)
             if chosen.any():
                 whole.append((segment, rows[chosen]))
@@ -895,58 +896,6 @@ class _Cutter:
         return tuple(found)
 
 
-class _Rare(NamedTuple):
-    """Rows that a reader wants of some entries, when their rare rows have spots."""
-
-    chosen: list[bool]
-    """For each entry, whether it must be read whole: it may hold a match without a spot."""
-    spots: Spots
-    """The wanted rows of all other entries, by offset."""
-    codes: Any
-    """Place in `headers` of each spot's header."""
-    headers: list[Header]
-
-
-def _rare(
-    index: LiveIndex | StoredIndex,
-    stream: int,
-    entries: Entries,
-    search: Candidates,
-    matches: Matches,
-    client_time: tuple[int, int] | None,
-    position: int,
-    end: int,
-) -> _Rare | None:
-    """Return the rare rows in [position, end) that are wanted, which are read by themselves.
-
-    Rare rows have a spot in the index: where their bodies lie. The entries chosen beside them are
-    read whole. None: the index has no usable spots, so that all is read by entries.
-    """
-    headers, spots = index.headers(stream), index.spots(stream)
-    rows = entries.rows
-    if spots is None or not headers.exact or stream >= UNINDEXED_FROM or not len(rows):
-        return None
-    if bool((rows["base"][1:] != rows["next"][:-1]).any()) or int(rows["base"][0]) > position:
-        return None  # an index with holes: who reads by entries names them
-    unspotted = Unspotted(headers, spots.spotted)
-    chosen = _choose(index, stream, entries, search, client_time, unspotted)
-    found = spots.by_header(matches)
-    wanted = np.concatenate([part for _, part in found]) if found else np.empty(0, SPOT)
-    codes = np.repeat(np.arange(len(found)), [len(part) for _, part in found])
-    offsets = wanted["offset"]
-    kept = (offsets >= position) & (offsets < min(end, int(rows["next"][-1])))
-    if client_time is not None:
-        low, high = client_time
-        times = wanted["client_time"]
-        kept &= (times >= low) & (times < high) & (times != NO_TIME)
-    if True in chosen:
-        # Whole entries bring these rows, too.
-        whole = np.asarray(chosen, np.bool_)
-        kept &= ~whole[np.minimum(np.searchsorted(rows["next"], offsets, "right"), len(rows) - 1)]
-    order = np.argsort(offsets[kept], kind="stable")
-    return _Rare(chosen, wanted[kept][order], codes[kept][order], [header for header, _ in found])
-
-
 def _content(batch: Batch, view: memoryview) -> Content:
     """Return the content of a batch that was found in these bytes."""
     assert batch.found is not None
@@ -969,42 +918,3 @@ def _gaps_before(position: int, gaps: list[Gap]) -> tuple[Gap, ...]:
             if gap.from_offset < position
         )
     return tuple(gaps)
-
-
-def _weights(rare: _Rare, rows: Any) -> Any:
-    """Return how many bytes each entry adds to a read: all of it, or its rare rows."""
-    weights = np.where(rare.chosen, rows["bytes"], 0).astype(np.int64)
-    spots = rare.spots
-    if len(spots):
-        texts = np.array([weight_of(header) for header in rare.headers], np.int64)
-        costs = spots["bytes"].astype(np.int64) + BYTES_A_ROW + texts[rare.codes]
-        np.add.at(weights, np.searchsorted(rows["next"], spots["offset"], "right"), costs)
-    return weights
-
-
-def _choose(
-    index: LiveIndex | StoredIndex,
-    stream: int,
-    entries: Entries,
-    search: Candidates | None,
-    client_time: tuple[int, int] | None,
-    headers: HeaderIndex | None = None,
-) -> list[bool]:
-    """Return for each entry whether it may hold a match.
-
-    headers: an index to search instead of the segment's own.
-    """
-    mask = np.ones(len(entries.ordinals), np.bool_)
-    if search is not None and stream < UNINDEXED_FROM and len(mask):
-        headers = headers or index.headers(stream)
-        bitmap = search(headers)
-        if not bitmap:
-            return [False] * len(mask)
-        if bitmap is not headers.everything():
-            held = np.fromiter(bitmap, np.uint32, len(bitmap))
-            mask &= np.isin(entries.ordinals, held, assume_unique=True)
-    if client_time is not None:
-        low, high = client_time
-        mask &= (entries.rows["client_max"] >= low) & (entries.rows["client_min"] < high)
-    chosen: list[bool] = mask.tolist()
-    return chosen

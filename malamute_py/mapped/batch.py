@@ -18,8 +18,10 @@ from malamute_protocol.batch import Batch, Record
 from malamute_protocol.content import ARROW, Array, Content
 from malamute_protocol.errors import BatchError
 from malamute_protocol.extract import extract, extractable
+from malamute_protocol.gather import Row, gatherable, rows_of
 from malamute_protocol.stamp import Stamp
 from malamute_py.journal.check import Found, check
+from malamute_py.journal.gathering import TAKEN_MAX
 from malamute_py.mapped.errors import Overwritten
 from malamute_py.mapped.segments import SegmentMap
 
@@ -36,6 +38,11 @@ def takes_out(content: Content, rows: Array | None) -> bool:
     if rows is None or int(np.count_nonzero(rows)) * ROWS_A_TAKEN > len(rows):
         return False
     return extractable(content)
+
+
+def gathers(content: Content, rows: Array | None) -> bool:
+    """Whether rows that takes_out() allows are so few that those of several batches become one."""
+    return rows is not None and int(np.count_nonzero(rows)) <= TAKEN_MAX and gatherable(content)
 
 
 class MappedBatch(Batch):
@@ -92,6 +99,19 @@ class MappedBatch(Batch):
             raise
         self.check()
         return Batch(Stamp.unpack(stamp), Content(content))
+
+    def taken_rows(self) -> list[Row]:
+        """The delivered rows, to be gathered, with bytes of their own.
+
+        For rows of a content that gathers() allows. Raises Overwritten, BatchError.
+        """
+        try:
+            rows = rows_of(self.stamp, self.content, self.indices)
+        except (BatchError, IndexError, ValueError):
+            self.check()
+            raise
+        self.check()
+        return rows
 
     def records(self) -> Iterator[Record]:
         """The delivered records, of a copy. Raises Overwritten."""

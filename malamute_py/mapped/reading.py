@@ -17,19 +17,21 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from malamute_protocol.batch import Batch, Record
 from malamute_protocol.commands import Start, StartKind
-from malamute_protocol.content import ARROW
+from malamute_protocol.content import ARROW, Content
 from malamute_protocol.errors import BatchError, LocalProtocolError, Timeout
+from malamute_protocol.gather import Gathering, Row
 from malamute_protocol.pattern import Pattern
 from malamute_protocol.schema import Schemas
-from malamute_protocol.stamp import parse_message_id
+from malamute_protocol.stamp import Stamp, parse_message_id
 from malamute_py.changelog.settings import versions
 from malamute_py.client.position import Position
 from malamute_py.client.session.subscription import GapError, GapNotice, RewoundNotice
 from malamute_py.client.words import ReadVisibility, Until
 from malamute_py.journal.errors import JournalCorrupt
+from malamute_py.journal.gathering import ROWS_MAX
 from malamute_py.journal.layout import TRIMS_FILE, Trims
 from malamute_py.journal.marks import read_mark
-from malamute_py.mapped.batch import MappedBatch, takes_out
+from malamute_py.mapped.batch import MappedBatch, gathers, takes_out
 from malamute_py.mapped.errors import Overwritten, StreamRemoved
 from malamute_py.mapped.missing import NOTHING, Missing
 from malamute_py.mapped.moved import MovedRecords
@@ -43,6 +45,7 @@ from malamute_py.mapped.walk import (
     Found,
     Lost,
     Passed,
+    Spotted,
     Step,
     Walk,
     begin_of,
@@ -63,6 +66,10 @@ _REMOVED: Final = "removed because a client of the broker asked for it"
 _AGED: Final = "past the age that the stream keeps"
 _THOROUGH: Final = 16
 """Looks at the end of the log of which one finds out why nothing follows."""
+_GATHERED_BYTES: Final = 1 << 20
+"""Bytes of a batch of rows that were gathered, about."""
+_GATHERED_WITHIN: Final = 64 << 20
+"""Bytes of the log over which rows are gathered: the caller waits for the first of them."""
 _CATALOGUE_S: Final = 0.25
 """Time between two looks whether the stream is still there."""
 
@@ -117,6 +124,10 @@ class Reading:
             deque()
         )
         """Batches, notices and errors to be handed over to the caller, in order."""
+        self._gathering = Gathering(entry.number)
+        """Few rows of many batches that become one batch; they come after all that waits."""
+        self._gathered_lsn = 0
+        """Position in the ring of the first of these rows' batches."""
         self._given: dict[int, MappedBatch] = {}
         """Segment -> one batch of it, where views of the last to_arrow() lie."""
         quiet = 0
@@ -145,7 +156,7 @@ class Reading:
     @property
     def position(self) -> Position:
         """Return where a later reader, mapped or linked, goes on after the last batch."""
-        following = self._handed if self._waiting else self._next
+        following = self._handed if self._waiting or len(self._gathering) else self._next
         return Position(self._entry.uuid, self._epoch, following)
 
     @property
@@ -253,7 +264,10 @@ class Reading:
         lsn, first = begin_of(self._segments, self._entry.number, offset)
         choose = None if self._plain else self._selection.choose
         self._steps: Iterator[Step] = iter(())
-        self._at = Walk(self._segments, self._entry.number, lsn, offset, choose=choose)
+        spots = self._selection.spots if choose and self._request.copy else None
+        self._at = Walk(
+            self._segments, self._entry.number, lsn, offset, choose=choose, spots=spots
+        )  # fmt: skip
         if self._missing.oldest:
             kept = max(self._missing.first(self._entry.number), self._floor)
             self._lose(kept, "retention", _BOUNDS)
@@ -311,7 +325,8 @@ class Reading:
                 self._waiting.appendleft(lost)
                 return None
             self._last = batch
-        self._handed = min(stamp.next_offset, self._end)
+        following = batch.span()[1] if stamp.derived else stamp.next_offset
+        self._handed = min(following, self._end)
         self._epoch = stamp.epoch
         return batch
 
@@ -329,6 +344,8 @@ class Reading:
         for step in self._steps:
             if isinstance(step, Found):
                 self._take(step)
+            elif isinstance(step, Spotted):
+                self._take_rows(step)
             elif isinstance(step, Passed):
                 self._next = max(self._next, min(step.next, self._end))
             elif step.next > self._next:
@@ -339,8 +356,9 @@ class Reading:
                 break
             if self._waiting:
                 return True
+        self._flush()
         if self._next < self._end and self._at.lsn < self._until_lsn:
-            return self._renew()
+            return bool(self._waiting) or self._renew()
         self._lose_newest()
         self._miss(self._end)
         self._closed = True
@@ -380,17 +398,61 @@ class Reading:
         else:
             try:
                 batch.check()
-                taken: Batch = batch
-                if self._request.copy:
-                    alone = takes_out(batch.content, batch.rows)
-                    taken = batch.taken_out() if alone else batch.copy()
+                self._hand_in(batch)
             except Overwritten:
                 return
             except (BatchError, IndexError, ValueError) as error:
                 self._lose(after, "damaged", str(error))
                 return
-            self._waiting.append(taken)
         self._next = max(self._next, after)
+
+    def _hand_in(self, batch: MappedBatch) -> None:
+        """Have a batch wait for the caller, as the request wants it. Raises as its methods."""
+        if not self._request.copy:
+            self._queue(batch)
+        elif not takes_out(batch.content, batch.rows):
+            self._queue(batch.copy())
+        elif gathers(batch.content, batch.rows):
+            self._gather(batch.taken_rows(), batch.stamp.epoch, batch.stamp.lsn)
+        else:
+            self._queue(batch.taken_out())
+
+    def _take_rows(self, spotted: Spotted) -> None:
+        """Take up rare rows that were read without their batch."""
+        if spotted.rows[0].append_time_ms < self._oldest_ms():
+            self._lose_aged(spotted.lsn)
+        first, end = max(self._next, self._floor), self._end
+        rows = [row for row in spotted.rows if first <= row.offset < end]
+        if rows:
+            self._gather(rows, spotted.epoch, spotted.lsn)
+        self._next = max(self._next, min(spotted.rows[-1].offset + 1, end))
+
+    def _gather(self, rows: list[Row], epoch: int, lsn: int) -> None:
+        """Put rows of one batch into the next gathered one."""
+        gathering = self._gathering
+        if not gathering.takes(rows[-1].offset, epoch):
+            self._flush()
+        if not len(gathering):
+            self._gathered_lsn = lsn
+        gathering.add(rows, epoch, lsn)
+        if (
+            len(gathering) >= ROWS_MAX
+            or gathering.bytes >= _GATHERED_BYTES
+            or lsn - self._gathered_lsn >= _GATHERED_WITHIN
+        ):
+            self._flush()
+
+    def _flush(self) -> None:
+        """Make a batch of the gathered rows: something else comes after them, or they are many."""
+        found = self._gathering.take()
+        if found is not None:
+            self._waiting.append(Batch(Stamp.unpack(found.stamp), Content(found.content)))
+
+    def _queue(
+        self, item: Batch | MovedRecords | GapNotice | RewoundNotice | JournalCorrupt
+    ) -> None:
+        self._flush()
+        self._waiting.append(item)
 
     def _schemas_with(self, number: int) -> Schemas | None:
         """Return the versions of the stream's schema; the newest ones when one is not known."""
@@ -498,9 +560,7 @@ class Reading:
         if code == "retention" and self._entry.settings.keep:
             # What is left of these records has moved, and the others were replaced.
             if begin < to_offset:
-                self._waiting.append(
-                    MovedRecords(self._segments, begin, to_offset, self._moved_bound)
-                )
+                self._queue(MovedRecords(self._segments, begin, to_offset, self._moved_bound))
             return
         purged = min(to_offset, self._entry.trimmed)
         if code == "retention" and begin < purged:
@@ -523,11 +583,11 @@ class Reading:
             self._lose(self._missing_to, "damaged", newest)
         elif self._next < self._end or self._end != self._request.end:
             reason = f"{newest}; the log went on there, and nothing tells with which records"
-            self._waiting.append(JournalCorrupt(f"ring {self._entry.ring}", reason))
+            self._queue(JournalCorrupt(f"ring {self._entry.ring}", reason))
         return True
 
     def _note(self, notice: GapNotice | RewoundNotice) -> None:
-        self._waiting.append(notice)
+        self._queue(notice)
 
     def _tell(self, notice: GapNotice | RewoundNotice) -> None:
         """Give the caller a notice. Raises GapError for it in a strict reading."""
@@ -613,6 +673,7 @@ class Reading:
 
     def close(self) -> None:
         """End the reading. Batches and tables that were handed out stay what they are."""
+        self._flush()
         if self._waiting:
             self._next = self._handed
         self._closed = True

@@ -86,6 +86,22 @@ class SegmentMap:
                     return f"the disk cannot read byte {page * mmap.PAGESIZE}"
         return ""
 
+    def unreadable_alone(self, begin: int, end: int) -> str:
+        """Have the kernel bring in the pages of [begin, end), and none beside them.
+
+        For small parts that lie far apart. Returns what is wrong with it, or "".
+        """
+        first, last = begin // _PIECE_BYTES, max(begin, end - 1) // _PIECE_BYTES
+        if end > self.size or (self._present[first] and self._present[last]):
+            return self.unreadable(begin, end)
+        page = begin - begin % mmap.PAGESIZE
+        try:
+            self._map.madvise(_MADV_POPULATE_READ, page, max(end - page, 1))
+        except OSError as error:
+            if error.errno in _UNREADABLE:
+                return f"the disk cannot read a page of bytes {begin} to {end}"
+        return ""
+
     def _bring(self, piece: int) -> None:
         """Have the kernel bring in one piece of the file, and note unreadable pages."""
         begin = piece * _PIECE_BYTES

@@ -20,7 +20,9 @@ from malamute_protocol.content import NO_TIME, Array, Content
 from malamute_protocol.header import Header
 from malamute_protocol.pattern import Pattern
 from malamute_py.changelog.tables import PurgeMark
+from malamute_py.journal.choosing import WantedSpots, choose, wanted_spots
 from malamute_py.journal.index import Entries, StoredIndex
+from malamute_py.journal.types import HeaderIndex
 from malamute_py.matcher import ByKey, candidates, compile_pattern, rows_by_subject
 
 _HEADERS_MAX: Final = 65_536
@@ -54,18 +56,33 @@ class Selection:
 
     def choose(self, index: StoredIndex, entries: Entries) -> Sequence[bool]:
         """Return for each entry of a segment's index whether it may hold a wanted record."""
-        mask = np.ones(len(entries.ordinals), np.bool_)
-        if not self.everything:
-            headers = index.headers(self._stream)
-            found: BitMap | None = self._search(ByKey(headers))
-            if found is not None:
-                held = np.fromiter(found, np.uint32, len(found))
-                mask &= np.isin(entries.ordinals, held, assume_unique=True)
-        if self._client_time is not None:
-            low, high = self._client_time
-            mask &= (entries.rows["client_max"] >= low) & (entries.rows["client_min"] < high)
-        chosen: list[bool] = mask.tolist()
-        return chosen
+        search = None if self.everything else self._candidates
+        return choose(index, self._stream, entries, search, self._client_time)
+
+    def spots(self, index: StoredIndex, entries: Entries, first: int) -> WantedSpots | None:
+        """Return the wanted rare rows from an offset on, and which entries must be read whole.
+
+        None: the index has no usable spots.
+        """
+        if self.everything or not len(entries.rows):
+            return None
+        end = int(entries.rows["next"][-1])
+        found = wanted_spots(
+            index, self._stream, entries, self._candidates, self._matches, self._client_time,
+            first, end,
+        )  # fmt: skip
+        if found is None:
+            return None
+        kept = np.ones(len(found.spots), np.bool_)
+        for before, matches in self._purgers:
+            hit = np.array([matches(*header) for header in found.headers], np.bool_)
+            kept &= ~hit[found.codes] | (found.spots["offset"] >= before)
+        return found._replace(spots=found.spots[kept], codes=found.codes[kept])
+
+    def _candidates(self, index: HeaderIndex) -> BitMap:
+        """Entries that may hold a wanted record."""
+        found = self._search(ByKey(index))
+        return index.everything() if found is None else found
 
     def rows(
         self, content: Content, base: int, offsets: tuple[int, int], now_ms: Callable[[], int]

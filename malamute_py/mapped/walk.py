@@ -1,8 +1,9 @@
 """Going through one stream's batches in the files of its ring.
 
 Owns the order: segments by their index where there is one, batch by batch where there is none. The
-rules: what is handed out had both checksums good a moment ago; what is not there is a loss with a
-name, and where the ring went on past the place the walk goes on at its oldest segment. Source:
+rules: what is handed out had both checksums good a moment ago, and a rare row that is read without
+its batch a checksum of its own; what is not there is a loss with a name, and where the ring went on
+past the place the walk goes on at its oldest segment. Source:
 FORMAT.md, sections 6 and 8.
 """
 
@@ -11,9 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+import google_crc32c
+import numpy as np
+
 from malamute_protocol.content import Content
+from malamute_protocol.gather import Row
 from malamute_protocol.stamp import DATA, SNAPSHOT, STAMP_BYTES, Stamp
 from malamute_py.journal.check import content_fault
+from malamute_py.journal.choosing import WantedSpots
 from malamute_py.journal.index import Entries, StoredIndex
 from malamute_py.journal.layout import StreamRow
 from malamute_py.journal.marks import Snapshot, parse_snapshot
@@ -38,6 +44,15 @@ class Found(NamedTuple):
         return Content(self.segment.view[begin : self.at + self.stamp.size])
 
 
+class Spotted(NamedTuple):
+    """Rare rows of one batch, read alone. No other wanted record lies before the last of them."""
+
+    rows: list[Row]
+    epoch: int
+    lsn: int
+    """Position of the batch in the ring."""
+
+
 class Passed(NamedTuple):
     """Step of a walk: no wanted record lies before this offset."""
 
@@ -53,9 +68,11 @@ class Lost(NamedTuple):
     """Offset at which, or after which, the stream goes on; 0: not known."""
 
 
-Step: TypeAlias = Found | Passed | Lost
+Step: TypeAlias = Found | Spotted | Passed | Lost
 Choose: TypeAlias = Callable[[StoredIndex, Entries], Sequence[bool]]
 """Choice of the index entries that may hold a wanted record."""
+Spots: TypeAlias = Callable[[StoredIndex, Entries, int], WantedSpots | None]
+"""Choice of the rare rows to read alone, from an offset on, and of the entries to read besides."""
 
 
 class Walk:
@@ -69,11 +86,13 @@ class Walk:
         next: int,
         *,
         choose: Choose | None = None,
+        spots: Spots | None = None,
         contents: bool = True,
     ) -> None:
         """lsn: position in the ring from which to look. next: offset of the first wanted record.
 
         choose: which index entries of sealed segments to read; None: all of them.
+        spots: which rare rows to read without their batch; None: none.
         contents: False where only stamps are looked at, so that only they are checked.
         """
         self.lsn = lsn
@@ -81,6 +100,7 @@ class Walk:
         self._segments = segments
         self._stream = stream
         self._choose = choose
+        self._spots = spots
         self._contents = contents
 
     def run(self, bound_lsn: int) -> Iterator[Step]:
@@ -109,14 +129,26 @@ class Walk:
         is lost.
         """
         entries = index.entries(self._stream, self.next, END)
-        chosen = [True] * len(entries.rows)
-        if self._choose is not None and len(chosen):
-            chosen = list(self._choose(index, entries))
         rows = entries.rows
-        for at, size, after, take in zip(
-            rows["position"].tolist(), rows["bytes"].tolist(), rows["next"].tolist(), chosen,
+        chosen = [True] * len(rows)
+        ends = [0] * len(rows)
+        rare = None if self._spots is None else self._spots(index, entries, self.next)
+        if rare is not None:
+            chosen = rare.chosen
+            ends = np.searchsorted(rare.spots["offset"], rows["next"]).tolist()
+        elif self._choose is not None and chosen:
+            chosen = list(self._choose(index, entries))
+        done = 0
+        for at, size, after, take, end in zip(
+            rows["position"].tolist(), rows["bytes"].tolist(), rows["next"].tolist(), chosen, ends,
             strict=True,
         ):  # fmt: skip
+            if rare is not None and end > done:
+                yield from self._alone(segment, rare, done, end)
+                done = end
+                if not segment.intact():
+                    yield from self._skip(segment.number, END)
+                    return
             if not take:
                 self.next = max(self.next, after)
                 yield Passed(self.next)
@@ -133,6 +165,35 @@ class Walk:
                 self.next = after
                 yield Lost("damaged", reason, after)
         self.lsn = segment.base_lsn + self._segments.segment_bytes
+
+    def _alone(
+        self, segment: SegmentMap, rare: WantedSpots, begin: int, end: int
+    ) -> Iterator[Step]:
+        """Rare rows of one entry, which is one batch, each with its checksum good."""
+        rows: list[Row] = []
+        epoch = lsn = 0
+        for (offset, appended, client, epoch, batch, at, size, crc), code in zip(
+            rare.spots[begin:end].tolist(), rare.codes[begin:end].tolist(), strict=True
+        ):
+            lsn = segment.base_lsn + batch
+            if offset < self.next:
+                continue
+            fault = segment.unreadable_alone(at, at + size)
+            body = b"" if fault else bytes(segment.view[at : at + size])
+            if not fault and google_crc32c.value(body) == crc:
+                rows.append(Row(rare.headers[code], offset, appended, client, body))
+                continue
+            if not segment.intact():
+                return
+            if rows:
+                yield Spotted(rows, epoch, lsn)
+            rows, self.next = [], offset + 1
+            yield Passed(offset)
+            fault = fault or "a record's checksum does not fit"
+            yield Lost("damaged", f"{_name(segment, at)}: {fault}", offset + 1)
+        if rows and segment.intact():
+            yield Spotted(rows, epoch, lsn)
+            self.next = max(self.next, rows[-1].offset + 1)
 
     def _by_stamps(self, segment: SegmentMap, at: int, bound_lsn: int) -> Iterator[Step]:
         """Yield the stream's batches of a segment without an index file, from stamp to stamp."""

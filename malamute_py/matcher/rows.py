@@ -20,7 +20,7 @@ from malamute_py.matcher.kinds import Predicate
 SUBJECTS_MAX: Final = 4_096
 """Subjects of a table that are matched in one go."""
 _SUBJECTS_KEPT: Final = 1 << 14
-"""Subjects of all tables whose matches are kept, a byte each."""
+"""Subjects of all tables whose matches are kept, at most 9 bytes each."""
 
 
 class SubjectRows:
@@ -28,7 +28,7 @@ class SubjectRows:
 
     def __init__(self, matches: Predicate) -> None:
         self._matches = matches
-        self._known: dict[int, tuple[HeaderTable, Array]] = {}
+        self._known: dict[int, tuple[HeaderTable, Array, Array]] = {}
         self._kept = 0
 
     def __call__(self, content: Content) -> Array | None:
@@ -42,25 +42,29 @@ class SubjectRows:
             return None
         table = content.table
         content.check_codes()
-        chosen = self._chosen(table)
+        chosen, places = self._chosen(table)
         codes = content.subject_codes
-        if codes is not None:
-            return np.flatnonzero(chosen[codes]) if chosen.any() else _NO_ROWS
-        return np.arange(content.head.count) if len(chosen) and chosen[0] else _NO_ROWS
+        if codes is None:
+            return np.arange(content.head.count) if len(chosen) and chosen[0] else _NO_ROWS
+        if len(places) == 1:
+            # *A tenth of the time that a look-up of each row's code takes.
+            return np.flatnonzero(codes == int(places[0]))
+        return np.flatnonzero(chosen[codes]) if len(places) else _NO_ROWS
 
-    def _chosen(self, table: HeaderTable) -> Array:
-        """Return which subjects of a table match."""
-        # The table is held beside its mask: an id is unique among the living only.
+    def _chosen(self, table: HeaderTable) -> tuple[Array, Array]:
+        """Return the mask of a table's subjects that match, and their codes."""
+        # The table is held beside what is known of it: an id is unique among the living only.
         found = self._known.get(id(table))
         if found is not None:
-            return found[1]
+            return found[1:]
         matches, keys = self._matches, table.keys
         chosen = np.fromiter((matches(each, ()) for each in keys), np.bool_, len(keys))
         if self._kept + len(keys) > _SUBJECTS_KEPT:
             self._known, self._kept = {}, 0
-        self._known[id(table)] = (table, chosen)
+        places = np.flatnonzero(chosen)
+        self._known[id(table)] = (table, chosen, places)
         self._kept += len(keys)
-        return chosen
+        return chosen, places
 
 
 def rows_by_subject(pattern: Pattern) -> SubjectRows | None:

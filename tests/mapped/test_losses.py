@@ -22,7 +22,6 @@ import malamute_py as malamute
 from malamute_protocol.batch import Batch
 from malamute_protocol.content import Content
 from malamute_protocol.errors import BatchError
-from malamute_protocol.extract import extract
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.changelog.records import StreamPurged, StreamTrimmed
 from malamute_py.journal import FileStorage, JournalCorrupt, RingSettings, open_reader
@@ -182,38 +181,52 @@ def test_few_rows_of_a_batch_are_copied_without_the_others(log: Log, reader: Log
     assert found == [(3, b"3", "rare", 3), (40, b"40", "rare", 40)]
 
 
+COPYING = pytest.mark.parametrize(("name", "rare"), [("rows_of", 1), ("extract", 40)])
+"""Function that copies this many rows out of a batch."""
+
+
+def put_rows(log: Log, stream: int, rare: int) -> None:
+    """Append 1,000 records, of which the first are rare."""
+    subjects = [*["rare"] * rare, *[f"one.{row}" for row in range(1000 - rare)]]
+    log.put(stream, *[b"x"] * 1000, subject=subjects)
+
+
+@COPYING
 def test_rows_that_are_overwritten_while_they_are_copied_are_not_handed_out(
-    log: Log, reader: LogReader, monkeypatch: pytest.MonkeyPatch
+    log: Log, reader: LogReader, monkeypatch: pytest.MonkeyPatch, name: str, rare: int
 ) -> None:
     trades, notes = log.create("trades"), Noted()
-    log.put(trades, *[b"x"] * 64, subject=["rare", *[f"one.{row}" for row in range(63)]])
+    put_rows(log, trades, rare)
     log.fill(trades, 20)
     reading = reader.read("trades", "rare", copy=True, until="tail", on_notice=notes.append)
 
+    copying = getattr(batch_module, name)
+
     def slow(*arguments: Any) -> Any:
-        found = extract(*arguments)
+        found = copying(*arguments)
         lap(log, trades)
         return found
 
-    monkeypatch.setattr(batch_module, "extract", slow)
+    monkeypatch.setattr(batch_module, name, slow)
     assert records(reading) == []
     assert notes.gone()
 
 
+@COPYING
 def test_a_batch_whose_rows_cannot_be_copied_out_is_a_gap(
-    log: Log, reader: LogReader, monkeypatch: pytest.MonkeyPatch
+    log: Log, reader: LogReader, monkeypatch: pytest.MonkeyPatch, name: str, rare: int
 ) -> None:
     trades, notes = log.create("trades"), Noted()
-    log.put(trades, *[b"x"] * 64, subject=["rare", *[f"one.{row}" for row in range(63)]])
+    put_rows(log, trades, rare)
     log.put(trades, b"next", subject="rare")
     reading = reader.read("trades", "rare", copy=True, until="tail", on_notice=notes.append)
 
     def damaged(*_: Any) -> Any:
         raise BatchError("bad_batch", "damaged")
 
-    monkeypatch.setattr(batch_module, "extract", damaged)
-    assert records(reading) == [(64, b"next")]
-    assert notes.gone() == [(0, 64, "damaged")]
+    monkeypatch.setattr(batch_module, name, damaged)
+    assert records(reading) == [(1000, b"next")]
+    assert notes.gone() == [(0, 1000, "damaged")]
 
 
 def test_a_table_of_views_tells_when_it_was_overwritten(log: Log, reader: LogReader) -> None:

@@ -33,6 +33,7 @@ class Follower:
         self.reading = reader.read(
             log.tables.streams[self.stream].name, self.pattern,
             start=chance.choice(("earliest", "latest", here)), on_notice=self.note,
+            copy=chance.random() < 0.5,
         )  # fmt: skip
         self.begin = self.reading.position.next
 
