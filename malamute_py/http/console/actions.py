@@ -101,10 +101,10 @@ async def edit_stream(session: Session, form: Form) -> str:
     """Change settings of a stream: those of the form that differ from what they are."""
     name = of(form, "name")
     before = (await session.client.stream_info(name)).settings
-    wanted = {key: _setting(key, of(form, key)) for key in EDITABLE if key in form}
-    changed: dict[str, Any] = {
-        key: value for key, value in wanted.items() if value != before.get(key)
+    wanted: dict[str, int | str] = {
+        key: _setting(key, of(form, key)) for key in EDITABLE if key in form
     }
+    changed = {key: value for key, value in wanted.items() if value != before.get(key)}
     if not changed:
         raise NotUnderstood("no setting is another one: nothing was changed")
     await session.client.edit_stream(name, changed)
