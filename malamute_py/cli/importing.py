@@ -133,6 +133,7 @@ def _chunks(pieces: Iterable[list[Row]]) -> Iterator[_Chunk]:
 
 
 def _chunk(rows: list[Row]) -> _Chunk:
+    """Make a chunk of rows: their encoded form tells whether it was imported before."""
     import msgspec
 
     options = {"bodies": [row[0] for row in rows], "subject": [row[1] for row in rows]}
@@ -166,6 +167,7 @@ def _of_parquet(source: IO[bytes], typed: _TypedRows | None) -> Iterator[_Chunk]
 
 
 def _row(values: dict[str, Any]) -> Row:
+    """Return a row of a Parquet file as a record: body, keys, fields, times and properties."""
     import msgspec
 
     body = values.get("body")
@@ -317,6 +319,7 @@ class _Import:
         self._under_way.append((step.commit_nowait(), chunk.count))
 
     def _publish(self, chunk: _Chunk) -> None:
+        """Publish one chunk: rows, or batches of a typed stream."""
         if chunk.contents:
             for content, _ in chunk.contents:
                 self._client.publish_batch(self._stream, content)

@@ -20,6 +20,11 @@ _ENVIRONMENT: Final = (
     ("MALAMUTE_ENDPOINT", "Address of the broker, as --endpoint."),
     ("MALAMUTE_CONTEXT", "Name of the context, as --context."),
     ("MALAMUTE_SECTION_KEY", "A setting of `malamute broker`: MALAMUTE_JOURNAL_RING_BYTES."),
+    (
+        "OTEL_*",
+        "OpenTelemetry's own, for --tracing: OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_SERVICE_NAME, ...",
+    ),
+    ("TRACEPARENT", "Trace that a command with --tracing continues."),
     ("NO_COLOR", "When it is set, output has no colour."),
 )
 _FILES: Final = (("~/.config/malamute/", "Contexts of `malamute context`."),)
@@ -53,6 +58,7 @@ def man_page() -> str:
 
 
 def _commands(command: Any, path: str) -> Iterator[str]:
+    """Yield the lines of the manual page for all commands below one, options of all left out."""
     context = typer.Context(command)
     for name in command.list_commands(context):
         found = command.get_command(context, name)
@@ -78,6 +84,7 @@ def _metavar(parameter: Any) -> str:
 
 
 def _options(command: Any, without: Container[str]) -> Iterator[str]:
+    """Yield the lines for the options of a command, but for those named in `without`."""
     context = typer.Context(command)
     for each in command.params:
         hidden = each.param_type_name != "option" or getattr(each, "hidden", False)

@@ -28,6 +28,7 @@ from malamute_py.cli.parameters import (
     Properties,
     Subject,
     SubjectFromName,
+    Tracing,
 )
 from malamute_py.cli.progress import Progress
 from malamute_py.cli.values import count_text, duration_text, pairs, size_text
@@ -73,6 +74,7 @@ def pub(
         bool, typer.Option("--file", "-F", help="The arguments are files, each one record.")
     ] = False,
     subject_from_name: SubjectFromName = False,
+    tracing: Tracing = None,
     as_json: output.Json = False,
 ) -> int:  # fmt: skip
     """Publish records: an argument, lines, JSON lines or files."""
@@ -82,7 +84,7 @@ def pub(
         subject or [], pairs(field, "--field"), pairs(properties, "--property"),
         client_time, expires, codec,
     )  # fmt: skip
-    with linked(ctx, stays=not given) as client:
+    with linked(ctx, stays=not given, traces=True) as client:
         if given and not files:
             _one(client, stream, given[0].encode("utf-8", "surrogateescape"), defaults, confirm,
                  as_json)  # fmt: skip
@@ -106,6 +108,7 @@ def _one(
     confirm: ConfirmAt,
     as_json: bool,
 ) -> None:  # fmt: skip
+    """Publish one record and print where it is, or that nothing was promised."""
     confirmed = client.publish_many(
         stream, [body], subjects=[defaults.subject], confirm=confirm, **defaults.options()
     )[0]
@@ -194,6 +197,7 @@ class _Publishing:
         return f"{window.published:,} records, {size_text(self._bytes)}, {rate:,.0f}/s"
 
     def _tell(self, window: SyncBulkPublisher) -> None:
+        """Print how many records were published and confirmed, and how long that took."""
         spent_ms = round((time.monotonic() - self._began) * 1000)
         if not self._json and not output.on_terminal():
             print(f"{self._stream}\t{window.published}\t{window.level or 'none'}")

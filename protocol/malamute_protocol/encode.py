@@ -38,6 +38,7 @@ from malamute_protocol.content import (
     PROPERTIES_DICTIONARY,
     SUBJECT_CODES,
     Array,
+    Content,
     Head,
     earliest,
     parse_properties,
@@ -307,6 +308,32 @@ def encode_arrow(message: bytes | Array, count: int, **options: Unpack[Options])
     return _assemble(count, ARROW, 0, [message], options)
 
 
+def with_properties(content: Content, properties: Mapping[str, Any], limits: Limits) -> bytes:
+    """Return a content with one map of properties for all its records, in place of the one it has.
+
+    Raises LocalProtocolError: its records have maps of their own, the map is none, or either is too
+    large. Raises BatchError: the sections do not fill the content.
+    """
+    head, at, view = content.head, content.sections, content.view
+    if head.flags & (PROPERTIES_DICTIONARY | PROPERTIES_COLUMN):
+        raise LocalProtocolError("unsupported", "the records have properties of their own")
+    packed = _pack_properties(properties, limits, 0)
+    end = next(position for position in (at.deltas, at.append_times, at.body) if position >= 0)
+    begin = end if at.properties < 0 else at.properties
+    made = bytearray().join((view[:begin], packed, _PADDING[-len(packed) & 7], view[end:]))
+    if len(made) + STAMP_BYTES > limits.batch_bytes_max:
+        raise LocalProtocolError("too_large", _over_batch(len(made) + STAMP_BYTES, limits))
+    changed = head._replace(
+        content_bytes=len(made), flags=head.flags | PROPERTIES_CONSTANT,
+        properties_bytes=len(packed),
+    )  # fmt: skip
+    HEAD.pack_into(made, 0, *changed)
+    # numpy arrays, unlike slices, may be handed to the CRC without a copy.
+    crc = google_crc32c.value(np.frombuffer(made, np.uint8, offset=_PREFIX.size))
+    _PREFIX.pack_into(made, 0, CONTENT_MAGIC, CONTENT_VERSION, head.head_bytes, crc)
+    return bytes(made)
+
+
 def pack_subjects(entries: Sequence[str | Sequence[str]]) -> bytes:
     """Pack the subjects section for distinct entries, without padding."""
     if len(entries) == 1 and type(entries[0]) is str:
@@ -333,6 +360,10 @@ def pack_fieldmaps(maps: Sequence[Mapping[str, str]]) -> bytes:
 def _assemble(
     count: int, body_kind: int, parts_count: int, body: list[Any], options: Options
 ) -> bytes:
+    """Return the content's bytes: head, header tables, columns and body, with the checksum.
+
+    body: the parts of the body section, compressed here if a codec is asked for.
+    """
     codec = codec_number(options.get("codec", 0))
     raw_bytes = body_bytes = sum(map(_size, body))
     if codec:
@@ -480,6 +511,7 @@ def _check_sizes(pieces: Sequence[bytes], limits: Limits, what: str) -> None:
 
 
 def _subjects(count: int, options: Options) -> tuple[tuple[bytes, int], Array | None]:
+    """Return the packed subjects and their number, and each row's code; None: one for all."""
     further = options.get("keys", ())
     codes: Array | None = None
     if "subject_table" in options:
@@ -521,6 +553,10 @@ def _distinct(count: int, subjects: Any) -> tuple[list[Any], Array | None]:
 
 
 def _fieldmaps(count: int, options: Options) -> tuple[tuple[bytes, int], Array | None]:
+    """Return the packed field maps and their number, and each row's code; None: one for all.
+
+    Code -1 is a row without fields. Raises LocalProtocolError.
+    """
     if "field_table" in options:
         table = list(options["field_table"])
         codes = _codes(count, options.get("field_codes"), len(table), -1, "field")
@@ -552,6 +588,10 @@ def _fieldmaps(count: int, options: Options) -> tuple[tuple[bytes, int], Array |
 
 
 def _codes(count: int, codes: Any, entries: int, least: int, what: str) -> Array | None:
+    """Return a caller's codes as a column, checked. Raises LocalProtocolError.
+
+    entries: how many the table has. least: the lowest code that is allowed.
+    """
     if codes is None:
         if entries > 1:
             raise LocalProtocolError("bad_batch", f"{entries} {what} entries and no codes")
@@ -608,6 +648,10 @@ def _where(
 
 
 def _times(count: int, times: object, what: str, none: int) -> Array | None:
+    """Return times as a column: one for all rows, or one each. Raises LocalProtocolError.
+
+    none: the value that stands for no time.
+    """
     if times is None:
         return None
     try:
@@ -654,6 +698,7 @@ def _properties(count: int, options: Options, limits: Limits) -> tuple[int, list
 
 
 def _pack_properties(entry: Mapping[str, Any], limits: Limits, row: int) -> bytes:
+    """Return the packed properties of one record. Raises LocalProtocolError."""
     try:
         packed = msgspec.msgpack.encode(dict(entry))
         parse_properties(packed)

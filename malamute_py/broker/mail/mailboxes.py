@@ -90,6 +90,7 @@ class Mailboxes:
             self._recover(row)
 
     def _recover(self, row: MailboxRow) -> None:
+        """Make a mailbox of a row of the tables, at the start."""
         settings = row.settings
         rows = (self.in_memory if settings.memory else self._queues).messages
         mailbox = Mailbox(row.number, row.name, rows, settings, row.by, row.created_ms)
@@ -97,6 +98,7 @@ class Mailboxes:
         self._enlist(mailbox)
 
     def _enlist(self, mailbox: Mailbox) -> None:
+        """Add a mailbox to the registry; its creator's quota counts it unless it is temporary."""
         self.by_name[mailbox.name] = mailbox
         self.by_number[mailbox.number] = mailbox
         self.names.add(mailbox.name)
@@ -152,7 +154,7 @@ class Mailboxes:
         """Make a mailbox that no step has created; it is forgotten unless a step needs it."""
         most = self._shard.settings.mailboxes_max
         if len(self.by_name) + len(self.drafts) - (name in self.drafts) >= most:
-            raise BrokerRefused("limit", f"at most {most} mailboxes")
+            raise self._quotas.over_all(by, "mailboxes", f"at most {most} mailboxes")
         if not name.startswith("~"):
             self._quotas.check(by, "mailboxes", 1 + len(self.drafts))
         rows = (self.in_memory if settings.memory else self._queues).messages

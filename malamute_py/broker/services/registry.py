@@ -84,7 +84,8 @@ class Registry:
         if not limits.permit(by, "create_service", name):
             raise BrokerRefused("forbidden", f"you may not create service '{name}'")
         if len(self.by_name) >= limits.services_max:
-            raise BrokerRefused("limit", f"at most {limits.services_max} services")
+            reason = f"at most {limits.services_max} services"
+            raise self._shard.quotas.over_all(by, "services", reason)
         self._shard.quotas.check(by, "services")
         made = queue_settings(
             ServiceSettings,
@@ -144,10 +145,12 @@ class Registry:
         self._steps.propose(self.creation(service), making, *effects)
 
     def _was_made(self, service: Service, _: int) -> None:
+        """Take note that the log has a service that was created by itself."""
         service.making -= 1
         self.made(service)
 
     def _was_not_made(self, service: Service, *_: Any) -> None:
+        """Drop a service whose creation the log refused, unless something else uses it."""
         service.making -= 1
         self.unused(service)
 

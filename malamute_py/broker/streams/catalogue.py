@@ -190,14 +190,14 @@ class Catalogue:
         if not size:
             return
         quotas.check(by, "rings")
-        quotas.check_total("rings", 1, settings.rings_max, "streams.rings_max")
+        quotas.check_total("rings", 1, settings.rings_max, "streams.rings_max", by)
         resource = _ring_quota(wanted)
         quotas.check(by, resource, size)
         if wanted.memory:
             bound, key = settings.rings_memory_bytes_max, "streams.rings_memory_bytes_max"
         else:
             bound, key = settings.rings_bytes_max, "streams.rings_bytes_max"
-        quotas.check_total(resource, size, bound, key)
+        quotas.check_total(resource, size, bound, key, by)
 
     def _take_up(self, row: StreamRow, facts: dict[str, RingFacts]) -> Stream:
         """Enter a stream that the log or a checkpoint knows, with what its ring holds of it."""
@@ -229,6 +229,7 @@ class Catalogue:
         return stream
 
     def _watch(self, stream: Stream) -> None:
+        """Have retention look at a stream with bounds, and validation at one that wants it."""
         self._validation.watch(stream)
         settings = stream.settings
         if settings.max_bytes or settings.max_age_ms or settings.max_records:
@@ -240,7 +241,11 @@ class Catalogue:
     # --- first use ---------------------------------------------------------------------------
 
     def use(self, name: str, by: str, then: Use, refused: Refusal) -> None:
-        """Call `then` with the stream of this name, which is created at its first use."""
+        """Call `then` with the stream of this name, which is created at its first use.
+
+        by: owner that a new stream counts for. refused: called instead, with code, reason and time
+        to wait.
+        """
         stream = self._names.get(name)
         if stream is not None:
             then(stream)
@@ -271,7 +276,11 @@ class Catalogue:
     def create(
         self, name: str, values: dict[str, Any], by: str, then: Use, refused: Refusal
     ) -> None:
-        """Create a stream with settings; the same settings again succeed."""
+        """Create a stream with settings; the same settings again succeed.
+
+        by: owner that it counts for. then: called with the stream once it is there. refused: called
+        instead, with code, reason and time to wait.
+        """
         settings = self._shard.settings
         try:
             wanted = declared(
@@ -288,7 +297,7 @@ class Catalogue:
                 then(stream)
                 return
             if name in self._waiting:
-                again = partial(self._again, name, values, by, then, refused)
+                again = partial(self._create_after_wait, name, values, by, then, refused)
                 self._waiting[name].append((again, refused))
                 self._waiting_count += 1
                 return
@@ -298,7 +307,7 @@ class Catalogue:
         except BrokerRefused as error:
             refused(error.code, error.reason, 0)
 
-    def _again(
+    def _create_after_wait(
         self,
         name: str,
         values: dict[str, Any],
@@ -307,6 +316,7 @@ class Catalogue:
         refused: Refusal,
         stream: Stream,
     ) -> None:
+        """Repeat a `create` that waited for another one of the name; settings are compared now."""
         self.create(name, values, by, then, refused)
 
     def _propose(self, name: str, wanted: StreamSettings, by: str) -> None:
@@ -315,9 +325,10 @@ class Catalogue:
         wrong = name_fault(name)
         if wrong:
             raise BrokerRefused("bad_name", wrong)
-        size = self._check_settings(0, by, wanted)
+        size = self._check_settings(0, by, by, wanted)
         if len(self._names) + len(self._waiting) >= shard.settings.streams_max:
-            raise BrokerRefused("limit", f"at most {shard.settings.streams_max} streams")
+            reason = f"at most {shard.settings.streams_max} streams"
+            raise shard.quotas.over_all(by, "streams", reason)
         self._check_quotas(by, wanted)
         number = self._next_number
         self._next_number += 1
@@ -331,21 +342,24 @@ class Catalogue:
         self._steps.propose(created, creating)
 
     def _come(self, created: StreamCreated, lsn: int) -> None:
+        """Call those that waited for a stream's creation, which the log has."""
         stream = self._numbers[created.number]
         for then, _ in self._waited(created.name):
             then(stream)
 
     def _not_come(self, created: StreamCreated, code: str, reason: str, retry_ms: int) -> None:
+        """Refuse those that waited for a stream's creation, which the log refused."""
         self._count(created.by, created.settings, -1)
         self._weigh(created.number)
         for _, refuse in self._waited(created.name):
             refuse(code, reason, retry_ms)
 
-    def _check_settings(self, number: int, by: str, wanted: StreamSettings) -> int:
+    def _check_settings(self, number: int, by: str, asker: str, wanted: StreamSettings) -> int:
         """Return the bytes of a stream's settings.
 
-        by: its creator. Raises BrokerRefused: `limit`: the settings of this creator's streams, or
-        of all streams, would take too much; `unsupported`: batches cannot be validated here.
+        by: its creator. asker: who sets them. Raises BrokerRefused: `limit`: the settings of this
+        creator's streams, or of all streams, would take too much; `unsupported`: batches cannot be
+        validated here.
         """
         if wanted.validate == FULL and not self._shard.settings.validates:
             raise BrokerRefused("unsupported", CANNOT)
@@ -353,9 +367,9 @@ class Catalogue:
         size = len(encode_settings(wanted))
         _, before = self._sizes.get(number, ("", 0))
         if size > before:
-            quotas.check(by, "settings_bytes", size - before)
+            quotas.check(by, "settings_bytes", size - before, asker)
             key = "streams.all_settings_bytes_max"
-            quotas.check_total("settings_bytes", size - before, most, key)
+            quotas.check_total("settings_bytes", size - before, most, key, asker)
         return size
 
     def _hold_settings(self, number: int, by: str, size: int) -> None:
@@ -378,6 +392,7 @@ class Catalogue:
             add(row.by, "settings_bytes", size)
 
     def _waited(self, name: str) -> list[tuple[Use, Refusal]]:
+        """Take the calls that wait for a stream of this name."""
         waiting = self._waiting.pop(name, [])
         self._waiting_count -= len(waiting)
         return waiting
@@ -385,8 +400,9 @@ class Catalogue:
     # --- changing ----------------------------------------------------------------------------
 
     def edit(
-        self, stream: Stream, values: dict[str, Any], effect: Effect, *, replace: bool = False
-    ) -> None:
+        self, stream: Stream, values: dict[str, Any], effect: Effect, asker: str, *,
+        replace: bool = False,
+    ) -> None:  # fmt: skip
         """Change settings of a stream, or all of them. Raises BrokerRefused."""
         old = stream.settings
         settings = self._shard.settings
@@ -404,7 +420,7 @@ class Catalogue:
             if wanted.schema != old.schema:
                 raise BrokerRefused("bad_schema", "the stream has records of another body kind")
             raise BrokerRefused("bad_setting", "body_kind cannot be changed once it is settled")
-        size = self._check_settings(stream.number, stream.row.by, wanted)
+        size = self._check_settings(stream.number, stream.row.by, asker, wanted)
         self._hold_settings(stream.number, stream.row.by, size)
         edited = StreamEdited(stream.number, wanted, self._shard.now_ms)
         if wanted.schema != old.schema:
@@ -471,6 +487,10 @@ class Catalogue:
         self._publishing.when_visible(self.rings[MAIN], end_lsn, removed)
 
     def _remove_ring(self, ring: RingState, name: str, failure: tuple[str, str] | None) -> None:
+        """Have the shell remove the ring of a removed stream.
+
+        failure: the removal is not durable.
+        """
         # The files go only when no power loss can bring the stream back.
         if failure is None:
             self.openings.append((ring.name, {"remove": True}))

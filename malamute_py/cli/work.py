@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -26,6 +26,7 @@ from malamute_py.cli.commands import say
 from malamute_py.cli.failures import FAILED, INTERRUPTED, USAGE, CommandFailed
 from malamute_py.cli.letters import key_text
 from malamute_py.cli.linking import linked
+from malamute_py.cli.parameters import Tracing
 from malamute_py.cli.progress import Progress
 from malamute_py.cli.records import ESCAPES
 from malamute_py.cli.subscribe import check_kind
@@ -49,6 +50,7 @@ MALAMUTE_SERVICE, _SUBJECT, _SENDER, _REPLY_TO, _FIELD_NAME of each field, and
   MALAMUTE_ATTEMPTS   how often it was handed out, this time included
   MALAMUTE_KEY        the same each time, to tell whether it is done already
   MALAMUTE_DEADLINE   when the request times out; empty: never
+  TRACEPARENT         with --tracing: the request's trace, which `malamute pub --tracing` continues
 
 \b
 What it prints is the reply. Its exit code decides:
@@ -110,6 +112,7 @@ def work(
         int | None,
         typer.Option("--count", "-n", metavar="N", min=1, help="End after so many requests."),
     ] = None,
+    tracing: Tracing = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON, a line each request.")] = False,
 ) -> int:  # fmt: skip
     """Work for a service: run a command for each request."""
@@ -123,7 +126,7 @@ def work(
         concurrency = min(concurrency, count)
     # A request that was taken from us is an outcome here, and printed as one.
     logging.getLogger("malamute.client").setLevel(logging.ERROR)
-    with linked(ctx, stays=True) as client:
+    with linked(ctx, stays=True, traces=True) as client:
         told: list[int] = []
         # From before the first request comes until the last is given back.
         with _signals(told), client.worker(
@@ -224,6 +227,7 @@ class _Crew:
             say(f"{self._service}: {self._summary()}")
 
     def _summary(self) -> str:
+        """Say how many requests had which outcome."""
         counts = self._counts
         parts = [f"{counts['done']:,} done", f"{counts['failed']:,} failed"]
         if counts["returned"]:
@@ -249,6 +253,7 @@ class _Crew:
     # --- in the threads ------------------------------------------------------------------------
 
     def _take_all(self) -> None:
+        """Run one thread: request after request, until the worker stops or has done its number."""
         try:
             while not self._ending.is_set() and self._one_more():
                 request = self._next()
@@ -261,6 +266,7 @@ class _Crew:
             self._stopping.set()
 
     def _one_more(self) -> bool:
+        """Whether this thread may take another request, which counts as taken from now on."""
         with self._lock:
             if self._left is None:
                 return True
@@ -268,6 +274,7 @@ class _Crew:
             return self._left >= 0
 
     def _next(self) -> SyncRequest | None:
+        """Wait for a request; None: the worker is ending, or gets none any more."""
         while not self._ending.is_set():
             try:
                 return self._worker.next(_TAKE_MS)
@@ -276,17 +283,36 @@ class _Crew:
         return None
 
     def _handle(self, request: SyncRequest) -> None:
+        """Run the command for one request, and note the outcome."""
         began = time.monotonic()
         with self._lock:
             self._running[request.number] = (request, began)
         try:
-            outcome, reason = self._run(request, began)
+            outcome, reason = self._run_traced(request, began)
         finally:
             with self._lock:
                 del self._running[request.number]
         self._note(request, outcome, reason, round((time.monotonic() - began) * 1000))
 
-    def _run(self, request: SyncRequest, began: float) -> tuple[str, str]:
+    def _run_traced(self, request: SyncRequest, began: float) -> tuple[str, str]:
+        """Run the command within the request's span, where the worker has spans."""
+        working = getattr(self._worker, "working", None)
+        if working is None:
+            return self._run(request, began, {})
+        from malamute_py.cli.tracing import failed, variables
+
+        with working(request) as span:
+            outcome, reason = self._run(request, began, variables())
+            if outcome == "failed":
+                failed(span, reason)
+        return outcome, reason
+
+    def _run(self, request: SyncRequest, began: float, trace: Mapping[str, str]) -> tuple[str, str]:
+        """Run the command for one request and answer it; returns the outcome and its reason.
+
+        began: time.monotonic() at the start. trace: variables by which the command continues the
+        request's trace. Raises CommandFailed: the command cannot be run at all.
+        """
         blobs = request.parts
         if len(blobs) != 1:
             return self._failed(request, f"its body is a list of {len(blobs)} blobs, not one")
@@ -294,7 +320,7 @@ class _Crew:
         words = _Words(self._progress)
         try:
             ran = running.run(
-                self._command, blobs[0], _variables(request),
+                self._command, blobs[0], {**_variables(request), **trace},
                 over=lambda: self._over(request, began),
                 on_output=None if replies is None else replies.take,
                 on_words=words.take,
@@ -338,6 +364,7 @@ class _Crew:
         return self._failed(request, ran.last_words or _ending(ran.code))
 
     def _over(self, request: SyncRequest, began: float) -> str:
+        """Say why a running command has to stop: its request is gone, late, or the worker ends."""
         if request.cancelled():
             return _GONE
         if self._timeout_s is not None and time.monotonic() - began >= self._timeout_s:
@@ -345,6 +372,7 @@ class _Crew:
         return _SHUTDOWN if self._stopping.is_set() else ""
 
     def _done(self, request: SyncRequest, body: bytes, replies: _Replies | None) -> tuple[str, str]:
+        """Send what the command wrote as the reply; returns the outcome and its reason."""
         try:
             taken = (
                 replies.end() if replies is not None else request.reply(body, wait=True) is not None
@@ -358,6 +386,7 @@ class _Crew:
         return ("failed" if request.fail(short, wait=True) else "gone"), short
 
     def _note(self, request: SyncRequest, outcome: str, reason: str, spent_ms: int) -> None:
+        """Count and print the outcome of one request."""
         with self._lock:
             self._counts[outcome] += 1
             if self._json:
@@ -378,6 +407,7 @@ class _Crew:
 
 
 def _ending(code: int) -> str:
+    """Say how a command ended, by its exit code or signal."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -438,6 +468,7 @@ class _Words:
             self._rest = b""
 
     def _line(self, line: bytes) -> None:
+        """Print a line that the command wrote to its standard error."""
         if sys.stderr.isatty():
             self._progress.say(line.decode("utf-8", "backslashreplace").translate(ESCAPES))
         else:

@@ -19,7 +19,7 @@ from malamute_py.cli.commands import say
 from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.letters import MailWriter
 from malamute_py.cli.linking import linked
-from malamute_py.cli.parameters import BodiesOnly, Fields, Properties
+from malamute_py.cli.parameters import BodiesOnly, Fields, Properties, Tracing
 from malamute_py.cli.progress import Progress
 from malamute_py.cli.records import body_of, printable
 from malamute_py.cli.values import count_text, duration_ms, pairs
@@ -101,6 +101,7 @@ def request(
         typer.Option(metavar="N", min=0, max=9, help="Before requests of a lower one; 0 to 9."),
     ] = 0,
     bodies_only: BodiesOnly = False,
+    tracing: Tracing = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON, a line each reply.")] = False,
 ) -> int:  # fmt: skip
     """Ask a service and print the reply."""
@@ -120,7 +121,7 @@ def request(
     }
     body = inputs.whole() if given is None else given.encode("utf-8", "surrogateescape")
     # A request may take long: it outlives a restart of the broker.
-    with linked(ctx, stays=not queued) as client:
+    with linked(ctx, stays=not queued, traces=True) as client:
         if key:
             inputs.tell_key(client)
         if queued:
@@ -135,6 +136,7 @@ def request(
 
 
 def _own_mailbox(client: SyncClient) -> None:
+    """Raise CommandFailed for a client without an identity: replies have nowhere to go."""
     if client.welcome is None or not client.welcome.identity:
         raise CommandFailed(
             "where are the replies to go? this client has no identity, and so no mailbox of its"
@@ -152,6 +154,7 @@ def _submit(
     reply_to: str,
     as_json: bool,
 ) -> None:
+    """Send a request whose replies another program reads, and print its number."""
     told = client.submit(
         service, body, request_timeout_ms=timeout_ms, reply_to=reply_to, timeout_ms=30_000,
         **options,
@@ -189,6 +192,11 @@ def _ask(
     show: Callable[[list[Any]], None],
     typed: str,
 ) -> None:
+    """Send a request and show each reply as it comes. Raises CommandFailed, Timeout.
+
+    stream: several replies are taken, else one. typed: the words of the timeout option, for the
+    error.
+    """
     from malamute_py.client.session.letters import RequestFailed
 
     began = time.monotonic()
@@ -218,6 +226,7 @@ def _ask(
 
 
 def _failed(kind: str) -> str:
+    """Say what became of a request that the service gave no answer to."""
     return {
         "failed": "gave it up",
         "attempts": "gave it up after too many tries",
