@@ -220,7 +220,7 @@ def _row(
     """Return the record of a JSON line. Raises CommandFailed, which says what is wrong with it.
 
     parts: a body may be a list of parts. client_time, expires: the times of records that name none.
-    typed: makes the body of a typed stream's record; None: the stream is not typed.
+    typed: makes the body of the line's row.
     """
     import msgspec
 
