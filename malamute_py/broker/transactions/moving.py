@@ -116,6 +116,7 @@ class Moving:
                 self._when_visible(commit_lsn, partial(self._enter, transaction, ring))
 
     def _enter(self, transaction: Transaction, ring: str, failure: tuple[str, str] | None) -> None:
+        """Queue a transaction for a ring, unless its commit will never be durable."""
         # Where ring main has failed before the commit was durable, a start finds it or not.
         if failure is None:
             lane = self._lanes.get(ring)
@@ -125,6 +126,10 @@ class Moving:
             self._go_on(lane)
 
     def _go_on(self, lane: _Lane) -> None:
+        """Read the staged batches of a lane's next bundle, from the transaction whose turn it is.
+
+        One bundle of a lane is under way at a time; `_found` puts together what is read.
+        """
         if lane.busy:
             return
         if not lane.queue:
@@ -164,6 +169,7 @@ class Moving:
         self._timers.set(self._shard.now_ms + pause_ms, partial(self._resume, bundle.lane))
 
     def _resume(self, lane: _Lane) -> None:
+        """Begin a lane's next bundle: the last one is done."""
         lane.busy = False
         self._go_on(lane)
 
@@ -225,6 +231,7 @@ class Moving:
             self._resume(lane)
 
     def _settled(self, lane: _Lane, failure: tuple[str, str] | None) -> None:
+        """Go on once the last bundle is durable, or its ring failed."""
         # A ring that has failed refuses the next bundle by name, and each later one.
         self._resume(lane)
 
@@ -338,7 +345,9 @@ class _Moved(Effect):
     whole: bool
 
     def appended(self, part: Part, end_lsn: int) -> None:
+        """Drop the staged batches, which their streams have now, and go on with the next bundle."""
         self.moving.moved(self.bundle, self.whole, end_lsn)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        """Try the bundle again later."""
         self.moving.refused(self.bundle)
