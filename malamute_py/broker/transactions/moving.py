@@ -116,7 +116,7 @@ class Moving:
                 self._when_visible(commit_lsn, partial(self._enter, transaction, ring))
 
     def _enter(self, transaction: Transaction, ring: str, failure: tuple[str, str] | None) -> None:
-        """Put a transaction into the lane of a ring, once its commit is durable."""
+        """Queue a transaction for a ring, unless its commit will never be durable."""
         # Where ring main has failed before the commit was durable, a start finds it or not.
         if failure is None:
             lane = self._lanes.get(ring)
@@ -126,9 +126,9 @@ class Moving:
             self._go_on(lane)
 
     def _go_on(self, lane: _Lane) -> None:
-        """Read the staged batches of the next bundle, from the transaction whose turn it is.
+        """Read the staged batches of a lane's next bundle, from the transaction whose turn it is.
 
-        One bundle of a lane is under way at a time.
+        One bundle of a lane is under way at a time; `_found` puts together what is read.
         """
         if lane.busy:
             return
@@ -169,7 +169,7 @@ class Moving:
         self._timers.set(self._shard.now_ms + pause_ms, partial(self._resume, bundle.lane))
 
     def _resume(self, lane: _Lane) -> None:
-        """Begin the lane's next bundle: the last one is done."""
+        """Begin a lane's next bundle: the last one is done."""
         lane.busy = False
         self._go_on(lane)
 
@@ -231,6 +231,7 @@ class Moving:
             self._resume(lane)
 
     def _settled(self, lane: _Lane, failure: tuple[str, str] | None) -> None:
+        """Go on once the last bundle is durable, or its ring failed."""
         # A ring that has failed refuses the next bundle by name, and each later one.
         self._resume(lane)
 
