@@ -548,6 +548,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def _beside(folder: Path, table: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration in which relative paths of files begin at `folder`, its own."""
     for key in FILES:
         section, _, name = key.partition(".")
         inner = table.get(section)
@@ -627,6 +628,7 @@ def put(table: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 
 def _key_faults(table: Mapping[str, Any]) -> Iterator[ConfigError]:
+    """Yield an error for each section and key that does not exist, with the likely one."""
     for name, value in table.items():
         if name in KEYS:
             continue
@@ -659,6 +661,7 @@ def _there_is(key: str) -> str:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
+    """Return a hint at the key that was meant by a wrong one; empty: none is near."""
     known = list(known)
     near: list[str] = []
     if "." not in name:  # The right key without its section.

@@ -115,6 +115,7 @@ def _stop_on_signals(server: Server) -> None:
 
 
 def _check(path: Path | None, overrides: dict[str, Any], as_json: bool) -> int:
+    """Check a configuration as a start would, print what it is or what is wrong; the exit code."""
     from malamute_py.cli.configuration import tell_problems
     from malamute_py.origins import examine
     from malamute_py.server.start_faults import start_faults
@@ -164,6 +165,7 @@ class _Greeting:
 
 
 def _greet(facts: Mapping[str, Any]) -> None:
+    """Tell the person at the terminal where the broker listens, and commands to begin with."""
     from rich.console import Console
     from rich.text import Text
 

@@ -203,6 +203,10 @@ class Commands(TyperGroup):
 
 
 def _load(name: str, entry: Entry) -> Any:
+    """Import the module of a command, and return the command.
+
+    entry.home: the module's name, and the name in it.
+    """
     module_name, _, attribute = entry.home.partition(":")
     module = import_module(f"malamute_py.cli.{module_name}")
     found = getattr(module, attribute)
@@ -218,6 +222,7 @@ def _load(name: str, entry: Entry) -> Any:
 
 
 def _leaves(command: Any) -> Iterator[Any]:
+    """Yield the commands that run something, below groups of commands."""
     inner = getattr(command, "commands", None)
     if inner is None:
         yield command

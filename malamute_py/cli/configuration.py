@@ -154,6 +154,7 @@ def reload(ctx: typer.Context, as_json: output.Json = False) -> int:
 
 
 def _cell(key: str, value: Any) -> Cell:
+    """Return a value of the configuration with its unit, by the name of its key."""
     if isinstance(value, str):
         return Cell(value, value or '""')
     if type(value) is int and "bytes" in key:

@@ -110,6 +110,7 @@ def info(ctx: typer.Context, stream: Stream, cursor: Name, as_json: output.Json 
 
 
 def _show(found: CursorFacts, as_json: bool) -> None:
+    """Print the facts of one cursor."""
     facts: dict[str, Any] = {
         "stream": Cell(found.stream, found.stream, "cyan"),
         "cursor": Cell(found.cursor, found.cursor, "bold cyan"),
@@ -195,6 +196,7 @@ def reset(
 
 
 def _moved(stream: str, cursor: str, offset: int, as_json: bool, before: int | None = None) -> None:
+    """Print where a cursor stands now. before: where it stood, if that is known."""
     told: dict[str, Any] = {"stream": stream, "cursor": cursor, "next": offset}
     until = ""
     if before is not None:

@@ -122,6 +122,7 @@ class Parquet:
             self._write()
 
     def _write(self) -> None:
+        """Write the waiting batches as a row group; the first one gives the file its schema."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 

@@ -123,6 +123,7 @@ def info(ctx: typer.Context, stream: Stream, group: Name, as_json: output.Json =
 
 
 def _show(found: GroupFacts, as_json: bool) -> None:
+    """Print the facts of one group, then its members."""
     members: list[dict[str, Any]] = [
         {
             "identity": each.identity, "link": each.link, "held": each.held,

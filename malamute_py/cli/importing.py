@@ -129,6 +129,7 @@ def _chunks(pieces: Iterable[list[Row]]) -> Iterator[_Chunk]:
 
 
 def _chunk(rows: list[Row]) -> _Chunk:
+    """Make a chunk of rows: their encoded form tells whether it was imported before."""
     import msgspec
 
     options = {"bodies": [row[0] for row in rows], "subject": [row[1] for row in rows]}
@@ -168,6 +169,7 @@ def _of_parquet(source: IO[bytes], *, typed: bool) -> Iterator[_Chunk]:
 
 
 def _row(values: dict[str, Any]) -> Row:
+    """Return a row of a Parquet file as a record: body, keys, fields, times and properties."""
     import msgspec
 
     body = values["body"]
@@ -250,6 +252,7 @@ class _Import:
         self._under_way.append((step.commit_nowait(), chunk.count))
 
     def _publish(self, chunk: _Chunk) -> None:
+        """Publish one chunk: rows, or a table of a typed stream."""
         if chunk.table is None:
             options = dict(chunk.options)
             subjects = options.pop("subject")

@@ -184,6 +184,7 @@ def _tell(text: str, key: str, revision: int, as_json: bool) -> None:
 
 
 def _named(entry: KeyEntry) -> dict[str, Any]:
+    """Return a key's entry as JSON shows it: its value as text, or in base64 if it is none."""
     named: dict[str, Any] = {
         "key": entry.key, "revision": entry.revision, "time_ms": entry.time_ms,
         "time": iso_text(entry.time_ms),
@@ -201,6 +202,7 @@ def _named(entry: KeyEntry) -> dict[str, Any]:
 
 
 def _print(entry: KeyEntry, as_json: bool) -> None:
+    """Print one entry of a key, as JSON or as a line."""
     if as_json:
         output.print_json(_named(entry), compact=True)
         return

@@ -106,6 +106,7 @@ def _one(
     confirm: ConfirmAt,
     as_json: bool,
 ) -> None:  # fmt: skip
+    """Publish one record and print where it is, or that nothing was promised."""
     confirmed = client.publish_many(
         stream, [body], subjects=[defaults.subject], confirm=confirm, **defaults.options()
     )[0]
@@ -194,6 +195,7 @@ class _Publishing:
         return f"{window.published:,} records, {size_text(self._bytes)}, {rate:,.0f}/s"
 
     def _tell(self, window: SyncBulkPublisher) -> None:
+        """Print how many records were published and confirmed, and how long that took."""
         spent_ms = round((time.monotonic() - self._began) * 1000)
         if not self._json and not output.on_terminal():
             print(f"{self._stream}\t{window.published}\t{window.level or 'none'}")

@@ -237,6 +237,10 @@ def _sink(
     with_fields: bool,
     by_client: bool,
 ) -> RecordSink:
+    """Return the place that the records go to: a stream, a file, or the terminal.
+
+    parts: closes the file at the end.
+    """
     if to_stream is not None:
         return _ToStream(client, to_stream)
     form: dict[str, Any] = {
@@ -284,6 +288,10 @@ class _ToStream:
         self.count += len(records)
 
     def _write_arrow(self, batch: Batch) -> None:
+        """Publish a copy of a batch of a typed stream, whole.
+
+        Raises CommandFailed for a part of it.
+        """
         from malamute_protocol.encode import encode_arrow
 
         if batch.indices is not None:

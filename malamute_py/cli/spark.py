@@ -235,6 +235,7 @@ def replay(
         from pyspark_malamute import pipelines
 
         def tell(done: pipelines.Replayed) -> None:
+            """Print how far the replay is."""
             late = f", {duration_text(done.late_ms)} late" if factor else ""
             place = f" up to {iso_text(done.time_ms)}" if done.steps_done else ""
             text = f"{done.records_done:,} of {count_text(done.records, 'record')}{place}{late}"
@@ -318,6 +319,7 @@ def _watch(start: Any, title: str, where: str, as_json: bool) -> int:
     with Progress(title) as progress:
 
         def look() -> None:
+            """Print the batches that the query has done since the last look."""
             nonlocal records, seen
             assert query is not None
             for each in query.recentProgress:

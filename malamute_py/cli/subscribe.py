@@ -270,6 +270,10 @@ class _WithCursor(_Reader):
         self._move()
 
     def _move(self) -> None:
+        """Move the cursor past the records that were printed.
+
+        Raises CommandFailed: another one moved it.
+        """
         if self._behind is None:
             return
         place, self._behind = self._behind, None

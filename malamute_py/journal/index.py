@@ -129,6 +129,7 @@ class _SparseRuns:
         self.view = (len(self.rows), ENTRY.unpack(rows[-1]))
 
     def entries(self, from_offset: int, end_offset: int) -> Entries:
+        """Return the entries that hold any offset in [from_offset, end_offset), as a table."""
         count, entry = self.view
         low = max(bisect_right(self.bases, from_offset, 0, count) - 1, 0)
         rows = self.rows[low : bisect_left(self.bases, end_offset, low, count)]
@@ -313,6 +314,7 @@ class LiveIndex:
         closed = bisect_left(held, count)
 
         def field(at: int) -> Callable[[int], int]:
+            """Return a function from an entry's number to its field at a byte position."""
             place = struct.Struct("<Q")
 
             def get(ordinal: int) -> int:

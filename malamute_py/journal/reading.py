@@ -229,7 +229,7 @@ class Reader:
                 self._name_gap(stream, position, end, "the batches are not in the ring", gaps)
                 position = end
         gathering.flush()
-        return History(tuple(runs), max(position, from_offset), tuple(gaps))
+        return History(tuple(runs), max(position, from_offset), _gaps_before(position, gaps))
 
     def _name_gap(
         self, stream: int, position: int, stop: int, reason: str, gaps: list[Gap]
@@ -240,6 +240,7 @@ class Reader:
             gaps.append(Gap(position, stop, "damaged", reason))
 
     def _skip_retired(self, stream: int, position: int, end: int, gaps: list[Gap]) -> int:
+        """Return the position, or the stream's first offset if that is later: the gap is noted."""
         first, _ = self._streams.bounds(stream)
         if position >= first or position >= end:
             return position
@@ -258,7 +259,10 @@ class Reader:
         left: int,
         out: _Out,
     ) -> tuple[int, int]:
-        """Read the chosen entries; returns (offset come to, bytes left)."""
+        """Read the chosen entries of a segment from `position` up to `end`, into `out`.
+
+        left: bytes that the read may still return. Returns the offset come to, and the bytes left.
+        """
         rows = entries.rows
         wanted: list[tuple[int, int, int, int]] = []
         wanted_bytes = 0
@@ -300,7 +304,10 @@ class Reader:
         left: int,
         out: _Out,
     ) -> tuple[int, int]:
-        """Read the rare rows, and between them the chosen entries; (offset come to, bytes left)."""
+        """Read rare rows by themselves, and between them the chosen entries, into `out`.
+
+        left: bytes that the read may still return. Returns the offset come to, and the bytes left.
+        """
         chosen, nexts, spots = rare.chosen, entries.rows["next"], rare.spots
         begin = done = 0
         while begin < len(nexts):
@@ -336,7 +343,10 @@ class Reader:
         left: int,
         out: _Out,
     ) -> tuple[int, int]:
-        """Read rare rows [first, last), which are all that is wanted up to `after`."""
+        """Read the rare rows [first, last), all that is wanted up to offset `after`, into `out`.
+
+        left: bytes that the read may still return. Returns the offset come to, and the bytes left.
+        """
         gathering = out.gathering
         spots = rare.spots[first:last]
         costs = spots["bytes"].astype(np.int64) + BYTES_A_ROW
@@ -398,7 +408,11 @@ class Reader:
         left: int,
         out: _Out,
     ) -> tuple[int, int, bool]:
-        """Read one part's batches into runs; return position, bytes left, whether to go on."""
+        """Read the batches of one part of a segment into `out`.
+
+        left: bytes that the read may still return. Returns the offset come to, the bytes left, and
+        whether to go on.
+        """
         data = self._view(segment, part.position, part.size)
         if segment.retired:
             # It may have been overwritten under the read: the bytes mean nothing.
@@ -489,7 +503,7 @@ class Reader:
     def _pick(
         self, segment: Segment, stream: int, offsets: list[int]
     ) -> Iterator[tuple[int, bytes]]:
-        """(which of the ascending offsets, the batch that holds it) of one segment."""
+        """Yield (place among `offsets`, the stored batch that holds it) for those in a segment."""
         rows = self.index(segment).entries(stream, offsets[0], offsets[-1] + 1).rows
         wanted = np.array(offsets, np.uint64)
         chosen = np.unique(np.searchsorted(rows["next"], wanted, side="right"))
@@ -510,9 +524,18 @@ class Reader:
                 continue
             rows = entries.rows
             for place in np.flatnonzero(rows["last_time"] >= least).tolist():
+                damaged = -1
                 for batch in self._batches_of(segment, stream, rows[place]):
-                    if batch.found is not None and batch.found.stamp.append_time_ms >= least:
-                        return max(batch.base, self._streams.bounds(stream)[0])
+                    if batch.found is None:
+                        # Its time cannot be read: it may be the first.
+                        damaged = batch.base if damaged < 0 else damaged
+                    elif batch.found.stamp.append_time_ms >= least:
+                        begin = batch.base if damaged < 0 else damaged
+                        return max(begin, self._streams.bounds(stream)[0])
+                    else:
+                        damaged = -1
+                if damaged >= 0:
+                    return max(damaged, self._streams.bounds(stream)[0])
         return self._streams.bounds(stream)[1]
 
     def closest_client_time(self, stream: int, time_ms: int) -> int:
@@ -523,17 +546,24 @@ class Reader:
                 continue
             rows = entries.rows
             for place in np.flatnonzero(rows["client_max"] >= time_ms).tolist():
-                for batch, content in self._contents_of(segment, stream, rows[place]):
-                    times = content.client_times
-                    if times is None:
+                damaged = -1
+                for batch, view in self._chunk(segment, stream, rows[place]):
+                    if batch.found is None:
+                        damaged = batch.base if damaged < 0 else damaged
                         continue
-                    hits = np.flatnonzero(times >= time_ms) + batch.base
-                    hits = hits[hits >= first]
-                    if len(hits):
-                        return int(hits[0])
+                    times = _content(batch, view).client_times
+                    if times is not None:
+                        hits = np.flatnonzero(times >= time_ms) + batch.base
+                        hits = hits[hits >= first]
+                        if len(hits):
+                            return max(damaged, first) if damaged >= 0 else int(hits[0])
+                    damaged = -1
+                if damaged >= 0:
+                    return max(damaged, first)
         return self._streams.bounds(stream)[1]
 
     def _entries(self, stream: int) -> Iterator[tuple[Segment, Entries]]:
+        """Yield each segment that has batches of a stream, with their entries in its index."""
         state = self._streams.states.get(stream)
         if state is None:
             return
@@ -543,10 +573,12 @@ class Reader:
                 yield segment, self.index(segment).entries(stream, state.first, state.next)
 
     def _batches_of(self, segment: Segment, stream: int, row: Any) -> Iterator[Batch]:
+        """Yield the batches of one index entry, damaged ones too."""
         for batch, _ in self._chunk(segment, stream, row):
             yield batch
 
     def _chunk(self, segment: Segment, stream: int, row: Any) -> list[tuple[Batch, memoryview]]:
+        """Read the batches of one index entry, with the bytes; none if it was retired."""
         position, size = int(row["position"]), int(row["bytes"])
         entry = (position, size, int(row["base"]), int(row["next"]))
         view = self._view(segment, position, size)
@@ -559,10 +591,10 @@ class Reader:
     def _contents_of(
         self, segment: Segment, stream: int, row: Any
     ) -> Iterator[tuple[Batch, Content]]:
+        """Yield the good batches of one index entry with their contents."""
         for batch, view in self._chunk(segment, stream, row):
             if batch.found is not None:
-                begin = batch.at + batch.found.stamp.stamp_bytes
-                yield batch, Content(view[begin : batch.at + batch.size])
+                yield batch, _content(batch, view)
 
     # --- by subject ---------------------------------------------------------------------
 
@@ -591,7 +623,10 @@ class Reader:
         search: Candidates | None,
         latest: dict[tuple[str, ...], int],
     ) -> None:
-        """Note each subject's newest offset in a segment, looking from its end."""
+        """Note the newest offset of each subject in a segment, looking from its end.
+
+        latest: subject -> offset, of those that are known already; it gets the others.
+        """
         index = self.index(segment)
         entries = index.entries(stream, first, end)
         chosen = _choose(index, stream, entries, search, None)
@@ -608,6 +643,10 @@ class Reader:
         heap: list[int] = []
 
         def wait(keys: tuple[str, ...] | None, bitmap: BitMap) -> None:
+            """Queue keys whose newest record lies in one of these entries, under the last of them.
+
+            keys: of a subject; None: of all subjects that the entries may hold.
+            """
             if bitmap:
                 last = bitmap.max()
                 if last not in waiting:
@@ -878,7 +917,11 @@ def _rare(
     position: int,
     end: int,
 ) -> _Rare | None:
-    """Return the wanted rare rows in [position, end); None: the index has no usable spots."""
+    """Return the rare rows in [position, end) that are wanted, which are read by themselves.
+
+    Rare rows have a spot in the index: where their bodies lie. The entries chosen beside them are
+    read whole. None: the index has no usable spots, so that all is read by entries.
+    """
     headers, spots = index.headers(stream), index.spots(stream)
     rows = entries.rows
     if spots is None or not headers.exact or stream >= UNINDEXED_FROM or not len(rows):
@@ -904,8 +947,32 @@ def _rare(
     return _Rare(chosen, wanted[kept][order], codes[kept][order], [header for header, _ in found])
 
 
+def _content(batch: Batch, view: memoryview) -> Content:
+    """Return the content of a batch that was found in these bytes."""
+    assert batch.found is not None
+    begin = batch.at + batch.found.stamp.stamp_bytes
+    return Content(view[begin : batch.at + batch.size])
+
+
+def _gaps_before(position: int, gaps: list[Gap]) -> tuple[Gap, ...]:
+    """Return the part of the gaps that lies before the offset that a read came to.
+
+    Holes of an index are named ahead of the entries that are read then, and the read may stop
+    before them.
+    """
+    if gaps and gaps[-1].to_offset > position:
+        return tuple(
+            gap
+            if gap.to_offset <= position
+            else Gap(gap.from_offset, position, gap.code, gap.reason)
+            for gap in gaps
+            if gap.from_offset < position
+        )
+    return tuple(gaps)
+
+
 def _weights(rare: _Rare, rows: Any) -> Any:
-    """Bytes that are wanted of each entry: all of it, or its rare rows with their headers."""
+    """Return how many bytes each entry adds to a read: all of it, or its rare rows."""
     weights = np.where(rare.chosen, rows["bytes"], 0).astype(np.int64)
     spots = rare.spots
     if len(spots):
@@ -923,7 +990,10 @@ def _choose(
     client_time: tuple[int, int] | None,
     headers: HeaderIndex | None = None,
 ) -> list[bool]:
-    """For each entry, whether it may hold a match."""
+    """Return for each entry whether it may hold a match.
+
+    headers: an index to search instead of the segment's own.
+    """
     mask = np.ones(len(entries.ordinals), np.bool_)
     if search is not None and stream < UNINDEXED_FROM and len(mask):
         headers = headers or index.headers(stream)

@@ -185,7 +185,7 @@ def lost_credentials(before: Config, after: Config) -> frozenset[str]:
 
 
 def narrowed(before: Config, after: Config, owner: str) -> bool:
-    """Whether an owner may do less than before."""
+    """Whether an owner may do less by the configuration `after` than by `before`."""
     templates = [config.authentication.identities.get(owner, []) for config in (before, after)]
     if not set(templates[0]) <= set(templates[1]):
         return True

@@ -202,6 +202,8 @@ class Reader:
         # Retention may have moved on since the journal looked; a durable reader begins at its tail
         # when the records that it asked for are not visible yet.
         found = min(found, tail)
+        while begins < found and self._is_gone(log, found - 1):
+            found -= 1  # Its time cannot be read: the reader is told of the damage.
         if not found <= begins <= max(found, first):
             raise self._fail(
                 "start", f"{self.start} began at {begins}, not {found}; first {first}, tail {tail}"

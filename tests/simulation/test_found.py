@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from random import Random
 
+import numpy as np
 import pytest
 
 from malamute_protocol import commands as c
+from malamute_protocol.encode import encode as encode_batch
 from malamute_py.journal.ring import Ring
 from malamute_py.journal.types import Append, History, RingSettings
 from tests.simulation.disk import CrashNow, Disk
@@ -106,3 +108,63 @@ def test_a_reader_from_the_oldest_record_begins_at_the_oldest_that_the_core_know
     reader.subscribed(c.Subscribed(1, b"u" * 16, 1, 3, 3, 10, -1))
     reader.gap(c.Gap(1, 3, 5, "retention", ""))
     assert reader.position == 5
+
+
+def test_a_read_that_stops_early_names_no_gap_beyond_the_offset_that_it_came_to() -> None:
+    disk = Disk()
+    ring = opened(disk, 1)
+    written = [ring.append([batch(number, number, 1_000)]) for number in range(12)]
+    ring.sync()
+    # Its stamp says how far the disk was.
+    ring.append([batch(12, 12, 1_000)])
+    place = find_batch(disk, "", 1, written[7].end_lsn)
+    assert place is not None
+    disk.rot(place[0], place[1] + 59, 0)
+    disk.crash()
+    ring = opened(disk, 2)
+    at, names = 0, list[tuple[int, int]]()
+    seen = set[int]()
+    while at < 12:
+        # Wanted rows count less than their batches until they are read.
+        history = ring.read(1, at, 12, 2_500, rows=lambda content: np.zeros(1, np.int64))
+        assert all(gap.to_offset <= history.next for gap in history.gaps)
+        names += [(gap.from_offset, gap.to_offset) for gap in history.gaps]
+        seen |= {row.offset for run in history.runs for b in decode_run(run.data) for row in b.rows}
+        assert history.next > at
+        at = history.next
+    assert names == [(8, 9)]
+    assert seen == set(range(12)) - {8}
+
+
+def test_a_damaged_batch_is_not_passed_over_when_a_time_is_looked_for() -> None:
+    disk = Disk()
+    ring = opened(disk, 1)
+    lsn = ring.append([batch(1, 0, 100)]).end_lsn
+    ring.append([batch(2, 1, 100)])
+    ring.append([batch(3, 2, 100)])
+    ring.sync()
+    place = find_batch(disk, "", 1, lsn)
+    assert place is not None
+    disk.rot(place[0], place[1] + 59, 0)
+    # The damaged batch may have been appended at any time between those of its neighbours.
+    assert [ring.closest_offset(1, 1000 + late) for late in (1, 2, 3, 4)] == [0, 1, 1, 3]
+    assert [(gap.from_offset, gap.code) for gap in ring.read(1, 0, 3, 1 << 20).gaps] == [
+        (1, "damaged")
+    ]
+
+
+def test_a_damaged_batch_is_not_passed_over_when_a_client_time_is_looked_for() -> None:
+    disk = Disk()
+    ring = opened(disk, 1)
+    lsn = 0
+    for number, time_ms in enumerate((500, 700, 600, 900)):
+        content = encode_batch([b"x" * 100], subject="a", client_time_ms=[time_ms])
+        crc = int.from_bytes(content[8:12], "little")
+        done = ring.append([Append(1, number, 1, 1000, content, crc)])
+        lsn = done.end_lsn if number == 0 else lsn
+    ring.sync()
+    place = find_batch(disk, "", 1, lsn)
+    assert place is not None
+    disk.rot(place[0], place[1] + 59, 0)
+    # The damaged batch may have had any of these times.
+    assert [ring.closest_client_time(1, time_ms) for time_ms in (500, 600, 800)] == [0, 1, 3]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Any, Final
 
-BOUNDS_S: Final = (
+BOUNDS_S: Final[tuple[float, ...]] = (
     0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 )  # fmt: skip
 """Upper bounds of the buckets, in seconds; one more bucket has everything above."""

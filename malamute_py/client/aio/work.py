@@ -284,6 +284,7 @@ class Request(RequestBase):
         return await link.limit(future, timeout_ms, ACKED, "the end of a request")
 
     async def _report(self, state: int, timeout_ms: Wait) -> bool:
+        """Report the request as received or renewed; False: it is over, or another worker's."""
         link: LoopLink = self.offering.offerings.link
         future: asyncio.Future[bool] = link.loop.create_future()
         if True:  # sync: with link.lock:
@@ -354,6 +355,7 @@ class Worker:
             raise timed_out(NOTHING, "request", wait_ms, self._link.standing()) from None
 
     async def _next(self) -> Request | None:  # asyncio only
+        """Return the next request to begin; None: the offer has ended, or takes no more."""
         offering = self._offering
         while True:
             request = self._begin()

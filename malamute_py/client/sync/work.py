@@ -272,6 +272,7 @@ class SyncRequest(RequestBase):
         return pending.result(timeout_ms, ACKED, "the end of a request")
 
     def _report(self, state: int, timeout_ms: Wait) -> bool:
+        """Report the request as received or renewed; False: it is over, or another worker's."""
         link: ThreadLink = self.offering.offerings.link
         pending: Pending[bool] = Pending(link)
         with link.lock:
