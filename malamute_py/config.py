@@ -461,7 +461,7 @@ def read_override(key: str, value: Any) -> Any:
 def from_table(table: Mapping[str, Any]) -> Config:
     """Check a table of tables and fill in the defaults; raises ConfigError."""
     config = typed(table)
-    for fault in faults_together(config):
+    for fault in wrong_in_combination(config):
         raise fault
     return config
 
@@ -693,8 +693,8 @@ def _validation_error(text: str) -> ConfigError:
     return ConfigError(key or "configuration", message[:1].lower() + message[1:])
 
 
-def faults_together(config: Config) -> Iterator[ConfigError]:
-    """Find values that are each right and wrong together."""
+def wrong_in_combination(config: Config) -> Iterator[ConfigError]:
+    """Yield an error for each value that is right by itself and wrong beside another value."""
     if not config.listen:
         yield ConfigError("listen", f"name at least one endpoint, for instance {DEFAULT_ENDPOINT}")
     links, limits, journal = config.links, config.limits, config.journal

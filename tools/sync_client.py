@@ -280,7 +280,10 @@ FILES: Final = {
             "Transaction",
             "Worker",
         ),
-        (("which connect(tracing=...) chooses", "which connect_sync(tracing=...) chooses"),),
+        (
+            ("which connect(tracing=...) chooses", "which connect_sync(tracing=...) chooses"),
+            ("a span, which ends with the confirm", "a span, which ends as it returns"),
+        ),
         {"aclosing": "closing"},
     ),
     "subscription.py": File(

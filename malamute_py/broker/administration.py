@@ -130,7 +130,7 @@ class Administration:
         """Answer with what namespaces hold: a user of one is told of that one alone."""
         settings = self._shard.settings
         own = settings.namespace_of(link.owner)
-        if own is None and not settings.permit(link.owner, "manage_users", "broker"):
+        if own is None and not settings.permit(link.owner, "list_namespaces", "broker"):
             raise BrokerRefused("forbidden", "you may not list namespaces")
         shown = settings.namespaces if own is None else (own,)
         page = shown[: settings.page_max]
@@ -144,14 +144,16 @@ class Administration:
 
     def _namespace_facts(self, namespace: Namespace) -> dict[str, Any]:
         """Facts of a namespace: its users, what it holds, its quotas and defaults."""
-        held = self._shard.quotas.shared_by(namespace).held
+        usage = self._shard.quotas.shared_by(namespace)
         return {
             "namespace": namespace.name, "prefix": namespace.prefix,
             "users": list(namespace.users),
-            "held": {resource: amount for resource, amount in sorted(held.items()) if amount},
+            "held": {resource: amount for resource, amount in sorted(usage.held.items()) if amount},
             "quotas": {
                 resource: bound for resource, bound in asdict(namespace.quota).items() if bound
             },
+            "messages_in": usage.messages_in, "bytes_in": usage.bytes_in,
+            "refused": dict(sorted(usage.refused.items())),
             "default_stream": namespace.default_stream,
             "default_mailbox": namespace.default_mailbox,
             "default_service": namespace.default_service,

@@ -95,8 +95,8 @@ class Intake:
                     return
             adds = kind in ADDING
             self._steps.check(link, size, adds=adds, awaited=_awaited(command))
-            metered = adds and link.usage.metered
-            if metered:
+            counted = adds and link.usage.counted
+            if counted and link.usage.metered:
                 self._shard.quotas.check_rate(link.usage)
             part = self._prepares[kind](link, command, frame)
             waiter = self._waiter(link, command, size, part.level)
@@ -109,7 +109,7 @@ class Intake:
             self._answers.refuse_with(link, command, error)
             return
         parts = [part]
-        if metered:
+        if counted:
             _spend(link, parts)
         digest = part.digest
         if key is not None and kind in ENDING:
@@ -328,8 +328,8 @@ class Intake:
             waiter = self._waiter(link, command, size, SYNCED)
             if key is not None and self._known(link, command, key, waiter, parts):
                 return
-            metered = link.usage.metered and any(isinstance(part, ADDING) for part, _ in parts)
-            if metered:
+            counted = link.usage.counted and any(isinstance(part, ADDING) for part, _ in parts)
+            if counted and link.usage.metered:
                 # The rate is checked once for all parts: a part in debt by earlier ones would never
                 # be taken.
                 self._shard.quotas.check_rate(link.usage)
@@ -352,7 +352,7 @@ class Intake:
             # The caller ends the link; what the step had reserved is free again.
             _undo(prepared, BrokerRefused("internal", ERRED))
             raise
-        if metered:
+        if counted:
             adding = zip(parts, prepared, strict=True)
             _spend(link, [made for (part, _), made in adding if isinstance(part, ADDING)])
         digest = 0

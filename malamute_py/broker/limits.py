@@ -19,7 +19,7 @@ Permit = Callable[[str, str, str], bool]
 """(owner, action, name) -> allowed. Actions: identity and template, which a credential may ask
 for; of streams read, replay, write, create, trim, manage_streams; of mailboxes send, receive,
 create_mailbox, purge, manage_queues; of services request, work, create_service, manage_queues;
-manage_clients, manage_users, admin."""
+manage_clients, manage_users, list_namespaces, admin."""
 Subjects = Callable[[str, str], Callable[[str], bool] | None]
 """(owner, stream) -> test of the keys under which the owner may publish to a stream that it may not
 `write`; None: under none."""

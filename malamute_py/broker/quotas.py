@@ -10,8 +10,9 @@ without an identity are one owner for what the log has; for rates, and for what 
 those of one network address are, or of one local user: no address can use up what others may have.
 A count that is reached is refused `limit`; a rate, and
 bytes that drain by themselves, `wait`; each refusal is counted, and logged once until it is eased.
-What owners of a namespace have counts for the namespace as well, which has bounds of its own.
-A batch of records needs no look-up: a link carries its owner's counts.
+What owners of a namespace have counts for the namespace as well, which has bounds of its own, and
+so do their messages and what they were refused. A batch of records needs no look-up: a link carries
+its owner's counts.
 
 Source: SPEC.md, section 4.
 """
@@ -72,11 +73,15 @@ class Usage:
     __slots__ = (
         "_bytes",
         "_messages",
+        "bytes_in",
+        "counted",
         "held",
         "is_namespace",
+        "messages_in",
         "metered",
         "owner",
         "quota",
+        "refused",
         "shared",
         "told",
     )
@@ -96,8 +101,14 @@ class Usage:
         """Quotas that were logged as reached, and have not been eased since."""
         self._bytes = Bucket(quota.publish_bytes_s, now_ms) if quota.publish_bytes_s else None
         self._messages = Bucket(quota.messages_s, now_ms) if quota.messages_s else None
+        self.messages_in = self.bytes_in = 0
+        """Messages and their bytes that were taken, of a namespace or where there is a rate."""
+        self.refused: dict[str, int] = {}
+        """Times that a namespace's users met a quota, its own or theirs, by its name."""
         self.metered = self._is_metered()
         """Whether the owner, or its namespace, has a rate."""
+        self.counted = self.metered or shared is not None
+        """Whether messages are counted: spend() is called for them."""
 
     def _is_metered(self) -> bool:
         return bool(self._bytes or self._messages or (self.shared and self.shared.metered))
@@ -127,6 +138,7 @@ class Usage:
             rate = quota.messages_s
             self._messages = Bucket(rate, now_ms) if rate else None
         self.metered = self._is_metered()
+        self.counted = self.metered or shared is not None
         self.told.clear()
 
     def wait_ms(self, now_ms: int) -> int:
@@ -140,6 +152,8 @@ class Usage:
 
     def spend(self, count: int, size: int) -> None:
         """Spend messages and their bytes, which were taken: a rate may fall into debt by them."""
+        self.messages_in += count
+        self.bytes_in += size
         if self._bytes is not None:
             self._bytes.spend(size)
         if self._messages is not None:
@@ -224,9 +238,34 @@ class Quotas:
                 for resource, amount in usage.held.items():
                     shared.held[resource] += amount
 
-    def check(self, owner: str, resource: str, amount: int = 1) -> None:
-        """Check that an owner may have so much more. Raises BrokerRefused."""
-        self._check(self.of(owner), resource, amount)
+    def check(self, owner: str, resource: str, amount: int = 1, asker: str | None = None) -> None:
+        """Check that an owner may have so much more. Raises BrokerRefused.
+
+        asker: who is told of a refusal; None: the owner.
+        """
+        try:
+            self._check(self.of(owner), resource, amount)
+        except BrokerRefused as error:
+            reason = "the quota of the identity that it counts for is used up; ask the operator"
+            raise (error if asker is None else self.shown(error, owner, asker, reason)) from None
+
+    def shown(self, error: BrokerRefused, owner: str, asker: str, instead: str) -> BrokerRefused:
+        """Return a refusal about what an owner has, as another may see it.
+
+        instead: reason for one who is in a namespace to which the owner does not belong.
+        """
+        if self._context.settings.shares_namespace(asker, owner):
+            return error
+        return BrokerRefused(error.code, instead, error.retry_ms)
+
+    def over_all(self, asker: str, noun: str, reason: str) -> BrokerRefused:
+        """Return the refusal `limit` of what has a bound over all clients, which is reached.
+
+        A user of a namespace is not told the bound, since it says how much all others have.
+        """
+        if self._context.settings.namespace_of(asker) is not None:
+            reason = f"the broker takes no more {noun}; ask the operator"
+        return BrokerRefused("limit", reason)
 
     def _check(self, usage: Usage, resource: str, amount: int) -> None:
         """Raise BrokerRefused if a resource would exceed the quota of its owner or namespace."""
@@ -296,12 +335,12 @@ class Quotas:
             f"({quota.publish_bytes_s}) or quotas.messages_s ({quota.messages_s})", wait_ms,
         )  # fmt: skip
 
-    def check_total(self, resource: str, amount: int, bound: int, key: str) -> None:
+    def check_total(self, resource: str, amount: int, bound: int, key: str, asker: str) -> None:
         """Check that all owners together may have so much more. Raises BrokerRefused `limit`."""
         if self.total[resource] + amount > bound:
-            raise BrokerRefused(
-                "limit", f"{key} is {bound}, over all clients, and {self.total[resource]} are taken"
-            )
+            reason = f"{key} is {bound}, over all clients, and {self.total[resource]} are taken"
+            what, _, unit = resource.partition("_")
+            raise self.over_all(asker, f"bytes of {what}" if unit else what, reason)
 
     def owner_of(self, holder: str) -> str:
         """The owner of what a holder sent: its identity's credential, else the identity itself."""
@@ -323,6 +362,8 @@ class Quotas:
     def _note(self, usage: Usage, resource: str, bound: int) -> None:
         """Count a refusal; tell the operator of the first one until the use has fallen again."""
         self._context.counters[f"quota_{resource}"] += 1
+        refused = (usage.shared or usage).refused
+        refused[resource] = refused.get(resource, 0) + 1
         if resource not in usage.told:
             usage.told.add(resource)
             who = {"namespace" if usage.is_namespace else "identity": usage.owner}

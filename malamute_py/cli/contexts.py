@@ -47,6 +47,8 @@ class Context:
     description: str = ""
     identity: str = ""
     """Identity to connect with; the broker puts a free number in place of `{n}`."""
+    tracing: str = ""
+    """`yes`: commands that can be traced are."""
 
     @property
     def endpoints(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from malamute_py.cli.commands import say
 from malamute_py.cli.failures import INTERRUPTED, USAGE, CommandFailed
 from malamute_py.cli.letters import MailWriter
 from malamute_py.cli.linking import linked, uninterrupted
-from malamute_py.cli.parameters import BodiesOnly
+from malamute_py.cli.parameters import BodiesOnly, Tracing
 from malamute_py.cli.values import count_text, duration_ms
 
 if TYPE_CHECKING:
@@ -72,12 +72,13 @@ def inbox(
     with_fields: Annotated[
         bool, typer.Option("--fields", help="Fields too; in a pipe: subject, fields, body.")
     ] = False,
+    tracing: Tracing = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines.")] = False,
 ) -> int:  # fmt: skip
     """Read a mailbox: print its messages and take them out."""
     timeout_ms = None if wait is None else duration_ms(wait)
     writer = MailWriter(as_json=as_json, bodies_only=bodies_only, with_fields=with_fields)
-    with linked(ctx, stays=True) as client:
+    with linked(ctx, stays=True, traces=True) as client:
         name = mailbox or own(client)
         if mailbox is not None and not create:
             known(client, mailbox)

@@ -11,7 +11,7 @@ import logging
 import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
@@ -60,11 +60,15 @@ class _Watch:
 
 
 @contextmanager
-def linked(ctx: typer.Context, *, stays: bool = False, anonymous: str = "") -> Iterator[SyncClient]:
+def linked(
+    ctx: typer.Context, *, stays: bool = False, anonymous: str = "", traces: bool = False
+) -> Iterator[SyncClient]:
     """Connect a client to the chosen broker. stays: go on after a lost link.
 
-    anonymous: identity of a client that has no credential and was given none.
-    Raises CommandFailed when no broker answers; BrokerRefused, ConnectionLost.
+    anonymous: identity of a client that has no credential and was given none. traces: the command
+    takes --tracing, which the context says where it is not given.
+    Raises CommandFailed when no broker answers, or tracing lacks a package; BrokerRefused,
+    ConnectionLost.
     """
     from malamute_py.client.sync.client import connect_sync
 
@@ -72,13 +76,18 @@ def linked(ctx: typer.Context, *, stays: bool = False, anonymous: str = "") -> I
     endpoints, asked = _asked(ctx, watch)
     if asked["credential"] is None:
         asked["identity"] = asked["identity"] or anonymous
-    with _refused(endpoints, watch):
-        client = connect_sync(endpoints, **asked)
-    watch.client = client
-    if not stays and not client.linked:
-        client.abort()  # The link was lost before the watch had a client that it could end.
-    with _explained(watch), client:
-        yield client
+    with ExitStack() as outer:
+        if traces and _traces(ctx):
+            from malamute_py.cli.tracing import telling
+
+            asked["tracing"] = outer.enter_context(telling())
+        with _refused(endpoints, watch):
+            client = connect_sync(endpoints, **asked)
+        watch.client = client
+        if not stays and not client.linked:
+            client.abort()  # The link was lost before the watch had a client that it could end.
+        with _explained(watch), client:
+            yield client
 
 
 @asynccontextmanager
@@ -118,6 +127,14 @@ def _asked(ctx: typer.Context, watch: _Watch) -> tuple[Any, dict[str, Any]]:
         "identity": options(ctx).get("identity", context.identity),
         "software": "malamute command",
     }
+
+
+def _traces(ctx: typer.Context) -> bool:
+    """Whether the command is to be traced: the option says it, else the context."""
+    from malamute_py.cli.contexts import chosen
+
+    asked: bool | None = options(ctx).get("tracing")
+    return bool(chosen(options(ctx)).tracing) if asked is None else asked
 
 
 @contextmanager

@@ -20,6 +20,11 @@ _ENVIRONMENT: Final = (
     ("MALAMUTE_ENDPOINT", "Address of the broker, as --endpoint."),
     ("MALAMUTE_CONTEXT", "Name of the context, as --context."),
     ("MALAMUTE_SECTION_KEY", "A setting of `malamute broker`: MALAMUTE_JOURNAL_RING_BYTES."),
+    (
+        "OTEL_*",
+        "OpenTelemetry's own, for --tracing: OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_SERVICE_NAME, ...",
+    ),
+    ("TRACEPARENT", "Trace that a command with --tracing continues."),
     ("NO_COLOR", "When it is set, output has no colour."),
 )
 _FILES: Final = (("~/.config/malamute/", "Contexts of `malamute context`."),)

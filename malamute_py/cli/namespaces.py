@@ -46,7 +46,7 @@ def ls(ctx: typer.Context, as_json: output.Json = False) -> None:
 @app.command(
     "show",
     epilog="""In a pipe a line has, with tabs between: resource, amount held, bound (0: none). A
-rate has a bound, and nothing of it is held.""",
+rate has a bound, and nothing of it is held. --json has what came in and what was refused, too.""",
 )
 def show(
     ctx: typer.Context,
@@ -86,7 +86,9 @@ def _told(facts: NamespaceFacts) -> dict[str, Any]:
     """Return the facts of a namespace as they are printed."""
     return {
         "namespace": facts.namespace, "prefix": facts.prefix, "users": facts.users,
-        "held": facts.held, "quotas": facts.quotas, "default_stream": facts.default_stream,
+        "held": facts.held, "quotas": facts.quotas, "messages_in": facts.messages_in,
+        "bytes_in": facts.bytes_in, "refused": facts.refused,
+        "default_stream": facts.default_stream,
         "default_mailbox": facts.default_mailbox, "default_service": facts.default_service,
     }  # fmt: skip
 

@@ -13,7 +13,7 @@ import typer
 _KEPT: Final = "malamute.options"
 
 
-def remember(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> str | None:
+def remember(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
     """Keep an option for the command, wherever on the line it stood."""
     if value is not None:
         ctx.meta.setdefault(_KEPT, {})[param.name] = value

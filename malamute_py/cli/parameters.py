@@ -10,6 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 import typer
 
 from malamute_py.cli import complete
+from malamute_py.cli.options import remember
 
 Prefix: TypeAlias = Annotated[
     str,
@@ -91,4 +92,14 @@ BodiesOnly: TypeAlias = Annotated[
 ]
 MemoryOnCreate: TypeAlias = Annotated[
     bool, typer.Option("--memory", help="In memory only; with --create.")
+]
+Tracing: TypeAlias = Annotated[
+    bool | None,
+    typer.Option(
+        "--tracing/--no-tracing",
+        help="Tell OpenTelemetry its spans; OTEL_* variables say to where.",
+        callback=remember,
+        expose_value=False,
+        show_default=False,
+    ),
 ]

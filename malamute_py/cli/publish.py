@@ -28,6 +28,7 @@ from malamute_py.cli.parameters import (
     Properties,
     Subject,
     SubjectFromName,
+    Tracing,
 )
 from malamute_py.cli.progress import Progress
 from malamute_py.cli.values import count_text, duration_text, pairs, size_text
@@ -73,6 +74,7 @@ def pub(
         bool, typer.Option("--file", "-F", help="The arguments are files, each one record.")
     ] = False,
     subject_from_name: SubjectFromName = False,
+    tracing: Tracing = None,
     as_json: output.Json = False,
 ) -> int:  # fmt: skip
     """Publish records: an argument, lines, JSON lines or files."""
@@ -82,7 +84,7 @@ def pub(
         subject or [], pairs(field, "--field"), pairs(properties, "--property"),
         client_time, expires, codec,
     )  # fmt: skip
-    with linked(ctx, stays=not given) as client:
+    with linked(ctx, stays=not given, traces=True) as client:
         if given and not files:
             _one(client, stream, given[0].encode("utf-8", "surrogateescape"), defaults, confirm,
                  as_json)  # fmt: skip

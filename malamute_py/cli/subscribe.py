@@ -19,7 +19,7 @@ from malamute_py.cli.absent import absent
 from malamute_py.cli.commands import say
 from malamute_py.cli.failures import INTERRUPTED, USAGE, CommandFailed
 from malamute_py.cli.linking import LAST_WAIT_MS, linked, uninterrupted
-from malamute_py.cli.parameters import BodiesOnly, OneStream, Pattern
+from malamute_py.cli.parameters import BodiesOnly, OneStream, Pattern, Tracing
 from malamute_py.cli.records import RecordWriter
 from malamute_py.cli.values import TIMES, count_text, duration_ms, is_offset, time_ms
 
@@ -102,6 +102,7 @@ def sub(
     with_fields: Annotated[
         bool, typer.Option("--fields", help="Fields too; in a pipe: subject, fields, body.")
     ] = False,
+    tracing: Tracing = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines.")] = False,
 ) -> int:
     """Subscribe to a stream and print its records."""
@@ -116,7 +117,7 @@ def sub(
     if group is not None and (until_tail or durable):
         raise CommandFailed("--until-tail and --durable do not go with --group", USAGE)
     writer = RecordWriter(as_json=as_json, bodies_only=bodies_only, with_fields=with_fields)
-    with linked(ctx, stays=True) as client:
+    with linked(ctx, stays=True, traces=True) as client:
         if not create:
             known(client, stream)
         reader: _Reader

@@ -111,6 +111,12 @@ class NamespaceFacts(Facts, frozen=True, kw_only=True):
     """Amounts by resource, without what is 0."""
     quotas: dict[str, int] = {}
     """Bounds by resource, where there are any."""
+    messages_in: int = 0
+    """Records, messages and requests taken from its users since the broker was started."""
+    bytes_in: int = 0
+    """Bytes of these."""
+    refused: dict[str, int] = {}
+    """Times that its users met a quota since then, by resource; `rate`: they sent too fast."""
     default_stream: dict[str, Any] = {}
     """Settings of streams that first use creates under the prefix."""
     default_mailbox: dict[str, Any] = {}

@@ -31,8 +31,10 @@ from opentelemetry.trace import (
 )
 
 from malamute_protocol.batch import Batch, Record
-from malamute_protocol.content import parse_properties
-from malamute_protocol.errors import BatchError
+from malamute_protocol.content import Content, parse_properties
+from malamute_protocol.encode import with_properties
+from malamute_protocol.errors import BatchError, MalamuteError
+from malamute_protocol.limits import Limits
 from malamute_py.client.engine.log import LOG
 from malamute_py.client.session.letters import RequestFailed
 from malamute_py.client.session.offering import RequestBase
@@ -146,6 +148,23 @@ class Spans:
         if isinstance(given, list | tuple):
             return [context if one is None else self._renewed(one, context) for one in given]
         return given  # The call is about to refuse it.
+
+    def carried_in(self, content: Any, span: Span, limits: Limits) -> Any:
+        """Return a caller's encoded content with the context of a span in its properties.
+
+        A content goes as it is whose records have a map each, that has no room for a context, or
+        that has a producer: the program may send it again, and its bytes have to be the same then.
+        """
+        try:
+            encoded = Content(content)
+            column, stored = encoded.property_section()
+            if column is not None or encoded.head.producer_id:
+                return content
+            given = None if stored is None else parse_properties(bytes(stored))
+            carried = self.carried(given, span)
+            return content if carried is given else with_properties(encoded, carried, limits)
+        except (MalamuteError, TypeError, ValueError):
+            return content  # The call is about to refuse it, or it has no room.
 
     def _renewed(self, given: Any, context: Mapping[str, str]) -> Any:
         """Return properties with the span's context in place of one that the program forwarded.

@@ -12,6 +12,7 @@ from malamute_py.client.facts import (
     CursorFacts,
     GroupFacts,
     MailboxFacts,
+    NamespaceFacts,
     ServiceFacts,
     StreamFacts,
 )
@@ -42,3 +43,4 @@ class Everything:
     services: list[ServiceFacts] = field(default_factory=list)
     cursors: list[CursorFacts] = field(default_factory=list)
     groups: list[GroupFacts] = field(default_factory=list)
+    namespaces: list[NamespaceFacts] = field(default_factory=list)

@@ -21,6 +21,7 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from malamute_py.client.facts import RATES, NamespaceFacts
 from malamute_py.health.facts import Everything
 from malamute_py.http import table
 from malamute_py.http.source import LISTED_MAX, OTHER, Labels
@@ -73,6 +74,7 @@ def families(everything: Everything, labels: Labels) -> Iterator[Family]:
         (table.GROUP, _groups(everything, now_ms), "group"),
     ):
         yield from _labelled(rows, things, labels.of(kind, things))
+    yield from _namespaces(everything, labels)
     yield from _counted(broker)
 
 
@@ -232,6 +234,42 @@ def _groups(everything: Everything, now_ms: float) -> dict[Any, Figures]:
         }
         for each in everything.groups
     }  # fmt: skip
+
+
+def _namespaces(everything: Everything, labels: Labels) -> Iterator[Family]:
+    """Use, bounds and refusals by namespace; there is no bound of those without a label."""
+    facts = {(each.namespace,): each for each in everything.namespaces}
+    named = labels.of("namespace", facts)
+    things = {
+        key: {"messages_in": float(each.messages_in), "bytes_in": float(each.bytes_in)}
+        for key, each in facts.items()
+    }
+    yield from _labelled(table.NAMESPACE, things, named)
+    rest = [each for key, each in facts.items() if key not in named]
+    for metric, amounts in (
+        (table.NAMESPACE_LIMIT, lambda each: each.quotas),
+        (table.NAMESPACE_LIMIT_USED, _used),
+        (table.NAMESPACE_REFUSALS, lambda each: each.refused),
+    ):
+        samples = [
+            ((*key, resource), amount)
+            for key, each in facts.items()
+            if key in named
+            for resource, amount in amounts(each).items()
+        ]
+        if metric is not table.NAMESPACE_LIMIT:
+            totals: defaultdict[str, int] = defaultdict(int)
+            for each in rest:
+                for resource, amount in amounts(each).items():
+                    totals[resource] += amount
+            samples += [((OTHER, resource), amount) for resource, amount in totals.items()]
+        yield _family(metric, samples)
+
+
+def _used(namespace: NamespaceFacts) -> dict[str, int]:
+    """How much is held of each resource that is held or bounded."""
+    bounded = dict.fromkeys(namespace.quotas.keys() - RATES, 0)
+    return {**bounded, **namespace.held}
 
 
 def _age_s(at_ms: int, now_ms: float) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from malamute_protocol.errors import BrokerRefused, MalamuteError
 from malamute_py.client.aio.client import Client
@@ -31,15 +31,19 @@ _TIMEOUT_S: Final = 5.0
 T = TypeVar("T")
 
 
+Name = tuple[str, ...]
+"""Name of a thing, or its names where it has several, as a group of a stream has."""
+
+
 class Labels:
     """Names that have a label of their own; a name keeps its label while the thing exists."""
 
     def __init__(self, most: int) -> None:
         """most: labels of one kind."""
         self._most = most
-        self._named: dict[str, dict[Any, None]] = {}
+        self._named: dict[str, dict[Name, None]] = {}
 
-    def of(self, kind: str, names: Iterable[Any]) -> frozenset[Any]:
+    def of(self, kind: str, names: Iterable[Name]) -> frozenset[Name]:
         """Return the names that have a label of their own: the first come, up to the limit."""
         there = dict.fromkeys(names)
         kept = [name for name in self._named.get(kind, {}) if name in there]
@@ -47,7 +51,7 @@ class Labels:
         for name in there:
             if len(taken) >= self._most:
                 break
-            if name != OTHER:
+            if OTHER not in name:
                 taken[name] = None
         self._named[kind] = taken
         return frozenset(taken)
@@ -161,16 +165,17 @@ class Source:
             return Everything(facts)
         try:
             async with asyncio.timeout(self._timeout_s):
-                streams, mailboxes, services, cursors, groups = await asyncio.gather(
+                streams, mailboxes, services, cursors, groups, namespaces = await asyncio.gather(
                     _allowed(client.list_streams(limit=LISTED_MAX)),
                     _allowed(client.list_mailboxes(limit=LISTED_MAX)),
                     _allowed(client.list_services(limit=LISTED_MAX)),
                     _allowed(client.list_cursors(limit=LISTED_MAX)),
                     _allowed(client.list_groups(limit=LISTED_MAX)),
+                    _allowed(client.list_namespaces()),
                 )
-                named = self.labels.of("stream", (each.name for each in streams))
+                named = self.labels.of("stream", ((each.name,) for each in streams))
                 details = await asyncio.gather(
-                    *(_allowed(_alone(client.stream_info(name))) for name in sorted(named))
+                    *(_allowed(_alone(client.stream_info(name))) for (name,) in sorted(named))
                 )
         except TimeoutError:
             reason = f"the broker took over {self._timeout_s:g} s to answer"
@@ -180,7 +185,7 @@ class Source:
         return Everything(
             facts, self._clock() - began, streams,
             {each.name: each for found in details for each in found},
-            mailboxes, services, cursors, groups,
+            mailboxes, services, cursors, groups, namespaces,
         )  # fmt: skip
 
 

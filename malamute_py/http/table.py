@@ -378,6 +378,30 @@ dead -> dead_letters | Dead letters that lie in the group's dead-letter mailbox.
 )  # fmt: skip
 """Each group."""
 
+NAMESPACE: Final = _labelled(
+    ("namespace",), "namespace_",
+    """
+messages_in -> messages_total | Records, messages and requests that were taken from users of the namespace.
+bytes_in -> bytes_total | Bytes of the records, messages and requests that were taken from users of the namespace.
+""",
+)  # fmt: skip
+"""Each namespace."""
+NAMESPACE_LIMIT: Final = Metric(
+    PREFIX + "namespace_limit", "gauge",
+    "How much the users of a namespace may have together of a resource with a quota; of "
+    "messages_s and publish_bytes_s how much in a second.", ("namespace", "resource"),
+)  # fmt: skip
+NAMESPACE_LIMIT_USED: Final = Metric(
+    PREFIX + "namespace_limit_used", "gauge",
+    "How much the users of a namespace have of a resource: links are connections with a session.",
+    ("namespace", "resource"),
+)  # fmt: skip
+NAMESPACE_REFUSALS: Final = Metric(
+    PREFIX + "namespace_quota_refusals_total", "counter",
+    "Times that users of a namespace met a quota, their own or the namespace's, by the resource "
+    "(rate: they sent too fast).", ("namespace", "resource"),
+)  # fmt: skip
+
 LATENCIES: Final = {
     "sync": Metric(
         PREFIX + "sync_duration_seconds", "histogram",
@@ -436,7 +460,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     UP, BUILD, STARTED, DAMAGE, ASKED, UNLISTED, LIMIT, LIMIT_USED,
     *FACTS.values(), *GAUGES.values(), *CHECKPOINT.values(), *RING.values(),
     *LATENCIES.values(), *STREAM.values(), *MAILBOX.values(), *SERVICE.values(),
-    *CURSOR.values(), *GROUP.values(), *COUNTERS.values(), *SHELL.values(),
+    *CURSOR.values(), *GROUP.values(), *NAMESPACE.values(), NAMESPACE_LIMIT, NAMESPACE_LIMIT_USED,
+    NAMESPACE_REFUSALS, *COUNTERS.values(), *SHELL.values(),
     REFUSALS, QUOTA_REFUSALS, DENIALS, EVENTS,
 )  # fmt: skip
 """All metrics, in the order in which they are shown."""

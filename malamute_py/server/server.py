@@ -30,6 +30,7 @@ import zmq
 from malamute_py.broker import Broker, BrokerSettings
 from malamute_py.broker.ready import MAIN, RecoveredState, RingFacts
 from malamute_py.config import Config
+from malamute_py.config_check import Examined
 from malamute_py.form import form
 from malamute_py.journal import (
     DiskFull,
@@ -44,7 +45,6 @@ from malamute_py.journal import (
     Storage,
 )
 from malamute_py.journal.directory import Journal
-from malamute_py.origins import Examined
 from malamute_py.server.authentication.authenticator import Authenticator
 from malamute_py.server.authentication.credentials import carriers_of
 from malamute_py.server.authentication.in_force import UsersInForce

@@ -38,6 +38,7 @@ from malamute_protocol.content import (
     PROPERTIES_DICTIONARY,
     SUBJECT_CODES,
     Array,
+    Content,
     Head,
     earliest,
     parse_properties,
@@ -305,6 +306,32 @@ def encode_arrow(message: bytes | Array, count: int, **options: Unpack[Options])
     if not options.get("schema_id"):
         raise LocalProtocolError("bad_batch", "an Arrow body needs the stream's schema_id")
     return _assemble(count, ARROW, 0, [message], options)
+
+
+def with_properties(content: Content, properties: Mapping[str, Any], limits: Limits) -> bytes:
+    """Return a content with one map of properties for all its records, in place of the one it has.
+
+    Raises LocalProtocolError: its records have maps of their own, the map is none, or either is too
+    large. Raises BatchError: the sections do not fill the content.
+    """
+    head, at, view = content.head, content.sections, content.view
+    if head.flags & (PROPERTIES_DICTIONARY | PROPERTIES_COLUMN):
+        raise LocalProtocolError("unsupported", "the records have properties of their own")
+    packed = _pack_properties(properties, limits, 0)
+    end = next(position for position in (at.deltas, at.append_times, at.body) if position >= 0)
+    begin = end if at.properties < 0 else at.properties
+    made = bytearray().join((view[:begin], packed, _PADDING[-len(packed) & 7], view[end:]))
+    if len(made) + STAMP_BYTES > limits.batch_bytes_max:
+        raise LocalProtocolError("too_large", _over_batch(len(made) + STAMP_BYTES, limits))
+    changed = head._replace(
+        content_bytes=len(made), flags=head.flags | PROPERTIES_CONSTANT,
+        properties_bytes=len(packed),
+    )  # fmt: skip
+    HEAD.pack_into(made, 0, *changed)
+    # numpy arrays, unlike slices, may be handed to the CRC without a copy.
+    crc = google_crc32c.value(np.frombuffer(made, np.uint8, offset=_PREFIX.size))
+    _PREFIX.pack_into(made, 0, CONTENT_MAGIC, CONTENT_VERSION, head.head_bytes, crc)
+    return bytes(made)
 
 
 def pack_subjects(entries: Sequence[str | Sequence[str]]) -> bytes:

@@ -239,9 +239,10 @@ def test_what_a_namespace_holds_is_the_same_after_a_restart(resource: str) -> No
     for link, at in ((2, 1), (3, 2), (3, 3)):
         commands, frames = MAKES[resource](10 + at)
         post.send(link, *under(commands), frames=frames)
-    before = post.ask(2, wire.ListNamespaces)
+    [before] = post.ask(2, wire.ListNamespaces)["namespaces"]
     post.restart()
-    assert post.ask(2, wire.ListNamespaces) == before
+    [after] = post.ask(2, wire.ListNamespaces)["namespaces"]
+    assert after == {**before, "messages_in": 0, "bytes_in": 0}, "counts begin anew"
     commands, frames = MAKES[resource](20)
     post.send(2, *under(commands), frames=frames)
     assert [each.code for each in post.peers[2].of(wire.Refused)] == ["limit"]
@@ -270,6 +271,121 @@ def test_a_rate_of_a_namespace_is_spent_by_all_its_users() -> None:
     assert "namespaces.acme.quotas" in refused[0].reason
     assert not post.peers[2].of(wire.Refused)
     assert not post.peers[1].of(wire.Refused)
+
+
+def test_what_comes_in_from_the_users_of_a_namespace_is_counted_and_what_they_are_refused() -> None:
+    post = Post(**tenants(quotas={"streams": 1, "messages_s": 100}))
+    frame = encode([b"a", b"b"], subject="s")
+    post.publish(1, "acme.s", [b"x"] * 7)
+    post.publish(2, "acme.s", [b"a", b"b", b"c"])
+    post.mail(3, "acme.box", [b"a"])
+    post.send(3, wire.Request("acme.svc", 8), frames=[frame])
+    post.send(3, wire.Atomic(9, 2), wire.Publish("acme.s", 0), wire.Send("acme.box", 0),
+              frames=[frame, encode([b"a"])])  # fmt: skip
+    before = post.ask(2, wire.ListNamespaces)["namespaces"][0]
+    assert before["messages_in"] == 3 + 1 + 2 + 2 + 1, "anna's seven are none of them"
+    assert 5 * len(frame) < before["bytes_in"] < 10 * len(frame)
+    assert before["refused"] == {}
+    for at in range(3):
+        post.send(2, wire.CreateStream(at + 1, f"acme.{at}"))
+    post.publish(2, "acme.s", [b"a"] * 100)
+    post.publish(3, "acme.s", [b"a"])
+    after = post.ask(2, wire.ListNamespaces)["namespaces"][0]
+    assert after["refused"] == {"rate": 1, "streams": 2}
+    assert after["messages_in"] == before["messages_in"] + 100
+
+
+def test_what_a_user_is_refused_by_a_quota_of_its_own_shows_at_the_namespace() -> None:
+    post = Post(quota=lambda name: Quota(streams=1 if name == "bert" else 0), **tenants())
+    for at in range(2):
+        for link in (1, 2):
+            post.send(link, wire.CreateStream(at + 1, f"acme.s{link}{at}"))
+    [facts] = post.ask(2, wire.ListNamespaces)["namespaces"]
+    assert facts["refused"] == {"streams": 1}
+
+
+OVER_ALL: dict[str, tuple[dict[str, Any], list[wire.Command]]] = {
+    "streams": ({"streams_max": 2}, [wire.CreateStream(9, "acme.new")]),
+    "rings": (
+        {"rings_max": 0, "rings_bytes_max": 1 << 40},
+        [wire.CreateStream(9, "acme.new", {"ring_bytes": 256 << 20})],
+    ),
+    "bytes of rings": (
+        {"rings_bytes_max": 1_000}, [wire.CreateStream(9, "acme.new", {"ring_bytes": 256 << 20})],
+    ),
+    "bytes of settings": (
+        {"all_settings_bytes_max": 1_000},
+        [wire.EditStream(9, "acme.s", {"description": "x" * 990})],
+    ),
+    "mailboxes": ({"mailboxes_max": 1}, [wire.EditMailbox(9, "acme.new", {})]),
+    "services": ({"services_max": 1}, [wire.EditService(9, "acme.new", {})]),
+    "cursors": ({"cursors_max": 1}, [wire.MoveCursor("acme.s", "new", 0, 9)]),
+    "groups": ({"groups_max": 0}, [wire.JoinGroup(9, "acme.s", "g", ALL)]),
+    "transactions": ({"transactions_max": 1}, [wire.BeginTransaction(b"new", 9)]),
+    "bytes of open transactions": (
+        {"staged_bytes_max": 100},
+        [wire.BeginTransaction(b"new", 8), wire.Stage(b"new", "acme.s", 0, 9)],
+    ),
+    "offers": ({"offers_max": 0}, [wire.Offer(9, "acme.svc", ALL)]),
+    "patterns of offers": ({"all_patterns_bytes_max": 1}, [wire.Offer(9, "acme.svc", ALL)]),
+    "inboxes": ({"subscriptions_max": 0}, [wire.OpenInbox(9, "acme.box")]),
+    "subscriptions": ({"subscriptions_max": 0}, [wire.Subscribe(9, "acme.s", ALL, [0])]),
+    "patterns of subscriptions": (
+        {"all_patterns_bytes_max": 1}, [wire.Subscribe(9, "acme.s", ALL, [0])],
+    ),
+}  # fmt: skip
+"""Noun of a bound over all clients -> settings that make it reached, and commands for more."""
+
+
+@pytest.mark.parametrize("noun", OVER_ALL)
+def test_a_user_of_a_namespace_is_not_told_what_all_clients_have(noun: str) -> None:
+    bounds, commands = OVER_ALL[noun]
+
+    def refused(link: int) -> Any:
+        post = Post(**tenants(), **bounds)
+        frame = encode([b"a"], subject="s")
+        post.publish(1, "s", [b"a"])
+        post.publish(1, "acme.s", [b"a"])
+        post.mail(1, "box", [b"a"])
+        post.send(1, wire.Request("svc", 0), wire.MoveCursor("s", "c", 0, 0), frames=[frame])
+        post.send(1, wire.BeginTransaction(b"anna", 1))
+        post.send(link, *commands, frames=[frame] if noun == "bytes of open transactions" else [])
+        return post.peers[link].last(wire.Refused)
+
+    own = refused(3)
+    assert (own.code, own.reason) == ("limit", f"the broker takes no more {noun}; ask the operator")
+    others = refused(1)
+    assert others.code == "limit"
+    assert any(each.isdigit() for each in others.reason)
+
+
+def test_too_many_links_are_refused_without_the_bound() -> None:
+    quotas = Post(**tenants()).broker._shard.quotas
+    told = [quotas.over_all(user, "links", "at most 9 links").reason for user in ("bert", "anna")]
+    assert told == ["the broker takes no more links; ask the operator", "at most 9 links"]
+
+
+def test_a_user_of_a_namespace_is_not_told_what_one_outside_of_it_has() -> None:
+    post = Post(
+        quota=lambda name: Quota(settings_bytes=500, mail_bytes=600) if name == "anna" else Quota(),
+        **tenants(),
+    )  # fmt: skip
+    frame = encode([b"a"], subject="s")
+    post.ask(1, wire.CreateStream, "acme.s", {"description": "x" * 300})
+    edited = {"description": "y" * 600}
+    refused = post.ask(3, wire.EditStream, "acme.s", edited)
+    assert refused.code == "limit"
+    assert refused.reason == (
+        "the quota of the identity that it counts for is used up; ask the operator"
+    )
+    assert "identity 'anna' has" in post.ask(1, wire.EditStream, "acme.s", edited).reason
+    post.send(1, wire.Request("acme.svc", 0), frames=[frame])
+    post.send(3, wire.Offer(9, "acme.svc", ALL), wire.Credit(9, 10, 1 << 20))
+    assert post.peers[3].of(wire.Work)
+    number = next(iter(post.broker._shard.queues.requests))
+    large = encode([bytes(1_000)], subject="s")
+    post.send(3, wire.Reply(9, [number], 7), frames=[large])
+    assert post.answer(3, 7).reason == "the requester's mailbox is full"
 
 
 def test_a_users_own_quota_holds_within_the_namespace() -> None:
@@ -360,6 +476,7 @@ def test_namespaces_are_told_to_their_users_and_to_those_who_manage_users() -> N
     [own] = post.ask(3, wire.ListNamespaces)["namespaces"]
     assert own == {
         "namespace": "acme", "prefix": "acme.", "users": ["carla"], "held": {"links": 1},
-        "quotas": {}, "default_stream": {"max_records": 7}, "default_mailbox": {},
+        "quotas": {}, "messages_in": 0, "bytes_in": 0, "refused": {},
+        "default_stream": {"max_records": 7}, "default_mailbox": {},
         "default_service": {},
     }  # fmt: skip

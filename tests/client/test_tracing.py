@@ -18,7 +18,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode, format_trace_id, get_current_span
 
 import malamute_py as malamute
+from malamute_protocol.batch import Content, encode
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError
+from malamute_protocol.limits import DEFAULT_LIMITS, UNBOUNDED
 from malamute_py import EmbeddedBroker, Tracing
 from malamute_py.client.session.letters import RequestFailed
 from tests.client.shells import SHELLS, AsyncShell, SyncShell
@@ -136,6 +138,86 @@ async def test_many_records_of_one_call_carry_one_context_between_them(traced: T
     assert codes is None
     assert len(maps) == 1
     assert len(traced.tracing.spans.contexts_of(few)) == 1
+
+
+async def test_an_encoded_batch_carries_one_context_beside_its_own_properties(
+    traced: Traced,
+) -> None:
+    stream = traced.name
+    bodies = [b"%d" % n for n in range(8)]
+    plain = encode(bodies, subject=[str(n % 3) for n in range(8)], expires_at_ms=1 << 42)
+    await traced.shell.do("publish_batch", stream, plain)
+    await traced.shell.do("publish_batch", stream, content=encode(bodies, properties={"x": 1}))
+    window = traced.client.publisher(stream)
+    await traced.shell.call(window.publish_batch, bytearray(plain))
+    await traced.shell.call(window.wait)
+    subscription = traced.client.subscribe(stream, start="earliest", until="tail")
+    batches = [await traced.shell.call(subscription.next_batch) for _ in range(3)]
+    published = traced.spans(f"publish {stream}")
+    for batch, span, own in zip(batches, published, (set(), {"x"}, set()), strict=True):
+        assert [bytes(record.body) for record in batch.records()] == bodies
+        maps, codes = batch.content.properties()
+        assert (len(maps), codes) == (1, None)
+        assert set(batch.properties_of(0)) == {"traceparent", *own}
+        found = get_current_span(traced.tracing.context_of(batch)).get_span_context()
+        assert found.span_id == id_of(span)
+
+
+async def test_an_encoded_batch_goes_as_it_is_where_a_context_has_no_place(traced: Traced) -> None:
+    stream = traced.name
+    own: list[Any] = [{"n": 1}, None, {"n": 2}]
+    kept = [
+        encode([b"1", b"2", b"3"], properties=own),
+        encode([b"1"] * 8, properties=[{"n": n % 2} for n in range(8)]),
+        # The most that fits into a map and a batch.
+        encode([b"1"], properties={"x": "y" * (DEFAULT_LIMITS.property_bytes_max - 6)}),
+    ]
+    for content in kept:
+        await traced.shell.do("publish_batch", stream, content)
+    subscription = traced.client.subscribe(stream, start="earliest", until="tail")
+    for content in kept:
+        batch = await traced.shell.call(subscription.next_batch)
+        sent = Content(content)
+        assert bytes(batch.content.property_section()[1]) == bytes(sent.property_section()[1])
+        assert traced.tracing.context_of(batch) is None
+    with pytest.raises(LocalProtocolError):
+        await traced.shell.do("publish_batch", stream, b"no batch")
+    with pytest.raises(TypeError):
+        await traced.shell.do("publish_batch", stream)
+    spans, limits = traced.tracing.spans, DEFAULT_LIMITS
+    numbered = encode([b"1"], producer_id=7)
+    full = encode([bytes(limits.record_bytes_max)] * 3, limits=UNBOUNDED)
+    unchanged: list[Any] = [numbered, full, 5, b""]
+    with traced.tracer.start_as_current_span("any") as span:
+        for content in unchanged:
+            assert spans.carried_in(content, span, limits) is content
+
+
+async def test_a_publish_that_is_not_waited_for_ends_its_span_with_the_confirm(
+    broker: EmbeddedBroker,
+) -> None:
+    made = Traced(AsyncShell(), "not-waited")
+    await made.shell.connect(broker.endpoint, context=broker.context, tracing=made.tracing)
+    confirm = made.client.publish_nowait(made.name, b"1")
+    refused = made.client.publish_nowait(".", b"1")
+    sent = made.client.send_nowait(made.name, b"1")
+    given_up = made.client.publish_nowait(made.name, b"1")
+    given_up.cancel()
+    assert not made.spans()
+    await asyncio.gather(confirm, sent)
+    with pytest.raises(BrokerRefused) as caught:
+        await refused
+    with pytest.raises(LocalProtocolError):
+        made.client.publish_nowait(made.name, 5)
+    await made.client.close()
+    published, cancelled, wrong = sorted(
+        made.spans(f"publish {made.name}"), key=lambda span: span.start_time or 0
+    )
+    assert published.status.status_code is StatusCode.UNSET
+    assert attributes(made.one("publish ."))["error.type"] == caught.value.code
+    assert attributes(cancelled)["error.type"] == "CancelledError"
+    assert attributes(wrong)["error.type"] == "bad_batch"
+    assert made.one(f"send {made.name}").status.status_code is StatusCode.UNSET
 
 
 async def test_a_batch_of_several_contexts_links_them(traced: Traced) -> None:
@@ -260,7 +342,7 @@ async def test_a_transaction_has_a_span_and_its_commit_links_what_was_published(
     traced: Traced,
 ) -> None:
     transaction = await begun(traced)
-    await traced.shell.call(transaction.publish, traced.name, b"1")
+    await traced.shell.call(transaction.publish_batch, traced.name, encode([b"1"]))
     with traced.tracer.start_as_current_span("item"):
         await traced.shell.call(transaction.publish_many, traced.name, [b"2", b"3"])
     assert not traced.spans("transaction")
@@ -495,22 +577,31 @@ async def test_what_a_tracing_may_be(broker: EmbeddedBroker) -> None:
 COUNTING = """
 import asyncio, sys
 {before}
+from malamute_protocol.batch import encode
 from malamute_py.client.aio.client import Client
 from malamute_py.client.settings import ClientSettings
 
 async def main():
     client = Client(ClientSettings(endpoints=("tcp://127.0.0.1:9",)))
-    client.publish_nowait("trades", b"0")
+    content, window = encode([b"1"]), client.publisher("trades")
     calls = []
+
+    def publish():
+        client.publish_nowait("trades", b"1")
+        for call in (
+            client.publish("trades", b"1"), client.publish_batch("trades", content),
+            window.publish_batch(content), window.publish_many([b"1"]),
+        ):
+            try:
+                call.send(None)
+            except StopIteration:
+                pass
+            call.close()
+
+    publish()
     sys.setprofile(lambda frame, event, _: event == "call" and calls.append(frame.f_code.co_name))
     for n in range(100):
-        client.publish_nowait("trades", b"1")
-        publishing = client.publish("trades", b"1")
-        try:
-            publishing.send(None)
-        except StopIteration:
-            pass
-        publishing.close()
+        publish()
     sys.setprofile(None)
     print(len(calls), sorted(set(calls)))
     assert not [name for name in sys.modules if name.startswith("opentelemetry")] or {imported}

@@ -156,6 +156,10 @@ FIRES: dict[str, dict[str, str]] = {
         'malamute_limit_used{resource="links"}': "9x100",
         'malamute_limit{resource="links"}': "10x100",
     },
+    "MalamuteNamespaceNearQuota": {
+        'malamute_namespace_limit_used{namespace="acme",resource="streams"}': "19x100",
+        'malamute_namespace_limit{namespace="acme",resource="streams"}': "20x100",
+    },
     "MalamuteConfirmsSlow": {
         'malamute_confirm_duration_seconds_bucket{le="0.5"}': "0x100",
         'malamute_confirm_duration_seconds_bucket{le="1.0"}': "0+60x100",

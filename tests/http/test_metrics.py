@@ -10,6 +10,7 @@ from malamute_py.client.facts import (
     GroupFacts,
     MailboxFacts,
     MemberFacts,
+    NamespaceFacts,
     ServiceFacts,
     StreamFacts,
 )
@@ -133,6 +134,35 @@ def test_services_groups_and_cursors_tell_their_lag_and_what_starves() -> None:
     assert found[f"malamute_group_unmoved_seconds{{{group}}}"] == 5
     assert found['malamute_cursor_lag_records{cursor="c",stream="s"}'] == 8
     assert found['malamute_cursor_pinned_bytes{cursor="c",stream="s"}'] == 64
+
+
+def test_namespaces_tell_their_use_of_quotas_what_came_in_and_what_was_refused() -> None:
+    spaces = [
+        NamespaceFacts(
+            namespace=name, held={"links": 2, "streams": held}, messages_in=10, bytes_in=100,
+            quotas={"streams": 4, "mailboxes": 5, "messages_s": 50}, refused={"rate": 1},
+        )
+        for name, held in (("acme", 3), ("beta", 1), ("core", 2))
+    ]  # fmt: skip
+    found = shown(Labels(1), namespaces=spaces)
+
+    def of(metric: str, namespace: str) -> dict[str, float]:
+        return {
+            resource: found[key]
+            for resource in ("links", "streams", "mailboxes", "messages_s", "rate")
+            if (key := f'malamute_namespace_{metric}{{namespace="{namespace}",resource='
+                       f'"{resource}"}}') in found
+        }  # fmt: skip
+
+    assert of("limit", "acme") == {"streams": 4, "mailboxes": 5, "messages_s": 50}
+    assert of("limit_used", "acme") == {"links": 2, "streams": 3, "mailboxes": 0}
+    assert of("quota_refusals_total", "acme") == {"rate": 1}
+    assert found['malamute_namespace_messages_total{namespace="acme"}'] == 10
+    assert of("limit", "other") == {}, "one namespace's bound is not another's"
+    assert of("limit_used", "other") == {"links": 4, "streams": 3, "mailboxes": 0}
+    assert of("quota_refusals_total", "other") == {"rate": 2}
+    assert found['malamute_namespace_bytes_total{namespace="other"}'] == 200
+    assert not any('"beta"' in name for name in found)
 
 
 def test_how_many_were_not_looked_at_is_told() -> None:

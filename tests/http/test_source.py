@@ -6,8 +6,9 @@ import asyncio
 from typing import Any
 
 from malamute_protocol.errors import BrokerRefused, ConnectionLost
-from malamute_py.client.facts import BrokerFacts, StreamFacts
+from malamute_py.client.facts import BrokerFacts, NamespaceFacts, StreamFacts
 from malamute_py.health.readiness import live
+from malamute_py.http.metrics import render
 from malamute_py.http.source import LISTED_MAX, SELDOM_S, Labels, Source
 
 
@@ -28,6 +29,7 @@ class Asked:
         self.refused: set[str] = set()
         self.error: Exception | None = None
         self.waits: asyncio.Event | None = None
+        self.streams = ["a", "b", "c"]
 
     async def broker_info(self) -> BrokerFacts:
         self.calls.append("broker_info")
@@ -45,13 +47,17 @@ class Asked:
 
     async def list_streams(self, *, limit: int) -> list[StreamFacts]:
         self.calls.append(("streams", limit))
-        return [StreamFacts(name=name) for name in ("a", "b", "c")]
+        return [StreamFacts(name=name) for name in self.streams]
 
     async def _none(self, *, limit: int) -> list[Any]:
         self.calls.append(limit)
         if "mailboxes" in self.refused:
             raise BrokerRefused("queues_lost", "lost")
         return []
+
+    async def list_namespaces(self) -> list[NamespaceFacts]:
+        self.calls.append("namespaces")
+        return [NamespaceFacts(namespace="acme")]
 
     list_mailboxes = list_services = list_cursors = list_groups = _none
 
@@ -95,6 +101,7 @@ async def test_of_each_kind_one_page_is_asked_for_and_details_of_what_has_a_labe
     assert client.calls.count(LISTED_MAX) == 4
     assert ("streams", LISTED_MAX) in client.calls
     assert found.stream_details.keys() == {"a", "b"}
+    assert [each.namespace for each in found.namespaces] == ["acme"]
 
 
 async def test_what_is_refused_is_empty_and_the_rest_is_there() -> None:
@@ -163,7 +170,23 @@ async def test_an_answer_that_does_not_come_is_not_waited_for_for_ever() -> None
 
 def test_a_label_stays_with_its_name_while_that_is_there() -> None:
     labels = Labels(2)
-    assert labels.of("stream", ["b", "c", "d"]) == {"b", "c"}
-    assert labels.of("stream", ["a", "b", "c", "d"]) == {"b", "c"}
-    assert labels.of("stream", ["a", "c", "d"]) == {"c", "a"}
-    assert labels.of("service", ["x"]) == {"x"}
+
+    def named(kind: str, names: str) -> str:
+        return "".join(sorted(name for (name,) in labels.of(kind, [(each,) for each in names])))
+
+    assert named("stream", "bcd") == "bc"
+    assert named("stream", "abcd") == "bc"
+    assert named("stream", "acd") == "ac"
+    assert named("service", "x") == "x"
+    assert labels.of("group", [("s", "other"), ("s", "g")]) == {("s", "g")}
+
+
+async def test_a_stream_keeps_its_label_between_pages_of_metrics() -> None:
+    client, clock = Asked(), Clock()
+    asked = source(client, clock)
+    render(await asked.everything(), asked.labels)
+    client.streams = ["0", *client.streams]
+    clock.now = 2
+    found = await asked.everything()
+    assert found.stream_details.keys() == {"a", "b"}
+    assert b'malamute_stream_subscriptions{stream="b"} 2.0' in render(found, asked.labels)

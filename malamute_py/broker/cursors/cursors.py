@@ -230,7 +230,7 @@ class Cursors:
             )
         most = self._shard.settings.cursors_max
         if len(self._cursors) + len(self._coming) >= most:
-            raise BrokerRefused("limit", f"at most {most} cursors")
+            raise self._shard.quotas.over_all(by, "cursors", f"at most {most} cursors")
         self._shard.quotas.check(by, "cursors")
 
     def _go(self, place: Place, going: list[int], by: str) -> None:

@@ -115,8 +115,8 @@ class Acknowledgements:
         ranges = group.holdings.ranges(picked, group.row.next)
         change = GroupDone(stream.number, group.name, ranges, self.shard.epoch)
         memory = self.shard.queues if stream.ring.memory else None
-        leaving = _Leaving(self, group, member, picked)
-        return changing([change], [leaving], memory=memory, level=stream.level)
+        finishing = _Finishing(self, group, member, picked)
+        return changing([change], [finishing], memory=memory, level=stream.level)
 
     def done(self, group: Group, picked: Picked) -> None:
         """Note that records are done."""
@@ -229,7 +229,7 @@ class _Acknowledging(Effect):
         self.acknowledgements.progress.flush_later(self.group)
 
 
-class _Leaving(_Acknowledging):
+class _Finishing(_Acknowledging):
     """Records that are done once the log has the change."""
 
     left: Sequence[tuple[Page, int, int]] = ()
@@ -266,7 +266,7 @@ class _Leaving(_Acknowledging):
         self.acknowledgements.reader.wake(group)
 
 
-class _Returning(_Leaving):
+class _Returning(_Finishing):
     """Records that wait again once the log has the attempt that ended."""
 
     after_ms: int = 0

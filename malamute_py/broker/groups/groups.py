@@ -301,7 +301,9 @@ class Groups:
             return
         settings, link = self._shard.settings, member.link
         if len(self._groups) + len(self._coming) >= settings.groups_max:
-            self._turn_away(member, "limit", f"at most {settings.groups_max} groups")
+            reason = f"at most {settings.groups_max} groups"
+            refused = self._shard.quotas.over_all(link.owner, "groups", reason)
+            self._turn_away(member, refused.code, refused.reason)
             return
         try:
             self._shard.quotas.check(link.owner, "groups")

@@ -315,7 +315,9 @@ class Links:
             shard.counters["links_opened"] += 1
             self._arm(link, shard.settings.heartbeat_ms * shard.settings.expiry_beats)
             if len(self.table) > shard.settings.links_max:
-                self.refuse(link, 0, 0, "limit", f"at most {shard.settings.links_max} links")
+                reason = f"at most {shard.settings.links_max} links"
+                refused = shard.quotas.over_all(credential, "links", reason)
+                self.refuse(link, 0, 0, refused.code, refused.reason)
                 self.close(link, "refused", "limit", "")
                 return None
         link.heard_ms = shard.now_ms

@@ -108,7 +108,8 @@ class Inboxes:
         settings = self._shard.settings
         self._links.check_number(link, command.subscription)
         if self.count >= settings.subscriptions_max:
-            raise BrokerRefused("limit", f"at most {settings.subscriptions_max} inboxes in all")
+            reason = f"at most {settings.subscriptions_max} inboxes in all"
+            raise self._shard.quotas.over_all(link.owner, "inboxes", reason)
         self._shard.quotas.check(link.quota_owner, "subscriptions")
         name = command.mailbox or link.identity
         if not name or name.startswith("~"):

@@ -154,7 +154,7 @@ class Mailboxes:
         """Make a mailbox that no step has created; it is forgotten unless a step needs it."""
         most = self._shard.settings.mailboxes_max
         if len(self.by_name) + len(self.drafts) - (name in self.drafts) >= most:
-            raise BrokerRefused("limit", f"at most {most} mailboxes")
+            raise self._quotas.over_all(by, "mailboxes", f"at most {most} mailboxes")
         if not name.startswith("~"):
             self._quotas.check(by, "mailboxes", 1 + len(self.drafts))
         rows = (self.in_memory if settings.memory else self._queues).messages

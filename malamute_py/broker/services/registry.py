@@ -84,7 +84,8 @@ class Registry:
         if not limits.permit(by, "create_service", name):
             raise BrokerRefused("forbidden", f"you may not create service '{name}'")
         if len(self.by_name) >= limits.services_max:
-            raise BrokerRefused("limit", f"at most {limits.services_max} services")
+            reason = f"at most {limits.services_max} services"
+            raise self._shard.quotas.over_all(by, "services", reason)
         self._shard.quotas.check(by, "services")
         made = queue_settings(
             ServiceSettings,

@@ -103,7 +103,9 @@ class Replies:
             )  # fmt: skip
         except BrokerRefused as error:
             if error.code != "unknown_mailbox":
-                raise
+                quotas = self._shard.quotas
+                owner, reason = quotas.owner_of(asked.sender), "the requester's mailbox is full"
+                raise quotas.shown(error, owner, link.owner, reason) from None
             self._ends.undeliverable(asked.reply_to, content.head.count)
             return None
 

@@ -79,7 +79,8 @@ class Offers:
         settings = self._shard.settings
         self._links.check_number(link, command.subscription)
         if self.count >= settings.offers_max:
-            raise BrokerRefused("limit", f"at most {settings.offers_max} offers in all")
+            reason = f"at most {settings.offers_max} offers in all"
+            raise self._shard.quotas.over_all(link.owner, "offers", reason)
         if not settings.permit(link.owner, "work", command.service):
             raise BrokerRefused("forbidden", f"you may not work for '{command.service}'")
         size = len(msgspec.msgpack.encode(command.pattern))
@@ -88,9 +89,8 @@ class Offers:
                 "too_large", f"a pattern of {size} bytes, at most {settings.pattern_bytes_max}"
             )
         if self.pattern_bytes + size > settings.all_patterns_bytes_max:
-            raise BrokerRefused(
-                "limit", f"patterns of at most {settings.all_patterns_bytes_max} bytes in all"
-            )
+            reason = f"patterns of at most {settings.all_patterns_bytes_max} bytes in all"
+            raise self._shard.quotas.over_all(link.owner, "patterns of offers", reason)
         quotas = self._shard.quotas
         quotas.check(link.quota_owner, "offers")
         quotas.check(link.quota_owner, "pattern_bytes", size)

@@ -84,7 +84,9 @@ class StreamAdmin:
         """Change settings; the answer follows when the change is durable."""
         stream = self._catalogue.find(link.owner, command.stream, "manage_streams")
         answer = Answer(self._answers, link, command, partial(self._facts, stream))
-        self._catalogue.edit(stream, command.settings, answer, replace=command.replace)
+        self._catalogue.edit(
+            stream, command.settings, answer, link.owner, replace=command.replace
+        )  # fmt: skip
 
     def remove_stream(self, link: Link, command: RemoveStream) -> None:
         """Remove a stream; the answer follows when the removal is durable."""

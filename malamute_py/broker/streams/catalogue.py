@@ -190,14 +190,14 @@ class Catalogue:
         if not size:
             return
         quotas.check(by, "rings")
-        quotas.check_total("rings", 1, settings.rings_max, "streams.rings_max")
+        quotas.check_total("rings", 1, settings.rings_max, "streams.rings_max", by)
         resource = _ring_quota(wanted)
         quotas.check(by, resource, size)
         if wanted.memory:
             bound, key = settings.rings_memory_bytes_max, "streams.rings_memory_bytes_max"
         else:
             bound, key = settings.rings_bytes_max, "streams.rings_bytes_max"
-        quotas.check_total(resource, size, bound, key)
+        quotas.check_total(resource, size, bound, key, by)
 
     def _take_up(self, row: StreamRow, facts: dict[str, RingFacts]) -> Stream:
         """Enter a stream that the log or a checkpoint knows, with what its ring holds of it."""
@@ -325,9 +325,10 @@ class Catalogue:
         wrong = name_fault(name)
         if wrong:
             raise BrokerRefused("bad_name", wrong)
-        size = self._check_settings(0, by, wanted)
+        size = self._check_settings(0, by, by, wanted)
         if len(self._names) + len(self._waiting) >= shard.settings.streams_max:
-            raise BrokerRefused("limit", f"at most {shard.settings.streams_max} streams")
+            reason = f"at most {shard.settings.streams_max} streams"
+            raise shard.quotas.over_all(by, "streams", reason)
         self._check_quotas(by, wanted)
         number = self._next_number
         self._next_number += 1
@@ -353,11 +354,12 @@ class Catalogue:
         for _, refuse in self._waited(created.name):
             refuse(code, reason, retry_ms)
 
-    def _check_settings(self, number: int, by: str, wanted: StreamSettings) -> int:
+    def _check_settings(self, number: int, by: str, asker: str, wanted: StreamSettings) -> int:
         """Return the bytes of a stream's settings.
 
-        by: its creator. Raises BrokerRefused: `limit`: the settings of this creator's streams, or
-        of all streams, would take too much; `unsupported`: batches cannot be validated here.
+        by: its creator. asker: who sets them. Raises BrokerRefused: `limit`: the settings of this
+        creator's streams, or of all streams, would take too much; `unsupported`: batches cannot be
+        validated here.
         """
         if wanted.validate == FULL and not self._shard.settings.validates:
             raise BrokerRefused("unsupported", CANNOT)
@@ -365,9 +367,9 @@ class Catalogue:
         size = len(encode_settings(wanted))
         _, before = self._sizes.get(number, ("", 0))
         if size > before:
-            quotas.check(by, "settings_bytes", size - before)
+            quotas.check(by, "settings_bytes", size - before, asker)
             key = "streams.all_settings_bytes_max"
-            quotas.check_total("settings_bytes", size - before, most, key)
+            quotas.check_total("settings_bytes", size - before, most, key, asker)
         return size
 
     def _hold_settings(self, number: int, by: str, size: int) -> None:
@@ -398,8 +400,9 @@ class Catalogue:
     # --- changing ----------------------------------------------------------------------------
 
     def edit(
-        self, stream: Stream, values: dict[str, Any], effect: Effect, *, replace: bool = False
-    ) -> None:
+        self, stream: Stream, values: dict[str, Any], effect: Effect, asker: str, *,
+        replace: bool = False,
+    ) -> None:  # fmt: skip
         """Change settings of a stream, or all of them. Raises BrokerRefused."""
         old = stream.settings
         settings = self._shard.settings
@@ -417,7 +420,7 @@ class Catalogue:
             if wanted.schema != old.schema:
                 raise BrokerRefused("bad_schema", "the stream has records of another body kind")
             raise BrokerRefused("bad_setting", "body_kind cannot be changed once it is settled")
-        size = self._check_settings(stream.number, stream.row.by, wanted)
+        size = self._check_settings(stream.number, stream.row.by, asker, wanted)
         self._hold_settings(stream.number, stream.row.by, size)
         edited = StreamEdited(stream.number, wanted, self._shard.now_ms)
         if wanted.schema != old.schema:

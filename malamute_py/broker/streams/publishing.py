@@ -119,10 +119,11 @@ class Publishing:
         if self.unsettled_bytes + size > shard.settings.unsynced_bytes_max:
             self.refuse(link, command, "wait", "too much waits for the disk")
             return
-        metered = link.usage.metered
-        if metered:
+        usage = link.usage
+        counted = usage.counted
+        if counted and usage.metered:
             try:
-                shard.quotas.check_rate(link.usage)
+                shard.quotas.check_rate(usage)
             except BrokerRefused as slower:
                 self.refuse(link, command, slower.code, slower.reason, slower.retry_ms)
                 return
@@ -138,8 +139,8 @@ class Publishing:
             return
         if stream.keys is not None and not self._admitted(link, command, stream, pending):
             return
-        if metered:
-            link.usage.spend(head.count, size)
+        if counted:
+            usage.spend(head.count, size)
         if tracker:
             link.unconfirmed_bytes += size
         self.unsettled_bytes += size

@@ -46,7 +46,8 @@ class Subscriptions:
         """Check a SUBSCRIBE before its stream is known; returns code and reason of a refusal."""
         settings = self._shard.settings
         if self.count >= settings.subscriptions_max:
-            return "limit", f"at most {settings.subscriptions_max} subscriptions in all"
+            reason = f"at most {settings.subscriptions_max} subscriptions in all"
+            return "limit", self._shard.quotas.over_all(link.owner, "subscriptions", reason).reason
         if not 0 <= command.visibility < len(VISIBILITIES):
             return "unsupported", f"no visibility {command.visibility}"
         if command.until not in ("", "tail"):
@@ -55,7 +56,9 @@ class Subscriptions:
         if size > settings.pattern_bytes_max:
             return "too_large", f"a pattern of {size} bytes, at most {settings.pattern_bytes_max}"
         if self.pattern_bytes + size > settings.all_patterns_bytes_max:
-            return "limit", f"patterns of at most {settings.all_patterns_bytes_max} bytes in all"
+            reason = f"patterns of at most {settings.all_patterns_bytes_max} bytes in all"
+            refused = self._shard.quotas.over_all(link.owner, "patterns of subscriptions", reason)
+            return refused.code, refused.reason
         try:
             self._shard.quotas.check(link.quota_owner, "subscriptions")
             self._shard.quotas.check(link.quota_owner, "pattern_bytes", size)

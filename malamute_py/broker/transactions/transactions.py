@@ -172,7 +172,8 @@ class Transactions:
                 f"{settings.transaction_timeout_max_ms}",
             )
         if len(self.by_id) >= settings.transactions_max:
-            raise BrokerRefused("limit", f"at most {settings.transactions_max} transactions")
+            reason = f"at most {settings.transactions_max} transactions"
+            raise shard.quotas.over_all(link.owner, "transactions", reason)
         shard.quotas.check(link.owner, "transactions")
         change = TransactionBegun(
             command.transaction, link.holder, link.owner, shard.now_ms, timeout_ms
@@ -207,11 +208,11 @@ class Transactions:
                 "too_large", f"a transaction has at most {settings.transaction_batches_max} batches"
             )
         if self.staged_bytes + size > settings.staged_bytes_max:
-            raise BrokerRefused(
-                "limit",
+            raise self._shard.quotas.over_all(
+                transaction.row.by, "bytes of open transactions",
                 f"all transactions together have {self.staged_bytes} bytes; "
                 f"transactions.all_bytes_max is {settings.staged_bytes_max}",
-            )
+            )  # fmt: skip
         self._shard.quotas.check(transaction.row.by, "staged_bytes", size)
         change = TransactionStaged(
             transaction.id, command.place, stream.number, -1, head.count, size, self._shard.now_ms

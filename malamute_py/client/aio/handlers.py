@@ -21,7 +21,7 @@ from typing import Any, Final
 from malamute_py.client.aio.link import LoopLink
 from malamute_py.client.engine.log import LOG
 from malamute_py.client.session.calls import make_row
-from malamute_py.client.session.offer import COMPLETED, FAILED, RELEASED, RETURNED
+from malamute_py.client.session.offer_options import COMPLETED, FAILED, RELEASED, RETURNED
 from malamute_py.client.session.offering import ReplyToken
 from malamute_py.client.words import OnError
 

@@ -32,7 +32,7 @@ from malamute_py.client.aio.link import AsyncVerbs, LoopLink
 from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, timed_out
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.calls import Body, Fields, Properties, make_row
-from malamute_py.client.session.offer import (
+from malamute_py.client.session.offer_options import (
     COMPLETED,
     CREDIT_BYTES,
     FAILED,

@@ -22,7 +22,7 @@ from malamute_protocol.errors import BrokerRefused, MalamuteError, RemoteProtoco
 from malamute_protocol.limits import REASON_BYTES_MAX, Limits
 from malamute_py.client.session.acknowledgements import Ack, AckForm, Acks, Range
 from malamute_py.client.session.letters import HandoutBatch, rows_of
-from malamute_py.client.session.offer import FAILED, RECEIVED, RENEWED, OfferOptions
+from malamute_py.client.session.offer_options import FAILED, RECEIVED, RENEWED, OfferOptions
 from malamute_py.client.session.receiver import Opened
 from malamute_py.client.session.rows import OutgoingRow
 from malamute_py.client.session.unreadable import Unreadable, one_taken_in

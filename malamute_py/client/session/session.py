@@ -88,7 +88,7 @@ from malamute_py.client.session.mailboxes import MailboxView, OpenedMailboxes
 from malamute_py.client.session.memberships import Membership, Memberships
 from malamute_py.client.session.messages import OutgoingMessages
 from malamute_py.client.session.offering import Offering
-from malamute_py.client.session.offers import Offerings
+from malamute_py.client.session.offerings import Offerings
 from malamute_py.client.session.outbox import Outbox
 from malamute_py.client.session.outgoing import RETRYABLE, Outgoing, Trackers, Window
 from malamute_py.client.session.pending import PendingCommands

@@ -70,16 +70,18 @@ class _Call:
         self._place_and_payload = names[:2] if named else ["", *names[:1]]
         """Names of these two of its arguments; "": it has none."""
         self._takes_properties = not {"properties", "options"}.isdisjoint(names)
+        self._takes_content = "content" in names
 
     def begin(
-        self, spans: Spans, given: tuple[Any, ...], options: dict[str, Any],
+        self, link: ThreadLink, given: list[Any], options: dict[str, Any],
         context: Context | None = None,
     ) -> Span:  # fmt: skip
-        """Start the span of a call, and put its context among the call's options.
+        """Start the span of a call, and put its context into the call's arguments.
 
         given: its positional arguments without self. options: those by name. context: of the span's
         parent; None: the current one.
         """
+        spans = spans_of(link)
         place, payload = (
             given[i] if i < len(given) else options.get(name)
             for i, name in enumerate(self._place_and_payload)
@@ -89,6 +91,12 @@ class _Call:
         )
         if self._takes_properties:
             options["properties"] = spans.carried(options.get("properties"), span)
+        elif self._takes_content:
+            carried = spans.carried_in(payload, span, link.publisher.limits)
+            if len(given) > 1:
+                given[1] = carried
+            elif "content" in options:
+                options["content"] = carried
         return span
 
 
@@ -100,20 +108,24 @@ def traced(operation: str, verb: Verb, kind: SpanKind = _PRODUCER, *, many: bool
     of_call = _Call(operation, verb, kind, many=many)
 
     @wraps(verb)
-    def call(self: Any, *given: Any, **options: Any) -> Any:
-        with ending(of_call.begin(spans_of(self._link), given, options)):
+    def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        given = [*arguments]
+        with ending(of_call.begin(self._link, given, options)):
             return verb(self, *given, **options)
 
     return cast("Verb", call)
 
 
 def handed_over(operation: str, verb: Verb) -> Verb:
-    """Make of a verb that returns before the confirm one with a span, which ends as it returns."""
+    """Make of a verb that returns at once one with a span, which ends as it returns."""
     of_call = _Call(operation, verb, _PRODUCER, many=False)
 
     @wraps(verb)
-    def call(self: Any, *given: Any, **options: Any) -> Any:
-        with ending(of_call.begin(spans_of(self._link), given, options)):
+    def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        given = [*arguments]
+        span = of_call.begin(self._link, given, options)
+        # The confirm comes in the thread of the link, which no exporter may hold up.
+        with ending(span):
             return verb(self, *given, **options)
 
     return cast("Verb", call)
@@ -125,9 +137,9 @@ def of_stream(verb: Verb, *, many: bool = False) -> Verb:
 
     @wraps(verb)
     def call(self: Any, *given: Any, **options: Any) -> Any:
-        spans = spans_of(self._link)
-        with ending(of_call.begin(spans, (self._stream, *given), options)):
-            return verb(self, *given, **options)
+        named = [self._stream, *given]
+        with ending(of_call.begin(self._link, named, options)):
+            return verb(self, *named[1:], **options)
 
     return cast("Verb", call)
 
@@ -148,7 +160,8 @@ def staged(verb: Verb, *, many: bool = False) -> Verb:
     of_call = _Call("stage", verb, _PRODUCER, many=many)
 
     @wraps(verb)
-    def call(self: Any, *given: Any, **options: Any) -> Any:
+    def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        given = [*arguments]
         with ending(self._staging(of_call, given, options)):
             return verb(self, *given, **options)
 
@@ -201,6 +214,10 @@ class SyncTracedInbox(SyncInbox):
 
 class SyncTracedWorker(SyncWorker):
     """A worker whose handlers run within the spans of their requests."""
+
+    def working(self, request: SyncRequest) -> AbstractContextManager[Span]:
+        """Run a block within the span of a request that next() has given."""
+        return spans_of(self._link).working(request)
 
     def start(
         self, handler: Callable[[SyncRequest], Any], on_error: OnError, delay_ms: int
@@ -301,11 +318,11 @@ class SyncTracedTransaction(SyncTransaction):
     publish_many = staged(SyncTransaction.publish_many, many=True)
     publish_batch = staged(SyncTransaction.publish_batch)
 
-    def _staging(self, of_call: _Call, given: tuple[Any, ...], options: dict[str, Any]) -> Span:
+    def _staging(self, of_call: _Call, given: list[Any], options: dict[str, Any]) -> Span:
         """Start the span of a call that adds records: in the current trace, else in its own."""
         current = get_current_span().get_span_context()
         context = None if current.is_valid else set_span_in_context(self._span)
-        span = of_call.begin(spans_of(self._link), given, options, context)
+        span = of_call.begin(self._link, given, options, context)
         if len(self._links) < LINKS_MAX:
             self._links.append(Link(span.get_span_context()))
         return span

@@ -25,7 +25,7 @@ from malamute_protocol.pattern import Pattern
 from malamute_py.client.engine.waits import ACKED, OPENED
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.calls import Body, Fields, Properties, make_row
-from malamute_py.client.session.offer import (
+from malamute_py.client.session.offer_options import (
     COMPLETED,
     CREDIT_BYTES,
     FAILED,

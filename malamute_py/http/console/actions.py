@@ -8,7 +8,7 @@ second press of a button.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from malamute_py.client.position import Position
 from malamute_py.health.words import many
@@ -17,8 +17,13 @@ from malamute_py.http.console.forms import Form, of
 from malamute_py.http.console.rendering import url
 from malamute_py.http.console.sessions import Session
 from malamute_py.http.console.words import NotUnderstood, start_point, visible, whole_number
+from malamute_py.units import in_unit_of
 
+EDITABLE: Final = ("max_bytes", "max_age_ms", "max_records", "level", "description")
+"""Settings of a stream that the console changes."""
 _NUMBER_MAX: Final = 1 << 62
+_PUBLISH_MS: Final = 5_000
+"""How long a page waits for the confirm of a record."""
 
 
 class Action(NamedTuple):
@@ -63,6 +68,59 @@ async def cancel_copy(session: Session, form: Form) -> str:
         raise NotUnderstood("no copy is under way")
     session.copy.cancel()
     return f"The copy into {session.copy.to} ends; what was copied stays."
+
+
+async def publish(session: Session, form: Form) -> str:
+    """Publish one record, whose body is text, to a stream that there is."""
+    name = of(form, "name")
+    await session.client.stream_info(name)  # Publishing would make a stream that is not there.
+    confirmed = await session.client.publish(
+        name, _lines(of(form, "body")), subject=of(form, "subject").strip(),
+        fields=_fields(of(form, "fields")), timeout_ms=_PUBLISH_MS,
+    )  # fmt: skip
+    return f"Record published to {name} at offset {confirmed.offset}, {confirmed.level}."
+
+
+def _lines(text: str) -> str:
+    """Return a text without the carriage returns that browsers put at the ends of its lines."""
+    return text.replace("\r\n", "\n")
+
+
+def _fields(text: str) -> dict[str, str] | None:
+    """Read fields, one a line. Raises NotUnderstood."""
+    found: dict[str, str] = {}
+    for line in filter(None, map(str.strip, _lines(text).split("\n"))):
+        name, equals, value = line.partition("=")
+        if not equals:
+            raise NotUnderstood(f"a field is a line NAME=VALUE, not “{visible(line[:40])}”")
+        found[name.strip()] = value.strip()
+    return found or None
+
+
+async def edit_stream(session: Session, form: Form) -> str:
+    """Change settings of a stream: those of the form that differ from what they are."""
+    name = of(form, "name")
+    before = (await session.client.stream_info(name)).settings
+    wanted = {key: _setting(key, of(form, key)) for key in EDITABLE if key in form}
+    changed: dict[str, Any] = {
+        key: value for key, value in wanted.items() if value != before.get(key)
+    }
+    if not changed:
+        raise NotUnderstood("no setting is another one: nothing was changed")
+    await session.client.edit_stream(name, changed)
+    return f"Settings of {name} changed: {', '.join(changed)}."
+
+
+def _setting(key: str, text: str) -> int | str:
+    """Read a setting as it is typed. Raises NotUnderstood."""
+    wanted = text.strip()
+    if key in ("level", "description"):
+        return wanted
+    try:
+        value = in_unit_of(key, wanted or "0")
+    except ValueError as error:
+        raise NotUnderstood(f"{key}: {visible(str(error)[:200])}") from None
+    return whole_number(wanted or "0", 0, _NUMBER_MAX, key) if value is None else value
 
 
 async def trim(session: Session, form: Form) -> str:
@@ -163,6 +221,8 @@ async def kick(session: Session, form: Form) -> str:
 ACTIONS: Final = {
     "copy": Action(copy, lambda form: url("stream", name=of(form, "name")), "begun"),
     "cancel-copy": Action(cancel_copy, lambda form: url("stream", name=of(form, "name"))),
+    "publish": Action(publish, lambda form: url("stream", name=of(form, "name"))),
+    "edit-stream": Action(edit_stream, lambda form: url("stream", name=of(form, "name"))),
     "purge": Action(purge, lambda form: url("stream", name=of(form, "name"))),
     "trim": Action(trim, lambda form: url("stream", name=of(form, "name"))),
     "purge-mailbox": Action(purge_mailbox, lambda form: url("mailbox", name=of(form, "name"))),

@@ -20,7 +20,7 @@ from malamute_py.broker.limits import Quota
 from malamute_py.config import QUOTAS, Denied, Grant, NamedVerbs, QuotasSection
 from malamute_py.server.authentication.carriers import Carriers
 from malamute_py.server.authentication.name_patterns import compiled
-from malamute_py.server.authentication.namespaces import Namespaces
+from malamute_py.server.authentication.namespaces import HTTP_USER, Namespaces
 
 GIVEN_BY: Final[dict[str, tuple[str, ...]]] = {
     "read": ("read",),
@@ -91,8 +91,8 @@ class Permissions:
     """Answers (identity, action, name), the `permit` of the broker core.
 
     Actions: `identity` (may the credential `identity` be called `name`), `template` (may it have
-    identities that the template `name` gives), those of GIVEN_BY on a name, those of FLAGS, and
-    `admin`.
+    identities that the template `name` gives), those of GIVEN_BY on a name, those of FLAGS,
+    `list_namespaces`, which manage_users and being the broker's own HTTP side allow, and `admin`.
     """
 
     def __init__(
@@ -164,6 +164,8 @@ class Permissions:
 
         A broker without rules allows everything within the namespace.
         """
+        if action == "list_namespaces":
+            return identity == HTTP_USER or self._decide(identity, "manage_users", name)
         if not self._reaches(identity, action, name):
             return False
         if not self._rules:

@@ -363,7 +363,7 @@ class Checkpoints:
         deadline = time.monotonic() + self._config.stop_ms / 1000
         visible = self._ring.synced_lsn
         self._visible = visible
-        answer = self._process.last(deadline)
+        answer = self._process.stop(deadline)
         if isinstance(answer, Checkpointed):
             self.lsn = answer.done.lsn
             self.parts.drop(self.lsn)

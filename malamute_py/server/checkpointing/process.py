@@ -123,7 +123,7 @@ class CheckpointProcess:
             self._thread.start()
         self._jobs.put(job)
 
-    def last(self, deadline: float) -> Checkpointed | CheckpointFailed | None:
+    def stop(self, deadline: float) -> Checkpointed | CheckpointFailed | None:
         """End thread and process by a deadline (time.monotonic()), and return the last answer.
 
         Work under way may be finished until then; after it the process is killed.

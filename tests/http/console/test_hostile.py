@@ -31,7 +31,8 @@ PAGES = (
 )  # fmt: skip
 FIELDS = (
     "name", "stream", "prefix", "page", "after", "place", "at", "pattern", "count", "poll", "point",
-    "number", "which", "to", "from", "until", "link", "reason",
+    "number", "which", "to", "from", "until", "link", "reason", "subject", "fields", "body",
+    "max_bytes", "max_age_ms", "max_records", "level", "description",
 )  # fmt: skip
 NASTY = st.one_of(
     st.text(max_size=40),

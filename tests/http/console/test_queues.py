@@ -332,6 +332,8 @@ def test_what_a_person_may_not_see_is_not_shown(
         ("remove-group", {"stream": "closed", "name": "crew"}),
         ("reset-group", {"stream": "open.trades", "name": "crew", "point": "0", "force": "yes"}),
         ("purge", {"name": "open.trades", "pattern": "#"}),
+        ("publish", {"name": "open.trades", "body": "x"}),
+        ("edit-stream", {"name": "open.trades", "max_records": "1"}),
         ("kick", {"link": 1}),
         ("copy", {"name": "closed", "to": "open.copy"}),
     ],

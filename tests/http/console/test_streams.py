@@ -171,3 +171,61 @@ def test_rates_are_sent_while_the_page_is_open(root: Browser, client: SyncClient
             assert event.kind == "rates"
             if event.value["published"] > 0:
                 break
+
+
+# --- changes ------------------------------------------------------------------------------------
+
+
+def test_a_record_is_published_with_its_subject_and_fields(
+    root: Browser, client: SyncClient
+) -> None:
+    client.publish("typed.in", b"before")
+    fields = {"subject": " a.x ", "body": "two\r\nlines", "fields": "k = v\r\n\r\nb=1=2\r\n"}
+    page = root.post("do/publish", {"name": "typed.in", **fields})
+    assert "Done: Record published to typed.in at offset 1, " in page.words
+    *_, record = client.subscribe("typed.in", start="earliest", until="tail")
+    assert (record.subject, record.body) == ("a.x", b"two\nlines")
+    assert record.fields == {"k": "v", "b": "1=2"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"fields": "no field"}, "a field is a line NAME=VALUE, not “no field”"),
+        ({"subject": "a" * 300}, "Not done"),
+        ({"name": "not.there"}, "unknown_stream"),
+    ],
+)
+def test_a_record_that_cannot_be_published_is_not(
+    root: Browser, client: SyncClient, fields: dict[str, object], words: str
+) -> None:
+    client.publish("untouched", b"x")
+    page = root.post("do/publish", {"name": "untouched", "body": "x", **fields})
+    assert words in (page.words if "Not done" in page.words else root.get().words)
+    assert client.stream_info("untouched").tail == client.stream_info("untouched").records
+    assert "not.there" not in [each.name for each in client.list_streams()]
+
+
+def test_settings_of_a_stream_are_changed_where_they_differ(
+    root: Browser, client: SyncClient
+) -> None:
+    client.create_stream("settled", max_records=5, description="old")
+    form = {
+        "name": "settled", "max_bytes": "64MiB", "max_age_ms": "1h30m", "max_records": "5",
+        "level": "stored", "description": "old",
+    }  # fmt: skip
+    assert 'value="old"' in root.get("stream", name="settled").text
+    page = root.post("do/edit-stream", form)
+    assert "Done: Settings of settled changed: max_bytes, max_age_ms, level." in page.words
+    settings = client.stream_info("settled").settings
+    assert (settings["max_bytes"], settings["max_age_ms"]) == (64 << 20, 5_400_000)
+    assert (settings["max_records"], settings["level"]) == (5, "stored")
+    assert "nothing was changed" in root.post("do/edit-stream", form).words
+    for wrong, words in (
+        ({"max_bytes": "much"}, "max_bytes: 'much' is not a size"),
+        ({"max_age_ms": "1x"}, "is not a duration"),
+        ({"max_records": "-1"}, "max_records is a number from 0"),
+        ({"level": "gone"}, "bad_setting"),
+    ):
+        assert words in root.post("do/edit-stream", {**form, **wrong}).words
+    assert client.stream_info("settled").settings == settings

@@ -10,7 +10,7 @@ import pytest
 
 from malamute_py.config import Denied, Grant, NamedVerbs, NamespaceSection
 from malamute_py.server.authentication.carriers import Carriers
-from malamute_py.server.authentication.namespaces import Namespaces
+from malamute_py.server.authentication.namespaces import HTTP_USER, Namespaces
 from malamute_py.server.authentication.permissions import GIVEN_BY, Permissions
 
 ALLOWS: dict[str, set[str]] = {
@@ -114,6 +114,16 @@ def test_a_namespace_bounds_its_users_also_where_no_permissions_are_set() -> Non
     assert not permit("acme.ann", "write", "orders")
     assert not permit("acme.ann", "admin", "broker")
     assert permit("root", "write", "acme.orders")
+
+
+def test_namespaces_are_listed_by_who_manages_users_and_by_the_brokers_own_http_side() -> None:
+    namespaces = Namespaces({"acme": NamespaceSection()})
+    for grants in ({}, {"ann": granted("manage_users"), "*": Grant(read=["*"])}):
+        permit = Permissions(grants, namespaces=namespaces)
+        assert permit("ann", "list_namespaces", "broker")
+        assert permit(HTTP_USER, "list_namespaces", "broker")
+        assert permit("bob", "list_namespaces", "broker") is not bool(grants)
+    assert not permit(HTTP_USER, "manage_users", "broker"), "it may change nothing"
 
 
 def test_subjects_open_no_stream_outside_of_a_namespace() -> None:

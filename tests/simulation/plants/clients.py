@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 from malamute_py.client.session.memberships import Membership
-from malamute_py.client.session.offer import RENEWED
+from malamute_py.client.session.offer_options import RENEWED
 from malamute_py.client.session.offering import Offering
 from malamute_py.client.session.requests import OutgoingRequests
 from tests.simulation.plants.planted import Planted, codes, replace

@@ -18,7 +18,6 @@ import msgspec
 from malamute_py.config import (
     KEYS,
     Config,
-    faults_together,
     key_of_variable,
     parse_value,
     path_of_override,
@@ -26,6 +25,7 @@ from malamute_py.config import (
     read_file,
     read_override,
     typed,
+    wrong_in_combination,
 )
 from malamute_py.sections import ConfigError
 
@@ -118,7 +118,7 @@ class _Examination:
                 self._problems.append(Problem(COMMAND_LINE, error.key, error.why))
         config = typed(self._table)
         examined = Examined(config, list(self._settings(config)), self._problems, self.place_of)
-        return examined._replace(problems=examined.all_problems(faults_together(config)))
+        return examined._replace(problems=examined.all_problems(wrong_in_combination(config)))
 
     def _read(self, path: Path) -> None:
         """Take the values of a file; one that cannot be read is a problem."""

@@ -16,7 +16,7 @@ from malamute_py.client.arguments import duration, reason_of
 from malamute_py.client.session.acknowledgements import AckForm, Acknowledging, Acks
 from malamute_py.client.session.events import Event, Settled
 from malamute_py.client.session.lanes import Lane
-from malamute_py.client.session.offer import (
+from malamute_py.client.session.offer_options import (
     COMPLETED,
     FAILED,
     RELEASED,

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -26,6 +26,7 @@ from malamute_py.cli.commands import say
 from malamute_py.cli.failures import FAILED, INTERRUPTED, USAGE, CommandFailed
 from malamute_py.cli.letters import key_text
 from malamute_py.cli.linking import linked
+from malamute_py.cli.parameters import Tracing
 from malamute_py.cli.progress import Progress
 from malamute_py.cli.records import ESCAPES
 from malamute_py.cli.subscribe import check_kind
@@ -49,6 +50,7 @@ MALAMUTE_SERVICE, _SUBJECT, _SENDER, _REPLY_TO, _FIELD_NAME of each field, and
   MALAMUTE_ATTEMPTS   how often it was handed out, this time included
   MALAMUTE_KEY        the same each time, to tell whether it is done already
   MALAMUTE_DEADLINE   when the request times out; empty: never
+  TRACEPARENT         with --tracing: the request's trace, which `malamute pub --tracing` continues
 
 \b
 What it prints is the reply. Its exit code decides:
@@ -110,6 +112,7 @@ def work(
         int | None,
         typer.Option("--count", "-n", metavar="N", min=1, help="End after so many requests."),
     ] = None,
+    tracing: Tracing = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON, a line each request.")] = False,
 ) -> int:  # fmt: skip
     """Work for a service: run a command for each request."""
@@ -123,7 +126,7 @@ def work(
         concurrency = min(concurrency, count)
     # A request that was taken from us is an outcome here, and printed as one.
     logging.getLogger("malamute.client").setLevel(logging.ERROR)
-    with linked(ctx, stays=True) as client:
+    with linked(ctx, stays=True, traces=True) as client:
         told: list[int] = []
         # From before the first request comes until the last is given back.
         with _signals(told), client.worker(
@@ -285,17 +288,30 @@ class _Crew:
         with self._lock:
             self._running[request.number] = (request, began)
         try:
-            outcome, reason = self._run(request, began)
+            outcome, reason = self._run_traced(request, began)
         finally:
             with self._lock:
                 del self._running[request.number]
         self._note(request, outcome, reason, round((time.monotonic() - began) * 1000))
 
-    def _run(self, request: SyncRequest, began: float) -> tuple[str, str]:
+    def _run_traced(self, request: SyncRequest, began: float) -> tuple[str, str]:
+        """Run the command within the request's span, where the worker has spans."""
+        working = getattr(self._worker, "working", None)
+        if working is None:
+            return self._run(request, began, {})
+        from malamute_py.cli.tracing import failed, variables
+
+        with working(request) as span:
+            outcome, reason = self._run(request, began, variables())
+            if outcome == "failed":
+                failed(span, reason)
+        return outcome, reason
+
+    def _run(self, request: SyncRequest, began: float, trace: Mapping[str, str]) -> tuple[str, str]:
         """Run the command for one request and answer it; returns the outcome and its reason.
 
-        began: time.monotonic() at the start. Raises CommandFailed: the command cannot be run at
-        all.
+        began: time.monotonic() at the start. trace: variables by which the command continues the
+        request's trace. Raises CommandFailed: the command cannot be run at all.
         """
         blobs = request.parts
         if len(blobs) != 1:
@@ -304,7 +320,7 @@ class _Crew:
         words = _Words(self._progress)
         try:
             ran = running.run(
-                self._command, blobs[0], _variables(request),
+                self._command, blobs[0], {**_variables(request), **trace},
                 over=lambda: self._over(request, began),
                 on_output=None if replies is None else replies.take,
                 on_words=words.take,

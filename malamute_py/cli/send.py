@@ -27,6 +27,7 @@ from malamute_py.cli.parameters import (
     Properties,
     Subject,
     SubjectFromName,
+    Tracing,
 )
 from malamute_py.cli.progress import Progress
 from malamute_py.cli.values import (
@@ -101,6 +102,7 @@ def send(
         bool, typer.Option("--file", "-F", help="The arguments are files, each one message.")
     ] = False,
     subject_from_name: SubjectFromName = False,
+    tracing: Tracing = None,
     as_json: output.Json = False,
 ) -> int:  # fmt: skip
     """Send messages to a mailbox: an argument, lines, JSON lines or files."""
@@ -119,7 +121,7 @@ def send(
         "none",
     )  # fmt: skip
     run = _Sending(mailbox, confirm, priority, _delivery(deliver_at, deliver_in), timeout, as_json)
-    with linked(ctx, stays=not given) as client:
+    with linked(ctx, stays=not given, traces=True) as client:
         if key:
             inputs.tell_key(client)
         if one:

@@ -19,7 +19,7 @@ from malamute_py.cli.commands import say
 from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.letters import MailWriter
 from malamute_py.cli.linking import linked
-from malamute_py.cli.parameters import BodiesOnly, Fields, Properties
+from malamute_py.cli.parameters import BodiesOnly, Fields, Properties, Tracing
 from malamute_py.cli.progress import Progress
 from malamute_py.cli.records import body_of, printable
 from malamute_py.cli.values import count_text, duration_ms, pairs
@@ -101,6 +101,7 @@ def request(
         typer.Option(metavar="N", min=0, max=9, help="Before requests of a lower one; 0 to 9."),
     ] = 0,
     bodies_only: BodiesOnly = False,
+    tracing: Tracing = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON, a line each reply.")] = False,
 ) -> int:  # fmt: skip
     """Ask a service and print the reply."""
@@ -120,7 +121,7 @@ def request(
     }
     body = inputs.whole() if given is None else given.encode("utf-8", "surrogateescape")
     # A request may take long: it outlives a restart of the broker.
-    with linked(ctx, stays=not queued) as client:
+    with linked(ctx, stays=not queued, traces=True) as client:
         if key:
             inputs.tell_key(client)
         if queued:

@@ -85,6 +85,9 @@ def add(
     identity: Annotated[
         str, typer.Option(metavar="NAME", help="Identity to connect with, such as web-{n}.")
     ] = "",
+    tracing: Annotated[
+        bool, typer.Option("--tracing", help="Trace pub, sub, send, inbox, request and work.")
+    ] = False,
     description: Annotated[str, typer.Option(metavar="TEXT", help="What it is.")] = "",
     use: Annotated[bool, typer.Option("--use", help="Use it from now on.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace one of that name.")] = False,
@@ -98,7 +101,7 @@ def add(
     # A context is used in any directory.
     password_file, secret_key_file = map(_absolute, (password_file, secret_key_file))
     context = Context(endpoint, user, password_env, password_file, server_key, secret_key_file,
-                      description, identity)  # fmt: skip
+                      description, identity, "yes" if tracing else "")  # fmt: skip
     make_settings(context.endpoints, {"identity": identity})
     if bool(server_key) != bool(secret_key_file):
         raise CommandFailed("--server-key and --secret-key-file go together", USAGE)
