@@ -49,6 +49,7 @@ from malamute_py.broker.ready import (
 )
 from malamute_py.broker.services.services import Services
 from malamute_py.broker.streams.administration import StreamAdmin
+from malamute_py.broker.streams.arrivals import Arrivals
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.conditions import Conditions
 from malamute_py.broker.streams.key_commands import KeyCommands
@@ -109,7 +110,8 @@ class Broker:
         shard.began_ms = state.now_ms
         self._links = Links(shard)
         self._producers = Producers(epoch)
-        tables = recover(state, self._producers, settings.producer_batches_max)
+        self._arrivals = Arrivals()
+        tables = recover(state, self._producers, self._arrivals, settings.producer_batches_max)
         self._confirms = Confirms(self._links)
         self._matching = Matching(shard)
         self._delivery = Delivery(shard, self._links, self._matching)
@@ -148,10 +150,14 @@ class Broker:
             shard, self._links, self._steps, self._bodies, self._mail.puts,
             answers,
         )  # fmt: skip
-        self._cursors = Cursors(shard, self._links, self._catalogue, self._steps, starts, answers)
+        self._cursors = Cursors(
+            shard, self._links, self._catalogue, self._steps, starts, answers,
+            # The groups are made next, and know the cursors.
+            is_group=lambda place: self._groups.has(place),  # noqa: PLW0108 - it is not there yet
+        )  # fmt: skip
         self._groups = Groups(
             shard, self._links, self._catalogue, self._steps, starts, self._delivery,
-            self._matching, answers, self._mail.puts,
+            self._matching, answers, self._mail.puts, self._cursors.has,
         )  # fmt: skip
         self._subscriptions = Subscriptions(
             shard, self._links, self._delivery, self._lagging, starts
@@ -168,7 +174,7 @@ class Broker:
         )  # fmt: skip
         self._transactions = Transactions(
             shard, self._steps, self._bodies, self._catalogue, self._publishing,
-            self._groups.timers, self._when_visible,
+            self._arrivals, self._groups.timers, self._when_visible,
         )  # fmt: skip
         self._transaction_admin = TransactionAdmin(
             shard, self._links, self._catalogue, answers, self._transactions
@@ -217,6 +223,8 @@ class Broker:
             part.recovered()
         if state.queues_lost:
             self._lose_queues(state.queues_lost)
+        else:
+            self._arrivals.keep(shard.queues.staged)
 
     def _table(self) -> dict[type[Command], Callable[[Link, Any], None]]:
         """Return the handlers of all commands but PUBLISH; the link's state was checked before."""
@@ -944,7 +952,9 @@ class Broker:
         """
         runs_max = self._shard.settings.snapshot_batches_max
         here = self._catalogue.numbers_in(ring)
-        sequences = list(self._producers.sequences(here, runs_max))
+        sequences = [
+            *self._producers.sequences(here, runs_max), *self._arrivals.sequences(here)
+        ]  # fmt: skip
         if ring not in ("", MAIN):
             return encode_snapshot(PackedSnapshot(Tables(), 0, sequences)) if sequences else []
         tables = self._catalogue.tables

@@ -2,7 +2,8 @@
 
 Owns the Parquet form. The rules: the range is half open and its end is settled before the first
 record; a file keeps of each record what a copy keeps, so that `stream import` gives it back; of a
-typed stream it has the columns of the newest schema. Source: replay.py has the range.
+typed stream it has the columns of the newest schema, and beside them what the others have but for
+the body. Source: replay.py has the range.
 """
 
 from __future__ import annotations
@@ -99,11 +100,8 @@ class Parquet:
         self._file = file
         self._schema = arrow.parse_schema(schema) if schema else None
         names = () if self._schema is None else self._schema.names
-        self._header = [
-            name
-            for name in ("offset", "append_time", "client_time", "subject")
-            if name not in names
-        ]
+        # A column of the schema goes before what a record has by the same name.
+        self._header = [name for name in arrow.HEADER_COLUMNS if name not in names]
         self._waiting: list[Any] = []
         self._rows = 0
         self._writer: Any = None

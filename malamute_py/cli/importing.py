@@ -1,16 +1,18 @@
 """`malamute stream import`: records of a file into a stream, each once however often it is run.
 
-Owns the cutting of a file into steps and the key of each. The rules: a key is made of the stream,
-of all steps before and of the step's records, so that the same file gives the same keys and the
-broker takes no step twice; records keep what a copy keeps. Source: SPEC.md, section 4.6, Keys.
+Owns the cutting of a file into steps, the key of each, and the batches of typed streams. The rules:
+a key is made of the stream, of all steps before and of the step's records, so that the same file
+gives the same keys and the broker takes no step twice; records keep what a copy keeps. Source:
+SPEC.md, section 4.6, Keys.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC
 from hashlib import blake2b
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Final
@@ -26,6 +28,7 @@ from malamute_py.cli.inputs import Row
 from malamute_py.cli.linking import linked
 from malamute_py.cli.parameters import NewStream
 from malamute_py.cli.progress import Progress
+from malamute_py.cli.typed import from_json
 from malamute_py.cli.values import count_text, duration_text
 
 if TYPE_CHECKING:
@@ -51,8 +54,6 @@ append time are new."""
 _ROWS: Final = 1_000
 _BYTES: Final = 1 << 20
 """Records and bytes of bodies of one step; a change makes other keys of the same file."""
-_BESIDE: Final = ("subject", "client_time")
-"""Columns of a file that may stand beside those of a typed stream."""
 _UNDER_WAY: Final = 16
 _IDENTITY: Final = "malamute-import"
 """Identity of an import without a credential: keys are those of an identity."""
@@ -67,8 +68,8 @@ class _Chunk:
     """A form of the records that is the same for each run."""
     options: dict[str, Any] = field(default_factory=dict)
     """Arguments of publish_many."""
-    table: Any = None
-    """Rows of a typed stream, instead of these."""
+    contents: Sequence[tuple[bytes, int]] = ()
+    """Batches of a typed stream, each with its number of rows, instead of these."""
 
 
 def import_(
@@ -94,11 +95,14 @@ def import_(
             )  # fmt: skip
         run = _Import(client, stream, facts.uuid if keys else b"")
         total = file.stat().st_size
+        rows_of = _TypedRows(facts.settings) if typed else None
         if form == JSON_LINES[0]:
             defaults = inputs.Defaults([], {}, {}, None, None, "none")
-            chunks = _chunks(inputs.read_rows(source, defaults, parts=True))
+            make = None if rows_of is None else rows_of.from_json
+            pieces = inputs.read_rows(source, defaults, parts=True, typed=make)
+            chunks = _chunks(pieces) if rows_of is None else rows_of.chunks(pieces)
         else:
-            chunks = _of_parquet(source, typed=typed)
+            chunks = _of_parquet(source, rows_of)
         return run.go(chunks, source, total, as_json=as_json)
 
 
@@ -140,25 +144,19 @@ def _chunk(rows: list[Row]) -> _Chunk:
 # --- Parquet -------------------------------------------------------------------------------------
 
 
-def _of_parquet(source: IO[bytes], *, typed: bool) -> Iterator[_Chunk]:
+def _of_parquet(source: IO[bytes], typed: _TypedRows | None) -> Iterator[_Chunk]:
     """Yield the rows of a Parquet file. Raises CommandFailed."""
     import pyarrow as pa
     import pyarrow.parquet as pq
-
-    from malamute_protocol.arrow import HEADER_COLUMNS
 
     try:
         opened = pq.ParquetFile(source)
     except pa.ArrowException as error:
         raise CommandFailed(f"it is no Parquet file: {error}") from None
     batches = opened.iter_batches(batch_size=_ROWS)
-    if typed:
+    if typed is not None:
         for batch in batches:
-            kept = [
-                name for name in batch.schema.names if name not in HEADER_COLUMNS or name in _BESIDE
-            ]
-            table = pa.Table.from_batches([batch.select(kept)])
-            yield _Chunk(len(table), table=table)
+            yield typed.of_parquet(batch)
         return
     if "body" not in opened.schema_arrow.names:
         raise CommandFailed(
@@ -172,7 +170,7 @@ def _row(values: dict[str, Any]) -> Row:
     """Return a row of a Parquet file as a record: body, keys, fields, times and properties."""
     import msgspec
 
-    body = values["body"]
+    body = values.get("body")
     keys = values.get("keys") or [values.get("subject") or ""]
     properties = values.get("properties")
     return (
@@ -186,7 +184,76 @@ def _row(values: dict[str, Any]) -> Row:
 
 
 def _ms(at: Any) -> int | None:
-    return None if at is None else round(at.timestamp() * 1_000)
+    """Return a time of a file in milliseconds; one without a zone is in UTC."""
+    if at is None:
+        return None
+    seconds: float = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    return round(seconds * 1_000)
+
+
+# --- typed streams -------------------------------------------------------------------------------
+
+
+class _TypedRows:
+    """Rows of a file on their way into a typed stream, as batches of its newest schema."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        """settings: of the stream."""
+        import pyarrow as pa
+
+        from malamute_protocol.arrow import HEADER_COLUMNS, parse_schema
+        from malamute_protocol.schema import Schemas, schema_id
+
+        versions = (*settings.get("former_schemas", ()), settings["schema"])
+        self._schemas = Schemas([(schema_id(message), message) for message in versions])
+        self._schema = parse_schema(settings["schema"])
+        self._row = pa.struct(list(self._schema))
+        self._header = [name for name in HEADER_COLUMNS if name not in self._schema.names]
+
+    def from_json(self, row: dict[str, Any]) -> Any:
+        """Return the columns of a JSON line's row. Raises ValueError, TypeError."""
+        return from_json(row, self._row)
+
+    def chunks(self, pieces: Iterable[list[Row]]) -> Iterator[_Chunk]:
+        """Yield the rows of JSON lines. Raises CommandFailed."""
+        import pyarrow as pa
+
+        for piece in pieces:
+            for first in range(0, len(piece), _ROWS):
+                rows = piece[first : first + _ROWS]
+                try:
+                    table = pa.Table.from_pylist([row[0] for row in rows], self._schema)
+                except pa.ArrowException as error:
+                    raise CommandFailed(
+                        f"a row does not fit the stream's schema: {error}"
+                    ) from None
+                yield self._chunk(table, rows)
+
+    def of_parquet(self, batch: Any) -> _Chunk:
+        """Return the rows of a piece of a Parquet file. Raises LocalProtocolError."""
+        import pyarrow as pa
+
+        names = batch.schema.names
+        header = [name for name in names if name in self._header]
+        rows = [_row(each) for each in batch.select(header).to_pylist()]
+        if "subject" in names and "keys" not in header:
+            subjects = batch.column("subject").cast(pa.string()).to_pylist()
+            rows = [
+                (row[0], subject, *row[2:]) for row, subject in zip(rows, subjects, strict=True)
+            ]
+        kept = [name for name in names if name not in header]
+        return self._chunk(pa.Table.from_batches([batch.select(kept)]), rows)
+
+    def _chunk(self, table: Any, rows: list[Row]) -> _Chunk:
+        from malamute_protocol.limits import DEFAULT_LIMITS
+        from malamute_py.client.session.tables import TableRows
+
+        def options(first: int, count: int) -> dict[str, Any]:
+            some = rows[first : first + count]
+            return {"subject": [row[1] for row in some], **inputs.further_columns(some)}
+
+        typed = TableRows(table, self._schemas, headers=options)
+        return _Chunk(len(rows), contents=list(typed.contents(_BYTES, DEFAULT_LIMITS)))
 
 
 # --- one import ----------------------------------------------------------------------------------
@@ -252,16 +319,14 @@ class _Import:
         self._under_way.append((step.commit_nowait(), chunk.count))
 
     def _publish(self, chunk: _Chunk) -> None:
-        """Publish one chunk: rows, or a table of a typed stream."""
-        if chunk.table is None:
+        """Publish one chunk: rows, or contents of a typed stream."""
+        if chunk.contents:
+            for content, _ in chunk.contents:
+                self._client.publish_batch(self._stream, content)
+        else:
             options = dict(chunk.options)
             subjects = options.pop("subject")
             self._client.publish_many(self._stream, subjects=subjects, **options)
-        else:
-            named: dict[str, Any] = {
-                name: name for name in _BESIDE if name in chunk.table.column_names
-            }
-            self._client.publish_table(self._stream, chunk.table, **named)
         self._added += chunk.count
 
     def _settle(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import difflib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -174,10 +174,17 @@ def objects(source: IO[bytes], defaults: Defaults) -> Iterator[Piece]:
         yield _columns(rows, defaults.codec)
 
 
-def read_rows(source: IO[bytes], defaults: Defaults, *, parts: bool = False) -> Iterator[list[Row]]:
+def read_rows(
+    source: IO[bytes],
+    defaults: Defaults,
+    *,
+    parts: bool = False,
+    typed: Callable[[Any], Any] | None = None,
+) -> Iterator[list[Row]]:
     """Yield the rows of JSON lines, as many as have arrived. Raises as objects().
 
-    parts: whether a body may be a list of parts.
+    parts: whether a body may be a list of parts. typed: makes the body of what a line has as `row`,
+    which each line must have then.
     """
     number = 0
     for lines in _chunks(source):
@@ -189,7 +196,7 @@ def read_rows(source: IO[bytes], defaults: Defaults, *, parts: bool = False) -> 
             if not line.strip():
                 continue
             try:
-                rows.append(_row(line, defaults, client_time, expires, parts))
+                rows.append(_row(line, defaults, client_time, expires, parts, typed))
             except (CommandFailed, ValueError, TypeError, KeyError) as error:
                 failure = CommandFailed(f"line {number}: {error}; the lines before it were taken")
                 break
@@ -200,17 +207,20 @@ def read_rows(source: IO[bytes], defaults: Defaults, *, parts: bool = False) -> 
 
 
 Row = tuple[
-    bytes | list[bytes], Any, dict[str, str], int | None, int | None, dict[str, Any]
+    Any, Any, dict[str, str], int | None, int | None, dict[str, Any]
 ]  # fmt: skip
-"""Body, subject (or all keys), fields, client time, expiry and properties of one record."""
+"""Body (bytes, a list of parts, or a typed row), subject (or all keys), fields, client time, expiry
+and properties of one record."""
 
 
 def _row(
-    line: bytes, defaults: Defaults, client_time: int | None, expires: int | None, parts: bool
-) -> Row:
+    line: bytes, defaults: Defaults, client_time: int | None, expires: int | None, parts: bool,
+    typed: Callable[[Any], Any] | None,
+) -> Row:  # fmt: skip
     """Return the record of a JSON line. Raises CommandFailed, which says what is wrong with it.
 
     parts: a body may be a list of parts. client_time, expires: the times of records that name none.
+    typed: makes the body of a typed stream's record; None: the stream is not typed.
     """
     import msgspec
 
@@ -220,17 +230,20 @@ def _row(
         raise CommandFailed(f"is not JSON ({error})") from None
     if not isinstance(value, dict):
         raise CommandFailed('is not an object; write {"body": ...}')
-    if "row" in value:
+    if "row" in value and typed is None:
         raise CommandFailed(
-            "is a row of a typed stream, whose types JSON does not have; export it as Parquet"
+            "is a row of a typed stream: `malamute stream import` into a stream with its schema"
+            " takes it (`malamute stream create NAME --schema FILE`)"
         )
+    if typed is not None and not isinstance(value.get("row"), dict):
+        raise CommandFailed("has no row, which is an object of the columns of a typed stream")
     if "parts_base64" in value and not parts:
         raise CommandFailed(
             "is a list of parts, which pub does not publish; copy such a stream with"
             " `malamute replay STREAM --to-stream NAME`"
         )
     for key in value:
-        if key not in _KNOWN and key not in _IGNORED and key != "parts_base64":
+        if key not in _KNOWN and key not in _IGNORED and key not in ("parts_base64", "row"):
             near = difflib.get_close_matches(key, _KNOWN, n=1)
             raise CommandFailed(
                 f"unknown key {key!r}; " + (f"did you mean {near[0]}?" if near else
@@ -250,10 +263,19 @@ def _row(
         client_time = _time(value["client_time"])
     if "expires" in value:
         expires = _time(value["expires"])
+    properties = {name: _property(each) for name, each in properties.items()}
+    body = _body(value) if typed is None else typed(value["row"])
     return (
-        _body(value), subject, {**defaults.fields, **{k: str(v) for k, v in fields.items()}},
+        body, subject, {**defaults.fields, **{k: str(v) for k, v in fields.items()}},
         client_time, expires, {**defaults.properties, **properties},
     )  # fmt: skip
+
+
+def _property(value: Any) -> Any:
+    """Return the value of a property; bytes are written as {"base64": text}."""
+    if isinstance(value, dict) and value.keys() == {"base64"}:
+        return base64.b64decode(value["base64"], validate=True)
+    return value
 
 
 def _time(value: Any) -> int | None:

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from malamute_py.cli import output
-from malamute_py.cli.typed import as_json, as_text
+from malamute_py.cli.typed import as_json, as_text, plain
 from malamute_py.cli.values import iso_text
 from malamute_py.client.readers.copies import blobs
 from malamute_py.client.readers.typed import row_of
@@ -198,7 +198,7 @@ def as_object(record: Record) -> dict[str, Any]:
         found["parts_base64"] = [base64.b64encode(part).decode() for part in body]
     elif body is None:
         if (row := row_of(record)) is not None:
-            found["row"] = row
+            found["row"] = plain(row)
     else:
         try:
             found["body"] = body.decode()
@@ -208,11 +208,11 @@ def as_object(record: Record) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Replace bytes in properties, which JSON cannot hold."""
+    """Replace bytes in properties, which JSON cannot hold, by an object, which no property is."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
+        return {"base64": base64.b64encode(value).decode()}
     return value

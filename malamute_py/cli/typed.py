@@ -1,11 +1,19 @@
-"""Values of typed rows as a terminal and JSON can show them.
+"""Values of typed rows as a terminal and JSON can show them, and JSON lines as typed rows again.
 
-Owns the text forms. The rule: what JSON has no form for is text. Source: SPEC.md, section 5.9.
+Owns the text forms. The rules: what JSON has no form for is text, and the type of its column says
+how that is read again. Source: SPEC.md, section 5.9.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import base64
+import math
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def as_json(value: Any) -> bytes:
@@ -20,3 +28,64 @@ def as_text(value: Any) -> str:
     if value is None:
         return "-"
     return value if isinstance(value, str) else as_json(value).decode().strip('"')
+
+
+def plain(value: Any) -> Any:
+    """Return a value of a row with text for numbers that JSON does not have: NaN and infinities."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def from_json(value: Any, kind: pa.DataType) -> Any:
+    """Return a value of JSON as pyarrow takes it for a column of this type.
+
+    Raises ValueError, TypeError: it is no such value.
+    """
+    import pyarrow as pa
+
+    types = pa.types
+    if value is None:
+        return None
+    if types.is_struct(kind):
+        if unknown := value.keys() - {field.name for field in kind}:
+            raise ValueError(f"there is no column {min(unknown)!r}")
+        return {field.name: from_json(value.get(field.name), field.type) for field in kind}
+    if types.is_map(kind):
+        return [
+            (from_json(key, kind.key_type), from_json(item, kind.item_type)) for key, item in value
+        ]
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return [from_json(item, kind.value_type) for item in value]
+    if types.is_floating(kind):
+        return float(value)
+    if isinstance(value, str) and not (types.is_string(kind) or types.is_large_string(kind)):
+        return _from_text(value, kind)
+    return value
+
+
+def _from_text(text: str, kind: pa.DataType) -> Any:
+    """Return a value that is text in JSON, though its column has none."""
+    import msgspec
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_timestamp(kind) and kind.unit == "ns":
+        return pa.scalar(text).cast(kind)
+    if types.is_timestamp(kind):
+        return datetime.fromisoformat(text)
+    if types.is_date(kind):
+        return date.fromisoformat(text)
+    if types.is_time(kind):
+        return time.fromisoformat(text)
+    if types.is_duration(kind):
+        return msgspec.convert(text, timedelta)
+    if types.is_decimal(kind):
+        return Decimal(text)
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        return base64.b64decode(text, validate=True)
+    return text

@@ -84,7 +84,10 @@ class Walk:
         self._contents = contents
 
     def run(self, bound_lsn: int) -> Iterator[Step]:
-        """The batches before a position at which a bundle ends. Raises OSError."""
+        """Yield the batches before a position at which a bundle ends, and what is lost.
+
+        Raises OSError.
+        """
         size = self._segments.segment_bytes
         while self.lsn < bound_lsn:
             number, at = place(self.lsn, size)

@@ -461,9 +461,11 @@ class Shell:
         self.ends[bundle.ring] = lsn
         return Appended(bundle.token, tuple(stamps), lsn)
 
-    def sync(self) -> None:
-        """Make everything appended durable, and tell the core."""
+    def sync(self, only: str = "") -> None:
+        """Make everything appended durable, or that of one ring, and tell the core."""
         for ring, end in self.ends.items():
+            if only not in ("", ring):
+                continue
             if self.synced_to.get(ring, 0) < end and ring not in self.refuse:
                 self.synced_to[ring] = end
                 self.broker.synced(ring, end, self.now_ms)

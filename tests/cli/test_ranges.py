@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from malamute_protocol.encode import encode_lists
+from malamute_protocol.limits import DEFAULT_LIMITS
+from malamute_protocol.schema import Schemas, schema_id
 from malamute_py import EmbeddedBroker
 from malamute_py.cli import importing
+from malamute_py.client.session.tables import TableRows
 from tests.cli.running import Run
 
 pa: Any = pytest.importorskip("pyarrow")
@@ -124,21 +129,81 @@ def test_bodies_of_several_parts_come_back_as_such(
     assert kept(m, f"{stream}-to") == kept(m, stream)
 
 
-def test_rows_of_a_typed_stream_keep_their_types_in_parquet(
-    m: Run, broker: EmbeddedBroker, stream: str, tmp_path: Path
+TYPED = pa.schema(
+    [
+        ("carrier", pa.string()), ("delay", pa.int32()), ("on", pa.date32()),
+        ("rate", pa.float64()),
+        ("at", pa.timestamp("ms", "UTC")), ("exact", pa.timestamp("ns")), ("raw", pa.binary()),
+        ("fare", pa.decimal128(9, 2)), ("took", pa.duration("ms")), ("from", pa.time32("ms")),
+        ("stops", pa.list_(pa.struct([("code", pa.string()), ("day", pa.date32())]))),
+        ("seats", pa.map_(pa.string(), pa.int64())), ("late", pa.bool_()),
+    ]
+)  # fmt: skip
+ROWS: list[dict[str, Any]] = [
+    {
+        "carrier": "AA", "delay": 4, "on": date(2013, 7, 5), "rate": float("inf"),
+        "at": datetime(2013, 7, 5, 10, 0, 0, 500_000, tzinfo=UTC),
+        "exact": pa.scalar(1_373_018_400_000_000_001, pa.timestamp("ns")), "raw": b"\xff\x00",
+        "fare": Decimal("12.50"), "took": timedelta(minutes=5, milliseconds=3),
+        "from": time(10, 0, 0, 500_000), "stops": [{"code": "HNL", "day": date(2013, 7, 6)}],
+        "seats": [("a", 1)], "late": True,
+    },
+    {"carrier": "B", "rate": 0.1, "stops": []},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_rows_of_a_typed_stream_come_back_with_all_that_a_copy_keeps(
+    m: Run, broker: EmbeddedBroker, stream: str, form: str, tmp_path: Path
 ) -> None:
-    schema = pa.schema([("carrier", pa.string()), ("delay", pa.int32()), ("on", pa.date32())])
-    rows = [{"carrier": "AA", "delay": 4, "on": None}, {"carrier": "B", "delay": None, "on": None}]
+    table = pa.Table.from_pylist(ROWS, TYPED)
+    headers = {
+        "subject": [("a.b", "k"), "c"], "fields": [{"f": "1"}, None], "client_time_ms": [5, None],
+        "expires_at_ms": [1 << 42, 0], "properties": [{"p": 1.5, "raw": b"\xff"}, None],
+    }  # fmt: skip
     with broker.connect_sync() as client:
         for name in (stream, f"{stream}-to"):
-            client.create_stream(name, schema=schema)
-        client.publish_table(stream, pa.Table.from_pylist(rows, schema), subject="carrier")
-    file = str(tmp_path / "r.parquet")
+            client.create_stream(name, schema=TYPED)
+        message = client.stream_info(stream).settings["schema"]
+        schemas = Schemas([(schema_id(message), message)])
+        rows = TableRows(table, schemas, headers=lambda first, count: headers)
+        for content, _ in rows.contents(1 << 20, DEFAULT_LIMITS):
+            client.publish_batch(stream, content)
+    file = str(tmp_path / f"r.{form}")
     m("stream", "export", stream, file).ok()
     refused = m("stream", "import", f"{stream}-to", file)
     assert (refused.code, "is typed" in refused.err) == (2, True)
     m("stream", "import", f"{stream}-to", file, "--no-keys").ok()
-    assert kept(m, f"{stream}-to") == kept(m, stream)
+    first, second = copied = kept(m, f"{stream}-to")
+    assert copied == kept(m, stream)
+    assert (first["keys"], first["fields"], first["properties"]) == (
+        ["a.b", "k"], {"f": "1"}, {"p": 1.5, "raw": {"base64": "/w=="}},
+    )  # fmt: skip
+    assert ("client_time" in first, "expires" in first) == (True, True)
+    assert (second["subject"], "fields" in second) == ("c", False)
+    with broker.connect_sync() as client, client.subscribe(
+        f"{stream}-to", start="earliest", until="tail"
+    ) as records:  # fmt: skip
+        came = pa.Table.from_batches([batch.to_arrow() for batch in records.batches()])
+    assert came.equals(table)
+
+
+def test_a_line_that_does_not_fit_the_schema_is_named(
+    m: Run, broker: EmbeddedBroker, stream: str, tmp_path: Path
+) -> None:
+    with broker.connect_sync() as client:
+        client.create_stream(stream, schema=TYPED)
+    file = tmp_path / "r.jsonl"
+    for line, word in (
+        ({"row": {"on": "no day"}}, "line 1"), ({"body": "a"}, "line 1: has no row"),
+        ({"row": {"other": 1}}, "no column 'other'"), ({"row": {"delay": "x"}}, "schema"),
+    ):  # fmt: skip
+        file.write_text(json.dumps(line) + "\n")
+        told = m("stream", "import", stream, str(file), "--no-keys")
+        assert told.code == 1
+        assert word in told.err
+    plain = m("stream", "import", f"{stream}-plain", str(file))
+    assert "--schema" in plain.err
 
 
 def test_a_file_whose_name_says_no_form_is_refused(m: Run, stream: str, tmp_path: Path) -> None:

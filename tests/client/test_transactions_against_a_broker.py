@@ -52,6 +52,32 @@ async def test_records_of_several_streams_appear_with_the_commit(connect: Connec
     assert await shell.do("transactions") == []
 
 
+@pytest.mark.parametrize("count", [1, 20_000])
+async def test_streams_with_rings_of_their_own_take_part(connect: Connect, count: int) -> None:
+    shell = await connect()
+    await shell.do("create_stream", "own", ring_bytes=8 << 20)
+    transaction = await begun(shell)
+    values = [b"%06d" % number for number in range(count)]
+    await shell.call(transaction.publish_many, "own", values)
+    await shell.call(transaction.publish, "a", b"1")
+    confirmation = await shell.call(transaction.commit)
+    assert confirmation.level == "synced"
+    assert await records(shell, "own", visibility="committed") == values
+    assert await records(shell, "a") == [b"1"]
+    assert await shell.do("transactions") == []
+
+
+async def test_a_stream_in_memory_is_refused_by_name(connect: Connect) -> None:
+    shell = await connect()
+    await shell.do("create_stream", "quick", memory=True)
+    transaction = await begun(shell)
+    await shell.call(transaction.publish, "quick", b"1")
+    with pytest.raises(BrokerRefused) as refused:
+        await shell.call(transaction.commit)
+    assert refused.value.code == "cross_ring"
+    assert await shell.do("transactions") == []
+
+
 async def test_a_large_transaction_is_staged_and_comes_in_order(connect: Connect) -> None:
     shell = await connect()
     transaction = await begun(shell)

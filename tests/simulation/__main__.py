@@ -3,7 +3,9 @@
 --seed N              one seed
 --seeds A..B          a range, B left out; stops at the first failure unless --keep-going
 --scenario NAME       journal, broker, keys, removal, session, work, clients, cuts, threads,
-                      thread-cuts, transactions, or all (the default)
+                      thread-cuts, transactions, resets, or all (the default); with a
+                      bias, and no part of all: fences, answers, replies,
+                      rewinds
 --steps N             another length than the seed chooses
 --plant NAME          run with a planted bug (`--plant list` names them)
 --jobs N              so many seeds at once, each in one of N processes
@@ -20,7 +22,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 
-from tests.simulation.run import SCENARIOS, Outcome, run_seed
+from tests.simulation.run import BIASED, SCENARIOS, Outcome, run_seed
 
 PROGRESS = 100
 """Seeds between two lines that say how far a search is."""
@@ -35,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--seed", type=int)
     parser.add_argument("--seeds", default="")
-    parser.add_argument("--scenario", default="all", choices=(*SCENARIOS, "all"))
+    parser.add_argument("--scenario", default="all", choices=(*SCENARIOS, *BIASED, "all"))
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--plant", default="")
     parser.add_argument("--jobs", type=int, default=1)

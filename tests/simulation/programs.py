@@ -676,7 +676,8 @@ async def _handle(p: Process, request: Any, service: str) -> bytes | None:
         await p.call("a first reply", work, lawful=LATE)
     elif draw < 0.2:
         return None
-    if rng.random() < 0.5 and p.does("handlers answer in steps"):
+    share = 1.0 if p.does("handlers answer in steps only") else 0.5
+    if rng.random() < share and p.does("handlers answer in steps"):
         told = await p.step(lambda step, act: p.reply_part(step, act, request, service))
         if told.error is not None:
             if told.code != "not_held" and not request.finished:

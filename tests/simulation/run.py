@@ -102,6 +102,26 @@ def scenario(name: str) -> Callable[..., Scenario]:
         from tests.simulation.keys_run import KeysRun
 
         return KeysRun
+    if name == "resets":
+        from tests.simulation.resets_run import ResetsRun
+
+        return ResetsRun
+    if name == "fences":
+        from tests.simulation.biased_run import FencesRun
+
+        return FencesRun
+    if name == "answers":
+        from tests.simulation.biased_run import AnswersRun
+
+        return AnswersRun
+    if name == "replies":
+        from tests.simulation.biased_run import RepliesRun
+
+        return RepliesRun
+    if name == "rewinds":
+        from tests.simulation.biased_run import RewindsRun
+
+        return RewindsRun
     if name == "transactions":
         from tests.simulation.transactions_run import TransactionsRun
 
@@ -111,8 +131,10 @@ def scenario(name: str) -> Callable[..., Scenario]:
 
 SCENARIOS = (
     "journal", "broker", "keys", "removal", "session", "work", "clients", "cuts", "threads",
-    "thread-cuts", "transactions",
+    "thread-cuts", "transactions", "resets",
 )  # fmt: skip
+BIASED = ("fences", "answers", "replies", "rewinds")
+"""Scenarios with a bias of another one, for faults that the other meets seldom."""
 
 
 def run_seed(

@@ -15,14 +15,15 @@ import pytest
 from tests.seeds import slow
 from tests.simulation.__main__ import main
 from tests.simulation.clients_run import CUTS
-from tests.simulation.run import SCENARIOS, run_seed
+from tests.simulation.run import BIASED, SCENARIOS, run_seed
 
 FROZEN = sorted((Path(__file__).parent / "frozen").glob("*.json"))
 CHUNK = 20
 SEARCHED = {
     "journal": range(160), "broker": range(240), "removal": range(120), "keys": range(120),
-    "transactions": range(60), "session": range(60), "work": range(60), "clients": range(100),
-    "cuts": range(CUTS), "threads": range(100), "thread-cuts": range(CUTS, 2 * CUTS),
+    "transactions": range(60), "resets": range(60), "session": range(60), "work": range(60),
+    "clients": range(100), "cuts": range(CUTS), "threads": range(100),
+    "thread-cuts": range(CUTS, 2 * CUTS), **dict.fromkeys(BIASED, range(CHUNK)),
 }  # fmt: skip
 """Scenario -> seeds."""
 

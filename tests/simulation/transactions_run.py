@@ -3,7 +3,8 @@
 Owns one seed: a client that stages batches for several streams over several steps, commits, rolls
 back or forgets, and repeats each step that was not answered, under its key. The rules: no reader
 ever gets a record of a transaction whose commit was not asked for; what was confirmed is there
-whole, once and in order, and the rest is there whole or not at all. The journal is the fake one of
+whole, once and in order, and the rest is there whole or not at all. Two of the streams have rings
+of their own, one of these keeps the last record of each subject. The journal is the fake one of
 tests/broker.
 """
 
@@ -20,7 +21,12 @@ from tests.broker.shell import Shell, bodies
 from tests.simulation.model import Violation
 from tests.simulation.trace import Trace
 
-STREAMS = ("a", "b", "c")
+OWN: dict[str, dict[str, Any]] = {
+    "own": {"ring_bytes": 1 << 20},
+    "kept": {"ring_bytes": 1 << 20, "keep": "last-per-subject"},
+}
+"""Streams with rings of their own, and their settings."""
+STREAMS = ("a", "b", "c", *OWN)
 ROUNDS_MAX = 40
 """Times that a step is repeated that is told to wait, or whose answer a crash took."""
 OVER = {"unknown_transaction", "transaction_timed_out", "transaction_ended", "conflict", "not_held"}
@@ -63,6 +69,8 @@ class TransactionsRun:
         shell = self.shell
         shell.hello(1, identity="loader")
         shell.hello(2, identity="reader")
+        for stream, settings in OWN.items():
+            shell.send(1, wire.CreateStream(1, stream, settings))
         for number, stream in enumerate(STREAMS):
             shell.subscribe(2, 10 + number, stream)
             shell.subscribe(2, 20 + number, stream, visibility=2)
@@ -120,14 +128,21 @@ class TransactionsRun:
 
     # --- steps --------------------------------------------------------------------------
 
-    def _say(self, parts: list[Any], frames: list[bytes], level: int = 0) -> Any:
-        """Send a step until it is answered, by CONFIRM or by a refusal that is final."""
+    def _say(
+        self, parts: list[Any], frames: list[bytes], level: int = 0, *, mortal: bool = False
+    ) -> Any:
+        """Send a step until it is answered, by CONFIRM or by a refusal that is final.
+
+        mortal: the client may die together with the broker; returns None then.
+        """
         key = self.rng.randbytes(8)
         for _ in range(ROUNDS_MAX):
             tracker = self._next()
             commands = [wire.Atomic(tracker, len(parts), level, key), *parts]
             if self.rng.random() < 0.12:
                 self._crash_amid(commands, frames)
+                if mortal and self.rng.random() < 0.5:
+                    return None
                 continue
             self.shell.send(1, *commands, frames=frames)
             answer = self._answer(tracker)
@@ -184,8 +199,11 @@ class TransactionsRun:
     def _commit(self, load: Load) -> None:
         # From here on readers may see it: a crash may take the answer.
         load.state = ASKED
-        answer = self._say([wire.CommitTransaction(load.id, len(load.batches), 0)], [])
+        parts = [wire.CommitTransaction(load.id, len(load.batches), 0)]
+        answer = self._say(parts, [], mortal=True)
         self.trace.note("commit", load.id, type(answer).__name__)
+        if answer is None:
+            return
         if isinstance(answer, wire.Confirm):
             load.state = COMMITTED
         else:
@@ -209,18 +227,30 @@ class TransactionsRun:
         if shell.refuse:
             shell.refuse.clear()
         else:
-            shell.refuse[MAIN] = ("wait", "the ring has no room")
+            rings = [MAIN, *(self._ring_of(stream) for stream in OWN)]
+            shell.refuse[self.rng.choice(rings)] = ("wait", "the ring has no room")
+
+    def _ring_of(self, name: str) -> str:
+        stream = self.shell.broker._catalogue.get(name)
+        return MAIN if stream is None else stream.ring.name
 
     def _crash_amid(self, commands: list[Any], frames: list[bytes]) -> None:
         """Kill the broker while it does a step."""
         shell = self.shell
+        # Each ring has a sync of its own, and one may be slower than the others.
+        slow = self.rng.choice(("", MAIN, *(self._ring_of(stream) for stream in OWN)))
         shell.broker.receive(1, "", commands, frames, shell.now_ms)
         for _ in range(self.rng.randint(0, 6)):
             shell._do(shell.broker.take_ready())
             if self.rng.random() < 0.5:
                 shell.answer_bodies()
-            if self.rng.random() < 0.3:
+            if self.rng.random() < 0.5:
+                for ring in sorted(set(shell.ends) - {slow}):
+                    shell.sync(ring)
+            if self.rng.random() < 0.1:
+                # A segment ends: a start reads nothing before the next one.
                 shell.sync()
+                shell.snapshot_now()
         self._crash()
 
     def _crash(self) -> None:
@@ -284,8 +314,8 @@ class TransactionsRun:
     def _bodies_of(self, stream: str) -> list[bytes]:
         catalogue = self.shell.broker._catalogue.get(stream)
         found: list[bytes] = []
-        for held in self.shell.rings.get(MAIN, []) if catalogue is not None else ():
-            if held.stamp.stream == catalogue.number:  # type: ignore[union-attr]
+        for held in self.shell.rings.get(self._ring_of(stream), ()):
+            if catalogue is not None and held.stamp.stream == catalogue.number:
                 columns = held.content.bodies()
                 offsets = columns.offsets.tolist()
                 found += [bytes(columns.blob[begin:end]) for begin, end in pairwise(offsets)]

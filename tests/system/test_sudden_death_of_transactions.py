@@ -17,7 +17,8 @@ from malamute_py.demo.daemon import Daemon
 from tests.waiting import WAIT_MS
 
 KILLS = 6
-STREAMS = ("a", "b")
+STREAMS = ("a", "b", "own")
+"""The last one has a ring of its own."""
 SEED = int(os.environ.get("MALAMUTE_TEST_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 
 LOADER = """
@@ -34,6 +35,7 @@ for number in range(1_000_000):
     for _ in range(draw.choice((1, 3, 12))):
         for stream in ("a", "b"):
             transaction.publish_many(stream, [name + b" " + b"x" * 200_000] * 3)
+        transaction.publish_many("own", [name + b" " + b"x" * 1_000] * 3)
     if draw.random() < 0.3:
         transaction.roll_back()
         print("rolled-back", name.decode(), flush=True)
@@ -63,6 +65,8 @@ def test_a_transaction_survives_kills_whole_or_not_at_all(tmp_path: Path) -> Non
     moments = random.Random(SEED)
     said: dict[bytes, str] = {}
     with Daemon(tmp_path, []) as daemon:
+        with connect_sync(daemon.endpoint, timeout_ms=WAIT_MS) as client:
+            client.create_stream("own", ring_bytes=64 << 20)
         for kill in range(KILLS):
             log = tmp_path / f"loader-{kill}"
             with log.open("wb") as output:
@@ -88,8 +92,8 @@ def test_a_transaction_survives_kills_whole_or_not_at_all(tmp_path: Path) -> Non
         with connect_sync(daemon.endpoint, timeout_ms=WAIT_MS) as client:
             while client.transactions():
                 time.sleep(0.05)
-            first, second = (counts(client, stream) for stream in STREAMS)
-    assert first == second, "all streams have the same of each transaction"
+            first, second, own = (counts(client, stream) for stream in STREAMS)
+    assert first == second == own, "all streams have the same of each transaction"
     assert {name for name, word in said.items() if word == "committed"} <= set(first)
     assert set(first) <= {name for name, word in said.items() if word != "rolled-back"}
     assert set(first.values()) <= {3, 9, 36}, "each is there whole"

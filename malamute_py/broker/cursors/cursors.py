@@ -52,8 +52,11 @@ class Cursors:
         steps: Steps,
         starts: Starts,
         answers: Answers,
+        is_group: Callable[[Place], bool],
     ) -> None:
+        """is_group: whether a name is a group's, or that of one on its way into the log."""
         self._shard = shard
+        self._is_group = is_group
         self._links = links
         self._catalogue = catalogue
         self._steps = steps
@@ -217,12 +220,16 @@ class Cursors:
         cursor = self._cursors.get(place)
         return None if cursor is None else cursor.row.next
 
+    def has(self, place: Place) -> bool:
+        """Whether a name is a cursor's, or that of one on its way into the log."""
+        return self._stands(place) is not None
+
     def _check_new(self, stream: Stream, name: str, by: str) -> None:
         """Raise BrokerRefused if a stream cannot have one more cursor, or not of this name."""
         fault = name_fault(name)
         if fault:
             raise BrokerRefused("bad_name", f"cursor: {fault}")
-        if (stream.number, name) in self._shard.queues.groups:
+        if self._is_group((stream.number, name)):
             raise BrokerRefused(
                 "conflict",
                 f"'{name}' is a group of stream '{stream.name}', which a cursor would not move:"
@@ -299,8 +306,14 @@ class Cursors:
         elif stream.removed:
             self._answers.refuse(link, command, "stream_removed", f"'{stream.name}' was removed")
         else:
-            # Another command may have created the cursor meanwhile.
+            # Another command may have created the cursor meanwhile, or a group of its name.
             stands = self._stands((stream.number, command.cursor))
+            if stands is None:
+                try:
+                    self._check_new(stream, command.cursor, link.owner)
+                except BrokerRefused as error:
+                    self._answers.refuse_with(link, command, error)
+                    return
             next = max(begin.next, stream.begin) if stands is None else stands
             why = "created" if stands is None else "edited"
             self._edit(link, command, stream, next, why)

@@ -84,8 +84,11 @@ class Groups:
         matching: Matching,
         answers: Answers,
         puts: Puts,
+        is_cursor: Callable[[Place], bool],
     ) -> None:
+        """is_cursor: whether a name is a cursor's, or that of one on its way into the log."""
         self._shard = shard
+        self._is_cursor = is_cursor
         self._links = links
         self._catalogue = catalogue
         self._steps = steps
@@ -213,6 +216,10 @@ class Groups:
         self._holders.take_up(group, self._give_up)
         return group
 
+    def has(self, place: Place) -> bool:
+        """Whether a name is a group's, or that of one on its way into the log."""
+        return place in self._coming or self._groups.get(place) is not None
+
     # --- members ------------------------------------------------------------------------------
 
     def join(self, link: Link, command: JoinGroup) -> None:
@@ -300,6 +307,13 @@ class Groups:
             self._enter(member, command, group)
             return
         settings, link = self._shard.settings, member.link
+        if self._is_cursor(place):
+            self._turn_away(
+                member, "conflict",
+                f"'{command.group}' is a cursor of stream '{stream.name}', which a group would not"
+                " move: name the group otherwise, or remove the cursor",
+            )  # fmt: skip
+            return
         if len(self._groups) + len(self._coming) >= settings.groups_max:
             reason = f"at most {settings.groups_max} groups"
             refused = self._shard.quotas.over_all(link.owner, "groups", reason)
@@ -369,16 +383,20 @@ class Groups:
             self._not_created(place, "stream_removed", f"'{stream.name}' was removed", 0)
             return
         self._come(place)
-        self._take_up(stream, self._shard.queues.groups[place])
+        group = self._take_up(stream, self._shard.queues.groups[place])
         # A group that a power loss could take back could begin again at a later record.
-        self._answers.settle(end_lsn, partial(self._let_in, stream, place))
+        self._answers.settle(end_lsn, partial(self._let_in, stream, group))
 
-    def _let_in(self, stream: Stream, place: Place, failure: tuple[str, str] | None) -> None:
+    def _let_in(self, stream: Stream, awaited: Group, failure: tuple[str, str] | None) -> None:
         """Take up the members that wait for a group once it is durable, or turn them away."""
+        place = stream.number, awaited.name
         group = self._groups.get(place)
         if failure is not None or group is None:
             code, reason = failure or ("stream_removed", f"'{stream.name}' was removed")
             self._not_created(place, code, reason, 0)
+            return
+        if group is not awaited or group.gone:
+            # The group was reset meanwhile: they wait until its newest position is durable.
             return
         for member, join in self._coming.pop(place, ()):
             if not member.ended:
@@ -574,7 +592,7 @@ class Groups:
 
     def _set_aside(self, group: Group) -> None:
         """End the memberships of a group that is being reset; members that join now wait."""
-        self._coming[group.stream.number, group.name] = []
+        self._coming.setdefault((group.stream.number, group.name), [])
         # What members, timers and the log still say of this run of the group has no effect.
         group.gone = True
         # An exclusive group's holder, which is the first, goes last: none of the others follows it.
@@ -589,8 +607,8 @@ class Groups:
         if stream.removed:
             self._not_created(place, "stream_removed", f"'{stream.name}' was removed", 0)
             return
-        self._take_up(stream, self._shard.queues.groups[place])
-        self._answers.settle(end_lsn, partial(self._let_in, stream, place))
+        group = self._take_up(stream, self._shard.queues.groups[place])
+        self._answers.settle(end_lsn, partial(self._let_in, stream, group))
 
     # --- what is gone -------------------------------------------------------------------------
 

@@ -138,7 +138,7 @@ class Ends:
         self._shard.event("reply_undeliverable", "warning", mailbox=reply_to, count=count)
 
     def with_mail(self, part: Part, service: Service, mails: list[Part]) -> Part:
-        """Add mail to a part, so that both happen in one step."""
+        """Add mail to a part, so that both happen in one step. mails: parts that put it."""
         if not mails:
             return part
         if not service.memory or not all(mail.memory for mail in mails):

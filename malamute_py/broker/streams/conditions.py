@@ -57,11 +57,7 @@ class Conditions:
             present = keys.revision(rows[0].subject)
             if present != revision:
                 raise RevisionConflict(_found(stream, rows[0].subject, present), present)
-        most = stream.settings.ring_bytes // RING_PARTS
-        if size > most:
-            raise BrokerRefused(
-                "too_large", f"a batch of {size} bytes, at most {most} in this ring"
-            )
+        check_size(stream, size)
         self._check_counts(stream, keys, rows)
         self._check_room(stream, keys, rows, size)
         keys.take(rows, count, size)
@@ -111,6 +107,13 @@ class Conditions:
             )
         if new and self.memory + keys.weigh(new) > settings.all_keys_bytes_max:
             raise BrokerRefused("limit", "the keys of all streams: streams.all_keys_bytes_max")
+
+
+def check_size(stream: Stream, size: int) -> None:
+    """Raise BrokerRefused `too_large` where a batch is too large for a stream with keys."""
+    most = stream.settings.ring_bytes // RING_PARTS
+    if size > most:
+        raise BrokerRefused("too_large", f"a batch of {size} bytes, at most {most} in this ring")
 
 
 def check_ready(stream: Stream, keys: Keys) -> None:

@@ -95,8 +95,8 @@ class ProducerStream:
         if len(runs) > runs_max:
             runs.popleft()
 
-    def refused(self, sequence: int) -> None:
-        """Forget a batch that the journal did not take, and all after it: they did not happen."""
+    def refused(self, sequence: int, code: str = "", reason: str = "") -> None:
+        """Forget a batch that was not taken, and all after it: they did not happen."""
         self.under_way.pop(sequence, None)
         if sequence < self.next_taken:
             self.next_taken = max(self.next, sequence)

@@ -32,7 +32,7 @@ from malamute_py.broker.ready import (
     Appended,
     AppendRefused,
 )
-from malamute_py.broker.streams.conditions import UNCONDITIONAL, Conditions
+from malamute_py.broker.streams.conditions import UNCONDITIONAL, Conditions, check_size
 from malamute_py.broker.streams.producers import FORGOTTEN, Pending, Producers, ProducerStream
 from malamute_py.broker.streams.validation import Validation
 from malamute_py.changelog.records import ProducersForgotten, StreamEdited
@@ -359,10 +359,7 @@ class Publishing:
             raise BrokerRefused("forbidden", _not_under(name, foreign))
         head = content.head
         if stream.ring is not self._main:
-            raise BrokerRefused(
-                "cross_ring",
-                f"stream '{name}' has a ring of its own or lives in memory: one step is one ring",
-            )
+            self._check_apart(command, stream, content)
         if head.producer_id:
             raise BrokerRefused("unsupported", "the step has a key: its batches have no producer")
         if head.body_kind != stream.body_kind:
@@ -370,6 +367,38 @@ class Publishing:
             if refused is not None:
                 raise BrokerRefused(*refused)
         return self.later_part(stream, content, frame)
+
+    def _check_apart(self, command: Publish | Stage, stream: Stream, content: Content) -> None:
+        """Raise BrokerRefused unless a batch may be staged for a stream beside ring main."""
+        name = stream.name
+        if stream.ring.memory or isinstance(command, Publish):
+            raise BrokerRefused(
+                "cross_ring",
+                f"stream '{name}' has a ring of its own or lives in memory: one step is one ring",
+            )
+        if stream.ring.failed is not None:
+            raise BrokerRefused(*stream.ring.failed)
+        if stream.keys is not None:
+            check_size(stream, STAMP_BYTES + content.head.content_bytes)
+
+    def append_staged(
+        self, stream: Stream, content: Content, frame: Any, place: ProducerStream
+    ) -> None:
+        """Take a batch that a committed transaction has for a stream with a ring of its own.
+
+        place: told once the ring has the batch, or has refused it. Raises BrokerRefused: nothing
+        was taken.
+        """
+        ring, waiting = stream.ring, self.unsettled_bytes
+        if ring.failed is not None:
+            raise BrokerRefused(*ring.failed)
+        size = STAMP_BYTES + content.head.content_bytes
+        if waiting and waiting + size > self._shard.settings.unsynced_bytes_max:
+            raise BrokerRefused("wait", "too much waits for the disk")
+        if stream.keys is not None:
+            self._conditions.admit(stream, content, size, UNCONDITIONAL)
+        self.unsettled_bytes += size
+        self._queue.append(Pending(ring, frame, content, size, stream, place=place))
 
     def later_part(self, stream: Stream, content: Content, frame: Any) -> Part:
         """Return the part of a step that appends a batch which was checked before."""
@@ -527,7 +556,7 @@ class Publishing:
         if stream.keys is not None:
             stream.keys.dropped(stream.next)
         if pending.place is not None:
-            pending.place.refused(pending.sequence)
+            pending.place.refused(pending.sequence, code, reason)
         if pending.waiter is not None:
             self._confirms.refuse(pending.waiter, code, reason, retry_ms)
         for waiter in pending.followers or ():

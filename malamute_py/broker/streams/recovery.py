@@ -1,13 +1,15 @@
 """Recovery: the tables and the producers' sequences from the contents of the rings.
 
 Owns the use of snapshots and of the log after them at a start. The rules: the tables are those of
-ring main; a producer's sequence in a stream is the newest that the stream's own ring has; a stream
-in memory has none. Source: docs/design.md (Journal; Queues and the checkpoint).
+ring main; a producer's sequence in a stream, or the mark of a staged batch, is the newest that the
+stream's own ring has; a stream in memory has none. Source: docs/design.md (Journal; Queues and the
+checkpoint).
 """
 
 from __future__ import annotations
 
 from malamute_py.broker.ready import MAIN, RecoveredState
+from malamute_py.broker.streams.arrivals import Arrivals
 from malamute_py.broker.streams.producers import Producers
 from malamute_py.changelog.applying import TABLE_CHANGES, apply
 from malamute_py.changelog.records import decode_change
@@ -28,8 +30,13 @@ def recover_queues(state: RecoveredState) -> Queues:
     return queues
 
 
-def recover(state: RecoveredState, producers: Producers, runs_max: int) -> Tables:
-    """Return the tables as of the end of the log; producers get their positions."""
+def recover(
+    state: RecoveredState, producers: Producers, arrivals: Arrivals, runs_max: int
+) -> Tables:
+    """Return the tables as of the end of the log; producers get their positions.
+
+    arrivals: gets the marks of all staged batches that rings of streams' own have.
+    """
     tables, queues = Tables(), Queues()
     main = state.rings.get(MAIN)
     snapshots = {
@@ -59,7 +66,9 @@ def recover(state: RecoveredState, producers: Producers, runs_max: int) -> Table
             for sequence in snapshot.sequences:
                 if sequence.stream in here:
                     producers.restore(sequence)
+                    arrivals.witness(sequence.producer, sequence.stream, sequence.next)
         for fact in facts.producers:
             if fact.stream in here:
                 producers.witness(fact, runs_max)
+                arrivals.witness(fact.producer_id, fact.stream, fact.count)
     return tables

@@ -36,6 +36,7 @@ class TransactionAdmin:
         self._answers = answers
         self._transactions = transactions
         transactions.told = self._appended
+        transactions.put_off = self._put_off
 
     def handlers(self) -> dict[type, Callable[[Link, Any], None]]:
         """Handlers of the commands that are no parts of steps."""
@@ -118,6 +119,15 @@ class TransactionAdmin:
         if transaction.waiting:
             self._answers.settle(end_lsn, partial(self._answer, transaction.waiting))
             transaction.waiting = []
+
+    def _put_off(self, transaction: Transaction, code: str, reason: str) -> None:
+        """Tell all that wait for a transaction that a ring takes none of its batches for now."""
+        waiting, transaction.waiting = transaction.waiting, []
+        why = (
+            f"the transaction is committed, and {len(transaction.staged)} of its batches follow "
+            f"later ({code}: {reason})"
+        )
+        self._answer(waiting, ("put_off", why))
 
     def _answer(self, waiting: list[tuple[Link, Any]], failure: tuple[str, str] | None) -> None:
         """Answer the commands that waited for a transaction's end.

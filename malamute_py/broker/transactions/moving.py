@@ -3,9 +3,11 @@
 Owns the way of staged batches from the mail stream into their streams. The rules: it begins once
 the log has the commit, in the same ring, so that nothing of it can survive without the commit; a
 bundle has the batches and the change that says so, so that none is appended twice or left out over
-a crash; one bundle is on its way at a time and transactions take turns, so that none holds a turn
-of the loop for longer than a bundle takes; a batch of a stream that was removed is dropped with
-that stream. Source: ARCHITECTURE.md, Decisions; SPEC.md, section 4.11.
+a crash; for each ring one bundle is on its way at a time and transactions take turns, so that none
+holds a turn of the loop for longer than a bundle takes; a batch of a stream that was removed is
+dropped with that stream. For a ring of a stream's own it begins once the commit is durable; the
+change that says so comes once the batches are durable there, and their marks (arrivals.py) tell a
+start which of them are. Source: ARCHITECTURE.md, Decisions; SPEC.md, section 4.11.
 """
 
 from __future__ import annotations
@@ -13,15 +15,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from malamute_protocol.content import Content
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.log.bodies import Bodies, Body
-from malamute_py.broker.log.ring import Settlement
-from malamute_py.broker.log.steps import Effect, Part, Steps
+from malamute_py.broker.log.ring import RingState, Settlement
+from malamute_py.broker.log.steps import Effect, Part, Steps, Then
 from malamute_py.broker.log.stream import Stream
+from malamute_py.broker.ready import MAIN
+from malamute_py.broker.streams.arrivals import Arrival, Arrivals, marked
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.broker.structures.timers import Timers
@@ -33,17 +39,32 @@ BATCHES_MAX: Final = 256
 """Batches that one bundle appends at most."""
 AHEAD_BYTES: Final = 64 << 20
 """Bytes that were appended and not yet synced from which on the next bundle waits for the disk."""
+Staged: TypeAlias = StagedRow | TransactionStaged
+
+
+class _Lane(msgspec.Struct, eq=False):
+    """Transactions with batches for one ring, in their turns."""
+
+    ring: str
+    queue: deque[Transaction]
+    busy: bool = False
+    """Whether a bundle is being read, or is on its way to the log, or waits for the disk."""
 
 
 class _Bundle(msgspec.Struct, eq=False):
     """Batches of one transaction that are appended together."""
 
+    lane: _Lane
     transaction: Transaction
-    batches: list[StagedRow | TransactionStaged]
+    batches: list[Staged]
     bodies: list[Body | None]
     missing: int
-    """Bodies that are still being read."""
+    """Bodies that are still being read, or batches on their way to a ring of their stream's own."""
     failed: str = ""
+    refusal: tuple[str, str] | None = None
+    """Code and reason, once a ring of a stream's own has refused a batch."""
+    ring: RingState | None = None
+    """Ring that the batches were appended to; None: ring main, or no ring."""
 
 
 class Moving:
@@ -56,50 +77,74 @@ class Moving:
         bodies: Bodies,
         catalogue: Catalogue,
         publishing: Publishing,
+        arrivals: Arrivals,
         timers: Timers,
         when_visible: Callable[[int, Settlement], None],
         ended: Callable[[Transaction, int], None],
+        put_off: Callable[[Transaction, str, str], None],
         weigh: Callable[[Transaction, int], None],
     ) -> None:
         """ended: called with a transaction of which all is appended, and the LSN of its end.
 
-        weigh: called with bytes that are staged no more, as a negative number.
+        put_off: called with a transaction of which a ring takes nothing for now, and why. weigh:
+        called with bytes that are staged no more, as a negative number.
         """
         self._shard = shard
         self._steps = steps
         self._bodies = bodies
         self._catalogue = catalogue
         self._publishing = publishing
+        self._arrivals = arrivals
         self._timers = timers
         self._when_visible = when_visible
         self._ended = ended
+        self._put_off = put_off
         self._weigh = weigh
-        self._queue: deque[Transaction] = deque()
-        self._busy = False
-        """Whether a bundle is being read, or is on its way to the log, or waits for the disk."""
+        self._lanes: dict[str, _Lane] = {}
 
-    def begin(self, transaction: Transaction) -> None:
-        """Append all of a transaction, whose commit the log has, in its turn."""
-        self._queue.append(transaction)
-        self._go_on()
+    def begin(self, transaction: Transaction, commit_lsn: int = 0) -> None:
+        """Append all of a transaction, whose commit the log has, in its turn.
 
-    def _go_on(self) -> None:
+        commit_lsn: end of the bundle with the commit; 0: it is durable.
+        """
+        if not transaction.staged:
+            self._end(transaction)
+        for ring in transaction.rings():
+            if ring == MAIN:
+                self._enter(transaction, ring, None)
+            else:
+                self._when_visible(commit_lsn, partial(self._enter, transaction, ring))
+
+    def _enter(self, transaction: Transaction, ring: str, failure: tuple[str, str] | None) -> None:
+        """Put a transaction into the lane of a ring, once its commit is durable."""
+        # Where ring main has failed before the commit was durable, a start finds it or not.
+        if failure is None:
+            lane = self._lanes.get(ring)
+            if lane is None:
+                lane = self._lanes[ring] = _Lane(ring, deque())
+            lane.queue.append(transaction)
+            self._go_on(lane)
+
+    def _go_on(self, lane: _Lane) -> None:
         """Read the staged batches of the next bundle, from the transaction whose turn it is.
 
-        One bundle is under way at a time; `_found` puts together what is read.
+        One bundle of a lane is under way at a time.
         """
-        if self._busy or not self._queue:
+        if lane.busy:
             return
-        self._busy = True
-        transaction = self._queue.popleft()
-        batches: list[StagedRow | TransactionStaged] = []
+        if not lane.queue:
+            self._lanes.pop(lane.ring, None)
+            return
+        lane.busy = True
+        transaction = lane.queue.popleft()
+        batches: list[Staged] = []
         size, most = 0, self._shard.settings.commit_bytes
-        for batch in transaction.in_order():
+        for batch in transaction.in_order(lane.ring):
             if batches and (size + batch.size > most or len(batches) >= BATCHES_MAX):
                 break
             batches.append(batch)
             size += batch.size
-        bundle = _Bundle(transaction, batches, [None] * len(batches), len(batches))
+        bundle = _Bundle(lane, transaction, batches, [None] * len(batches), len(batches))
         for at, batch in enumerate(batches):
             self._bodies.want(batch.base, batch.size, partial(self._found, bundle, at))
 
@@ -112,41 +157,52 @@ class Moving:
             return
         if bundle.failed:
             self._later(bundle)
-        else:
+        elif bundle.lane.ring == MAIN:
             self._append(bundle)
+        else:
+            self._append_apart(bundle)
 
     def _later(self, bundle: _Bundle) -> None:
         """Try a bundle again in a while: its bodies could not be read, or the log refused it."""
-        self._queue.appendleft(bundle.transaction)
+        bundle.lane.queue.appendleft(bundle.transaction)
         pause_ms = 10 * self._shard.settings.retry_ms
-        self._timers.set(self._shard.now_ms + pause_ms, self._resume)
+        self._timers.set(self._shard.now_ms + pause_ms, partial(self._resume, bundle.lane))
 
-    def _resume(self) -> None:
-        """Begin the next bundle: the last one is done."""
-        self._busy = False
-        self._go_on()
+    def _resume(self, lane: _Lane) -> None:
+        """Begin the lane's next bundle: the last one is done."""
+        lane.busy = False
+        self._go_on(lane)
+
+    # --- into ring main ---------------------------------------------------------------------
 
     def _append(self, bundle: _Bundle) -> None:
-        transaction = bundle.transaction
-        bases = [batch.base for batch in bundle.batches]
-        whole = len(bases) == len(transaction.staged)
-        if whole:
-            now_ms = self._shard.now_ms
-            change: Any = TransactionEnded(transaction.id, bases, "committed", now_ms)
-        else:
-            change = TransactionMoved(transaction.id, bases)
         parts: list[Part] = []
         for batch, body in zip(bundle.batches, bundle.bodies, strict=True):
             stream = self._catalogue.by_number(batch.stream)
             if body is None:
-                self._lost(transaction, stream, batch)
+                self._lost(bundle.transaction, stream, batch)
             elif stream is not None and not stream.removed:
                 parts.append(self._publishing.later_part(stream, body.content, body.frame))
+        self._take_out(bundle, parts)
+
+    def _take_out(self, bundle: _Bundle, parts: list[Part]) -> None:
+        """Have the log take a bundle's batches out of the table of what is staged.
+
+        parts: those that append the batches in the same bundle.
+        """
+        transaction = bundle.transaction
+        bases = [batch.base for batch in bundle.batches]
+        whole = len(bases) == len(transaction.staged)
+        if whole:
+            change: Any = self._over(transaction, bases)
+        else:
+            change = TransactionMoved(transaction.id, bases)
         self._steps.take([*parts, Part([change], effects=[_Moved(self, bundle, whole)])])
 
-    def _lost(
-        self, transaction: Transaction, stream: Stream | None, batch: StagedRow | TransactionStaged
-    ) -> None:
+    def _over(self, transaction: Transaction, bases: list[int]) -> TransactionEnded:
+        return TransactionEnded(transaction.id, bases, "committed", self._shard.now_ms)
+
+    def _lost(self, transaction: Transaction, stream: Stream | None, batch: Staged) -> None:
         """Report a batch that damage has taken: the rest of the transaction is appended."""
         self._shard.counters["staged_records_lost"] += batch.count
         self._shard.event(
@@ -156,28 +212,128 @@ class Moving:
 
     def moved(self, bundle: _Bundle, whole: bool, end_lsn: int) -> None:
         """Take the news that the log has a bundle."""
-        transaction = bundle.transaction
+        transaction, lane = bundle.transaction, bundle.lane
         for batch in bundle.batches:
             self._bodies.drop(batch.base)
             transaction.remove(batch)
             self._weigh(transaction, -batch.size)
         if whole:
             self._ended(transaction, end_lsn)
-        else:
-            self._queue.append(transaction)
+        elif not transaction.staged:
+            self._end(transaction)
+        elif lane.ring in transaction.rings():
+            lane.queue.append(transaction)
+        if lane.ring != MAIN:
+            self._when_visible(end_lsn, partial(self._forget, bundle.batches))
         if self._steps.unsettled_bytes + self._publishing.unsettled_bytes > AHEAD_BYTES:
-            self._when_visible(end_lsn, self._settled)
+            self._when_visible(end_lsn, partial(self._settled, lane))
         else:
-            self._resume()
+            self._resume(lane)
 
-    def _settled(self, failure: tuple[str, str] | None) -> None:
-        """Go on once the last bundle is durable, or its ring failed."""
+    def _settled(self, lane: _Lane, failure: tuple[str, str] | None) -> None:
         # A ring that has failed refuses the next bundle by name, and each later one.
-        self._resume()
+        self._resume(lane)
 
     def refused(self, bundle: _Bundle) -> None:
         """Take the news that the log refused a bundle."""
         self._later(bundle)
+
+    def _end(self, transaction: Transaction) -> None:
+        """Have the log end a transaction of which all is in its streams."""
+        then = Then(
+            partial(self._ended, transaction), lambda *_: self._end_later(transaction)
+        )  # fmt: skip
+        self._steps.propose(self._over(transaction, []), then)
+
+    def _end_later(self, transaction: Transaction) -> None:
+        pause_ms = 10 * self._shard.settings.retry_ms
+        self._timers.set(self._shard.now_ms + pause_ms, partial(self._end, transaction))
+
+    # --- into a ring of a stream's own --------------------------------------------------------
+
+    def _append_apart(self, bundle: _Bundle) -> None:
+        """Hand the batches of a bundle to their ring, but those that it has."""
+        batches, bundle.batches = bundle.batches, []
+        bundle.missing = 1
+        for batch, body in zip(batches, bundle.bodies, strict=True):
+            stream = self._catalogue.by_number(batch.stream)
+            if stream is None or stream.removed:
+                bundle.batches.append(batch)
+                continue
+            bundle.ring = stream.ring
+            if (batch.stream, batch.base) in self._arrivals:
+                bundle.batches.append(batch)
+            elif body is None:
+                self._lost(bundle.transaction, stream, batch)
+                bundle.batches.append(batch)
+            elif not self._hand_over(bundle, batch, stream, body):
+                break
+        self._count_down(bundle)
+
+    def _hand_over(self, bundle: _Bundle, batch: Staged, stream: Stream, body: Body) -> bool:
+        """Hand one batch to its ring; False: it is refused, and so are those after it."""
+        frame = marked(body.frame, batch.base)
+        try:
+            self._publishing.append_staged(
+                stream, Content(frame), frame, Arrival(partial(self._arrived, bundle, batch))
+            )
+        except BrokerRefused as error:
+            bundle.refusal = error.code, error.reason
+            return False
+        bundle.missing += 1
+        return True
+
+    def _arrived(self, bundle: _Bundle, batch: Staged, refusal: tuple[str, str] | None) -> None:
+        """Take the news that a ring has a batch, or has refused it."""
+        if refusal is None:
+            self._arrivals.add(batch.stream, batch.base, batch.count)
+            bundle.batches.append(batch)
+        elif bundle.refusal is None:
+            bundle.refusal = refusal
+        self._count_down(bundle)
+
+    def _count_down(self, bundle: _Bundle) -> None:
+        """Wait for the disk once all batches of a bundle are in their ring, or refused."""
+        bundle.missing -= 1
+        if bundle.missing:
+            return
+        if not bundle.batches:
+            self._refused_apart(bundle)
+        elif bundle.ring is None:
+            self._take_out(bundle, [])
+        else:
+            self._publishing.when_visible(
+                bundle.ring, bundle.ring.end_lsn, partial(self._durable, bundle)
+            )
+
+    def _durable(self, bundle: _Bundle, failure: tuple[str, str] | None) -> None:
+        """Take batches that no power loss takes from their ring out of what is staged."""
+        if failure is None or self._removed(bundle):
+            self._take_out(bundle, [])
+        else:
+            bundle.refusal = failure
+            self._refused_apart(bundle)
+
+    def _removed(self, bundle: _Bundle) -> bool:
+        return all(self._catalogue.by_number(batch.stream) is None for batch in bundle.batches)
+
+    def _refused_apart(self, bundle: _Bundle) -> None:
+        """Tell all callers that wait why a ring takes nothing for now; try again in a while."""
+        code, reason = bundle.refusal or ("wait", "the ring takes nothing")
+        transaction = bundle.transaction
+        self._shard.counters["transactions_put_off"] += 1
+        self._shard.event(
+            "transaction_put_off", "warning", transaction=transaction.id.hex(),
+            ring=bundle.lane.ring, code=code, reason=reason,
+        )  # fmt: skip
+        self._put_off(transaction, code, reason)
+        self._later(bundle)
+
+    def _forget(self, batches: list[Staged], failure: tuple[str, str] | None) -> None:
+        """Drop the marks of batches that are durably staged no more."""
+        if failure is None:
+            for batch in batches:
+                self._arrivals.drop(batch.stream, batch.base)
 
 
 class _Moved(Effect):

@@ -11,6 +11,7 @@ import enum
 from typing import Any
 
 from malamute_py.broker.links.links import Link
+from malamute_py.broker.ready import MAIN
 from malamute_py.changelog.records import TransactionStaged
 from malamute_py.changelog.tables import StagedRow, TransactionRow
 
@@ -31,8 +32,8 @@ class Transaction:
     """One transaction that is open, or committed and not yet appended."""
 
     __slots__ = (
-        "bytes", "deadline_ms", "ending", "records", "row", "staged", "state", "touched_ms",
-        "waiting",
+        "apart", "bytes", "deadline_ms", "ending", "records", "row", "staged", "state",
+        "touched_ms", "waiting",
     )  # fmt: skip
 
     def __init__(self, row: TransactionRow, deadline_ms: int) -> None:
@@ -42,6 +43,8 @@ class Transaction:
         self.state = State.COMMITTED if row.committed_ms else State.OPEN
         self.staged: dict[int, StagedRow | TransactionStaged] = {}
         """Place -> batch that is not in its stream."""
+        self.apart: dict[int, str] = {}
+        """Place -> ring of a batch whose stream has a ring of its own; mostly empty."""
         self.ending: list[int] | None = None
         """Numbers in the change that ends it, once that is on its way."""
         self.bytes = 0
@@ -61,9 +64,11 @@ class Transaction:
         """Numbers of the batches that are not in their streams."""
         return [batch.base for batch in self.staged.values()]
 
-    def add(self, batch: StagedRow | TransactionStaged) -> None:
-        """Add a batch."""
+    def add(self, batch: StagedRow | TransactionStaged, ring: str = MAIN) -> None:
+        """Add a batch. ring: that of its stream."""
         self.staged[batch.place] = batch
+        if ring != MAIN:
+            self.apart[batch.place] = ring
         self.bytes += batch.size
         self.records += batch.count
         self.touched_ms = max(self.touched_ms, batch.at_ms)
@@ -73,7 +78,16 @@ class Transaction:
         if self.staged.pop(batch.place, None) is not None:
             self.bytes -= batch.size
             self.records -= batch.count
+            self.apart.pop(batch.place, None)
 
-    def in_order(self) -> list[StagedRow | TransactionStaged]:
-        """Return the batches in the order in which their records come."""
-        return [self.staged[place] for place in sorted(self.staged)]
+    def rings(self) -> list[str]:
+        """Return the rings that batches are on their way to."""
+        own = list(dict.fromkeys(self.apart.values()))
+        return own if len(self.apart) == len(self.staged) else [MAIN, *own]
+
+    def in_order(self, ring: str = MAIN) -> list[StagedRow | TransactionStaged]:
+        """Return the batches for a ring in the order in which their records come."""
+        staged, apart = self.staged, self.apart
+        if not apart:
+            return [staged[place] for place in sorted(staged)] if ring == MAIN else []
+        return [staged[place] for place in sorted(staged) if apart.get(place, MAIN) == ring]

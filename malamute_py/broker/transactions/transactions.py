@@ -26,6 +26,8 @@ from malamute_py.broker.links.links import Link
 from malamute_py.broker.log.bodies import Bodies
 from malamute_py.broker.log.ring import Settlement
 from malamute_py.broker.log.steps import Counting, Effect, Part, Steps, Then
+from malamute_py.broker.ready import MAIN
+from malamute_py.broker.streams.arrivals import Arrivals
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.broker.structures.timers import Timers
@@ -59,6 +61,7 @@ class Transactions:
         bodies: Bodies,
         catalogue: Catalogue,
         publishing: Publishing,
+        arrivals: Arrivals,
         timers: Timers,
         when_visible: Callable[[int, Settlement], None],
     ) -> None:
@@ -69,11 +72,13 @@ class Transactions:
         self._publishing = publishing
         self._timers = timers
         self._moving = Moving(
-            shard, steps, bodies, catalogue, publishing, timers, when_visible,
-            self._finished, self.weigh,
+            shard, steps, bodies, catalogue, publishing, arrivals, timers, when_visible,
+            self._finished, self._put_off, self.weigh,
         )  # fmt: skip
         self.told: Callable[[Transaction, int], None] = _untold
         """Called with a transaction that is over, and the LSN of its end."""
+        self.put_off: Callable[[Transaction, str, str], None] = _not_put_off
+        """Called with a committed transaction whose batches a ring refuses for now, and why."""
         self._armed_ms = 0
         """Time at which the timer fires next; 0: it is not set."""
         self.by_id: dict[bytes, Transaction] = {}
@@ -107,7 +112,8 @@ class Transactions:
         for batch in list(queues.staged.values()):
             transaction = self.by_id.get(batch.id)
             if transaction is not None:
-                transaction.add(batch)
+                stream = self._catalogue.by_number(batch.stream)
+                transaction.add(batch, MAIN if stream is None else stream.ring.name)
                 self.weigh(transaction, batch.size)
         for transaction in list(self.by_id.values()):
             if transaction.state is State.COMMITTED:
@@ -136,6 +142,9 @@ class Transactions:
         """Forget a transaction of which all is in its streams."""
         self.forget(transaction)
         self.told(transaction, end_lsn)
+
+    def _put_off(self, transaction: Transaction, code: str, reason: str) -> None:
+        self.put_off(transaction, code, reason)
 
     def _find(self, link: Link, id: bytes) -> Transaction:
         """Return an open transaction of a link's holder. Raises BrokerRefused."""
@@ -217,7 +226,7 @@ class Transactions:
         change = TransactionStaged(
             transaction.id, command.place, stream.number, -1, head.count, size, self._shard.now_ms
         )
-        effect = _Staging(self, transaction, change)
+        effect = _Staging(self, transaction, change, stream.ring.name)
         return Part([change], content=content, frame=frame, effects=[effect])
 
     def prepare_commit(self, link: Link, command: CommitTransaction, frame: Any = None) -> Part:
@@ -228,6 +237,10 @@ class Transactions:
             raise BrokerRefused(
                 "conflict", f"the transaction has {staged} batches, not {command.count}"
             )
+        for ring in set(transaction.apart.values()):
+            state = self._catalogue.rings.get(ring)
+            if state is not None and state.failed is not None:
+                raise BrokerRefused(*state.failed)
         counting = Counting(self._shard.counters, 1, ("transactions_committed",))
         if not staged:
             return self._ending(transaction, "committed", counting)
@@ -306,6 +319,10 @@ def _untold(transaction: Transaction, end_lsn: int) -> None:
     """Do nothing at the end of a transaction: no caller waits for it."""
 
 
+def _not_put_off(transaction: Transaction, code: str, reason: str) -> None:
+    """Do nothing for a transaction that is put off: no caller waits for it."""
+
+
 class _Beginning(Effect):
     """A transaction that begins."""
 
@@ -333,10 +350,11 @@ class _Staging(Effect):
     transactions: Transactions
     transaction: Transaction
     change: TransactionStaged
+    ring: str
 
     def taken(self, part: Part) -> None:
         """Add the batch to the transaction, and its bytes to the owner's quota."""
-        self.transaction.add(self.change)
+        self.transaction.add(self.change, self.ring)
         self.transactions.weigh(self.transaction, self.change.size)
 
     def based(self, part: Part) -> None:
@@ -376,7 +394,7 @@ class _Committing(Effect):
     def appended(self, part: Part, end_lsn: int) -> None:
         """Begin to append the staged batches to their streams."""
         self.transaction.state = State.COMMITTED
-        self.transactions._moving.begin(self.transaction)
+        self.transactions._moving.begin(self.transaction, end_lsn)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
         """Open the transaction again."""

@@ -27,6 +27,7 @@ from malamute_py.changelog.tables import CursorRow, Effects, GroupRow, Queues, T
 
 
 def _cursor_set(tables: Tables, queues: Queues, change: CursorSet) -> None:
+    """Create or move a cursor; without settings in the change, it keeps those that it has."""
     place = change.stream, change.name
     known = queues.cursors.get(place)
     settings = change.settings
@@ -42,6 +43,7 @@ def _cursor_removed(tables: Tables, queues: Queues, change: CursorRemoved) -> No
 
 
 def _group_set(tables: Tables, queues: Queues, change: GroupSet) -> None:
+    """Create a group or set it to a new position, with nothing done beyond that."""
     place = change.stream, change.name
     known = queues.groups.get(place)
     queues.groups[place] = GroupRow(
@@ -52,6 +54,7 @@ def _group_set(tables: Tables, queues: Queues, change: GroupSet) -> None:
 
 
 def _group_edited(tables: Tables, queues: Queues, change: GroupEdited) -> None:
+    """Change the settings of a group."""
     place = change.stream, change.name
     row = queues.groups.get(place)
     if row is not None:
@@ -60,6 +63,7 @@ def _group_edited(tables: Tables, queues: Queues, change: GroupEdited) -> None:
 
 
 def _group_held(tables: Tables, queues: Queues, change: GroupHeld) -> None:
+    """Note which member has the place of an exclusive group."""
     place = change.stream, change.name
     row = queues.groups.get(place)
     if row is not None:
@@ -68,6 +72,7 @@ def _group_held(tables: Tables, queues: Queues, change: GroupHeld) -> None:
 
 
 def _group_returned(tables: Tables, queues: Queues, change: GroupReturned) -> None:
+    """Count an ended attempt of records of a group, with its reason."""
     place = change.stream, change.name
     row = queues.groups.get(place)
     if row is None:
@@ -78,6 +83,7 @@ def _group_returned(tables: Tables, queues: Queues, change: GroupReturned) -> No
 
 
 def _group_revived(tables: Tables, queues: Queues, change: GroupRevived) -> None:
+    """Let records of a group be handed out again, and remove their dead letters."""
     mail_done(tables, queues, MailDone(change.mailbox, change.rows, "revived"))
     place = change.stream, change.name
     row = queues.groups.get(place)
@@ -89,6 +95,7 @@ def _group_revived(tables: Tables, queues: Queues, change: GroupRevived) -> None
 
 
 def _group_done(tables: Tables, queues: Queues, change: GroupDone) -> None:
+    """Note records of a group as done, which moves its position past all that are."""
     place = change.stream, change.name
     row = queues.groups.get(place)
     if row is None:

@@ -31,6 +31,7 @@ from malamute_py.changelog.tables import (
 
 
 def _mailbox_set(tables: Tables, queues: Queues, change: MailboxSet) -> None:
+    """Create a mailbox, or change its settings; its creator and time stay."""
     known = queues.mailboxes.get(change.number)
     by, since = (change.by, change.at_ms) if known is None else (known.by, known.created_ms)
     queues.mailboxes[change.number] = MailboxRow(

@@ -40,6 +40,7 @@ from malamute_py.changelog.tables import (
 
 
 def _service_set(tables: Tables, queues: Queues, change: ServiceSet) -> None:
+    """Create a service, or change its settings; its creator and time stay."""
     known = queues.services.get(change.number)
     by, since = (change.by, change.at_ms) if known is None else (known.by, known.created_ms)
     queues.services[change.number] = ServiceRow(
@@ -53,6 +54,7 @@ def _service_removed(tables: Tables, queues: Queues, change: ServiceRemoved) -> 
 
 
 def _request_put(tables: Tables, queues: Queues, put: RequestPut) -> None:
+    """Add a batch of requests that wait, and remember the key it was sent with."""
     every = (1 << put.count) - 1
     row = RequestRow(put, every, every)
     if put.delay_ms:
@@ -125,6 +127,7 @@ def _release(row: RequestRow, mask: int) -> None:
 
 
 def _work_received(tables: Tables, queues: Queues, change: WorkReceived) -> None:
+    """Note that workers have said to have received requests that they hold."""
     for base, rows in change.rows:
         row = queues.requests.get(base)
         if row is not None:

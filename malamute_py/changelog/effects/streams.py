@@ -26,6 +26,7 @@ begins with them."""
 
 
 def _stream_created(tables: Tables, queues: Queues, change: StreamCreated) -> None:
+    """Add a stream, with a generation above all that its name had."""
     if change.number < tables.next_number:
         return
     tables.next_number = change.number + 1
@@ -44,6 +45,7 @@ def _stream_edited(tables: Tables, queues: Queues, change: StreamEdited) -> None
 
 
 def _stream_removed(tables: Tables, queues: Queues, change: StreamRemoved) -> None:
+    """Remove a stream, and remember its generation for a later stream of the name."""
     row = tables.streams.pop(change.number, None)
     if row is not None and tables.names.get(row.name) == change.number:
         del tables.names[row.name]
@@ -70,6 +72,7 @@ def _stream_purged(tables: Tables, queues: Queues, change: StreamPurged) -> None
 
 
 def _producer_opened(tables: Tables, queues: Queues, change: ProducerOpened) -> None:
+    """Add a producer, or raise its epoch: `fence` shuts out the client that had it before."""
     known = tables.producers.get(change.id)
     if change.fence:
         # Two openings that are under way at once get an epoch each.

@@ -32,6 +32,7 @@ def _transaction_begun(tables: Tables, queues: Queues, change: TransactionBegun)
 
 
 def _transaction_staged(tables: Tables, queues: Queues, change: TransactionStaged) -> None:
+    """Add a staged batch to its transaction, if that has not ended."""
     if change.id in queues.transactions:
         queues.staged[change.base] = StagedRow(
             change.base, change.id, change.place, change.stream, change.count, change.size,

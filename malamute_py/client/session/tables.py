@@ -6,7 +6,7 @@ in full, and cast to the newest version, before any of it is sent. Source: SPEC.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -76,9 +76,19 @@ class TableRows:
     """A table on its way into a typed stream."""
 
     def __init__(
-        self, table: Any, schemas: Schemas, *, subject: str, client_time: str, codec: str | None
+        self,
+        table: Any,
+        schemas: Schemas,
+        *,
+        subject: str = "",
+        client_time: str = "",
+        codec: str | None = None,
+        headers: Callable[[int, int], dict[str, Any]] | None = None,
     ) -> None:
         """subject: name of a column, or one subject for all rows. client_time: name of a column.
+
+        headers: returns, for a first row and a count, what the encoder is told of these rows beside
+        their columns, instead of subject and client_time.
 
         Raises LocalProtocolError: `bad_schema`: the table does not fit the newest schema.
         """
@@ -90,6 +100,7 @@ class TableRows:
             text(name, given, DEFAULT_LIMITS.command_frame_bytes_max, "bad_batch")
         self._id = schemas.newest
         self._codec = codec_of(codec)
+        self._given = headers
         whole = as_table(table)
         try:
             whole.validate(full=True)
@@ -136,7 +147,7 @@ class TableRows:
         try:
             content = encode_arrow(
                 body, count, schema_id=self._id, codec=self._codec, limits=limits,
-                properties=self._properties, **self._headers(first, count),
+                **self._headers(first, count),
             )  # fmt: skip
         except LocalProtocolError as error:
             if error.code != "too_large" or count == 1:
@@ -148,7 +159,9 @@ class TableRows:
             yield content, count
 
     def _headers(self, first: int, count: int) -> dict[str, Any]:
-        """Return the subjects and client times of some rows, as options of the encoder."""
+        """Return what some rows have beside their columns, as options of the encoder."""
+        if self._given is not None:
+            return self._given(first, count)
         import pyarrow as pa
 
         options: dict[str, Any] = {"subject": self._subject}
@@ -167,6 +180,7 @@ class TableRows:
                 "subject_table": column.dictionary.cast(pa.string()).take(used).to_pylist(),
                 "subject_codes": codes.astype(np.int32) if len(used) > 1 else None,
             }
+        options["properties"] = self._properties
         timed = self._columns.get("client_time")
         if timed is not None:
             try:

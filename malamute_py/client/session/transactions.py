@@ -3,8 +3,9 @@
 Owns the records of one transaction that have not left, and the places of the batches that have. The
 rules: records leave in chunks, each a step of its own, which the broker stages; the chunks have
 their places, so that a chunk that is put off does not change the order; what is left at the commit
-leaves in one step with it, and where nothing was staged before, the broker appends it at once. No
-step of a transaction is merged with another. Source: SPEC.md, section 4.11.
+leaves in one step with it, and where nothing was staged before, the broker appends it at once; for
+a stream with a ring of its own the broker refuses that, and gets the records staged. No step of a
+transaction is merged with another. Source: SPEC.md, section 4.11.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ ID_BYTES: Final = 16
 class OpenTransaction:
     """One transaction of a client, from its beginning to its end."""
 
-    __slots__ = ("_bytes_max", "_chunk", "_key", "_places", "_rows_max", "confirm", "id", "open")
+    __slots__ = (
+        "_bytes_max", "_chunk", "_key", "_places", "_rest_of_it", "_rows_max", "confirm", "id",
+        "open",
+    )  # fmt: skip
 
     def __init__(self, id: bytes, key: bytes, confirm: ConfirmAt) -> None:
         """id: random, as it names the transaction among those of all clients. key: random."""
@@ -46,6 +50,8 @@ class OpenTransaction:
         self._places = 0
         """Batches that were given a place."""
         self._chunk = Step()
+        self._rest_of_it = Step()
+        """Records that left with the commit and were not staged."""
         self._bytes_max, self._rows_max = CHUNK_BYTES, CHUNK_ROWS
 
     # --- records ---------------------------------------------------------------------------
@@ -116,6 +122,12 @@ class OpenTransaction:
         self.open = False
         return self._named(step, CommitTransaction(self.id, self._places, 0))
 
+    def commit_staged(self) -> Step:
+        """Return the step that commits, and stages the records that the last one published."""
+        self._chunk, self._rest_of_it = self._rest_of_it, Step()
+        step = self._staging(self.confirm)
+        return self._named(step, CommitTransaction(self.id, self._places, 0))
+
     def roll_back(self) -> Step:
         """Return the step that ends the transaction without effect."""
         self.open = False
@@ -135,9 +147,9 @@ class OpenTransaction:
     def _rest(self) -> Step:
         """Return a step that publishes what has gathered."""
         chunk, step = self._chunk, Step(self.confirm)
-        step.parts, step.size, step.count = chunk.parts, chunk.size, chunk.count
+        step.parts, step.size, step.count = dict(chunk.parts), chunk.size, chunk.count
         step.choosy = chunk.choosy
-        self._chunk = Step()
+        self._chunk, self._rest_of_it = Step(), chunk
         return step
 
     def _step(self, confirm: ConfirmAt, command: Command) -> Step:

@@ -75,24 +75,36 @@ class SyncTransaction:
         """Have all of it appended to its streams, and wait until readers of the tail get it.
 
         Raises BrokerRefused (nothing of it happened: `transaction_timed_out`, `transaction_ended`,
-        `unknown_transaction` and others), Timeout or ConnectionLost (it may have been taken, as a
-        whole).
+        `unknown_transaction` and others; but after `put_off` it is committed, and the records of a
+        stream follow once its ring takes them), Timeout or ConnectionLost (it may have been taken,
+        as a whole).
         """
         opened = self._opened
         opened.check_open()
         try:
             self._arrived(timeout_ms)
-            staged = opened.was_staged
-            confirmation = self._take(opened.commit(), timeout_ms)
+            confirmation = self._commit(timeout_ms)
         except BrokerRefused:
             # A part of it cannot be had any more: the rest is not to wait for its timeout.
             with contextlib.suppress(MalamuteError):
                 self._end(timeout_ms)
             raise
-        if staged:
+        if opened.was_staged:
             id = opened.id
             self._link.ask(lambda number: c.AwaitTransaction(number, id))
         return confirmation
+
+    def _commit(self, timeout_ms: Wait) -> Confirmation:
+        """Have the broker decide; what has not left goes along."""
+        opened = self._opened
+        staged = opened.was_staged
+        try:
+            return self._take(opened.commit(), timeout_ms)
+        except BrokerRefused as error:
+            if staged or error.code != "cross_ring":
+                raise
+        # A stream has a ring of its own: what goes there is staged before the commit.
+        return self._take(opened.commit_staged(), timeout_ms)
 
     def roll_back(self, timeout_ms: Wait = "default") -> None:
         """End it; nothing of it is ever seen. Nothing happens where it is over already."""

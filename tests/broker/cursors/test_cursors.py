@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
 from tests.broker.cursors.cursor_world import ME, edit, events, info, move, trim, world
@@ -346,3 +348,39 @@ def test_a_cursor_under_the_name_of_a_group_is_refused_by_name() -> None:
         assert (refused.code, refused.command) == ("conflict", type(command).__struct_config__.tag)
         assert "is a group of stream 's'" in refused.reason
     assert move(shell, 4).level == wire.Level.SYNCED
+
+
+def test_a_group_under_the_name_of_a_cursor_is_refused_by_name_and_no_cursor_moves() -> None:
+    shell = world()
+    move(shell, 3)
+    refused = shell.send(ME, wire.JoinGroup(5, "s", "c", ["all"], "shared", [0])).last(wire.Refused)
+    assert (refused.code, refused.command, refused.reference) == ("conflict", 63, 5)
+    assert "'c' is a cursor of stream 's'" in refused.reason
+    assert info(shell)["next"] == 3
+    shell.send(ME, wire.RemoveCursor(8, "s", "c"))
+    shell.send(ME, wire.JoinGroup(5, "s", "c", ["all"], "shared", [0]))
+    assert shell.peers[ME].last(wire.Subscribed).subscription == 5
+
+
+@pytest.mark.parametrize("first", ["cursor", "group"])
+def test_a_name_that_is_on_its_way_into_the_log_is_taken(first: str) -> None:
+    shell = world()
+    commands = [
+        wire.MoveCursor("s", "new", 1, 9),
+        wire.JoinGroup(5, "s", "new", ["all"], "shared", [0]),
+    ]
+    peer = shell.send(ME, *(commands if first == "cursor" else commands[::-1]))
+    assert [one.code for one in peer.of(wire.Refused)] == ["conflict"]
+    assert bool(peer.of(wire.Confirm)) == (first == "cursor")
+    assert bool(peer.of(wire.Subscribed)) == (first == "group")
+
+
+def test_a_cursor_whose_start_is_looked_up_is_refused_when_a_group_takes_its_name() -> None:
+    shell = world()
+    shell.auto_ask = False
+    shell.send(ME, wire.EditCursor(7, "s", "new", {}, [4, 0]))
+    shell.auto_ask = True
+    shell.send(ME, wire.JoinGroup(5, "s", "new", ["all"], "shared", [0]))
+    refused = shell.peers[ME].last(wire.Refused)
+    assert (refused.code, refused.reference) == ("conflict", 7)
+    assert shell.peers[ME].last(wire.Subscribed).subscription == 5

@@ -176,3 +176,35 @@ def test_a_reset_is_told_as_what_an_administrator_did() -> None:
     reset(shell, 0)
     (event,) = [each for each in events(shell, "administered") if each["command"] == "ResetGroup"]
     assert (event["stream"], event["group"]) == ("s", "g")
+
+
+def test_members_that_wait_for_a_group_to_be_durable_outlast_resets_meanwhile() -> None:
+    shell = world()
+    publish(shell, 10)
+    shell.auto_sync = False
+    join(shell, 2)
+    for tracker, at in ((4, 3), (5, 7)):
+        shell.send(1, wire.ResetGroup(tracker, "s", "g", [2, at]))
+    join(shell, 3)
+    assert not shell.peers[2].of(wire.Subscribed)
+    shell.sync()
+    shell.run()
+    for link in (2, 3):
+        assert [one.next for one in shell.peers[link].of(wire.Subscribed)] == [7]
+    assert sorted(got(shell, 2) + got(shell, 3)) == [7, 8, 9]
+
+
+def test_a_member_waits_until_the_newest_of_two_positions_is_durable() -> None:
+    shell = left()
+    shell.auto_sync = False
+    shell.send(1, wire.ResetGroup(4, "s", "g", [2, 3]))
+    first_ends = shell.ends["main"]
+    join(shell, 3)
+    shell.send(1, wire.ResetGroup(5, "s", "g", [2, 7]))
+    shell.synced_to["main"] = first_ends
+    shell.broker.synced("main", first_ends, shell.now_ms)
+    shell.run()
+    assert not shell.peers[3].of(wire.Subscribed), "a power loss could take back the position"
+    shell.sync()
+    shell.run()
+    assert shell.peers[3].last(wire.Subscribed).next == 7

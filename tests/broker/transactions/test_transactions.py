@@ -216,9 +216,8 @@ def test_what_would_refuse_a_record_refuses_it_when_it_is_staged() -> None:
     world = World(permit=permit)
     world.begin()
     assert code(world.stage("b", [b"1"])) == "forbidden"
-    own = wire.CreateStream(1, "own", {"ring_bytes": 1 << 20})
-    world.shell.send(1, own)
-    assert code(world.stage("own", [b"1"])) == "cross_ring"
+    world.shell.send(1, wire.CreateStream(1, "quick", {"memory": True}))
+    assert code(world.stage("quick", [b"1"])) == "cross_ring"
     refused = world.step(wire.Stage(ID, "a", 1, 0), frames=[b"no batch"])
     assert code(refused) in ("bad_batch", "malformed")
 

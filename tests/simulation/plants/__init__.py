@@ -19,6 +19,7 @@ from tests.simulation.plants import (
     keys,
     mail,
     removal,
+    resets,
     services,
     session,
     steps,
@@ -31,7 +32,7 @@ PLANTS: dict[str, Planted] = {
     name: plant
     for room in (
         journal, broker, keys, removal, session, steps, checkpoint, mail, services, groups,
-        transactions, clients, threads,
+        transactions, resets, clients, threads,
     )
     for name, plant in room.PLANTS.items()
 }  # fmt: skip

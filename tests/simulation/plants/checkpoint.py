@@ -56,14 +56,14 @@ PLANTS: dict[str, Planted] = {
     ),
     "hold-before-commit": Planted(
         "work", "the ring lets go of what the tables were only asked to take",
-        _hold_before_commit, codes("checkpoint", "bodies"), 150,
+        _hold_before_commit, codes("checkpoint", "bodies"), 60,
     ),
     "half-a-checkpoint": Planted(
         "work", "a step of the checkpoint is no transaction",
-        _half_a_checkpoint, codes("checkpoint", "tables", "bodies", "broken"), 150,
+        _half_a_checkpoint, codes("checkpoint", "tables", "bodies", "broken"), 60,
     ),
     "bodies-not-copied": Planted(
         "work", "bodies go with the segment that they lie in",
-        _bodies_not_copied, codes("bodies", "stuck"), 100,
+        _bodies_not_copied, codes("bodies", "stuck"), 60,
     ),
 }  # fmt: skip

@@ -67,15 +67,15 @@ PLANTS: dict[str, Planted] = {
         _held_unseen, codes("stuck"), 60, 60,
     ),
     "hand-out-failed": Planted(
-        "clients", "a step that comes again and is refused fails the hand-out after it",
-        _hand_out_failed, codes("dead"), 60, 1_380,
+        "answers", "a step that comes again and is refused fails the hand-out after it",
+        _hand_out_failed, codes("dead", "unlawful", "stuck"), 60,
     ),
     "waits-for-ever": Planted(
-        "clients", "who waits for a reply that was lost waits on when its time is over",
-        _waits_for_ever, codes("stuck"), 60, 480,
+        "replies", "who waits for a reply that was lost waits on when its time is over",
+        _waits_for_ever, codes("stuck"), 60,
     ),
     "rewind-unheard": Planted(
-        "clients", "a member acknowledges for a record what it did with one that was lost",
-        _rewind_unheard, codes("unseen"), 100,
+        "rewinds", "a member acknowledges for a record what it did with one that was lost",
+        _rewind_unheard, codes("unseen"), 60,
     ),
 }  # fmt: skip

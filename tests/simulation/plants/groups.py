@@ -16,8 +16,7 @@ from malamute_py.broker.groups.groups import Groups
 from malamute_py.broker.groups.holders import Holders
 from malamute_py.broker.groups.holdings import ranges_of
 from malamute_py.broker.groups.returns import Returns
-from malamute_py.changelog.ranges import with_done, with_tries
-from malamute_py.changelog.records import GroupDone
+from malamute_py.changelog.ranges import with_tries
 from tests.simulation.plants.planted import Planted, codes, replace
 
 
@@ -92,22 +91,6 @@ def _dead_record_not_put(stack: contextlib.ExitStack) -> None:
     replace(stack, DeadLetters, "without", make)
 
 
-def _done_beyond_the_end(stack: contextlib.ExitStack) -> None:
-    def make(original: Any) -> Any:
-        def clamp(self: Any, stream: Any, row: Any) -> Any:
-            done = row.done
-            changes = original(self, stream, row)
-            if changes and done:
-                kept = [part for part in done if part[1] > row.next]
-                changes.append(GroupDone(row.stream, row.name, kept or done[-1:]))
-                row.next, row.done = with_done(row.next, [], kept)
-            return changes
-
-        return clamp
-
-    replace(stack, Groups, "_clamp", make)
-
-
 def _since_ignored(stack: contextlib.ExitStack) -> None:
     def make(original: Any) -> Any:
         def prepare_move(self: Any, link: Any, command: Any, frame: Any = None) -> Any:
@@ -150,10 +133,6 @@ PLANTS: dict[str, Planted] = {
     "dead-record-not-put": Planted(
         "work", "a record whose attempts are used up is done without a dead letter",
         _dead_record_not_put, codes("lost"), 60,
-    ),
-    "done-beyond-the-end": Planted(
-        "work", "a group keeps what was done of records that a power loss took back",
-        _done_beyond_the_end, codes("done_before"), 100, 920,
     ),
     "since-ignored": Planted(
         "work", "a cursor is moved from wherever it stands",

@@ -127,8 +127,8 @@ PLANTS: dict[str, Planted] = {
         _cancelled_waits_on, codes("ended_twice", "after_end"), 60,
     ),
     "fence-forgets": Planted(
-        "work", "what a fenced link had in hand comes back by its lease only",
-        _fence_forgets, codes("late"), 100,
+        "fences", "what a fenced link had in hand comes back by its lease only",
+        _fence_forgets, codes("late"), 20,
     ),
     "one-attempt-less": Planted(
         "work", "a request dies with one attempt left",

@@ -18,7 +18,8 @@ def _staged_in_the_stream(stack: contextlib.ExitStack) -> None:
         def prepare_stage(self: Any, link: Any, command: Any, frame: Any) -> Any:
             part = original(self, link, command, frame)
             stream = self._catalogue.get(command.stream)
-            part.also = [self._publishing.later_part(stream, part.content, frame)]
+            if stream.ring.name == "main":
+                part.also = [self._publishing.later_part(stream, part.content, frame)]
             return part
 
         return prepare_stage
@@ -44,9 +45,43 @@ def _moved_twice(stack: contextlib.ExitStack) -> None:
 
 def _places_ignored(stack: contextlib.ExitStack) -> None:
     def make(original: Any) -> Any:
-        return lambda self: sorted(original(self), key=lambda batch: -batch.base)
+        return lambda self, ring: sorted(original(self, ring), key=lambda batch: -batch.base)
 
     replace(stack, Transaction, "in_order", make)
+
+
+def _marks_not_recovered(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.streams.arrivals import Arrivals
+
+    replace(stack, Arrivals, "witness", lambda original: lambda *_: None)
+
+
+def _marks_not_in_snapshots(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.streams.arrivals import Arrivals
+
+    replace(stack, Arrivals, "sequences", lambda original: lambda *_: iter(()))
+
+
+def _apart_before_the_commit_is_durable(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.transactions.moving import Moving
+
+    def make(original: Any) -> Any:
+        return lambda self, transaction, commit_lsn=0: original(self, transaction)
+
+    replace(stack, Moving, "begin", make)
+
+
+def _moved_before_it_is_durable_apart(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.transactions.moving import Moving
+
+    def make(original: Any) -> Any:
+        def count_down(self: Any, bundle: Any) -> None:
+            bundle.ring = None
+            original(self, bundle)
+
+        return count_down
+
+    replace(stack, Moving, "_count_down", make)
 
 
 PLANTS: dict[str, Planted] = {
@@ -61,6 +96,22 @@ PLANTS: dict[str, Planted] = {
     "moved-twice": Planted(
         "transactions", "the tables do not know which batches of a commit were appended",
         _moved_twice, codes("twice"), 20,
+    ),
+    "marks-not-recovered": Planted(
+        "transactions", "a start does not know which batches a stream's own ring has",
+        _marks_not_recovered, codes("twice"), 20,
+    ),
+    "marks-not-in-snapshots": Planted(
+        "transactions", "a mark is forgotten with the segment that has the batch",
+        _marks_not_in_snapshots, codes("twice"), 40,
+    ),
+    "apart-before-the-commit": Planted(
+        "transactions", "a stream's own ring gets records of a commit that a power loss takes back",
+        _apart_before_the_commit_is_durable, codes("half"), 10, 75,
+    ),
+    "moved-before-it-is-durable": Planted(
+        "transactions", "a batch is staged no more before its own ring has it on the disk",
+        _moved_before_it_is_durable_apart, codes("lost", "half"), 40,
     ),
     "places-ignored": Planted(
         "transactions", "batches of a transaction are appended newest first",

@@ -1,0 +1,105 @@
+"""Arrivals: staged batches that a ring of a stream's own has, by marks in that ring.
+
+Owns which batches of committed transactions such a ring has while ring main does not say so yet.
+The rules: a batch bears its number in the mail stream as its producer id, so that the ring has it
+and its mark together, or neither; a mark stays in the ring's snapshots until the change that takes
+the batch out of the table of what is staged is durable, so that no start appends a batch twice.
+Source: ARCHITECTURE.md, Decisions; SPEC.md, section 4.11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Iterator
+from struct import Struct
+from typing import Any, Final
+
+import google_crc32c
+import numpy as np
+
+from malamute_py.broker.streams.producers import ProducerStream
+from malamute_py.changelog.snapshots import PackedSequence, Sequence64, pack_sequence
+
+MARK: Final = 1 << 62
+"""Producer ids from here on are marks: no producer of a client has one."""
+_CRC_AT: Final = 8
+_CRC: Final = Struct("<I")
+_PRODUCER_AT: Final = 24
+_PRODUCER: Final = Struct("<Q")
+
+
+def marked(frame: Any, base: int) -> bytearray:
+    """Return a copy of a staged content that bears its number in the mail stream as a mark."""
+    copy = bytearray(frame)
+    _PRODUCER.pack_into(copy, _PRODUCER_AT, MARK | base)
+    # numpy arrays, unlike slices, may be handed to the CRC without a copy.
+    crc = google_crc32c.value(np.frombuffer(copy, np.uint8, offset=_CRC_AT + _CRC.size))
+    _CRC.pack_into(copy, _CRC_AT, crc)
+    return copy
+
+
+class Arrival(ProducerStream):
+    """The way of one marked batch into its ring: calls when the ring has it, or refused it."""
+
+    __slots__ = ("_done",)
+
+    def __init__(self, done: Callable[[tuple[str, str] | None], None]) -> None:
+        """done: called with None, or with the code and reason of the refusal."""
+        super().__init__(0)
+        self._done = done
+
+    def appended(
+        self, sequence: int, count: int, offset: int, time_ms: int, crc: int, runs_max: int
+    ) -> None:
+        """The batch is in the log."""
+        self._done(None)
+
+    def refused(self, sequence: int, code: str = "", reason: str = "") -> None:
+        """The journal did not take the batch."""
+        self._done((code, reason))
+
+
+class Arrivals:
+    """The marks that count, of all rings."""
+
+    def __init__(self) -> None:
+        self._marks: dict[int, dict[int, int]] = {}
+        """Stream -> number of the batch in the mail stream -> its records."""
+
+    def __contains__(self, arrival: tuple[int, int]) -> bool:
+        """Whether a stream's ring has the batch of a number. arrival: (stream, number)."""
+        stream, base = arrival
+        return base in self._marks.get(stream, ())
+
+    def add(self, stream: int, base: int, count: int) -> None:
+        """Take up a batch that its ring has."""
+        self._marks.setdefault(stream, {})[base] = count
+
+    def drop(self, stream: int, base: int) -> None:
+        """Forget a batch that is staged no more, durably."""
+        marks = self._marks.get(stream)
+        if marks is not None:
+            marks.pop(base, None)
+            if not marks:
+                del self._marks[stream]
+
+    # --- over restarts ------------------------------------------------------------------
+
+    def witness(self, producer: int, stream: int, count: int) -> None:
+        """Take up a mark that a ring or its snapshot has. producer: of a batch, mark or not."""
+        if producer >= MARK:
+            self.add(stream, producer - MARK, count)
+
+    def keep(self, staged: Container[int]) -> None:
+        """Forget all batches but those of these numbers: the log has taken the others out."""
+        for stream, marks in list(self._marks.items()):
+            for base in list(marks):
+                if base not in staged:
+                    self.drop(stream, base)
+
+    def sequences(self, streams: Iterable[int]) -> Iterator[PackedSequence]:
+        """Return the marks of these streams for a snapshot."""
+        marks = self._marks
+        if marks:
+            for stream in streams:
+                for base, count in marks.get(stream, {}).items():
+                    yield pack_sequence(Sequence64(MARK | base, 0, stream, count))

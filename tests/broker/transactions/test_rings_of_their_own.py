@@ -1,0 +1,285 @@
+"""Transactions over streams with rings of their own: once, whole, and not before the commit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from malamute_protocol import commands as wire
+from malamute_py.broker.streams.arrivals import MARK
+from tests.broker.shell import bodies
+from tests.broker.transactions.test_transactions import ID, World, code, of_bodies
+
+
+def apart(**settings: Any) -> World:
+    """Return a world with a stream `own` that has a ring to itself, read by link 2."""
+    world = World(**settings)
+    own(world)
+    return world
+
+
+def own(world: World) -> None:
+    world.shell.send(1, wire.CreateStream(1, "own", {"ring_bytes": 1 << 20}))
+    world.shell.subscribe(2, 7, "own")
+
+
+def restart(world: World, *, power_loss: bool = False) -> None:
+    world.restart(power_loss=power_loss)
+    own(world)
+
+
+def seen(world: World) -> list[bytes]:
+    return bodies(world.shell.peers[2], 7)
+
+
+def ring_of(world: World, stream: str = "own") -> str:
+    return world.shell.stream(stream).ring.name
+
+
+def send_commit(world: World, count: int) -> None:
+    """Hand a commit to the broker, and have nothing of it done."""
+    commands = [wire.Atomic(99, 1), wire.CommitTransaction(ID, count, 0)]
+    world.shell.broker.receive(1, "", commands, [], world.shell.now_ms)
+
+
+def test_records_of_all_rings_come_with_the_commit_once_and_in_order() -> None:
+    world = apart()
+    world.begin()
+    world.stage("own", [b"1", b"2"])
+    world.stage("a", [b"x"])
+    world.stage("own", [b"3"])
+    assert (seen(world), world.seen()[0]) == ([], [])
+    assert isinstance(world.commit(3), wire.Confirm)
+    assert (seen(world), world.seen()[0]) == ([b"1", b"2", b"3"], [b"x"])
+    assert world.gauges == (0, 0)
+    assert not world.shell.broker._shard.queues.staged
+    assert not world.shell.broker._arrivals._marks
+
+
+def test_a_transaction_may_be_for_rings_of_their_own_alone() -> None:
+    world = apart()
+    world.begin()
+    world.stage("own", [b"1"])
+    world.commit(1)
+    assert seen(world) == [b"1"]
+    assert world.gauges == (0, 0)
+
+
+def test_a_rollback_leaves_nothing_in_any_ring() -> None:
+    world = apart()
+    world.begin()
+    world.stage("own", [b"1"])
+    world.roll_back()
+    restart(world)
+    assert seen(world) == []
+    assert ring_of(world) not in world.shell.rings
+
+
+def test_a_ring_of_its_own_gets_nothing_before_the_commit_is_durable() -> None:
+    world = apart()
+    world.begin()
+    world.stage("own", [b"1"])
+    world.shell.auto_sync = False
+    world.commit(1)
+    assert seen(world) == []
+    restart(world, power_loss=True)
+    assert world.gauges[0] == 1
+    assert seen(world) == []
+    world.shell.auto_sync = True
+    assert isinstance(world.commit(1), wire.Confirm)
+    assert seen(world) == [b"1"]
+
+
+@pytest.mark.parametrize("loss", ["", "snapshot", "power", "all but main", "all but own"])
+@pytest.mark.parametrize("turns", range(1, 12))
+def test_a_broker_that_dies_at_any_step_appends_each_batch_once(turns: int, loss: str) -> None:
+    world = apart(commit_bytes=1)
+    shell = world.shell
+    world.begin()
+    for body in (b"1", b"2", b"3"):
+        world.stage("own", [body])
+        world.stage("a", [body])
+    send_commit(world, 6)
+    for turn in range(turns):
+        shell._do(shell.broker.take_ready())
+        if turn < turns - 1:
+            shell.sync()
+    if loss == "snapshot":
+        shell.sync()
+        shell.snapshot_now()
+    elif loss == "all but main":
+        shell.sync("main")
+    elif loss == "all but own":
+        shell.sync(ring_of(world))
+    restart(world, power_loss=loss not in ("", "snapshot"))
+    if world.gauges[0] and not shell.broker._transactions.by_id[ID].row.committed_ms:
+        world.commit(6)
+    assert seen(world) == [b"1", b"2", b"3"]
+    assert world.seen()[0] == [b"1", b"2", b"3"]
+    assert world.gauges == (0, 0)
+    assert not shell.broker._shard.queues.staged
+
+
+def test_a_mark_survives_in_the_snapshot_where_the_ring_has_turned_over() -> None:
+    world = apart()
+    shell = world.shell
+    world.begin()
+    world.stage("own", [b"1"])
+    send_commit(world, 1)
+    shell._do(shell.broker.take_ready())
+    shell.sync()
+    shell._do(shell.broker.take_ready())
+    ring = ring_of(world)
+    assert len(shell.rings[ring]) == 1
+    shell.snapshot_now()
+    shell.publish(1, "own", [b"other"], tracker=90)
+    # The ring has given the batch up by the time that the broker starts again.
+    del shell.rings[ring][0]
+    shell.snapshots[ring] = (0, shell.snapshots[ring][1])
+    shell.firsts[shell.stream("own").number] = 1
+    restart(world)
+    assert len(shell.rings[ring]) == 1
+    assert world.gauges == (0, 0)
+
+
+def test_a_ring_that_refuses_is_named_and_gets_the_records_once_there_is_room() -> None:
+    world = apart()
+    shell = world.shell
+    world.begin()
+    world.stage("own", [b"1"])
+    world.stage("a", [b"x"])
+    shell.refuse[ring_of(world)] = ("full", "no room")
+    assert isinstance(world.commit(2), wire.Confirm)
+    assert (seen(world), world.seen()[0]) == ([], [b"x"])
+    peer = shell.send(1, wire.AwaitTransaction(55, ID))
+    shell.wait(2_000)
+    refused = peer.last(wire.Refused)
+    assert (refused.reference, refused.code) == (55, "put_off")
+    assert "is committed" in refused.reason
+    assert "full: no room" in refused.reason
+    listed = shell.send(1, wire.ListTransactions(1)).last(wire.Result).value
+    assert [(one["state"], one["streams"]) for one in listed["transactions"]] == [
+        ("committed", ["own"])
+    ]
+    assert shell.events_of("transaction_put_off")
+    shell.refuse.clear()
+    shell.wait(2_000)
+    assert seen(world) == [b"1"]
+    assert world.gauges == (0, 0)
+
+
+def test_a_ring_that_refuses_holds_up_no_other_transaction() -> None:
+    world = apart()
+    world.begin()
+    world.stage("own", [b"1"])
+    world.shell.refuse[ring_of(world)] = ("full", "no room")
+    world.commit(1)
+    world.begin(id=b"other")
+    world.stage("a", [b"x"], id=b"other")
+    world.commit(1, id=b"other")
+    assert world.seen()[0] == [b"x"]
+
+
+def test_a_commit_is_refused_where_a_ring_has_failed_and_may_come_again() -> None:
+    world = apart()
+    world.begin()
+    world.stage("own", [b"1"])
+    world.shell.broker.ring_failed(ring_of(world), "journal_failed", "the disk is gone")
+    assert code(world.commit(1)) == "journal_failed"
+    assert code(world.stage("own", [b"2"])) == "journal_failed"
+    restart(world)
+    assert isinstance(world.commit(1), wire.Confirm)
+    assert seen(world) == [b"1"]
+
+
+def test_a_ring_that_fails_amid_a_commit_gets_the_rest_after_a_start() -> None:
+    world = apart(commit_bytes=1)
+    shell = world.shell
+    world.begin()
+    for body in (b"1", b"2"):
+        world.stage("own", [body])
+    shell.auto_sync = False
+    world.commit(2)
+    ring = ring_of(world)
+    shell.sync()
+    shell.run()
+    assert len(shell.rings[ring]) == 1
+    shell.broker.ring_failed(ring, "journal_failed", "the disk is gone")
+    shell.auto_sync = True
+    shell.run()
+    shell.wait(2_000)
+    assert world.gauges[0] == 1
+    restart(world)
+    assert seen(world) == [b"1", b"2"]
+    assert world.gauges == (0, 0)
+
+
+@pytest.mark.parametrize("turns", range(1, 8))
+def test_records_of_a_removed_stream_end_with_its_ring(turns: int) -> None:
+    world = apart(commit_bytes=1)
+    shell = world.shell
+    world.begin()
+    world.stage("own", [b"1"])
+    world.stage("own", [b"2"])
+    world.stage("a", [b"x"])
+    shell.auto_sync = False
+    send_commit(world, 3)
+    for _ in range(turns):
+        shell._do(shell.broker.take_ready())
+        shell.sync()
+    shell.send(2, wire.RemoveStream(5, "own"))
+    shell.auto_sync = True
+    shell.sync()
+    shell.run()
+    shell.wait(2_000)
+    assert world.seen()[0] == [b"x"]
+    assert world.gauges == (0, 0)
+    assert not shell.broker._transactions._moving._lanes
+    assert not shell.broker._arrivals._marks
+
+
+def test_others_publish_into_the_ring_meanwhile() -> None:
+    world = apart(commit_bytes=1)
+    shell = world.shell
+    world.begin()
+    for body in (b"1", b"2", b"3"):
+        world.stage("own", [body])
+    send_commit(world, 3)
+    for number in range(6):
+        shell._do(shell.broker.take_ready())
+        shell.sync()
+        shell.broker.receive(
+            1, "", [wire.Publish("own", 200 + number)], [of_bodies([b"other"])], shell.now_ms
+        )
+    shell.run()
+    assert [body for body in seen(world) if body != b"other"] == [b"1", b"2", b"3"]
+    assert seen(world).count(b"other") == 6
+
+
+def test_keys_are_put_by_a_transaction() -> None:
+    world = World()
+    shell = world.shell
+    settings = {"ring_bytes": 1 << 20, "keep": "last-per-subject"}
+    shell.send(1, wire.CreateStream(1, "state", settings))
+    world.begin()
+    world.stage("state", [b"old"])
+    world.stage("state", [b"new"])
+    assert isinstance(world.commit(2), wire.Confirm)
+    keys = shell.stream("state").keys
+    assert keys is not None
+    assert keys.find("s") == (2, False)
+
+
+def test_a_batch_that_a_ring_of_keys_cannot_take_is_refused_when_it_is_staged() -> None:
+    world = World()
+    settings = {"ring_bytes": 1 << 20, "keep": "last-per-subject"}
+    world.shell.send(1, wire.CreateStream(1, "state", settings))
+    world.begin()
+    assert code(world.stage("state", [b"x" * 40_000])) == "too_large"
+
+
+def test_a_client_cannot_forge_a_mark() -> None:
+    world = apart()
+    peer = world.shell.publish(1, "own", [b"1"], tracker=50, producer_id=MARK | 3)
+    assert peer.last(wire.Refused).code == "unknown_producer"
