@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from typing import Any
@@ -59,3 +60,17 @@ def run_cli(*args: str, stdin: str | bytes | None = None, env: dict[str, str] | 
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return Outcome(result.exit_code, result.stdout_bytes, result.stderr)
+
+
+class Torn(io.BytesIO):
+    """An output whose reader goes away after so many writes."""
+
+    def __init__(self, writes: int) -> None:
+        super().__init__()
+        self._left = writes
+
+    def write(self, data: Any) -> int:
+        if not self._left:
+            raise BrokenPipeError
+        self._left -= 1
+        return super().write(data)

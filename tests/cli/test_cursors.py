@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from malamute_py import EmbeddedBroker
 from malamute_py.cli import subscribe
 from malamute_py.cli.failures import CommandFailed
 from malamute_py.cli.records import RecordWriter
-from tests.cli.running import Run
+from tests.cli.running import Run, Torn
 from tests.waiting import WAIT_MS
 
 
@@ -61,20 +60,6 @@ def test_a_cursor_that_waits_for_records_is_moved_meanwhile(
             reader.next(1)
         assert stands(m, five, "c") == 2
         records.close()
-
-
-class Torn(io.BytesIO):
-    """An output whose reader goes away after so many writes."""
-
-    def __init__(self, writes: int) -> None:
-        super().__init__()
-        self._left = writes
-
-    def write(self, data: Any) -> int:
-        if not self._left:
-            raise BrokenPipeError
-        self._left -= 1
-        return super().write(data)
 
 
 @pytest.mark.parametrize("how", ["cursor", "group"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 from malamute_py import EmbeddedBroker
 from malamute_py.cli import inbox
 from malamute_py.cli.letters import MailWriter
-from tests.cli.running import Run
+from tests.cli.running import Run, Torn
 from tests.waiting import WAIT_MS
 
 
@@ -115,20 +114,6 @@ def test_without_an_acknowledgement_they_stay_and_count(m: Run, box: str) -> Non
     assert m("inbox", box, "--no-ack", "--until-empty").ok().lines == ["1", "2"]
     found = m("inbox", box, "--until-empty", "--json").ok().json_lines
     assert [(each["body"], each["attempts"]) for each in found] == [("1", 2), ("2", 2)]
-
-
-class Torn(io.BytesIO):
-    """An output whose reader goes away after so many writes."""
-
-    def __init__(self, writes: int) -> None:
-        super().__init__()
-        self._left = writes
-
-    def write(self, data: Any) -> int:
-        if not self._left:
-            raise BrokenPipeError
-        self._left -= 1
-        return super().write(data)
 
 
 def test_what_a_closed_pipe_did_not_take_stays_in_the_mailbox(

@@ -11,6 +11,7 @@ from malamute_protocol import commands as wire
 from malamute_protocol.gather import gather_rows, rows_of
 from malamute_py.broker import HistoryRead, HistoryRun
 from tests.broker.shell import Shell, bodies
+from tests.broker.streams.places import in_memory, on_disk, restarted
 
 AGE_MS = 1_500
 
@@ -27,21 +28,6 @@ def slow_stream(count: int = 10, retention_ms: int = 1 << 40, many: int = 16) ->
         shell.publish(1, "s", [b"%d" % n], tracker=n + 1)
         shell.now_ms += 500
     return shell
-
-
-def in_memory(shell: Shell) -> None:
-    """All records are in the hot window."""
-
-
-def on_disk(shell: Shell) -> None:
-    """No record is in the hot window."""
-    shell.evict()
-
-
-def restarted(shell: Shell) -> None:
-    """The broker was started again."""
-    shell.restart()
-    shell.hello(1)
 
 
 PLACES = pytest.mark.parametrize("place", [in_memory, on_disk, restarted])

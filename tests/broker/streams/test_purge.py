@@ -11,6 +11,7 @@ from malamute_py.broker.streams.removal import PURGES_MAX
 from malamute_py.broker.subscriptions.audience import audience_of
 from tests.broker.shell import Shell, offsets
 from tests.broker.sliced import Sliced
+from tests.broker.streams.places import in_memory, on_disk, restarted
 from tests.broker.streams.test_removal import info, synced
 from tests.broker.subscriptions.test_matching import attacked, subjects
 
@@ -39,21 +40,6 @@ def purge(shell: Shell, pattern: Any = BOB, before: int = 20, tracker: int = 7) 
         return answer.code
     assert isinstance(answer, wire.Confirm)
     return answer
-
-
-def in_memory(shell: Shell) -> None:
-    """All records are in the hot window."""
-
-
-def on_disk(shell: Shell) -> None:
-    """No record is in the hot window."""
-    shell.evict()
-
-
-def restarted(shell: Shell) -> None:
-    """The broker was killed and started again."""
-    shell.restart()
-    shell.hello(1)
 
 
 def power_lost(shell: Shell) -> None:

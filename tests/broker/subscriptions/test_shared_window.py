@@ -33,6 +33,19 @@ def publish(shell: Shell, batches: int, records: int = 200, first: int = 0) -> N
         shell.publish(1, "s", [bytes(100)] * records, subject=subjects, tracker=batch + 1)
 
 
+def behind(count: int = 10, **settings: Any) -> tuple[Shell, Peer]:
+    """A broker whose subscribed link must read all batches from the journal, and is to begin."""
+    shell = Shell(**settings)
+    shell.hello(1)
+    peer = subscribed(shell)
+    shell.broker.blocked(2)
+    publish(shell, count)
+    shell.evict()
+    shell.broker.writable(2)
+    shell.run()
+    return shell, peer
+
+
 def expected(number: int, records: int, begin: int = 0) -> list[int]:
     wanted = {0, 2} if number == MANY else {number}
     return [offset for offset in range(begin, records) if offset % 20 in wanted]
@@ -59,14 +72,7 @@ def test_those_whose_link_was_slow_get_the_rows_of_many_batches_in_one() -> None
 
 
 def test_history_is_read_once_for_all() -> None:
-    shell = Shell(shared_read_min=MANY)
-    shell.hello(1)
-    peer = subscribed(shell)
-    shell.broker.blocked(2)
-    publish(shell, 10)
-    shell.evict()
-    shell.broker.writable(2)
-    shell.run()
+    shell, peer = behind(shared_read_min=MANY)
     check(peer, 2_000)
     assert shell.broker.counters["reads"] == 1
 
@@ -151,14 +157,7 @@ def test_credit_bounds_those_who_are_served_together() -> None:
 
 
 def test_a_stream_that_is_removed_ends_those_who_wait_for_a_read() -> None:
-    shell = Shell(read=False, shared_read_min=2)
-    shell.hello(1)
-    peer = subscribed(shell)
-    shell.broker.blocked(2)
-    publish(shell, 10)
-    shell.evict()
-    shell.broker.writable(2)
-    shell.run()
+    shell, peer = behind(read=False, shared_read_min=2)
     assert len(shell.reads) == 1
     shell.send(1, wire.RemoveStream(9, "s"))
     assert {ended.subscription for ended in peer.of(wire.Ended)} == set(range(MANY + 1))
@@ -168,14 +167,7 @@ def test_a_stream_that_is_removed_ends_those_who_wait_for_a_read() -> None:
 
 
 def test_a_gap_amid_what_is_read_for_many_is_told_to_each() -> None:
-    shell = Shell(read=False, shared_read_min=2)
-    shell.hello(1)
-    peer = subscribed(shell)
-    shell.broker.blocked(2)
-    publish(shell, 10)
-    shell.evict()
-    shell.broker.writable(2)
-    shell.run()
+    shell, peer = behind(read=False, shared_read_min=2)
     (read,) = shell.reads
     shell.reads.clear()
     (run,) = shell._read(read).runs
@@ -199,14 +191,7 @@ def test_a_gap_amid_what_is_read_for_many_is_told_to_each() -> None:
 
 
 def test_a_read_for_many_that_fails_ends_only_those_whose_own_read_fails() -> None:
-    shell = Shell(read=False, shared_read_min=2)
-    shell.hello(1)
-    peer = subscribed(shell)
-    shell.broker.blocked(2)
-    publish(shell, 10)
-    shell.evict()
-    shell.broker.writable(2)
-    shell.run()
+    shell, peer = behind(read=False, shared_read_min=2)
     (read,) = shell.reads
     shell.reads.clear()
     shell.broker.history(ReadFailed(read.token, "journal_failed", "a bad disk"))
@@ -226,14 +211,7 @@ def test_a_read_for_many_that_fails_ends_only_those_whose_own_read_fails() -> No
 
 
 def test_reads_for_many_that_bring_them_nowhere_end_them_by_name() -> None:
-    shell = Shell(read=False, shared_read_min=2)
-    shell.hello(1)
-    peer = subscribed(shell)
-    shell.broker.blocked(2)
-    publish(shell, 10)
-    shell.evict()
-    shell.broker.writable(2)
-    shell.run()
+    shell, peer = behind(read=False, shared_read_min=2)
     for _ in range(3):
         (read,) = shell.reads
         shell.reads.clear()
@@ -344,14 +322,7 @@ def test_those_without_room_when_a_read_is_free_hold_up_no_other() -> None:
 
 
 def test_reads_that_bring_them_nowhere_count_only_in_a_row() -> None:
-    shell = Shell(read=False, shared_read_min=2, step_bytes=60_000, quantum_bytes=30_000)
-    shell.hello(1)
-    peer = subscribed(shell)
-    shell.broker.blocked(2)
-    publish(shell, 20)
-    shell.evict()
-    shell.broker.writable(2)
-    shell.run()
+    shell, peer = behind(20, read=False, shared_read_min=2, step_bytes=60_000, quantum_bytes=30_000)
     empty = 0
     while shell.reads:
         (read,) = shell.reads
@@ -366,14 +337,7 @@ def test_reads_that_bring_them_nowhere_count_only_in_a_row() -> None:
 
 
 def test_a_gap_that_was_told_is_no_read_that_brought_them_nowhere() -> None:
-    shell = Shell(read=False, shared_read_min=2)
-    shell.hello(1)
-    peer = subscribed(shell)
-    shell.broker.blocked(2)
-    publish(shell, 10)
-    shell.evict()
-    shell.broker.writable(2)
-    shell.run()
+    shell, peer = behind(read=False, shared_read_min=2)
     for to in (200, 400, 600, 800):
         for gaps in ((), ((to - 200, to, "damaged", ""),)):
             (read,) = shell.reads

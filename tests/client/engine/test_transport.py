@@ -7,6 +7,7 @@ import select
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import zmq
@@ -20,54 +21,55 @@ _FRAMES = [b"%d" % number for number in range(150)]
 """Frames of a message: more than libzmq hands over before it looks at other events."""
 
 
-def test_what_came_before_the_connection_broke_is_read_whole() -> None:
+@contextmanager
+def linked() -> Iterator[tuple[zmq.Socket[bytes], Transport]]:
+    """A broker's socket, and a transport that connects to it."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as broker:
         port = broker.bind_to_random_port("tcp://127.0.0.1")
         endpoint = f"tcp://127.0.0.1:{port}"
         transport = Transport(context, ClientSettings(endpoints=(endpoint,)), endpoint)
         try:
-            assert transport.send([b"hello"])
-            assert broker.poll(WAIT_MS)
-            client, _ = broker.recv_multipart()
-            for _ in range(_MESSAGES):
-                broker.send_multipart([client, *_FRAMES])
-            broker.close(linger=WAIT_MS)
-
-            failure = _failure(transport)
-            read: list[list[bytes]] = []
-            while transport.pending(to_send=False):
-                read.extend([bytes(frame) for frame in one] for one in transport.drain(1))
+            yield broker, transport
         finally:
             transport.close(0)
+
+
+def test_what_came_before_the_connection_broke_is_read_whole() -> None:
+    with linked() as (broker, transport):
+        assert transport.send([b"hello"])
+        assert broker.poll(WAIT_MS)
+        client, _ = broker.recv_multipart()
+        for _ in range(_MESSAGES):
+            broker.send_multipart([client, *_FRAMES])
+        broker.close(linger=WAIT_MS)
+
+        failure = _failure(transport)
+        read: list[list[bytes]] = []
+        while transport.pending(to_send=False):
+            read.extend([bytes(frame) for frame in one] for one in transport.drain(1))
 
     assert failure.code == "closed"
     assert read == [_FRAMES] * _MESSAGES
 
 
 def test_what_came_before_a_send_is_noticed_though_its_signal_was_taken_up_by_it() -> None:
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as broker:
-        port = broker.bind_to_random_port("tcp://127.0.0.1")
-        endpoint = f"tcp://127.0.0.1:{port}"
-        transport = Transport(context, ClientSettings(endpoints=(endpoint,)), endpoint)
-        try:
-            assert transport.send([b"hello"])
-            client, _ = broker.recv_multipart()
-            assert not list(transport.drain(1))
-            for number in range(100):
-                while transport.pending(to_send=False):
-                    list(transport.drain(1))
-                broker.send_multipart([client, b"%d" % number])
-                # Sends take up signals now and then: whether they did is for pending() to know.
-                while not transport.pending(to_send=False):
-                    assert transport.send([b"more"])
-                    ready = select.select(transport.descriptors, [], [], 0)[0]
-                    for descriptor in ready:
-                        transport.signalled(descriptor)
-                    broker.recv_multipart()
-                (message,) = list(transport.drain(1))
-                assert message == [b"%d" % number]
-        finally:
-            transport.close(0)
+    with linked() as (broker, transport):
+        assert transport.send([b"hello"])
+        client, _ = broker.recv_multipart()
+        assert not list(transport.drain(1))
+        for number in range(100):
+            while transport.pending(to_send=False):
+                list(transport.drain(1))
+            broker.send_multipart([client, b"%d" % number])
+            # Sends take up signals now and then: whether they did is for pending() to know.
+            while not transport.pending(to_send=False):
+                assert transport.send([b"more"])
+                ready = select.select(transport.descriptors, [], [], 0)[0]
+                for descriptor in ready:
+                    transport.signalled(descriptor)
+                broker.recv_multipart()
+            (message,) = list(transport.drain(1))
+            assert message == [b"%d" % number]
 
 
 def test_a_peer_that_is_silent_is_not_taken_for_one_of_another_credential() -> None:
@@ -111,36 +113,24 @@ def silent_input() -> Iterator[None]:
 
 @pytest.mark.usefixtures("silent_input")
 def test_a_socket_that_somebody_else_closed_is_not_taken_for_an_empty_one() -> None:
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as broker:
-        port = broker.bind_to_random_port("tcp://127.0.0.1")
-        endpoint = f"tcp://127.0.0.1:{port}"
-        transport = Transport(context, ClientSettings(endpoints=(endpoint,)), endpoint)
-        try:
-            assert not list(transport.drain(1))
-            transport.socket.close(0)
-            with pytest.raises(zmq.ZMQError, match="non-socket"):
-                list(transport.drain(1))
-            with pytest.raises(zmq.ZMQError, match="non-socket"):
-                transport.pending(to_send=True)
-        finally:
-            transport.close(0)
+    with linked() as (_, transport):
+        assert not list(transport.drain(1))
+        transport.socket.close(0)
+        with pytest.raises(zmq.ZMQError, match="non-socket"):
+            list(transport.drain(1))
+        with pytest.raises(zmq.ZMQError, match="non-socket"):
+            transport.pending(to_send=True)
 
 
 def test_a_large_frame_is_not_copied_and_a_small_one_is() -> None:
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as broker:
-        port = broker.bind_to_random_port("tcp://127.0.0.1")
-        endpoint = f"tcp://127.0.0.1:{port}"
-        transport = Transport(context, ClientSettings(endpoints=(endpoint,)), endpoint)
-        try:
-            assert transport.send([b"hello"])
-            client, _ = broker.recv_multipart()
-            broker.send_multipart([client, b"small", b"x" * 100_000])
-            frames: list[list[object]] = []
-            until = time.monotonic() + WAIT_S
-            while not frames and time.monotonic() < until:
-                frames = list(transport.drain(1))
-        finally:
-            transport.close(0)
+    with linked() as (broker, transport):
+        assert transport.send([b"hello"])
+        client, _ = broker.recv_multipart()
+        broker.send_multipart([client, b"small", b"x" * 100_000])
+        frames: list[list[object]] = []
+        until = time.monotonic() + WAIT_S
+        while not frames and time.monotonic() < until:
+            frames = list(transport.drain(1))
     ((small, large),) = frames
     assert small == b"small"
     assert type(large) is memoryview

@@ -6,6 +6,7 @@ from typing import Any
 
 from malamute_protocol import commands as c
 from malamute_protocol.batch import Content
+from malamute_py.client.session.calls import make_row
 from malamute_py.client.session.events import Confirmed, Settled, Warned
 from malamute_py.client.session.warnings import GATHER_MS
 from tests.client.script import Script, bodies_of
@@ -31,6 +32,10 @@ def outcomes(script: Script) -> dict[Any, Any]:
             found |= dict(event.pairs)
     script.happened.clear()
     return found
+
+
+def row(body: bytes, token: Any = None) -> Any:
+    return make_row(body, "a", None, None, None, None, token or body)
 
 
 def sent_bodies(script: Script, kind: type[Any]) -> list[list[bytes]]:

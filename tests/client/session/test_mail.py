@@ -9,7 +9,6 @@ import pytest
 from malamute_protocol import commands as c
 from malamute_protocol.batch import encode
 from malamute_protocol.errors import BrokerRefused, MalamuteError, Timeout
-from malamute_py.client.session.calls import make_row
 from malamute_py.client.session.mailboxes import InboxOptions
 from malamute_py.client.session.outbox import Tally
 from malamute_py.client.session.requests import Replies
@@ -20,13 +19,10 @@ from tests.client.session.conversation import (
     of,
     opened,
     outcomes,
+    row,
     sent_bodies,
     warnings,
 )
-
-
-def row(body: bytes, token: Any = None) -> Any:
-    return make_row(body, "a", None, None, None, None, token or body)
 
 
 def send(script: Script, body: bytes, mailbox: str = "box", level: int = 0, **more: Any) -> None:

@@ -27,10 +27,6 @@ from tests.client.session.conversation import (
 )
 
 
-def row(body: bytes, token: Any = None) -> Any:
-    return make_row(body, "a", None, None, None, None, token or body)
-
-
 def working(script: Script, count: int = 2, **asked: Any) -> Any:
     """An offer, and so many requests of one sender in hand."""
     offered = OfferOptions("svc", ["all"], **{"concurrency": 4, **asked})
