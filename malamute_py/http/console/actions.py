@@ -8,7 +8,7 @@ second press of a button.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from malamute_py.client.position import Position
 from malamute_py.health.words import many
