@@ -461,7 +461,7 @@ def read_override(key: str, value: Any) -> Any:
 def from_table(table: Mapping[str, Any]) -> Config:
     """Check a table of tables and fill in the defaults; raises ConfigError."""
     config = typed(table)
-    for fault in faults_together(config):
+    for fault in wrong_in_combination(config):
         raise fault
     return config
 
@@ -548,6 +548,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def _beside(folder: Path, table: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration in which relative paths of files begin at `folder`, its own."""
     for key in FILES:
         section, _, name = key.partition(".")
         inner = table.get(section)
@@ -627,6 +628,7 @@ def put(table: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 
 def _key_faults(table: Mapping[str, Any]) -> Iterator[ConfigError]:
+    """Yield an error for each section and key that does not exist, with the likely one."""
     for name, value in table.items():
         if name in KEYS:
             continue
@@ -659,6 +661,7 @@ def _there_is(key: str) -> str:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
+    """Return a hint at the key that was meant by a wrong one; empty: none is near."""
     known = list(known)
     near: list[str] = []
     if "." not in name:  # The right key without its section.
@@ -690,8 +693,8 @@ def _validation_error(text: str) -> ConfigError:
     return ConfigError(key or "configuration", message[:1].lower() + message[1:])
 
 
-def faults_together(config: Config) -> Iterator[ConfigError]:
-    """Find values that are each right and wrong together."""
+def wrong_in_combination(config: Config) -> Iterator[ConfigError]:
+    """Yield an error for each value that is right by itself and wrong beside another value."""
     if not config.listen:
         yield ConfigError("listen", f"name at least one endpoint, for instance {DEFAULT_ENDPOINT}")
     links, limits, journal = config.links, config.limits, config.journal

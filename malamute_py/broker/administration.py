@@ -143,6 +143,7 @@ class Administration:
         )  # fmt: skip
 
     def _namespace_facts(self, namespace: Namespace) -> dict[str, Any]:
+        """Facts of a namespace: its users, what it holds, its quotas and defaults."""
         usage = self._shard.quotas.shared_by(namespace)
         return {
             "namespace": namespace.name, "prefix": namespace.prefix,
@@ -166,6 +167,7 @@ class Administration:
 
 
 def _link_facts(link: Link) -> dict[str, Any]:
+    """Facts of one link for LIST_LINKS; `live`: subscriptions that get batches as they come."""
     subs = [one for one in link.receivers.values() if isinstance(one, Subscription)]
     return {
         "link": link.number,

@@ -293,6 +293,7 @@ class Intake:
         verdicts = shard.verdicts
 
         def created(stream: Stream) -> None:
+            """Go on with the parts of the step now that a missing stream of it is there."""
             # By now another message may be under way, which has outcomes of its own.
             others, shard.verdicts = shard.verdicts, verdicts
             try:

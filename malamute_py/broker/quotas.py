@@ -268,6 +268,7 @@ class Quotas:
         return BrokerRefused("limit", reason)
 
     def _check(self, usage: Usage, resource: str, amount: int) -> None:
+        """Raise BrokerRefused if a resource would exceed the quota of its owner or namespace."""
         bound: int = getattr(usage.quota, resource)
         if bound and usage.held[resource] + amount > bound:
             raise self._refusal(usage, resource, bound, amount)
@@ -280,6 +281,7 @@ class Quotas:
         self._add(self.of(owner), resource, amount)
 
     def _add(self, usage: Usage, resource: str, amount: int) -> None:
+        """Count an amount for an owner and its namespace. amount: below 0 to give it back."""
         usage.held[resource] += amount
         if usage.told and amount < 0:
             self._ease(usage, resource)
@@ -287,6 +289,7 @@ class Quotas:
             self._add(usage.shared, resource, amount)
 
     def _ease(self, usage: Usage, resource: str) -> None:
+        """Let the operator be told of the next refusal, once the use is well below the quota."""
         bound: int = getattr(usage.quota, resource)
         if usage.held[resource] * 100 <= bound * EASED_PERCENT:
             usage.told.discard(resource)
@@ -346,6 +349,7 @@ class Quotas:
         return self._context.settings.carrier(holder) or holder
 
     def _refusal(self, usage: Usage, resource: str, bound: int, amount: int) -> BrokerRefused:
+        """Return the refusal by a quota: `wait` if the resource frees itself, else `limit`."""
         self._note(usage, resource, bound)
         reason = (
             f"{usage.named} has {usage.held[resource]} and asks for {amount} more: "
@@ -356,6 +360,7 @@ class Quotas:
         return BrokerRefused("limit", f"{reason}; remove some, or ask the operator for more")
 
     def _note(self, usage: Usage, resource: str, bound: int) -> None:
+        """Count a refusal; tell the operator of the first one until the use has fallen again."""
         self._context.counters[f"quota_{resource}"] += 1
         refused = (usage.shared or usage).refused
         refused[resource] = refused.get(resource, 0) + 1

@@ -142,7 +142,7 @@ class Shares(Generic[K]):
         return self.total // max(1, len(self._owners))
 
     def _rank(self) -> None:
-        """Rank each owner that has moved by its present count."""
+        """File each owner whose count has changed under its present count."""
         ranked, equals_of = self._ranked, self._equals
         for owner in self._moved:
             before = ranked.pop(owner, 0)

@@ -26,6 +26,7 @@ app = typer.Typer(
 
 
 def _show_version(wanted: bool) -> None:
+    """Print the version and end, if --version was given."""
     if wanted:
         from importlib import metadata
 
@@ -36,6 +37,7 @@ def _show_version(wanted: bool) -> None:
 
 
 def _show_man(wanted: bool) -> None:
+    """Print the manual page and end, if --man was given."""
     if wanted:
         from malamute_py.cli.man import man_page
 

@@ -267,6 +267,10 @@ def _run(
     report: Path | None,
     **more: Any,
 ) -> None:
+    """Run one bench over a link of its own, and show its figures.
+
+    report: the HTML file that gets them, too; None: none does.
+    """
     if report is not None:
         report.touch()  # A file that cannot be written is told before the bench.
 
@@ -296,7 +300,10 @@ async def _publishing(
 
 
 async def _published(client: Client, name: str, load: Load, bar: Progress | None) -> Measure:
+    """Measure how long records, or batches of them, wait for their confirms."""
+
     async def publish(many: int) -> None:
+        """Publish one record, or one batch, and wait for its confirm."""
         body, level = load.body(), load.level or "default"
         if load.batch == 1:
             await client.publish(name, body, confirm=level)
@@ -315,6 +322,10 @@ async def _reading(
     measure = Measure("delivery", count=count, size=count * load.size)
 
     async def read(subscription: Subscription, shown: bool) -> None:
+        """Read all records and note how old each batch's first is.
+
+        shown: the progress bar follows.
+        """
         got = 0
         while got < load.count:
             batch = await subscription.next_batch(_SILENCE_MS)
@@ -347,6 +358,10 @@ async def _reading_history(
     measure = Measure("reading", count=count, size=count * load.size)
 
     async def read(link: Client, shown: bool) -> None:
+        """Read the stream from its start to the end of the load.
+
+        shown: the progress bar follows.
+        """
         subscription = link.subscribe(name, start="earliest", end=load.count, strict=True)
         got = 0
         while (batch := await subscription.next_batch(_SILENCE_MS)) is not None:
@@ -366,6 +381,8 @@ async def _reading_history(
 async def _asking(
     ctx: typer.Context, client: Client, name: str, load: Load, bar: Progress
 ) -> list[Measure]:
+    """Measure requests to a worker that echoes them, over a second link."""
+
     async def ask(many: int) -> None:
         await client.request(name, load.body())
 
@@ -391,12 +408,15 @@ async def _echo(asked: Request) -> bytes:
 async def _mailing(
     ctx: typer.Context, client: Client, name: str, load: Load, bar: Progress
 ) -> list[Measure]:
+    """Measure messages until their confirms, and until a reader on a second link has them."""
+
     async def send(many: int) -> None:
         await client.send(name, load.body(), confirm=load.level or "default")
 
     measure = Measure("delivery", count=load.count, size=load.count * load.size)
 
     async def read(inbox: Inbox) -> None:
+        """Read all messages, and note how old each one is."""
         got = 0
         while got < load.count:
             batch = await inbox.next_batch(_SILENCE_MS)
@@ -431,6 +451,7 @@ async def _in_flight(
     left = load.count
 
     async def repeat() -> None:
+        """Do one thing after the other, and note how long each takes, until the load is done."""
         nonlocal left
         while left > 0:
             many = min(load.batch, left)

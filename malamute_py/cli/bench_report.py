@@ -98,6 +98,7 @@ def page(title: str, conditions: Mapping[str, Any], measures: Sequence[Measure])
 
 
 def _facts(conditions: Mapping[str, Any]) -> str:
+    """Return the conditions of a bench as an HTML table."""
     rows = "".join(
         f"<tr><th>{escape(name.replace('_', ' '))}</th><td>{escape(_text(value))}</td></tr>"
         for name, value in conditions.items()
@@ -122,6 +123,7 @@ def _text(value: Any) -> str:
 
 
 def _figure(title: str, drawing: str) -> str:
+    """Return a plot with its title. drawing: the inside of an SVG."""
     return (
         f"<figure><figcaption>{escape(title)}</figcaption>"
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}">'
@@ -166,6 +168,7 @@ def _spans(lines: Mapping[str, Points], *, nines: bool = False) -> str:
 
 
 def _bars(points: Points) -> str:
+    """Draw a bar for each point, with lines at 0, half and all of the highest."""
     most = max(value for _, value in points) or 1
     width = (_WIDTH - _LEFT - _RIGHT) / len(points)
     drawn = [_level(_up(share), f"{most * share:,.0f}") for share in (0.0, 0.5, 1.0)]

@@ -84,7 +84,7 @@ def broker(
     if check:
         return _check(config, overrides, as_json)
     loaded = load(config, environment=os.environ, overrides=overrides)
-    from malamute_py.origins import examine
+    from malamute_py.config_check import examine
     from malamute_py.server import Server
     from malamute_py.telemetry import open_log
 
@@ -115,8 +115,9 @@ def _stop_on_signals(server: Server) -> None:
 
 
 def _check(path: Path | None, overrides: dict[str, Any], as_json: bool) -> int:
+    """Check a configuration as a start would, print what it is or what is wrong; the exit code."""
     from malamute_py.cli.configuration import tell_problems
-    from malamute_py.origins import examine
+    from malamute_py.config_check import examine
     from malamute_py.server.start_faults import start_faults
 
     examined = examine(path, environment=os.environ, overrides=overrides)
@@ -164,6 +165,7 @@ class _Greeting:
 
 
 def _greet(facts: Mapping[str, Any]) -> None:
+    """Tell the person at the terminal where the broker listens, and commands to begin with."""
     from rich.console import Console
     from rich.text import Text
 

@@ -135,6 +135,7 @@ def _number(text: str) -> float:
 
 
 def _share(text: str) -> float:
+    """Read a percentage of an option. Raises ValueError."""
     try:
         share = float(text.removesuffix("%"))
     except ValueError:
@@ -283,6 +284,7 @@ def judged(
 
 
 def _readiness(seen: Look) -> Iterator[Finding]:
+    """Yield findings about whether the broker is ready for work."""
     from malamute_py.health.readiness import ready
 
     if "broker" in seen.unseen:
@@ -296,6 +298,7 @@ def _readiness(seen: Look) -> Iterator[Finding]:
 
 
 def _against(kind: Kind, bound: Threshold, values: dict[str, float]) -> Iterator[Finding]:
+    """Yield a finding for each value beyond a bound, worst first. values: by name of the thing."""
     for name, value in sorted(values.items(), key=lambda item: item[1], reverse=not kind.low):
         for state, limit in ((CRITICAL, bound.crit), (WARNING, bound.warn)):
             if limit is not None and (value < limit if kind.low else value > limit):
@@ -313,6 +316,7 @@ def _limit(kind: Kind, limit: float) -> str:
 
 
 def _tell(findings: Sequence[Finding], data: Sequence[Datum], as_json: bool) -> int:
+    """Print the verdict as monitoring systems read it, with the figures; returns the exit code."""
     there = {each.state for each in findings}
     state = next(each for each in _WORST_FIRST if each in there)
     ordered = sorted(findings, key=lambda each: _WORST_FIRST.index(each.state))

@@ -40,11 +40,11 @@ COMMANDS: Final[dict[str, Entry]] = {
     "sub": Entry("subscribe:sub", "Subscribe to a stream and print its records."),
     "replay": Entry("replay:replay", "Replay a range of a stream."),
     "send": Entry(
-        "sending:send", "Send messages to a mailbox: an argument, lines, JSON lines or files."
+        "send:send", "Send messages to a mailbox: an argument, lines, JSON lines or files."
     ),
     "inbox": Entry("inbox:inbox", "Read a mailbox: print its messages and take them out."),
-    "request": Entry("asking:request", "Ask a service and print the reply."),
-    "work": Entry("working:work", "Work for a service: run a command for each request."),
+    "request": Entry("request:request", "Ask a service and print the reply."),
+    "work": Entry("work:work", "Work for a service: run a command for each request."),
     "stream": Entry(
         "streams:app",
         "Streams: list, show, create, edit, trim, purge, remove, peek, export, import.",
@@ -99,7 +99,9 @@ COMMANDS: Final[dict[str, Entry]] = {
         at_a_broker=False,
     ),
     "context": Entry(
-        "naming:app", "Contexts: brokers by name, with their credentials.", at_a_broker=False
+        "context_commands:app",
+        "Contexts: brokers by name, with their credentials.",
+        at_a_broker=False,
     ),
     "key": Entry("keys:app", "CURVE keys of brokers and clients: new, show.", at_a_broker=False),
     "namespace": Entry("namespaces:app", "Namespaces (tenants) and what they hold: list, show."),
@@ -203,6 +205,10 @@ class Commands(TyperGroup):
 
 
 def _load(name: str, entry: Entry) -> Any:
+    """Import the module of a command, and return the command.
+
+    entry.home: the module's name, and the name in it.
+    """
     module_name, _, attribute = entry.home.partition(":")
     module = import_module(f"malamute_py.cli.{module_name}")
     found = getattr(module, attribute)
@@ -218,6 +224,7 @@ def _load(name: str, entry: Entry) -> Any:
 
 
 def _leaves(command: Any) -> Iterator[Any]:
+    """Yield the commands that run something, below groups of commands."""
     inner = getattr(command, "commands", None)
     if inner is None:
         yield command

@@ -1,7 +1,7 @@
 """`malamute config ...`: check, show and reload a broker's configuration.
 
 Owns the words for problems and origins. The rules: all problems are told at once, each with its
-place; a secret is never printed. Source: origins.py.
+place; a secret is never printed. Source: config_check.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from malamute_py.cli.output import Cell, Column
 from malamute_py.cli.values import count_text, duration_text, setting_pairs, size_text
 
 if TYPE_CHECKING:
-    from malamute_py.origins import Problem
+    from malamute_py.config_check import Problem
 
 app = group("config")
 
@@ -52,7 +52,7 @@ def check(
     as_json: output.Json = False,
 ) -> int:
     """Check a configuration, and tell all its problems at once."""
-    from malamute_py.origins import examine
+    from malamute_py.config_check import examine
     from malamute_py.server.start_faults import start_faults
 
     examined = examine(file, environment=os.environ, overrides=setting_pairs(settings))
@@ -98,7 +98,7 @@ def show(
     as_json: output.Json = False,
 ) -> int:
     """Show each value in force, and where it comes from."""
-    from malamute_py.origins import DEFAULT, examine
+    from malamute_py.config_check import DEFAULT, examine
 
     examined = examine(file, environment=os.environ, overrides=setting_pairs(settings))
     if examined.problems:
@@ -154,6 +154,7 @@ def reload(ctx: typer.Context, as_json: output.Json = False) -> int:
 
 
 def _cell(key: str, value: Any) -> Cell:
+    """Return a value of the configuration with its unit, by the name of its key."""
     if isinstance(value, str):
         return Cell(value, value or '""')
     if type(value) is int and "bytes" in key:

@@ -78,6 +78,7 @@ class Context:
         return Plain(self.user, self._password())
 
     def _password(self) -> str:
+        """Return the password from a file, a variable or the terminal. Raises CommandFailed."""
         if self.password_file:
             return _read_secret(self.password_file)
         name = self.password_env or PASSWORD
@@ -97,6 +98,7 @@ class Context:
         return getpass(f"Password of {self.user}: ")
 
     def _curve(self) -> Credential:
+        """Return the CURVE credential, its secret key read from the file. Raises CommandFailed."""
         import zmq
 
         from malamute_py.client.settings import Curve
@@ -113,6 +115,7 @@ class Context:
 
 
 def _read_secret(path: str) -> str:
+    """Return what a file with a password or key holds. Raises CommandFailed."""
     try:
         return Path(path).expanduser().read_text().strip()
     except (OSError, UnicodeDecodeError) as error:

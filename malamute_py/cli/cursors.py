@@ -20,7 +20,7 @@ from malamute_py.cli.letters import sender_text
 from malamute_py.cli.linking import linked
 from malamute_py.cli.mailboxes import age, beside, since
 from malamute_py.cli.output import Cell, Column
-from malamute_py.cli.parameters import OfStream, PrefixOption
+from malamute_py.cli.parameters import OfStream, PrefixOption, Stream
 from malamute_py.cli.settings import Description, Replace, Settings, shown, wanted
 from malamute_py.cli.subscribe import known as known_stream
 from malamute_py.cli.subscribe import start_point
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
 app = group("cursor")
 
-Stream = Annotated[
-    str, typer.Argument(metavar="STREAM", help="Its stream.", autocompletion=complete.streams)
-]
 Name = Annotated[
     str, typer.Argument(metavar="CURSOR", help="The cursor.", autocompletion=complete.cursors)
 ]
@@ -113,6 +110,7 @@ def info(ctx: typer.Context, stream: Stream, cursor: Name, as_json: output.Json 
 
 
 def _show(found: CursorFacts, as_json: bool) -> None:
+    """Print the facts of one cursor."""
     facts: dict[str, Any] = {
         "stream": Cell(found.stream, found.stream, "cyan"),
         "cursor": Cell(found.cursor, found.cursor, "bold cyan"),
@@ -198,6 +196,7 @@ def reset(
 
 
 def _moved(stream: str, cursor: str, offset: int, as_json: bool, before: int | None = None) -> None:
+    """Print where a cursor stands now. before: where it stood, if that is known."""
     told: dict[str, Any] = {"stream": stream, "cursor": cursor, "next": offset}
     until = ""
     if before is not None:

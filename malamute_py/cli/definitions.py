@@ -133,6 +133,10 @@ def differences(asked: Definitions, there: Definitions) -> Iterable[Change]:
 
 
 def _tell(changes: list[Change], refused: dict[int, str], dry_run: bool, as_json: bool) -> None:
+    """Print the changes that an import made, or would make.
+
+    refused: reasons, by the change's place.
+    """
     output.listing(
         [
             Column("kind", "Kind"),
@@ -161,6 +165,8 @@ def _tell(changes: list[Change], refused: dict[int, str], dry_run: bool, as_json
 
 
 def _shown(change: Change) -> str:
+    """Return the settings of a change as text: from and to, where something is edited."""
+
     def text(key: str, value: Any) -> str:
         if key == "schema":
             return f"{len(value or '') // 2} bytes"
@@ -190,6 +196,7 @@ def _there(client: SyncClient, prefix: str) -> Definitions:
     with Progress("reading definitions", total=total) as progress:
 
         def note(kind: str, name: Name, ask: Callable[..., Any]) -> None:
+            """Keep the settings of one thing, unless it was removed since it was listed."""
             try:
                 found[kind][name] = _kept(ask(*name).settings)
             except BrokerRefused as error:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from malamute_py.cli import complete, output
+from malamute_py.cli import output
 from malamute_py.cli.failures import INTERRUPTED, USAGE, CommandFailed
 from malamute_py.cli.linking import LAST_WAIT_MS, linked
+from malamute_py.cli.parameters import OneStream, Pattern, RangeFrom, RangeTo, TimesBy
 from malamute_py.cli.replay import Replay, Sink, StreamRange, Writer
-from malamute_py.cli.subscribe import PATTERN_HELP, check_kind
+from malamute_py.cli.subscribe import check_kind
 
 if TYPE_CHECKING:
     from malamute_protocol.batch import Batch
@@ -50,22 +51,12 @@ def form_of(file: Path) -> str:
 
 def export(
     ctx: typer.Context,
-    stream: Annotated[
-        str, typer.Argument(metavar="STREAM", help="The stream.", autocompletion=complete.streams)
-    ],
+    stream: OneStream,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Its end says the form.")],
-    pattern: Annotated[str, typer.Argument(metavar="PATTERN", help=PATTERN_HELP)] = "#",
-    begin: Annotated[
-        str | None,
-        typer.Option("--from", metavar="OFFSET|TIME", help="First; default the earliest."),
-    ] = None,
-    end: Annotated[
-        str | None, typer.Option("--to", metavar="OFFSET|TIME", help="End; default the tail.")
-    ] = None,
-    by: Annotated[
-        Literal["append", "client"],
-        typer.Option(help="Times are those of the append, or those the producers gave."),
-    ] = "append",
+    pattern: Pattern = "#",
+    begin: RangeFrom = None,
+    end: RangeTo = None,
+    by: TimesBy = "append",
     as_json: output.Json = False,
 ) -> int:
     """Write a range of a stream to a file: JSON lines or Parquet."""
@@ -131,6 +122,7 @@ class Parquet:
             self._write()
 
     def _write(self) -> None:
+        """Write the waiting batches as a row group; the first one gives the file its schema."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 

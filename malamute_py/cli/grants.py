@@ -53,6 +53,7 @@ Deny = Annotated[
 
 
 def _check(verb: str, names: list[str], deny: bool) -> None:
+    """Raise CommandFailed for a verb that does not exist, or that takes no names or --deny."""
     if verb in WITHOUT_NAMES:
         if names or deny:
             raise CommandFailed(f"{verb} is granted or not: it has no names and no denial", USAGE)
@@ -211,6 +212,7 @@ def who_can(
 
 
 def _subjects(bound: dict[str, list[str]], stream: str) -> str:
+    """Return the subjects that a grant on this stream is bound to, as text; empty: any."""
     from malamute_py.server.authentication.name_patterns import fits
 
     found = [each for pattern, subjects in bound.items() if fits(pattern, stream)

@@ -19,7 +19,7 @@ from malamute_py.cli.letters import sender_text
 from malamute_py.cli.linking import linked
 from malamute_py.cli.mailboxes import age, beside, since
 from malamute_py.cli.output import Cell, Column
-from malamute_py.cli.parameters import OfStream, PrefixOption
+from malamute_py.cli.parameters import OfStream, PrefixOption, Stream
 from malamute_py.cli.progress import watched
 from malamute_py.cli.settings import Description, Replace, Settings, shown, wanted
 from malamute_py.cli.subscribe import known as known_stream
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
 app = group_of("group")
 
-Stream = Annotated[
-    str, typer.Argument(metavar="STREAM", help="Its stream.", autocompletion=complete.streams)
-]
 Name = Annotated[
     str, typer.Argument(metavar="GROUP", help="The group.", autocompletion=complete.groups)
 ]
@@ -126,6 +123,7 @@ def info(ctx: typer.Context, stream: Stream, group: Name, as_json: output.Json =
 
 
 def _show(found: GroupFacts, as_json: bool) -> None:
+    """Print the facts of one group, then its members."""
     members: list[dict[str, Any]] = [
         {
             "identity": each.identity, "link": each.link, "held": each.held,

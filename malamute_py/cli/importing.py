@@ -18,12 +18,13 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from malamute_protocol.errors import BrokerRefused
-from malamute_py.cli import complete, inputs, output
+from malamute_py.cli import inputs, output
 from malamute_py.cli.commands import say
 from malamute_py.cli.exporting import JSON_LINES, form_of
 from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.inputs import Row
 from malamute_py.cli.linking import linked
+from malamute_py.cli.parameters import NewStream
 from malamute_py.cli.progress import Progress
 from malamute_py.cli.values import count_text, duration_text
 
@@ -72,11 +73,7 @@ class _Chunk:
 
 def import_(
     ctx: typer.Context,
-    stream: Annotated[
-        str,
-        typer.Argument(metavar="STREAM", help="The stream; made when new.",
-                       autocompletion=complete.streams),
-    ],
+    stream: NewStream,
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="JSON lines (.jsonl) or Parquet (.parquet).")
     ],
@@ -132,6 +129,7 @@ def _chunks(pieces: Iterable[list[Row]]) -> Iterator[_Chunk]:
 
 
 def _chunk(rows: list[Row]) -> _Chunk:
+    """Make a chunk of rows: their encoded form tells whether it was imported before."""
     import msgspec
 
     options = {"bodies": [row[0] for row in rows], "subject": [row[1] for row in rows]}
@@ -171,6 +169,7 @@ def _of_parquet(source: IO[bytes], *, typed: bool) -> Iterator[_Chunk]:
 
 
 def _row(values: dict[str, Any]) -> Row:
+    """Return a row of a Parquet file as a record: body, keys, fields, times and properties."""
     import msgspec
 
     body = values["body"]
@@ -253,6 +252,7 @@ class _Import:
         self._under_way.append((step.commit_nowait(), chunk.count))
 
     def _publish(self, chunk: _Chunk) -> None:
+        """Publish one chunk: rows, or a table of a typed stream."""
         if chunk.table is None:
             options = dict(chunk.options)
             subjects = options.pop("subject")

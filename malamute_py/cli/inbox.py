@@ -186,6 +186,10 @@ def _print(
     until_empty: bool,
     timeout_ms: int | None,
 ) -> None:
+    """Print messages and acknowledge them until there are enough, or the mailbox is empty.
+
+    count: how many; None: without end. until_empty: end when nothing is left to deliver.
+    """
     single = count is not None
     while True:
         try:

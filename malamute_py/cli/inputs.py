@@ -208,6 +208,10 @@ Row = tuple[
 def _row(
     line: bytes, defaults: Defaults, client_time: int | None, expires: int | None, parts: bool
 ) -> Row:
+    """Return the record of a JSON line. Raises CommandFailed, which says what is wrong with it.
+
+    parts: a body may be a list of parts. client_time, expires: the times of records that name none.
+    """
     import msgspec
 
     try:
@@ -259,6 +263,7 @@ def _time(value: Any) -> int | None:
 
 
 def _body(value: dict[str, Any]) -> bytes | list[bytes]:
+    """Return the body of a JSON object: a text, base64, parts, or any JSON value as JSON."""
     if "parts_base64" in value:
         return [base64.b64decode(part, validate=True) for part in value["parts_base64"]]
     if "body_base64" in value:

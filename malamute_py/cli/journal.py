@@ -21,9 +21,10 @@ from malamute_py.cli.commands import group, say
 from malamute_py.cli.failures import FAILED, INTERRUPTED, LOST, USAGE, CommandFailed
 from malamute_py.cli.linking import uninterrupted
 from malamute_py.cli.output import Cell, Column
+from malamute_py.cli.parameters import Pattern
 from malamute_py.cli.progress import Progress
 from malamute_py.cli.records import RecordWriter, as_object, body_of
-from malamute_py.cli.subscribe import PATTERN_HELP, check_kind, start_point, tell_notice
+from malamute_py.cli.subscribe import check_kind, start_point, tell_notice
 from malamute_py.cli.typed import as_json
 from malamute_py.cli.values import (
     count_text,
@@ -103,6 +104,7 @@ def stat(directory: Directory, as_json: output.Json = False) -> int:
 
 
 def _stat(rings: tuple[RingStat, ...], names: dict[int, str], facts: dict[str, Any]) -> None:
+    """Print the rings of a data directory and the streams in them."""
     if output.on_terminal():
         output.facts(facts, as_json=False)
     output.listing(
@@ -345,7 +347,7 @@ Examples:
 def read(
     directory: Directory,
     stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream.")],
-    pattern: Annotated[str, typer.Argument(metavar="PATTERN", help=PATTERN_HELP)] = "#",
+    pattern: Pattern = "#",
     start: Annotated[
         str, typer.Option(metavar="POINT", help="earliest, latest, an OFFSET or TIME.")
     ] = "earliest",
@@ -464,6 +466,7 @@ def _bare(text: str | None) -> bool:
 
 
 def _dump_batches(directory: Path, rings: list[str], begin: str | None, end: str | None) -> int:
+    """Print the batches of rings between two positions, a JSON line each; the exit code."""
     from malamute_py.journal.inspect import dump as read
 
     if not all(text is None or is_offset(text) for text in (begin, end)):
@@ -496,7 +499,10 @@ def _dump_records(
     end: str | None,
     bodies_only: bool,
 ) -> int:
+    """Print the records of rings, of one stream or all, as JSON lines or bodies; the exit code.
 
+    begin, end: offsets or times.
+    """
     from malamute_py.journal.inspect import dump as read
 
     names = stream_names(directory)
@@ -560,6 +566,7 @@ def _limit(text: str | None, none: float) -> tuple[float, float]:
 
 
 def _number(stream: str, names: dict[int, str]) -> int:
+    """Return the number of a stream that is given by name or number. Raises CommandFailed."""
     for number, name in names.items():
         if name == stream:
             return number

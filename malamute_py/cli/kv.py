@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from malamute_py.cli import complete, output
+from malamute_py.cli import output
 from malamute_py.cli.absent import absent
 from malamute_py.cli.commands import group
 from malamute_py.cli.failures import CommandFailed
 from malamute_py.cli.inputs import whole
 from malamute_py.cli.linking import linked
 from malamute_py.cli.output import Cell, Column
-from malamute_py.cli.parameters import Confirm
+from malamute_py.cli.parameters import Confirm, Stream
 from malamute_py.cli.values import count_text, iso_text, time_text
 
 if TYPE_CHECKING:
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 app = group("kv")
 
-Stream = Annotated[
-    str, typer.Argument(metavar="STREAM", help="Its stream.", autocompletion=complete.streams)
-]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The key.")]
 Value = Annotated[
     str | None,
@@ -187,6 +184,7 @@ def _tell(text: str, key: str, revision: int, as_json: bool) -> None:
 
 
 def _named(entry: KeyEntry) -> dict[str, Any]:
+    """Return a key's entry as JSON shows it: its value as text, or in base64 if it is none."""
     named: dict[str, Any] = {
         "key": entry.key, "revision": entry.revision, "time_ms": entry.time_ms,
         "time": iso_text(entry.time_ms),
@@ -204,6 +202,7 @@ def _named(entry: KeyEntry) -> dict[str, Any]:
 
 
 def _print(entry: KeyEntry, as_json: bool) -> None:
+    """Print one entry of a key, as JSON or as a line."""
     if as_json:
         output.print_json(_named(entry), compact=True)
         return

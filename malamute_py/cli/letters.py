@@ -37,6 +37,7 @@ class MailWriter(RecordWriter):
         return mail_object(record)
 
     def _row(self, record: Record) -> str:
+        """Return one message as a line with columns, for a person."""
         mail: Letter = record  # type: ignore[assignment]
         subject = mail.subject.translate(ESCAPES)
         self._width = self._wider(self._width, subject)

@@ -42,6 +42,7 @@ class _Watch:
         self._lost = False
 
     def __call__(self, event: LinkEvent) -> None:
+        """Tell that the link was lost or is back; give up if the command does not wait."""
         from malamute_py.client.session.events import Linked, Unlinked
 
         if isinstance(event, Unlinked):

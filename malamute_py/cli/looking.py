@@ -52,6 +52,7 @@ def look(client: SyncClient, kinds: Container[str] = KINDS, *, limit: int = 0) -
     unseen: dict[str, str] = {}
 
     def allowed(kind: str, ask: Callable[[], list[T]]) -> list[T]:
+        """Return a listing that was asked for; where the broker refuses it, note why."""
         if kind not in kinds:
             return []
         try:

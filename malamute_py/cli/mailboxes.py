@@ -98,6 +98,7 @@ def info(ctx: typer.Context, mailbox: Name, as_json: output.Json = False) -> Non
 
 
 def _show(found: MailboxFacts, as_json: bool) -> None:
+    """Print the facts of one mailbox."""
     output.facts(
         {
             "name": Cell(found.name, found.name, "bold cyan"),

@@ -58,6 +58,7 @@ def man_page() -> str:
 
 
 def _commands(command: Any, path: str) -> Iterator[str]:
+    """Yield the lines of the manual page for all commands below one, options of all left out."""
     context = typer.Context(command)
     for name in command.list_commands(context):
         found = command.get_command(context, name)
@@ -83,6 +84,7 @@ def _metavar(parameter: Any) -> str:
 
 
 def _options(command: Any, without: Container[str]) -> Iterator[str]:
+    """Yield the lines for the options of a command, but for those named in `without`."""
     context = typer.Context(command)
     for each in command.params:
         hidden = each.param_type_name != "option" or getattr(each, "hidden", False)

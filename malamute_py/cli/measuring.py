@@ -96,6 +96,7 @@ def show(
 
 
 def _cell(facts: Mapping[str, Any], key: str) -> Any:
+    """Return a figure as a table shows it; one that was not measured is a dash."""
     value = facts.get(key)
     if value is None:
         return Cell("", "-", "dim")

@@ -83,6 +83,7 @@ def show(
 
 
 def _told(facts: NamespaceFacts) -> dict[str, Any]:
+    """Return the facts of a namespace as they are printed."""
     return {
         "namespace": facts.namespace, "prefix": facts.prefix, "users": facts.users,
         "held": facts.held, "quotas": facts.quotas, "messages_in": facts.messages_in,

@@ -85,6 +85,7 @@ def listing(
 
 
 def _table(columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> None:
+    """Print a table; columns that are marked `spare` are left out where they do not fit."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -150,6 +151,7 @@ def facts(values: Mapping[str, Any], *, as_json: bool) -> None:
 
 
 def _facts(values: Mapping[str, Any]) -> None:
+    """Print facts below each other, inner tables indented, for a person."""
     from rich.table import Table
     from rich.text import Text
 
@@ -158,6 +160,7 @@ def _facts(values: Mapping[str, Any]) -> None:
     grid.add_column(overflow="fold")
 
     def add(table: Mapping[str, Any], indent: str) -> None:
+        """Add the rows of a table, each inner table below its name."""
         for key, value in table.items():
             # The text of a Cell has its unit with it.
             known = key.removesuffix("_ms") if isinstance(value, Cell) else key
@@ -177,6 +180,7 @@ def _facts(values: Mapping[str, Any]) -> None:
 
 
 def _flat(prefix: str, values: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    """Yield the values of nested tables under dotted names."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _flat(f"{prefix}{key}.", value)
@@ -208,6 +212,7 @@ def print_json(value: Any, *, compact: bool = False) -> None:
 
 
 def _jsonable(value: Any) -> Any:
+    """Return a value that JSON can hold in place of one that it cannot."""
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value).hex()
     if isinstance(value, Cell):

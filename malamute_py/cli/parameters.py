@@ -26,6 +26,34 @@ OfStream: TypeAlias = Annotated[
         autocompletion=complete.streams,
     ),
 ]  # fmt: skip
+OneStream: TypeAlias = Annotated[
+    str, typer.Argument(metavar="STREAM", help="The stream.", autocompletion=complete.streams)
+]
+Stream: TypeAlias = Annotated[
+    str, typer.Argument(metavar="STREAM", help="Its stream.", autocompletion=complete.streams)
+]
+NewStream: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="STREAM", help="The stream; made when new.", autocompletion=complete.streams
+    ),
+]
+Pattern: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="PATTERN", help="Records to select: a.*.#, prefix:a., regex:^a, fields:k=v, any:k,l"
+    ),
+]
+RangeFrom: TypeAlias = Annotated[
+    str | None, typer.Option("--from", metavar="OFFSET|TIME", help="First; default the earliest.")
+]
+RangeTo: TypeAlias = Annotated[
+    str | None, typer.Option("--to", metavar="OFFSET|TIME", help="End; default the tail.")
+]
+TimesBy: TypeAlias = Annotated[
+    Literal["append", "client"],
+    typer.Option(help="Times are those of the append, or those the producers gave."),
+]
 Subject: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(

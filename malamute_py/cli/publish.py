@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from malamute_protocol.errors import BrokerRefused, MalamuteError
-from malamute_py.cli import complete, inputs, output
+from malamute_py.cli import inputs, output
 from malamute_py.cli.commands import say
 from malamute_py.cli.failures import INTERRUPTED, CommandFailed
 from malamute_py.cli.linking import LAST_WAIT_MS, linked
@@ -24,6 +24,7 @@ from malamute_py.cli.parameters import (
     Expires,
     Fields,
     JsonLines,
+    NewStream,
     Properties,
     Subject,
     SubjectFromName,
@@ -49,11 +50,7 @@ and properties, as `malamute sub --json` prints them."""
 
 def pub(
     ctx: typer.Context,
-    stream: Annotated[
-        str,
-        typer.Argument(metavar="STREAM", help="The stream; made when new.",
-                       autocompletion=complete.streams),
-    ],
+    stream: NewStream,
     bodies: Annotated[
         list[str] | None,
         typer.Argument(metavar="BODY", help="One record; without it, the lines of the input.",
@@ -111,6 +108,7 @@ def _one(
     confirm: ConfirmAt,
     as_json: bool,
 ) -> None:  # fmt: skip
+    """Publish one record and print where it is, or that nothing was promised."""
     confirmed = client.publish_many(
         stream, [body], subjects=[defaults.subject], confirm=confirm, **defaults.options()
     )[0]
@@ -199,6 +197,7 @@ class _Publishing:
         return f"{window.published:,} records, {size_text(self._bytes)}, {rate:,.0f}/s"
 
     def _tell(self, window: SyncBulkPublisher) -> None:
+        """Print how many records were published and confirmed, and how long that took."""
         spent_ms = round((time.monotonic() - self._began) * 1000)
         if not self._json and not output.on_terminal():
             print(f"{self._stream}\t{window.published}\t{window.level or 'none'}")

@@ -101,6 +101,7 @@ class RecordWriter:
         return b"\t".join((record.subject.encode(), named.encode(), body))
 
     def _row(self, record: Record) -> str:
+        """Return one record as a line with columns, for a person."""
         subject = record.subject.translate(ESCAPES)
         self._width = self._wider(self._width, subject)
         at_ms = record.client_time_ms if self._client_time else record.append_time_ms

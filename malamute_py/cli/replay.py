@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
 
 import typer
 
@@ -20,10 +20,10 @@ from malamute_py.cli import complete, output
 from malamute_py.cli.commands import say
 from malamute_py.cli.failures import INTERRUPTED, USAGE, CommandFailed
 from malamute_py.cli.linking import LAST_WAIT_MS, linked
-from malamute_py.cli.parameters import BodiesOnly
+from malamute_py.cli.parameters import BodiesOnly, OneStream, Pattern, RangeFrom, RangeTo, TimesBy
 from malamute_py.cli.progress import Progress
 from malamute_py.cli.records import RecordWriter
-from malamute_py.cli.subscribe import PATTERN_HELP, check_kind, known, tell_notice
+from malamute_py.cli.subscribe import check_kind, known, tell_notice
 from malamute_py.cli.values import (
     count_text,
     duration_text,
@@ -57,21 +57,11 @@ _ARROW: Final = 2
 
 def replay(
     ctx: typer.Context,
-    stream: Annotated[
-        str, typer.Argument(metavar="STREAM", help="The stream.", autocompletion=complete.streams)
-    ],
-    pattern: Annotated[str, typer.Argument(metavar="PATTERN", help=PATTERN_HELP)] = "#",
-    begin: Annotated[
-        str | None,
-        typer.Option("--from", metavar="OFFSET|TIME", help="First; default the earliest."),
-    ] = None,
-    end: Annotated[
-        str | None, typer.Option("--to", metavar="OFFSET|TIME", help="End; default the tail.")
-    ] = None,
-    by: Annotated[
-        Literal["append", "client"],
-        typer.Option(help="Times are those of the append, or those the producers gave."),
-    ] = "append",
+    stream: OneStream,
+    pattern: Pattern = "#",
+    begin: RangeFrom = None,
+    end: RangeTo = None,
+    by: TimesBy = "append",
     pace: Annotated[
         str, typer.Option(metavar="PACE", help="flat (out), real, or a factor: 2x, 0.5x.")
     ] = "flat",
@@ -247,6 +237,10 @@ def _sink(
     with_fields: bool,
     by_client: bool,
 ) -> RecordSink:
+    """Return the place that the records go to: a stream, a file, or the terminal.
+
+    parts: closes the file at the end.
+    """
     if to_stream is not None:
         return _ToStream(client, to_stream)
     form: dict[str, Any] = {
@@ -294,6 +288,10 @@ class _ToStream:
         self.count += len(records)
 
     def _write_arrow(self, batch: Batch) -> None:
+        """Publish a copy of a batch of a typed stream, whole.
+
+        Raises CommandFailed for a part of it.
+        """
         from malamute_protocol.encode import encode_arrow
 
         if batch.indices is not None:

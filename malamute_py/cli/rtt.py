@@ -66,6 +66,7 @@ def rtt(
 async def _measured(
     ctx: typer.Context, count: int, body: bytes
 ) -> tuple[list[Measure], dict[str, str]]:
+    """Measure each kind of round trip; returns figures, and why some could not be measured."""
     name = f"malamute-rtt-{secrets.token_hex(4)}"
     async with linked_in_loop(ctx) as client:
         levels: tuple[ConfirmAt, ...] = ("stored", "synced")
@@ -96,6 +97,10 @@ async def _measured(
 async def _timed(
     what: str, trip: Callable[[], Awaitable[object]], count: int, progress: Progress, before: int
 ) -> Measure:
+    """Measure one kind of round trip, after a few that do not count.
+
+    before: round trips of other kinds, for the progress bar.
+    """
     for _ in range(_WARM_UP):
         await trip()
     measure = Measure(what)

@@ -70,6 +70,7 @@ class ProcessGuard:
         self._tell(f"- {group}\n")
 
     def _tell(self, line: str) -> None:
+        """Send a line to the guarding shell."""
         pipe = self._shell.stdin
         assert pipe is not None
         # A guard that was killed by another process is of no use any more, and no reason to stop.
@@ -197,6 +198,7 @@ class _Run:
         return Ran(code, b"".join(self._kept), words[-1] if words else "", self._stopped)
 
     def _look(self) -> None:
+        """Stop a command that has to end: by SIGTERM first, after a grace time by SIGKILL."""
         now = time.monotonic()
         if not self._stopped:
             why = self._over() or (TOO_MUCH if self._size > self._max else "")
@@ -208,6 +210,7 @@ class _Run:
             _signal(self._child, signal.SIGKILL)
 
     def _feed(self, selector: selectors.BaseSelector, pipe: IO[bytes]) -> None:
+        """Write more of the input to the command, and close its input after the last."""
         if self._rest:
             try:
                 self._rest = self._rest[os.write(pipe.fileno(), self._rest[:_READ_BYTES]) :]

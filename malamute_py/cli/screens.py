@@ -87,6 +87,7 @@ def _spent_s(now: Sample, before: Sample | None) -> float:
 
 
 def _streams(now: Sample, before: Sample | None) -> list[dict[str, Value]]:
+    """Rows about streams; the rate needs the look before."""
     spent_s = _spent_s(now, before)
     stood = {each.name: each for each in before.look.everything.streams} if before else {}
     return [
@@ -103,6 +104,7 @@ def _streams(now: Sample, before: Sample | None) -> list[dict[str, Value]]:
 
 
 def _readers(now: Sample, before: Sample | None) -> list[dict[str, Value]]:
+    """Rows about cursors and groups; the rate needs the look before."""
     spent_s = _spent_s(now, before)
 
     def rate(each: Any, stood: dict[tuple[str, str], int], name: str) -> float | None:
@@ -133,6 +135,7 @@ def _readers(now: Sample, before: Sample | None) -> list[dict[str, Value]]:
 
 
 def _mailboxes(now: Sample, before: Sample | None) -> list[dict[str, Value]]:
+    """Rows about mailboxes."""
     return [
         {
             "name": each.name, "messages": each.messages, "oldest_ms": _since(each.oldest_ms, now),
@@ -143,6 +146,7 @@ def _mailboxes(now: Sample, before: Sample | None) -> list[dict[str, Value]]:
 
 
 def _services(now: Sample, before: Sample | None) -> list[dict[str, Value]]:
+    """Rows about services; `room`: how many more requests their workers would take."""
     return [
         {
             "name": each.name, "waiting": each.waiting, "oldest_ms": _since(each.oldest_ms, now),
@@ -153,6 +157,7 @@ def _services(now: Sample, before: Sample | None) -> list[dict[str, Value]]:
 
 
 def _clients(now: Sample, before: Sample | None) -> list[dict[str, Value]]:
+    """Rows about the links of clients."""
     return [
         {
             "name": each.identity or "anonymous", "link": each.link,
@@ -338,6 +343,7 @@ class Screen:
         return columns, found
 
     def _tabs(self, now: Sample) -> Text:
+        """Return the line with the views and their keys, the shown one marked."""
         line = _text("")
         for at, view in enumerate(VIEWS):
             text = f" {at + 1} {view.kind} {count_text(len(view.rows(now, None)))} "

@@ -113,6 +113,7 @@ def info(ctx: typer.Context, service: Name, as_json: output.Json = False) -> Non
 
 
 def _show(found: ServiceFacts, as_json: bool) -> None:
+    """Print the facts of one service, then its workers."""
     workers: list[dict[str, Any]] = [
         {
             "holder": each.holder, "link": each.link, "held": each.held,

@@ -50,6 +50,7 @@ def wanted(texts: list[str] | None, **flags: Any) -> dict[str, Any]:
 
 
 def _read(name: str, value: Any) -> Any:
+    """Return a setting's value from what a person typed: sizes and times have units."""
     if not isinstance(value, str) or name in _WORDS:
         return value
     if "bytes" in name:

@@ -92,6 +92,7 @@ def _shown(progress: Progress) -> Any:
 
 
 def _tell(directory: Path, manifest: Manifest, findings: list[str], *, as_json: bool) -> None:
+    """Print what a snapshot has, and what was found wrong with it."""
     facts = {
         "directory": str(directory),
         "taken": iso_text(manifest.taken_ms),

@@ -25,6 +25,7 @@ from malamute_py.cli.commands import group, say
 from malamute_py.cli.contexts import chosen
 from malamute_py.cli.failures import FAILED, INTERRUPTED, USAGE, CommandFailed
 from malamute_py.cli.options import options
+from malamute_py.cli.parameters import OneStream
 from malamute_py.cli.progress import Progress
 from malamute_py.cli.replay import factor_of
 from malamute_py.cli.values import (
@@ -74,9 +75,6 @@ Source = Annotated[
     list[str] | None,
     typer.Option("--option", metavar="NAME=VALUE", help="Options of format('malamute')."),
 ]
-Stream = Annotated[
-    str, typer.Argument(metavar="STREAM", help="The stream.", autocompletion=complete.streams)
-]
 Into = Annotated[
     str,
     typer.Option("--into", metavar="NAME", help="The stream to publish into.",
@@ -89,7 +87,7 @@ Json = Annotated[bool, typer.Option("--json", help="JSON lines: a batch each, an
 @app.command("archive")
 def archive(
     ctx: typer.Context,
-    stream: Stream,
+    stream: OneStream,
     path: Directory,
     pattern: Annotated[str, typer.Option(metavar="PATTERN", help="Which records.")] = "#",
     date_of: Annotated[
@@ -160,7 +158,7 @@ def compact(
 @app.command("aggregate")
 def aggregate(
     ctx: typer.Context,
-    stream: Stream,
+    stream: OneStream,
     into: Into,
     checkpoint: Annotated[
         str, typer.Option(metavar="PATH", help="Directory of the query's state; keep it.")
@@ -237,6 +235,7 @@ def replay(
         from pyspark_malamute import pipelines
 
         def tell(done: pipelines.Replayed) -> None:
+            """Print how far the replay is."""
             late = f", {duration_text(done.late_ms)} late" if factor else ""
             place = f" up to {iso_text(done.time_ms)}" if done.steps_done else ""
             text = f"{done.records_done:,} of {count_text(done.records, 'record')}{place}{late}"
@@ -320,6 +319,7 @@ def _watch(start: Any, title: str, where: str, as_json: bool) -> int:
     with Progress(title) as progress:
 
         def look() -> None:
+            """Print the batches that the query has done since the last look."""
             nonlocal records, seen
             assert query is not None
             for each in query.recentProgress:

@@ -6,7 +6,6 @@ looking never consumes. Source: SPEC.md, section 4.7.
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from malamute_py.cli import complete, exporting, importing, output
+from malamute_py.cli.agreed import Yes, confirmed
 from malamute_py.cli.commands import group
 from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.linking import linked
 from malamute_py.cli.output import Cell, Column, kept
-from malamute_py.cli.parameters import Prefix
+from malamute_py.cli.parameters import OneStream, Pattern, Prefix
 from malamute_py.cli.records import RecordWriter
 from malamute_py.cli.settings import (
     Description,
@@ -30,7 +30,7 @@ from malamute_py.cli.settings import (
     shown,
     wanted,
 )
-from malamute_py.cli.subscribe import PATTERN_HELP, check_kind, known, start_point, tell_notice
+from malamute_py.cli.subscribe import check_kind, known, start_point, tell_notice
 from malamute_py.cli.values import (
     count_text,
     pattern_text,
@@ -49,9 +49,6 @@ app = group("stream")
 app.command("export", epilog=exporting.EPILOG)(exporting.export)
 app.command("import", epilog=importing.EPILOG)(importing.import_)
 
-Name = Annotated[
-    str, typer.Argument(metavar="STREAM", help="The stream.", autocompletion=complete.streams)
-]
 MaxAge = Annotated[
     str | None, typer.Option(metavar="DURATION", help="Drop records older than this: 7d.")
 ]
@@ -119,7 +116,7 @@ def ls(
 
 
 @app.command("info")
-def info(ctx: typer.Context, stream: Name, as_json: output.Json = False) -> None:
+def info(ctx: typer.Context, stream: OneStream, as_json: output.Json = False) -> None:
     """Show one stream: what it holds, and its settings."""
     with linked(ctx) as client:
         found = known(client, stream)
@@ -127,6 +124,7 @@ def info(ctx: typer.Context, stream: Name, as_json: output.Json = False) -> None
 
 
 def _show(found: StreamFacts, as_json: bool) -> None:
+    """Print the facts of one stream."""
     output.facts(
         {
             "name": Cell(found.name, found.name, "bold cyan"),
@@ -221,7 +219,7 @@ def create(
 @app.command("edit")
 def edit(
     ctx: typer.Context,
-    stream: Name,
+    stream: OneStream,
     max_age: MaxAge = None,
     max_bytes: MaxBytes = None,
     max_records: MaxRecords = None,
@@ -266,7 +264,7 @@ def rm(
         typer.Argument(metavar="STREAM", help="What to remove.",
                        autocompletion=complete.streams),
     ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     as_json: output.Json = False,
 ) -> None:  # fmt: skip
     """Remove streams and all their records."""
@@ -274,11 +272,7 @@ def rm(
         held = {name: known(client, name).records for name in streams}
         for name, records in held.items():
             what = f"{name} and its {count_text(records, 'record')}"
-            if not yes:
-                if not sys.stdin.isatty():
-                    raise CommandFailed(f"remove {what}? say so with --yes", USAGE)
-                if not typer.confirm(f"Remove {what}, for good?", err=True):
-                    raise CommandFailed(f"{name} was not removed")
+            confirmed(f"remove {what}", f"{name} was not removed", yes=yes)
             client.remove_stream(name)
             output.done(f"removed {what}", {"removed": name, "records": records}, as_json=as_json)
 
@@ -293,11 +287,11 @@ Examples:
 )
 def trim(
     ctx: typer.Context,
-    stream: Name,
+    stream: OneStream,
     before: Annotated[
         str, typer.Option(metavar="POINT", help="First that stays: an OFFSET, a TIME or latest.")
     ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     as_json: output.Json = False,
 ) -> None:
     """Remove the oldest records of a stream, pinned ones too."""
@@ -313,11 +307,7 @@ def trim(
             raise CommandFailed(f"{stream} was not trimmed: it ends at {found.tail:,}")
         records = max(0, offset - found.first)
         what = f"{count_text(records, 'record')} of {stream} before {offset:,}"
-        if records and not yes:
-            if not sys.stdin.isatty():
-                raise CommandFailed(f"remove {what}? say so with --yes", USAGE)
-            if not typer.confirm(f"Remove {what}, for good?", err=True):
-                raise CommandFailed(f"{stream} was not trimmed")
+        confirmed(f"remove {what}", f"{stream} was not trimmed", yes=yes or not records)
         client.trim(stream, Position(found.uuid, found.epoch, offset))
     output.done(
         f"removed {what}", {"stream": stream, "before": offset, "records": records},
@@ -335,14 +325,14 @@ A record that is published later is delivered, whatever its subject.""",
 )
 def purge(
     ctx: typer.Context,
-    stream: Name,
+    stream: OneStream,
     pattern: Annotated[
         str, typer.Argument(metavar="PATTERN", help="Of subjects: a topic, or prefix:x.")
     ],
     before: Annotated[
         str, typer.Option(metavar="POINT", help="First that stays: latest, OFFSET or TIME.")
     ] = "latest",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     as_json: output.Json = False,
 ) -> None:
     """Remove the records of some subjects from a stream, pinned ones too."""
@@ -353,11 +343,7 @@ def purge(
     with linked(ctx) as client:
         found = known(client, stream)
         what = f"the records of {stream} with subjects {pattern}"
-        if not yes:
-            if not sys.stdin.isatty():
-                raise CommandFailed(f"remove {what}? say so with --yes", USAGE)
-            if not typer.confirm(f"Remove {what}, for good?", err=True):
-                raise CommandFailed(f"{stream} was not purged")
+        confirmed(f"remove {what}", f"{stream} was not purged", yes=yes)
         offset = client.purge(found.name, pattern, before=point)
     output.done(
         f"removed {what} before {offset:,}",
@@ -375,8 +361,8 @@ Examples:
 )
 def peek(
     ctx: typer.Context,
-    stream: Name,
-    pattern: Annotated[str, typer.Argument(metavar="PATTERN", help=PATTERN_HELP)] = "#",
+    stream: OneStream,
+    pattern: Pattern = "#",
     offset: Annotated[
         int | None, typer.Option("--offset", min=0, help="Begin at this offset.")
     ] = None,

@@ -19,7 +19,7 @@ from malamute_py.cli.absent import absent
 from malamute_py.cli.commands import say
 from malamute_py.cli.failures import INTERRUPTED, USAGE, CommandFailed
 from malamute_py.cli.linking import LAST_WAIT_MS, linked, uninterrupted
-from malamute_py.cli.parameters import BodiesOnly, Tracing
+from malamute_py.cli.parameters import BodiesOnly, OneStream, Pattern, Tracing
 from malamute_py.cli.records import RecordWriter
 from malamute_py.cli.values import TIMES, count_text, duration_ms, is_offset, time_ms
 
@@ -47,15 +47,12 @@ _MOVE_EVERY_S: Final = 1.0
 _IDLE_MS: Final = 100
 _MEMBER_CREDIT: Final = 1024
 _KINDS: Final = ("prefix", "regex", "fields", "any")
-PATTERN_HELP: Final = "Records to select: a.*.#, prefix:a., regex:^a, fields:k=v, any:k,l"
 
 
 def sub(
     ctx: typer.Context,
-    stream: Annotated[
-        str, typer.Argument(metavar="STREAM", help="The stream.", autocompletion=complete.streams)
-    ],
-    pattern: Annotated[str, typer.Argument(metavar="PATTERN", help=PATTERN_HELP)] = "#",
+    stream: OneStream,
+    pattern: Pattern = "#",
     start: Annotated[
         str | None,
         typer.Option(
@@ -274,6 +271,10 @@ class _WithCursor(_Reader):
         self._move()
 
     def _move(self) -> None:
+        """Move the cursor past the records that were printed.
+
+        Raises CommandFailed: another one moved it.
+        """
         if self._behind is None:
             return
         place, self._behind = self._behind, None

@@ -90,6 +90,7 @@ def _sample(client: SyncClient) -> Sample:
 
 
 def _watch(client: SyncClient, every_s: float) -> None:
+    """Draw the screen until a person quits; keys act at once, figures come every `every_s`."""
     from rich.live import Live
 
     console = output.console()
@@ -129,6 +130,7 @@ def _keys() -> Iterator[Callable[[float], str]]:
     waiting: list[str] = []
 
     def key(wait_s: float) -> str:
+        """Return the next key that was pressed within a time; empty: none was."""
         if not waiting and select.select([entry], [], [], wait_s)[0]:
             text = os.read(entry, 64).decode("utf-8", "replace")
             if not text:  # The terminal is gone.

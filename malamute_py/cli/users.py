@@ -187,6 +187,7 @@ def hash_() -> None:
 
 
 def _password() -> str:
+    """Ask for a password, or read it from standard input. Raises CommandFailed."""
     if sys.stdin.isatty():
         password = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
     else:
@@ -197,6 +198,7 @@ def _password() -> str:
 
 
 def _give_password(table: Any, generate: bool) -> dict[str, str]:
+    """Give a user a password; returns it, to be told, if it was generated."""
     from malamute_py.server.authentication.credentials import hash_password
 
     password = secrets.token_urlsafe(_GENERATED_BYTES) if generate else _password()
@@ -205,6 +207,7 @@ def _give_password(table: Any, generate: bool) -> dict[str, str]:
 
 
 def _give_key(table: Any, new_key: Path | None, given_key: str | None) -> dict[str, str]:
+    """Give a user a public key, of a new pair or as given. Raises CommandFailed."""
     if (new_key is None) == (given_key is None):
         raise CommandFailed("give one of --new-key FILE and --public-key KEY", USAGE)
     if new_key is not None:
@@ -216,6 +219,7 @@ def _give_key(table: Any, new_key: Path | None, given_key: str | None) -> dict[s
 
 
 def _say(text: str, told: dict[str, str], as_json: bool) -> None:
+    """Tell what was done; a generated password is printed this once."""
     if "password" in told and not as_json:
         # The password alone is the output, so that a program can keep it.
         print(f"{text}; the password is told this once", file=sys.stderr)

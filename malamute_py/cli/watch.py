@@ -130,6 +130,7 @@ def happened(now: Look, before: Look) -> Iterator[Happened]:
 
 
 def _links(now: Look, before: Look) -> Iterator[Happened]:
+    """Yield links that came and went between two looks, unless there are too many to list."""
     if max(len(now.links), len(before.links)) >= _LINKS_MAX:
         return
 
@@ -158,6 +159,7 @@ def _dead(now: Look, before: Look) -> list[str]:
 
 
 def _troubles(seen: Look) -> dict[tuple[str, ...], tuple[str, str]]:
+    """Return the troubles that a look shows, by the thing that has them."""
     if "broker" in seen.unseen:
         return {}
     return {
@@ -171,6 +173,7 @@ def _named(key: tuple[str, ...]) -> str:
 
 
 def _print(at_ms: int, event: Happened, as_json: bool) -> None:
+    """Print one line about something that happened."""
     if as_json:
         output.print_json({"time": iso_text(at_ms), **event._asdict()}, compact=True)
     elif output.on_terminal():

@@ -167,6 +167,10 @@ class Spans:
             return content  # The call is about to refuse it, or it has no room.
 
     def _renewed(self, given: Any, context: Mapping[str, str]) -> Any:
+        """Return properties with the span's context in place of one that the program forwarded.
+
+        given: the caller's properties. context: the span's, as the propagator wrote it.
+        """
         if not isinstance(given, Mapping):
             return given  # The call is about to refuse it.
         # A part of the forwarded context without its like in the new one would be of another trace.

@@ -36,6 +36,7 @@ async def work(endpoint: str, service: str) -> None:
     airlines, airports = names("airlines", "carrier"), names("airports", "faa")
 
     async def look_up(request: Request) -> bytes:
+        """Answer a request with the names of a flight's airline and airport, after a pause."""
         asked = json.loads(request.body)
         await asyncio.sleep(PAUSE_S)
         found = {

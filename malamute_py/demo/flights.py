@@ -101,6 +101,7 @@ def _present(value: str) -> bool:
 
 
 def _fields(carrier: str, origin: str, delayed: bool, cancelled: bool) -> dict[str, str]:
+    """Return the fields that a departure's record has, for patterns to select by."""
     fields = {"carrier": carrier, "origin": origin}
     if delayed:
         fields["delayed"] = ""

@@ -47,6 +47,7 @@ def draw(results: Sequence[Result], file: Path) -> None:
 
 
 def _figure(results: Sequence[Result]) -> Any:
+    """Draw the whole picture: for each airport its days and its rain."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -95,6 +96,7 @@ def _grouped(results: Iterable[Result], *names: str) -> dict[tuple[str, ...], li
 
 
 def _days(axes: Any, results: Sequence[Result], days: Sequence[str]) -> None:
+    """Draw a bar for each day's mean delay, coloured by the day's heaviest rain."""
     by_day = {day: some for (day,), some in _grouped(results, "day").items()}
     heaviest = [max(RAINS.index(each.rain) for each in some) for some in by_day.values()]
     axes.bar(
@@ -111,6 +113,7 @@ def _days(axes: Any, results: Sequence[Result], days: Sequence[str]) -> None:
 
 
 def _rains(axes: Any, results: Sequence[Result]) -> None:
+    """Draw the mean delay for each kind of rain."""
     by_rain = _grouped(results, "rain")
     means = [mean_delay(by_rain[rain,]) for rain in RAINS]
     bars = axes.barh(RAINS, means, color=_COLOURS, height=0.74)

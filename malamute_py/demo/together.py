@@ -141,6 +141,7 @@ async def shared_group(stage: Stage) -> None:
     joined = asyncio.Event()
 
     async def member(name: str, until: int) -> None:
+        """Read as a member of the group until all members together have done `until` rows."""
         nonlocal done
         mine = rows.setdefault(name, [])
         async with (

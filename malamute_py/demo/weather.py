@@ -45,6 +45,7 @@ def join_with_weather(spark: Any, endpoint: str, checkpoint: Path) -> Any:
     from pyspark.sql import functions as sf
 
     def read(stream: str, columns: str, per_trigger: int) -> Any:
+        """Return a stream as a DataFrame that Spark reads a part of with each trigger."""
         return (
             spark.readStream.format("malamute")
             .options(endpoint=endpoint, stream=stream, bodyType="typed", columns=columns)
@@ -101,6 +102,7 @@ def read_tables(limit: int | None) -> tuple[Any, Any]:
     from pyarrow import compute, csv
 
     def read(file: Any, columns: Sequence[str]) -> Any:
+        """Return columns of a CSV file as a table, with the time in `at`."""
         options = csv.ConvertOptions(
             include_columns=[*columns, "time_hour"],
             null_values=["", "NA"],

@@ -50,6 +50,7 @@ def ready(facts: Facts) -> Verdict:
 
 
 def _links(broker: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield a reason if there are as many links or connections as there may be."""
     bounds, gauges = broker.get("bounds", {}), broker.get("gauges", {})
     for name, there in (
         ("links", gauges.get("links", 0)),
@@ -60,6 +61,7 @@ def _links(broker: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _checkpoint(broker: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield a reason if the tables fail to follow, or work waits for them."""
     checkpoint = broker.get("checkpoint", {})
     if checkpoint.get("failing"):
         yield "checkpoint", "the last step of the tables failed; the log says why"
@@ -68,6 +70,7 @@ def _checkpoint(broker: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _rings(broker: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield a reason for each ring that failed, and for a main that refuses appends."""
     for name, facts in broker.get("rings", {}).items():
         if facts.get("failed"):
             yield "ring", f"ring {name} failed ({facts['failed']}): look at the disk, start again"
@@ -77,6 +80,7 @@ def _rings(broker: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _disk(broker: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield a reason if the disk is nearly full, or gives ring main no new segment."""
     code = broker.get("disk", {}).get(_MAIN, {}).get("unprepared")
     if code:
         yield "disk", f"ring {_MAIN} gets no new segment: {code}"
@@ -86,6 +90,7 @@ def _disk(broker: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _warnings(broker: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what a person should look at although the broker is ready."""
     checkpoint = broker.get("checkpoint", {})
     if checkpoint.get("lost"):
         reason = checkpoint.get("reason", "")

@@ -63,6 +63,7 @@ def of_all(everything: Everything, links: Iterable[LinkFacts] = ()) -> list[Trou
 
 
 def _of_the_broker(everything: Everything) -> Iterator[Trouble]:
+    """Yield why the broker is not ready, and its warnings, as troubles."""
     verdict = ready(everything.facts)
     for check, reason in verdict.reasons:
         yield Trouble(1e12, STUCK, "broker", (check,), reason)

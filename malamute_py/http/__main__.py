@@ -24,6 +24,8 @@ NICENESS = 5
 
 
 def _until_input_ends(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
+    """Call `stop` once the standard input ends: the broker that started this process is gone."""
+
     def readable() -> None:
         if not os.read(0, 4_096):
             loop.remove_reader(0)

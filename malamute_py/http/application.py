@@ -49,6 +49,7 @@ def application(source: Source, token: str, console: Console | None = None) -> A
     """
 
     async def show_metrics(request: Request) -> Response:
+        """Answer with the metrics of the broker and this process, or ask for the token."""
         if not request.scope[AUTHORIZED]:
             return PlainTextResponse(
                 "a token is needed: Authorization: Bearer TOKEN\n",
@@ -79,6 +80,7 @@ def application(source: Source, token: str, console: Console | None = None) -> A
 
 
 def _told(name: str, verdict: readiness.Verdict, request: Request) -> Response:
+    """Answer with a verdict: 200 if it holds, else 503. The token shows the reasons."""
     value: dict[str, Any] = {name: verdict.holds}
     if request.scope[AUTHORIZED]:
         for key, entries in (("reasons", verdict.reasons), ("warnings", verdict.warnings)):
@@ -99,6 +101,7 @@ class Checked:
         """Answer one request."""
 
         async def closing(message: MutableMapping[str, Any]) -> None:
+            """Add the security headers to an answer's head, where the page has not set them."""
             if message["type"] == "http.response.start":
                 given = message.get("headers", ())
                 kept = {name for name, _ in given}
@@ -115,6 +118,7 @@ class Checked:
         await self._pages({**scope, AUTHORIZED: authorized}, receive, closing)
 
     def _refusal(self, scope: Scope) -> tuple[HTTPStatus, str] | None:
+        """Return status and reason to refuse a request before any page; None: it may go on."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         path = scope["path"]
         of_console = self._console is not None and (
@@ -146,6 +150,7 @@ class Checked:
         return None
 
     def _brings_token(self, scope: Scope) -> bool:
+        """Whether a request has one Authorization header, with the token."""
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         if len(given) != 1:
             return False

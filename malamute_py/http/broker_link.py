@@ -27,6 +27,7 @@ async def keep_linked(source: Source, endpoints: Sequence[str], credential: Cred
         over = asyncio.Event()
 
         def on_link(event: LinkEvent, over: asyncio.Event = over) -> None:
+            """Let the source tell why there is no link; set `over` when the session has ended."""
             if isinstance(event, Unlinked):
                 source.unlinked = f"no link to the broker: {event.reason}"
             elif isinstance(event, Closed):

@@ -47,7 +47,7 @@ class Bounds:
         """Have a peer's connection last so many seconds from now on."""
         for connection in self._addresses:
             if connection.peer == peer:
-                connection.last(seconds)
+                connection.end_after(seconds)
 
     def discard(self, connection: BoundedProtocol) -> None:
         """Forget a connection that ended."""
@@ -75,13 +75,13 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin the connection, and its time with it."""
         super().connection_made(transport)
-        self.last(self.bounds.request_s)
+        self.end_after(self.bounds.request_s)
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):
             self.peer = str(peer[0]), int(peer[1])
         self.bounds.add(self, self.peer[0])
 
-    def last(self, seconds: float) -> None:
+    def end_after(self, seconds: float) -> None:
         """End the connection so many seconds from now, and not before."""
         if self._deadline is not None:
             self._deadline.cancel()

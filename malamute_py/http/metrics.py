@@ -82,6 +82,7 @@ def families(everything: Everything, labels: Labels) -> Iterator[Family]:
 
 
 def _of_the_process(everything: Everything) -> Iterator[Family]:
+    """Yield metrics of the broker as a whole: version, start, damage, bounds, and their use."""
     broker = everything.facts.broker
     yield _family(table.BUILD, [((str(broker.get("software", "")),), 1.0)])
     yield _single(table.STARTED, (broker.get("now_ms", 0) - broker.get("uptime_ms", 0)) / 1_000)
@@ -118,6 +119,7 @@ def _plain(rows: Mapping[str, Metric], facts: Mapping[str, Any]) -> Iterator[Fam
 
 
 def _rings(broker: Mapping[str, Any], labels: Labels) -> Iterator[Family]:
+    """Yield metrics of the rings: what is used, and whether they take appends."""
     disk, core = broker.get("disk", {}), broker.get("rings", {})
     refusing = broker.get("refusing", {})
     things: dict[Any, Figures] = {}
@@ -135,6 +137,7 @@ def _rings(broker: Mapping[str, Any], labels: Labels) -> Iterator[Family]:
 
 
 def _counted(broker: Mapping[str, Any]) -> Iterator[Family]:
+    """Yield counters of the core and the shell, refusals by code, and events by name."""
     counters, shell = broker.get("counters", {}), broker.get("shell", {})
     # A counter that has counted nothing is 0: a rate needs a point to begin from.
     yield from (_single(metric, counters.get(name, 0)) for name, metric in table.COUNTERS.items())
@@ -166,6 +169,7 @@ def _counted(broker: Mapping[str, Any]) -> Iterator[Family]:
 
 
 def _streams(everything: Everything) -> dict[Any, Figures]:
+    """Return the figures of each stream, by its labels."""
     things: dict[Any, Figures] = {}
     for each in everything.streams:
         figures = things[(each.name,)] = {
@@ -180,6 +184,7 @@ def _streams(everything: Everything) -> dict[Any, Figures]:
 
 
 def _mailbox_classes(everything: Everything, now_ms: float) -> dict[Any, Figures]:
+    """Return figures of mailboxes, summed by the first part of their names."""
     things: defaultdict[Any, Figures] = defaultdict(lambda: dict.fromkeys(table.MAILBOX, 0.0))
     for each in everything.mailboxes:
         figures = things[(each.name.partition(".")[0],)]
@@ -193,6 +198,7 @@ def _mailbox_classes(everything: Everything, now_ms: float) -> dict[Any, Figures
 
 
 def _services(everything: Everything, now_ms: float) -> dict[Any, Figures]:
+    """Return the figures of each service, by its labels."""
     return {
         (each.name,): {
             "waiting": each.waiting, "held": each.held, "delayed": each.delayed,
@@ -205,6 +211,7 @@ def _services(everything: Everything, now_ms: float) -> dict[Any, Figures]:
 
 
 def _cursors(everything: Everything, now_ms: float) -> dict[Any, Figures]:
+    """Return the figures of each cursor, by its labels."""
     return {
         (each.stream, each.cursor): {
             "lag": each.lag, "pinned_bytes": each.pinned_bytes,
@@ -215,6 +222,7 @@ def _cursors(everything: Everything, now_ms: float) -> dict[Any, Figures]:
 
 
 def _groups(everything: Everything, now_ms: float) -> dict[Any, Figures]:
+    """Return the figures of each group, by its labels."""
     return {
         (each.stream, each.group): {
             "lag": each.lag, "members": len(each.members),
@@ -295,6 +303,7 @@ def _single(metric: Metric, value: float) -> Family:
 
 
 def _family(metric: Metric, samples: Iterable[tuple[tuple[str, ...], float]]) -> Family:
+    """Return a metric with its samples, each of label values and a value."""
     kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
     family = kind(metric.name, metric.help, labels=metric.labels)
     for labels, value in samples:
@@ -303,6 +312,7 @@ def _family(metric: Metric, samples: Iterable[tuple[tuple[str, ...], float]]) ->
 
 
 def _histogram(metric: Metric, facts: Mapping[str, Any]) -> Family:
+    """Return a histogram of durations from the broker's facts: bounds, counts and sum."""
     bounds = [*map(str, facts["bounds_s"]), "+Inf"]
     buckets = list(zip(bounds, map(float, accumulate(facts["counts"])), strict=True))
     return HistogramMetricFamily(

@@ -69,6 +69,7 @@ class Serving:
         self._stopping = False
 
     def _open_console(self) -> Console | None:
+        """Make the console, with its sessions and logins; None: the configuration has none."""
         if not serves_console(self._http):
             return None
         sessions = Sessions(
@@ -133,6 +134,7 @@ class Serving:
 
 
 def _bound(bind: str) -> socket.socket:
+    """Return a listening socket at an address of the configuration. Raises ConfigError."""
     host, port, _ = parse_bind(bind)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

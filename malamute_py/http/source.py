@@ -80,6 +80,7 @@ class Shared(Generic[T]):
         return await asyncio.shield(self._asking)
 
     async def _run(self) -> T:
+        """Ask, and keep the answer with its time; the waiting callers share this task."""
         try:
             answer = await self._ask()
             self._answer, self._at = answer, self._clock()
@@ -120,6 +121,7 @@ class Source:
         return await self._everything.get()
 
     async def _ask_facts(self) -> Facts:
+        """Ask for BROKER_INFO; without an answer, return facts with the reason and no figures."""
         asked_at = self._clock()
         client = self.client
         if client is None or not client.linked:
@@ -140,6 +142,10 @@ class Source:
         )  # fmt: skip
 
     def _fails(self, reason: str, asked_at: float) -> Facts:
+        """Return facts without figures: the reason, and for how long the broker has been silent.
+
+        asked_at: time of the question that failed.
+        """
         if self._answered_at is None:
             return Facts({}, reason)
         if self._silent_since is None:

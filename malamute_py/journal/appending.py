@@ -95,12 +95,12 @@ class Appender:
             if self.last_epoch > self._epoch:
                 raise ValueError(f"this ring follows epoch {self.last_epoch}: open it anew to lead")
             bundle = [_EPOCH_START, *batches]
-        rows, turned = self._lay_out(bundle, begin, snapshot_source)
-        if turned:
-            self._secure(turned)
+        rows, new_segments = self._lay_out(bundle, begin, snapshot_source)
+        if new_segments:
+            self._secure(new_segments)
         stamps = self._stamps(rows, synced)
-        self._write(rows, stamps, turned)
-        self._commit(rows, begin, turned)
+        self._write(rows, stamps, new_segments)
+        self._commit(rows, begin, new_segments)
         if len(rows) != len(batches):
             pairs = zip(stamps, rows, strict=True)
             stamps = [stamp for stamp, row in pairs if row[_KIND] not in _OWN]
@@ -109,15 +109,16 @@ class Appender:
     def _lay_out(
         self, bundle: Sequence[AppendLike], begin: int, source: SnapshotSource
     ) -> tuple[list[_Row], int]:
-        """Check every batch and give it its place; returns the rows and the segments begun.
+        """Check every batch and give it its place.
 
-        One pass that takes each attribute once: mail comes in bundles of many small batches.
+        Returns the rows, and how many segments they begin. One pass that takes each attribute once:
+        mail comes in bundles of many small batches.
         """
         rows: list[_Row] = []
         following: dict[int, int] = {}
         states, segment_bytes = self._streams.states, self._segment_bytes
         snapshot: Append | None = None
-        lsn, turned = begin, 0
+        lsn, new_segments = begin, 0
         limit = lsn + -lsn % segment_bytes
         for batch in bundle:
             content, kind, stream = batch.content, batch.control_kind, batch.stream
@@ -141,9 +142,9 @@ class Appender:
             if lsn + need > limit:
                 if snapshot is None:
                     snapshot = self._snapshot_batch(begin, source)
-                lsn = self._turn(rows, lsn, limit - lsn, need, snapshot)
+                lsn = self._begin_segment(rows, lsn, limit - lsn, need, snapshot)
                 limit += segment_bytes
-                turned += 1
+                new_segments += 1
             rows.append(
                 (
                     lsn, need, kind, stream, base, count, batch.append_time_ms, content,
@@ -151,24 +152,24 @@ class Appender:
                 )
             )  # fmt: skip
             lsn += need
-        return rows, turned
+        return rows, new_segments
 
-    def _secure(self, turned: int) -> None:
+    def _secure(self, new_segments: int) -> None:
         """Have as many segments at hand as a bundle needs. Raises DiskFull, BatchTooLarge."""
         most = self._space.bundle_segments_max
-        if turned > most:
+        if new_segments > most:
             raise BatchTooLarge(
-                f"a bundle over {turned} new segments, at most {most}: raise ring_bytes, or"
+                f"a bundle over {new_segments} new segments, at most {most}: raise ring_bytes, or"
                 " split the bundle"
             )
         try:
-            self._space.need(turned)
+            self._space.need(new_segments)
         except OSError as error:
             # Nothing was written but zeros and names, which are done again next time: the
             # ring is as well as before, it only has no room yet.
             raise DiskFull(f"no segment could be prepared ({error}); check the disk") from error
 
-    def _turn(
+    def _begin_segment(
         self,
         rows: list[_Row],
         lsn: int,
@@ -176,7 +177,11 @@ class Appender:
         need: int,
         snapshot: Append,
     ) -> int:
-        """Go on at the next segment, which begins with a snapshot; returns the position."""
+        """Go on at the next segment, which begins with a snapshot; returns the position.
+
+        rows: gets a padding for the rest of the segment before, if a stamp fits in, and the
+        snapshot. rest: bytes that are left there. need: bytes of the batch that does not fit.
+        """
         snapshot_bytes = STAMP_BYTES + len(snapshot.content)
         room = self._segment_bytes - SEGMENT_HEADER_BYTES - snapshot_bytes
         if need > room:
@@ -192,6 +197,7 @@ class Appender:
         return lsn + snapshot_bytes
 
     def _snapshot_batch(self, as_of_lsn: int, source: SnapshotSource) -> Append:
+        """Return the batch that a new segment begins with: state of the ring and of its caller."""
         facts = SnapshotOut(as_of_lsn, self.last_time_ms, self._streams.rows())
         bodies = [pack_file(facts), *source()]
         content, crc = control_content(bodies)
@@ -214,12 +220,17 @@ class Appender:
         fields[-1] = (fields[-1][0] | LAST_OF_BUNDLE, *fields[-1][1:])
         return pack_stamps(fields)
 
-    def _write(self, rows: list[_Row], stamps: list[bytes], turned: int) -> None:
-        """One write for each segment that the bundle touches."""
+    def _write(self, rows: list[_Row], stamps: list[bytes], new_segments: int) -> None:
+        """Write a bundle, with one write for each segment that it touches.
+
+        new_segments: how many of these are begun by it, out of the spares.
+        """
         segments = self._space.segments
-        targets = [*segments[-1:], *list(self._space.spares)[:turned]]
+        targets = [*segments[-1:], *list(self._space.spares)[:new_segments]]
         files = {segment.number: segment.file for segment in targets}
-        begun = [at for at, row in enumerate(rows) if row[_KIND] == SNAPSHOT] if turned else []
+        begun = (
+            [at for at, row in enumerate(rows) if row[_KIND] == SNAPSHOT] if new_segments else []
+        )
         try:
             for first, stop in pairwise([0, *begun, len(rows)]):
                 if first == stop:
@@ -238,15 +249,16 @@ class Appender:
     def _write_run(
         self, files: dict[int, File | None], number: int, start: int, buffers: list[Buffer]
     ) -> None:
+        """Write the part of a bundle that lies in one segment, at its place there."""
         file = files[number]
         assert file is not None
         self._storage.write(file, start, buffers)
 
-    def _commit(self, rows: list[_Row], begin: int, turned: int) -> None:
-        """Make a bundle that has been written part of the ring."""
+    def _commit(self, rows: list[_Row], begin: int, new_segments: int) -> None:
+        """Make a bundle that has been written part of the ring: end, index and segments."""
         space, epoch = self._space, self._epoch
         segment = space.segments[-1] if space.segments else None
-        begun = space.begin(turned) if turned else []
+        begun = space.begin(new_segments) if new_segments else []
         time_ms = self.last_time_ms
         sparse: dict[int, list[Place]] = {}
         base_lsn = -1 if segment is None else segment.base_lsn
@@ -275,11 +287,14 @@ class Appender:
         self.last_epoch = epoch
         self.last_lsn = rows[-1][0]
         self._set_end(self.last_lsn + rows[-1][1])
-        if turned:
+        if new_segments:
             space.note_snapshot(self.end, begin)
 
     def _close_part(self, segment: Segment, sparse: dict[int, list[Place]], time_ms: int) -> None:
-        """The bundle's part in one segment is over."""
+        """Note what a bundle left in one segment; then the next segment's part follows.
+
+        sparse: places of the batches of streams without a header index, by stream; emptied.
+        """
         segment.last_epoch = self._epoch
         segment.last_time_ms = max(segment.last_time_ms, time_ms)
         for stream, places in sparse.items():
@@ -287,7 +302,7 @@ class Appender:
         sparse.clear()
 
     def _index_sparse(self, segment: Segment, stream: int, places: list[Place], epoch: int) -> None:
-        """Publish data batches of a stream without header index."""
+        """Add data batches of a stream without header index to the segment's index."""
         assert segment.live is not None
         total = segment.live.add_sparse(stream, places)
         self._streams.note_batch(stream, places[0][2], places[-1][3], epoch, total)
@@ -302,7 +317,11 @@ class Appender:
         content: Buffer,
         keys: Any,
     ) -> None:
-        """Publish one data batch: place is (position, size, base offset, next offset)."""
+        """Add one data batch to the segment's index, from where readers find it.
+
+        place: (position, size, base offset, next offset). keys: the distinct headers, if they are
+        known.
+        """
         live = segment.live
         assert live is not None
         client, expires_at_ms = content_facts(content)
@@ -330,27 +349,27 @@ class Appender:
         """See Ring.append_raw."""
         size = self._segment_bytes
         number, position = divmod(lsn, size)
-        turned = 0
+        new_segments = 0
         if self.end % size == 0:
-            turned = 1
+            new_segments = 1
             begins = self.end + SEGMENT_HEADER_BYTES
         else:
             begins = self.end
         if lsn != begins:
             raise ValueError(f"raw data for position {lsn}, the ring goes on at {begins}")
         founds = self._check_raw(memoryview(data), lsn, size - position)
-        if turned:
-            self._secure(turned)
+        if new_segments:
+            self._secure(new_segments)
         segments = self._space.segments
-        target = self._space.spares[0] if turned else segments[-1]
+        target = self._space.spares[0] if new_segments else segments[-1]
         assert target.number == number
         assert target.file is not None
         try:
             self._storage.write(target.file, position, [data])
         except OSError as error:
             raise self._explained(error) from error
-        if turned:
-            self._space.begin(turned)
+        if new_segments:
+            self._space.begin(new_segments)
         for found in founds:
             self._take_raw(target, found, memoryview(data))
         last = founds[-1].stamp
@@ -414,10 +433,12 @@ class Appender:
             self._raw_snapshots.clear()
 
     def _set_end(self, end: int) -> None:
+        """Set the ring's end; a rest of a segment that holds no stamp belongs to no batch."""
         rest = -end % self._segment_bytes
         self.end = end + rest if rest < STAMP_BYTES else end
 
     def _explained(self, error: OSError) -> Exception:
+        """Return what to raise for a failed write; all but a full disk seals the ring."""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return DiskFull(f"the disk is full: {error}")
         return self._fail(f"a write failed ({error})")

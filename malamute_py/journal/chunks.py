@@ -119,7 +119,11 @@ def batches_in(view: memoryview, base_lsn: int, part: Part, stream: int) -> Iter
 def _resume(
     view: memoryview, base_lsn: int, at: int, stop: int, stream: int, after: int
 ) -> tuple[int, int]:
-    """(place, base offset) of the next good batch in an entry; its end when there is none."""
+    """Return (place, base offset) of the next good batch in an entry, after a damaged one.
+
+    at, stop: where to look in the bytes. after: offset after the entry, returned with `stop` where
+    there is no such batch.
+    """
     for place in candidates(view[:stop], base_lsn, at):
         found = check(view, base_lsn, place)
         if (

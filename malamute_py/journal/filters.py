@@ -127,6 +127,7 @@ class EntryFilters:
         self._extend(self._gathered(), stop)
 
     def _extend(self, pairs: _Ints, stop: int) -> None:
+        """Make the filters of the entries before `stop` out of gathered (entry, item) pairs."""
         cut = int(np.searchsorted(pairs, stop << 32))
         self._view = _extended(self._view, pairs[:cut], stop)
         self._pairs = pairs[cut:]

@@ -185,6 +185,7 @@ class Follower:
         )
 
     def _damaged(self, part: _Part, file: File, fault: str) -> FollowLost:
+        """Return the error for a fault that was read twice, with the next good batch."""
         return FollowLost(
             self.position,
             part.base + self._resume(part, file),

@@ -70,7 +70,7 @@ class StreamHeaders:
         return tuple(self.tops.copy().items())
 
     def subject(self, key: str) -> BitMap:
-        """Entries with exactly this key; with it or one like it, where not exact."""
+        """Return the entries with a record of exactly this key; not `exact`: or of one like it."""
         top = key if self.depth is None else leading_parts((key,), self.depth)[0]
         found = self.tops.get((top,), _NOBODY)
         several = self.several(top)
@@ -86,7 +86,11 @@ class StreamHeaders:
         return [top for top in self._several[1] if key in top]
 
     def field(self, name: str, value: str | None) -> BitMap:
-        """Entries with the field, and the value unless None; or one like it, where not exact."""
+        """Return the entries with a record that has a field, and its value unless None.
+
+        An index that keeps less than whole subjects and values (`exact`) returns further entries,
+        which hold one like it.
+        """
         if self.depth == 0:
             found = self._all
         elif value is None or self.depth is not None:
@@ -342,6 +346,10 @@ def _deepest(tops: Iterable[Keys]) -> int:
 
 
 def _coarser(table: StreamHeaders, depth: int, filters: EntryFilters) -> StreamHeaders:
+    """Return a stream's index with only `depth` leading parts of each subject.
+
+    What whole subjects and values told, the filters of the segment tell from then on.
+    """
     new = StreamHeaders(depth, filters)
     new.everything().update(table.everything())
     for top, bitmap in table.tops.items():

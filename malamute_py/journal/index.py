@@ -13,7 +13,7 @@ import struct
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -81,19 +81,6 @@ Place: TypeAlias = tuple[int, int, int, int, int]
 """(position, size, base offset, next offset, append time) of a batch."""
 
 
-class SegmentIndex(Protocol):
-    """Index of a segment as readers use it, whether the segment is finished or still written to."""
-
-    def entries(self, stream: int, from_offset: int, end_offset: int) -> Entries:
-        """Entries that hold any offset in [from, end)."""
-
-    def headers(self, stream: int) -> StreamHeaders:
-        """The stream's inverted index; taken after entries()."""
-
-    def spots(self, stream: int) -> StreamSpots | None:
-        """The stream's rare rows, if any are known; taken after headers()."""
-
-
 class _SparseRuns:
     """Entries of one stream without headers: batches of other streams may lie in them."""
 
@@ -142,6 +129,7 @@ class _SparseRuns:
         self.view = (len(self.rows), ENTRY.unpack(rows[-1]))
 
     def entries(self, from_offset: int, end_offset: int) -> Entries:
+        """Return the entries that hold any offset in [from_offset, end_offset), as a table."""
         count, entry = self.view
         low = max(bisect_right(self.bases, from_offset, 0, count) - 1, 0)
         rows = self.rows[low : bisect_left(self.bases, end_offset, low, count)]
@@ -311,7 +299,7 @@ class LiveIndex:
         return total
 
     def entries(self, stream: int, from_offset: int, end_offset: int) -> Entries:
-        """See SegmentIndex."""
+        """Entries that hold any offset in [from, end)."""
         if stream >= UNINDEXED_FROM:
             runs = self._sparse.get(stream)
             return (runs or _SparseRuns()).entries(from_offset, end_offset)
@@ -326,6 +314,7 @@ class LiveIndex:
         closed = bisect_left(held, count)
 
         def field(at: int) -> Callable[[int], int]:
+            """Return a function from an entry's number to its field at a byte position."""
             place = struct.Struct("<Q")
 
             def get(ordinal: int) -> int:
@@ -354,11 +343,11 @@ class LiveIndex:
         return Entries(chosen, rows)
 
     def headers(self, stream: int) -> StreamHeaders:
-        """See SegmentIndex."""
+        """The stream's inverted index; taken after entries()."""
         return self._headers.stream(stream)
 
     def spots(self, stream: int) -> StreamSpots | None:
-        """See SegmentIndex."""
+        """The stream's rare rows, if any are known; taken after headers()."""
         return self._spots.get(stream)
 
     def table(self) -> bytes:
@@ -444,7 +433,7 @@ class StoredIndex:
         return {number: self.headers(number) for number in self._stored.headers}
 
     def entries(self, stream: int, from_offset: int, end_offset: int) -> Entries:
-        """See SegmentIndex."""
+        """Entries that hold any offset in [from, end)."""
         ordinals = self._ordinals.get(stream)
         if ordinals is None:
             ordinals = np.flatnonzero(self._rows["stream"] == stream).astype(np.uint32)
@@ -456,7 +445,7 @@ class StoredIndex:
         return Entries(chosen, self._rows[chosen])
 
     def headers(self, stream: int) -> StreamHeaders:
-        """See SegmentIndex."""
+        """The stream's inverted index; taken after entries()."""
         found = self._headers.get(stream)
         if found is None:
             packed = self._stored.headers.get(stream)
@@ -471,7 +460,7 @@ class StoredIndex:
         return {number: unpack_spots(packed) for number, packed in self._stored.spots.items()}
 
     def spots(self, stream: int) -> StreamSpots | None:
-        """See SegmentIndex."""
+        """The stream's rare rows, if any are known; taken after headers()."""
         found = self._spots.get(stream)
         if found is None:
             packed = self._stored.spots.get(stream)

@@ -261,6 +261,7 @@ def _verify_indexes(scan: Scan, name: str) -> list[Finding]:
 
 
 def _agree(index: StoredIndex, spans: object, table: bytes) -> bool:
+    """Whether an index file says the same as an index made anew of the segment."""
     if index.spans != spans:
         return False
     # Entries may be cut otherwise: their writer may have had another interval.

@@ -88,6 +88,11 @@ class Listing:
         self.orphans = [name for number, name in indexes.items() if number not in known]
 
     def _classify_segment(self, name: str, number: int) -> None:
+        """Enter a file with a segment's name by its header, or leave it alone as a stranger.
+
+        An empty header is that of a spare; one with a lower number is left from the file's last
+        use.
+        """
         try:
             file = self._storage.open(name)
             head = self._storage.read(file, 0, SEGMENT_HEADER_BYTES)

@@ -167,6 +167,7 @@ class Log:
         return self.ring.bytes_on_disk()
 
     def _tidy(self) -> None:
+        """Prepare segments and write indexes until nothing is left to do."""
         while self.ring.prepare_step():
             pass
 
@@ -187,6 +188,7 @@ class Log:
 
 
 def _raise_gaps(gaps: tuple[Gap, ...]) -> None:
+    """Raise JournalCorrupt for the first of these gaps, if there is one."""
     for gap in gaps:
         raise JournalCorrupt(
             "log", f"records {gap.from_offset} to {gap.to_offset}: {gap.code}, {gap.reason}"
@@ -194,6 +196,7 @@ def _raise_gaps(gaps: tuple[Gap, ...]) -> None:
 
 
 def _bodies(run: Run) -> Iterator[tuple[int, list[bytes]]]:
+    """Yield (base offset, bodies) of each batch of a run."""
     view = memoryview(run.data)
     for position, size, base, _ in run.spans:
         stamp = Stamp.unpack(view, position, verify=False)

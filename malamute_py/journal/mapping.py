@@ -124,6 +124,7 @@ class Mappings:
 
 
 def _forget(parts: dict[int, Any], key: int, _: object) -> None:
+    """Take a mapping out of the table when it is freed; called by its weak reference."""
     parts.pop(key, None)
 
 
@@ -146,9 +147,10 @@ def why_unmapped(storage: Storage, name: str) -> str:
 
 
 def bring_again(data: Any) -> bool:
-    """Have pages that were mapped a while ago brought in again; False: one cannot be read.
+    """Have the kernel bring mapped bytes back into memory; False: a page cannot be read.
 
-    Bytes in memory are always there.
+    data: a view of a mapped part, which may have been paged out since it was read; other bytes are
+    always there.
     """
     part = data.obj if isinstance(data, memoryview) else None
     bring = getattr(part, "bring", None)

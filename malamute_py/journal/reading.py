@@ -240,6 +240,7 @@ class Reader:
             gaps.append(Gap(position, stop, "damaged", reason))
 
     def _skip_retired(self, stream: int, position: int, end: int, gaps: list[Gap]) -> int:
+        """Return the position, or the stream's first offset if that is later: the gap is noted."""
         first, _ = self._streams.bounds(stream)
         if position >= first or position >= end:
             return position
@@ -258,7 +259,10 @@ class Reader:
         left: int,
         out: _Out,
     ) -> tuple[int, int]:
-        """Read the chosen entries; returns (offset come to, bytes left)."""
+        """Read the chosen entries of a segment from `position` up to `end`, into `out`.
+
+        left: bytes that the read may still return. Returns the offset come to, and the bytes left.
+        """
         rows = entries.rows
         wanted: list[tuple[int, int, int, int]] = []
         wanted_bytes = 0
@@ -300,7 +304,10 @@ class Reader:
         left: int,
         out: _Out,
     ) -> tuple[int, int]:
-        """Read the rare rows, and between them the chosen entries; (offset come to, bytes left)."""
+        """Read rare rows by themselves, and between them the chosen entries, into `out`.
+
+        left: bytes that the read may still return. Returns the offset come to, and the bytes left.
+        """
         chosen, nexts, spots = rare.chosen, entries.rows["next"], rare.spots
         begin = done = 0
         while begin < len(nexts):
@@ -336,7 +343,10 @@ class Reader:
         left: int,
         out: _Out,
     ) -> tuple[int, int]:
-        """Read rare rows [first, last), which are all that is wanted up to `after`."""
+        """Read the rare rows [first, last), all that is wanted up to offset `after`, into `out`.
+
+        left: bytes that the read may still return. Returns the offset come to, and the bytes left.
+        """
         gathering = out.gathering
         spots = rare.spots[first:last]
         costs = spots["bytes"].astype(np.int64) + BYTES_A_ROW
@@ -398,7 +408,11 @@ class Reader:
         left: int,
         out: _Out,
     ) -> tuple[int, int, bool]:
-        """Read one part's batches into runs; return position, bytes left, whether to go on."""
+        """Read the batches of one part of a segment into `out`.
+
+        left: bytes that the read may still return. Returns the offset come to, the bytes left, and
+        whether to go on.
+        """
         data = self._view(segment, part.position, part.size)
         if segment.retired:
             # It may have been overwritten under the read: the bytes mean nothing.
@@ -489,7 +503,7 @@ class Reader:
     def _pick(
         self, segment: Segment, stream: int, offsets: list[int]
     ) -> Iterator[tuple[int, bytes]]:
-        """(which of the ascending offsets, the batch that holds it) of one segment."""
+        """Yield (place among `offsets`, the stored batch that holds it) for those in a segment."""
         rows = self.index(segment).entries(stream, offsets[0], offsets[-1] + 1).rows
         wanted = np.array(offsets, np.uint64)
         chosen = np.unique(np.searchsorted(rows["next"], wanted, side="right"))
@@ -549,6 +563,7 @@ class Reader:
         return self._streams.bounds(stream)[1]
 
     def _entries(self, stream: int) -> Iterator[tuple[Segment, Entries]]:
+        """Yield each segment that has batches of a stream, with their entries in its index."""
         state = self._streams.states.get(stream)
         if state is None:
             return
@@ -558,10 +573,12 @@ class Reader:
                 yield segment, self.index(segment).entries(stream, state.first, state.next)
 
     def _batches_of(self, segment: Segment, stream: int, row: Any) -> Iterator[Batch]:
+        """Yield the batches of one index entry, damaged ones too."""
         for batch, _ in self._chunk(segment, stream, row):
             yield batch
 
     def _chunk(self, segment: Segment, stream: int, row: Any) -> list[tuple[Batch, memoryview]]:
+        """Read the batches of one index entry, with the bytes; none if it was retired."""
         position, size = int(row["position"]), int(row["bytes"])
         entry = (position, size, int(row["base"]), int(row["next"]))
         view = self._view(segment, position, size)
@@ -574,6 +591,7 @@ class Reader:
     def _contents_of(
         self, segment: Segment, stream: int, row: Any
     ) -> Iterator[tuple[Batch, Content]]:
+        """Yield the good batches of one index entry with their contents."""
         for batch, view in self._chunk(segment, stream, row):
             if batch.found is not None:
                 yield batch, _content(batch, view)
@@ -605,7 +623,10 @@ class Reader:
         search: Candidates | None,
         latest: dict[tuple[str, ...], int],
     ) -> None:
-        """Note each subject's newest offset in a segment, looking from its end."""
+        """Note the newest offset of each subject in a segment, looking from its end.
+
+        latest: subject -> offset, of those that are known already; it gets the others.
+        """
         index = self.index(segment)
         entries = index.entries(stream, first, end)
         chosen = _choose(index, stream, entries, search, None)
@@ -622,6 +643,10 @@ class Reader:
         heap: list[int] = []
 
         def wait(keys: tuple[str, ...] | None, bitmap: BitMap) -> None:
+            """Queue keys whose newest record lies in one of these entries, under the last of them.
+
+            keys: of a subject; None: of all subjects that the entries may hold.
+            """
             if bitmap:
                 last = bitmap.max()
                 if last not in waiting:
@@ -892,7 +917,11 @@ def _rare(
     position: int,
     end: int,
 ) -> _Rare | None:
-    """Return the wanted rare rows in [position, end); None: the index has no usable spots."""
+    """Return the rare rows in [position, end) that are wanted, which are read by themselves.
+
+    Rare rows have a spot in the index: where their bodies lie. The entries chosen beside them are
+    read whole. None: the index has no usable spots, so that all is read by entries.
+    """
     headers, spots = index.headers(stream), index.spots(stream)
     rows = entries.rows
     if spots is None or not headers.exact or stream >= UNINDEXED_FROM or not len(rows):
@@ -943,7 +972,7 @@ def _gaps_before(position: int, gaps: list[Gap]) -> tuple[Gap, ...]:
 
 
 def _weights(rare: _Rare, rows: Any) -> Any:
-    """Bytes that are wanted of each entry: all of it, or its rare rows with their headers."""
+    """Return how many bytes each entry adds to a read: all of it, or its rare rows."""
     weights = np.where(rare.chosen, rows["bytes"], 0).astype(np.int64)
     spots = rare.spots
     if len(spots):
@@ -961,7 +990,10 @@ def _choose(
     client_time: tuple[int, int] | None,
     headers: HeaderIndex | None = None,
 ) -> list[bool]:
-    """For each entry, whether it may hold a match."""
+    """Return for each entry whether it may hold a match.
+
+    headers: an index to search instead of the segment's own.
+    """
     mask = np.ones(len(entries.ordinals), np.bool_)
     if search is not None and stream < UNINDEXED_FROM and len(mask):
         headers = headers or index.headers(stream)

@@ -279,7 +279,7 @@ class Scan:
         return not (number == known.last and known.first - 1 in self._present)
 
     def _miss_the_newest(self, number: int) -> None:
-        """See whether the segments are missing in which the log went on."""
+        """Note as damage that segments are missing in which the log went on, if some are."""
         begin = number
         while self._is_missing(number):
             number += 1
@@ -290,6 +290,7 @@ class Scan:
             self._damage(begin * self.segment_bytes, stop, MISSING, doubtful=True)
 
     def _accept_indexed(self, segment: Segment) -> None:
+        """Take a whole segment by its index file, without reading its batches."""
         self._flush()
         self.epoch = max(self.epoch, segment.last_epoch)
         self.last_time_ms = max(self.last_time_ms, segment.last_time_ms)
@@ -347,7 +348,7 @@ class Scan:
         return True
 
     def _is_cut(self, segment: Segment, found: Found | str, lsn: int, at: int) -> str:
-        """Whether the file was cut off where the log went on: what to call that; "": it was not."""
+        """Say that a segment's file was cut off where the log went on; "": it was not."""
         left = self.short.get(segment.number)
         if left is None:
             return ""
@@ -433,6 +434,10 @@ class Scan:
             )
 
     def _fault(self, found: Found | str) -> str:
+        """Return why a batch does not go on where the log stands; "": it does.
+
+        found: the batch, or what is wrong with it in itself.
+        """
         if isinstance(found, str):
             return found
         stamp = found.stamp
@@ -452,6 +457,7 @@ class Scan:
         return ""
 
     def _take(self, segment: Segment, found: Found, data: memoryview) -> None:
+        """Take a good batch; it belongs to the ring once the last of its bundle is there."""
         stamp = found.stamp
         self.epoch = stamp.epoch
         self.safe_lsn = max(self.safe_lsn, stamp.synced_lsn)
@@ -466,6 +472,7 @@ class Scan:
             self._bundle = stamp.bundle_lsn
 
     def _close_segment(self, stop: int) -> None:
+        """Note that the log has come to the end of a segment, unless a bundle goes on."""
         if not self._pending:
             self._complete = max(self._complete, self._boundary(stop))
 
@@ -480,6 +487,7 @@ class Scan:
         self._pending.clear()
 
     def _keep(self, batches: Iterable[tuple[Segment, Found, memoryview]]) -> None:
+        """Make batches part of the ring: places in the index, and what state is made of."""
         sparse: dict[tuple[Segment, int], list[Place]] = {}
         for segment, found, data in batches:
             stamp = found.stamp
@@ -553,6 +561,7 @@ class Scan:
             )
 
     def _note_snapshot(self, lsn: int, content: memoryview) -> None:
+        """Begin the state anew from a snapshot, with what came after its position."""
         snapshot = parse_snapshot(lsn, content)
         if snapshot is None:
             return
@@ -567,7 +576,7 @@ class Scan:
     # --- damage or tail -------------------------------------------------------------
 
     def _proven(self, lsn: int, at: int) -> bool:
-        """True when the position had been durable once."""
+        """Whether a position had been durable once: what cannot be read there is damage."""
         if lsn < self._floor or lsn < self.safe_lsn:
             return True
         if self._closed_here(lsn):
@@ -606,6 +615,7 @@ class Scan:
         return self._later
 
     def _any_later(self, lsn: int) -> bool:
+        """Whether a valid batch lies after a position: what is between is damage then, no end."""
         later = self._later or []
         if any(batch.lsn >= lsn and batch.epoch >= self.epoch for batch in later):
             return True
@@ -632,7 +642,7 @@ class Scan:
         *,
         doubtful: bool,
     ) -> None:
-        """doubtful: not even the stamps tell what was in it."""
+        """Note a damaged range, and go on after it. doubtful: its stamps tell nothing either."""
         self._flush()
         if doubtful:
             self._doubts.append((from_lsn, to_lsn))
@@ -645,7 +655,10 @@ class Scan:
         self._complete = self._boundary(to_lsn)
 
     def _note_tail(self, found: Found | str, lsn: int, fault: str, at: int) -> None:
-        """Name what is cut off, when there is anything."""
+        """Note the range that is dropped at the end of the log, if something was begun there.
+
+        found, fault: the batch at which the log ends, and why it does not belong to the ring.
+        """
         to_lsn = 0
         for batch in self._later or ():
             if batch.lsn > lsn and batch.epoch >= self.epoch:
@@ -658,6 +671,10 @@ class Scan:
             self.dropped.append(Dropped(self._complete, max(lsn, to_lsn), f"torn: {fault}"))
 
     def _is_torn(self, found: Found | str, lsn: int, at: int) -> bool:
+        """Whether a write was cut off here: a stamp of this place is there, but no good batch.
+
+        A stamp of an earlier use of the file says another position, or an older epoch.
+        """
         if isinstance(found, Found):
             return found.stamp.epoch >= self.epoch
         segment = self._all[at]
@@ -670,6 +687,7 @@ class Scan:
     # --- the end ----------------------------------------------------------------------
 
     def _finish(self) -> None:
+        """Settle where the ring ends: half a bundle is dropped, later segments are spares."""
         if self._pending:
             # The files ended amid a bundle, with nothing to fail a check on.
             if not self.dropped:
@@ -832,6 +850,7 @@ class _State(Scan):
 
     @staticmethod
     def _is_state(stamp: Stamp, data: memoryview, begin: int, end: int) -> bool:
+        """Whether a batch may hold something that the caller's state is rebuilt from."""
         if stamp.control_kind in (PADDING, EPOCH_START) or end - begin < CONTENT_BYTES:
             return False
         if stamp.control_kind == DATA and producer_head(data[begin:end]) is None:

@@ -196,6 +196,7 @@ class Ring:
         return ring, _recovery(scan, rewritten, restored)
 
     def _place(self, scan: Scan) -> None:
+        """Take over what a scan found: segments, end, spares, and files left alone."""
         space, size = self._space, self._segment_bytes
         space.segments = tuple(scan.segments)
         space.unknown = {unknown.file for unknown in scan.unknown}
@@ -354,6 +355,10 @@ class Ring:
             return self._sync()
 
     def _sync(self) -> int:
+        """Sync every segment that has bytes which were not synced; returns the position reached.
+
+        Raises JournalFailed, and the ring takes nothing more.
+        """
         if self._failure is not None:
             raise self._failure
         end, begin = self._appender.end, self._synced
@@ -680,9 +685,11 @@ class Ring:
         self._space.unpin(name)
 
     def _forget(self, number: int) -> None:
+        """Drop what the reader has cached of a segment that is retired."""
         self._reader.forget(number)
 
     def _detach(self, segment: Segment) -> bool:
+        """Give what readers hold of a segment memory of its own; False: its file must stay."""
         return self._mappings is None or self._mappings.detach(segment)
 
     def detach(self) -> None:
@@ -747,6 +754,10 @@ def _with_segment_bytes(settings: RingSettings, segment_bytes: int) -> RingSetti
 
 
 def _recovery(scan: Scan, rewritten: tuple[str, ...], restored: Sequence[Unknown]) -> Recovery:
+    """Return what the opening of a ring found, for its caller.
+
+    rewritten: files written anew. restored: small files that were made again.
+    """
     snapshot = scan.snapshot
     cut = [
         Unknown(segment_name(number), f"it had {size} bytes of {scan.segment_bytes}")

@@ -172,6 +172,7 @@ class Space:
         return True
 
     def _why_full(self) -> str:
+        """Say why no segment can be used again, and what to do about it."""
         place = f"the ring in {self.storage.describe()}"
         if self._is_held_back():
             return (
@@ -205,6 +206,7 @@ class Space:
             self.held_lsn = lsn
 
     def _check_held(self, lsn: int) -> None:
+        """Raise ValueError for a position that the ring cannot be held from."""
         end = self._end()
         start = self.segments[0].base_lsn if self.segments else end
         if not start <= lsn <= end:
@@ -214,6 +216,7 @@ class Space:
             )
 
     def _held(self, segment: Segment) -> bool:
+        """Whether a segment has something after the position that a checkpoint holds."""
         held = self.held_lsn
         return held is not None and segment.base_lsn + self.settings.segment_bytes > held
 
@@ -270,6 +273,10 @@ class Space:
         return roomy and not self._pins_on(segments[0])
 
     def _write_one_index(self) -> bool:
+        """Write the index file of one finished segment that has none; False: all have theirs.
+
+        The segment is opened and its index loaded again when they are read.
+        """
         if not self.storage.persistent:
             return False
         synced, size = self._synced(), self.settings.segment_bytes
@@ -289,6 +296,7 @@ class Space:
         return False
 
     def _write_floors(self) -> None:
+        """Write down the streams' first offsets that limits or removals moved, if any did."""
         floors = {n: s.floor for n, s in self._streams.states.copy().items() if s.floor}
         if floors == self._written_floors or not self.storage.persistent:
             return
@@ -420,16 +428,21 @@ class Space:
         return self._free_of_state(oldest) and self._empty(oldest, None)
 
     def note_snapshot(self, end_lsn: int, as_of_lsn: int) -> None:
-        """A snapshot was written, in a bundle that ends here (loop thread)."""
+        """Note that a bundle which ends here has a snapshot (loop thread)."""
         self._snapshots.append((end_lsn, as_of_lsn))
 
     def _free_of_state(self, segment: Segment) -> bool:
+        """Whether all that a segment says of the state is in a later snapshot that is durable."""
         synced, snapshots = self._synced(), self._snapshots
         while snapshots and snapshots[0][0] <= synced:
             self.state_lsn = snapshots.popleft()[1]
         return segment.base_lsn + self.settings.segment_bytes <= self.state_lsn
 
     def _fresh(self, number: int, budget_bytes: int | None) -> bool:
+        """Do a share of preparing a new segment file; returns whether more is to do.
+
+        budget_bytes: how many bytes may be zeroed now; None: all, at once.
+        """
         size = self.settings.segment_bytes
         work, self._work = self._work, None
         if work is None:
@@ -445,6 +458,7 @@ class Space:
             raise
 
     def _finish(self, work: _Work, number: int, budget_bytes: int | None) -> bool:
+        """Zero some of a file under preparation, or make it a spare; True: more is to do."""
         size = self.settings.segment_bytes
         if budget_bytes is not None and self._worth_zeroing(work):
             stop = min(work.position + max(budget_bytes, SEGMENT_HEADER_BYTES), size)
@@ -514,6 +528,7 @@ class Space:
         self._expect(first if self.missing_from is None else self.missing_from, last)
 
     def _write_header(self, segment: Segment) -> None:
+        """Write and sync the header that makes a file the segment of its number."""
         write_header(
             self.storage,
             segment,
@@ -524,6 +539,7 @@ class Space:
         )
 
     def _retire(self, segment: Segment) -> None:
+        """Take the oldest segment out of the ring, so that its file can be used again."""
         # First the offsets, then the list, then the mark: a reader that misses the segment,
         # or sees the mark, finds that the stream begins later, and names the gap rightly.
         moved = self._streams.retire(segment.spans.copy().items())
@@ -555,6 +571,7 @@ class Space:
         return self._pins.copy()
 
     def _pins_on(self, segment: Segment) -> list[str]:
+        """Return the names of the pins that want something of a segment."""
         held = []
         for name, (stream, offset) in self._pins.items():
             span = segment.spans.get(stream)
@@ -563,6 +580,7 @@ class Space:
         return held
 
     def _break_pin(self, segment: Segment, reason: str) -> None:
+        """Give up one pin that keeps a segment from being used again, with an event."""
         with self.turn:
             # The loop may have taken it off meanwhile.
             name = next(iter(self._pins_on(segment)), None)

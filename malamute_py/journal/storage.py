@@ -276,6 +276,7 @@ class FileStorage:
             return sorted(each.name for each in entries if each.is_dir(follow_symlinks=False))
 
     def _may_write(self, name: str) -> None:
+        """Raise PermissionError where the directory was opened for reading only."""
         if self._read_only:
             raise PermissionError(errno.EROFS, "opened for reading only", name)
 
@@ -363,6 +364,7 @@ class FileStorage:
 
     @staticmethod
     def _write_rest(fd: int, position: int, buffers: Sequence[Buffer], done: int) -> int:
+        """Write what a vectored write left, from byte `done` of the buffers on; returns the end."""
         rest = memoryview(b"".join(map(bytes, buffers)))[done:]
         while rest:
             written = os.pwrite(fd, rest, position)
@@ -373,6 +375,7 @@ class FileStorage:
         return position
 
     def _explained(self, error: OSError, name: str, size: int) -> Exception:
+        """Return a DiskFull that says what to do for an error of a full disk; else the error."""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             need = f"needs {size} bytes, {self.free_bytes()} are free" if size else "is full"
             return DiskFull(
@@ -487,6 +490,7 @@ def file_system_of(path: Path, mountinfo: str | None = None) -> str:
 
 
 def _sync_path(path: Path) -> None:
+    """Make names in a directory durable. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

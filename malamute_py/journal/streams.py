@@ -61,7 +61,7 @@ class StreamTable:
         return self.states.setdefault(number, StreamState()) if found is None else found
 
     def note_batch(self, number: int, base: int, after: int, epoch: int, size: int) -> None:
-        """A data batch became part of the ring."""
+        """Count a data batch that became part of the ring."""
         state = self.states.get(number) or self.state(number)
         if epoch > state.last_epoch:
             self._note_epoch(state, epoch, base)
@@ -73,7 +73,7 @@ class StreamTable:
         state.held_bytes += size
 
     def note_lost(self, stamp: Stamp) -> None:
-        """A damaged batch whose stamp can be read: its offsets are spent."""
+        """Count the offsets of a damaged batch as given, as its stamp can still be read."""
         if stamp.control_kind == DATA:
             state = self.state(stamp.stream)
             if stamp.epoch > state.last_epoch:
@@ -91,7 +91,7 @@ class StreamTable:
         state.held_bytes += span.bytes
 
     def note_row(self, number: int, row: StreamRow) -> None:
-        """A snapshot says this of a stream."""
+        """Take what a snapshot says of a stream, where the ring says less."""
         state = self.state(number)
         state.next = max(state.next, row.next)
         state.floor = max(state.floor, row.first)
@@ -102,7 +102,7 @@ class StreamTable:
         state.last_epoch = merged[-1].epoch if merged else 0
 
     def note_next(self, number: int, after: int) -> None:
-        """Offsets before this one were given."""
+        """Note that offsets before this one were given, and are not given again."""
         state = self.state(number)
         state.next = max(state.next, after)
 
@@ -113,7 +113,7 @@ class StreamTable:
         state.floor = max(state.floor, floor)
 
     def note_epoch(self, number: int, epoch: int, first: int) -> None:
-        """A batch of this epoch lies here: the epoch began here or before."""
+        """Note that a batch of this epoch begins here: the epoch began here or before."""
         state = self.state(number)
         pairs = {pair.epoch: pair for pair in state.epochs}
         known = pairs.get(epoch)
@@ -123,7 +123,7 @@ class StreamTable:
             state.last_epoch = state.epochs[-1].epoch
 
     def note_floor(self, number: int, first: int) -> None:
-        """A limit or a removal moved the stream's first offset; it never moves back."""
+        """Move a stream's first offset up, as a limit or a removal asks; it never moves back."""
         state = self.state(number)
         with self._floors:
             if first > state.floor:
@@ -144,7 +144,7 @@ class StreamTable:
         return (0, 0) if state is None else (state.first, state.next)
 
     def retire(self, spans: Iterable[tuple[int, Span]]) -> dict[int, int]:
-        """A segment goes; returns stream -> new first offset where it moved."""
+        """Drop what a retired segment held; returns stream -> new first offset where it moved."""
         moved = {}
         for number, span in spans:
             state = self.state(number)

@@ -59,6 +59,10 @@ def find_missing(segments: Segments, directory: FileStorage, ring: str, end_lsn:
 
 
 def _compare(segments: Segments, expected: Expected, end_lsn: int) -> Missing:
+    """Find the segments that the manifest names and the directory lacks, at both ends of the ring.
+
+    expected: what the manifest says. end_lsn: how far the log was read.
+    """
     first = oldest = expected.first
     # A lower one was about to be used again, and is as good as ever.
     if not segments.is_there(first - 1):
@@ -77,6 +81,7 @@ def _compare(segments: Segments, expected: Expected, end_lsn: int) -> Missing:
 
 
 def _is_missing(segments: Segments, expected: Expected, number: int) -> bool:
+    """Whether a segment that should hold something is not there under any of its names."""
     if not expected.has(number):
         return False
     if number < expected.last:

@@ -130,6 +130,7 @@ class LogReader:
         self.close()
 
     def _entry(self, name: str) -> StreamEntry:
+        """Return a stream by its name, as of now. Raises UnknownStream."""
         self._catalogue.refresh()
         entry = self._catalogue.find(name)
         if entry is None:

@@ -167,7 +167,7 @@ class Reading:
             return self._from_position(stop, *arguments)
         if kind == StartKind.AFTER_ID:
             offset = parse_message_id(arguments[0])[1]
-            return self._rewound(offset + (not any(arguments[1:])), stop)
+            return self._no_later_than(offset + (not any(arguments[1:])), stop)
         if kind == StartKind.TIME:
             time_ms, inclusive = arguments
             return self._at_time(time_ms, inclusive, stop)
@@ -190,19 +190,28 @@ class Reading:
         return self._skip_aged(lsn, max(first, self._floor))
 
     def _from_position(self, stop: int, offset: int, epoch: int = 0, uuid: bytes = b"") -> int:
+        """Return the offset to begin with, for a reader that stood at `offset`.
+
+        uuid: of the stream that it read; empty: not told. Another stream of the name is read from
+        its beginning. epoch: that of its last record, or 0; if a later epoch began before the
+        offset, a power loss took records away there. stop: end of the stream. Where the reader
+        begins before its offset, it gets a RewoundNotice.
+        """
         if uuid and uuid != self._entry.uuid:
             first = self._earliest()
             self._note(RewoundNotice(offset, first, self._epoch))
             return first
         last = epoch_end(self._segments, self._entry.number, epoch) if epoch else END
-        return self._rewound(offset, min(last, stop))
+        return self._no_later_than(offset, min(last, stop))
 
-    def _rewound(self, offset: int, stop: int) -> int:
+    def _no_later_than(self, offset: int, stop: int) -> int:
+        """Return the offset, or `stop` if that comes before, with a RewoundNotice to the reader."""
         if offset > stop:
             self._note(RewoundNotice(offset, stop, self._epoch))
         return min(offset, stop)
 
     def _at_time(self, time_ms: int, inclusive: bool, stop: int) -> int:
+        """Return the offset of the first batch appended at a time or later; `stop`: none was."""
         least = time_ms if inclusive else time_ms + 1
         walk = self._walk(
             lambda index, entries: (entries.rows["last_time"] >= least).tolist(), contents=False
@@ -213,6 +222,7 @@ class Reading:
         return stop
 
     def _at_client_time(self, time_ms: int, inclusive: bool, stop: int) -> int:
+        """Return the offset of the first record with this client time or a later one, or `stop`."""
         least = time_ms if inclusive else time_ms + 1
         walk = self._walk(
             lambda index, entries: (entries.rows["client_max"] >= least).tolist(), contents=True
@@ -461,6 +471,7 @@ class Reading:
             self._selection.purge(entry.purges)
 
     def _wait(self, deadline: float | None) -> None:
+        """Sleep until files are looked at again. Raises Timeout once the deadline is over."""
         now = time.monotonic()
         self._look_again(now)
         if deadline is not None and now >= deadline:
@@ -519,6 +530,7 @@ class Reading:
         self._waiting.append(notice)
 
     def _tell(self, notice: GapNotice | RewoundNotice) -> None:
+        """Give the caller a notice. Raises GapError for it in a strict reading."""
         request = self._request
         if request.strict:
             raise GapError(notice)
@@ -578,6 +590,7 @@ class Reading:
         return pa.RecordBatchReader.from_batches(first.schema, all_of_them())
 
     def _pieces(self, decode: bool) -> Iterator[pa.RecordBatch]:
+        """Yield each batch as an Arrow record batch, all of one schema."""
         version = 0
         while (batch := self.next_batch()) is not None:
             if batch.schemas is not None and not version:

@@ -87,6 +87,7 @@ class SegmentMap:
         return ""
 
     def _bring(self, piece: int) -> None:
+        """Have the kernel bring in one piece of the file, and note unreadable pages."""
         begin = piece * _PIECE_BYTES
         size = min(_PIECE_BYTES, self.size - begin)
         self._present[piece] = 1

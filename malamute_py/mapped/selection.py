@@ -121,6 +121,7 @@ class Selection:
                     yield ~rows | (np.arange(base, base + len(rows)) >= before)
 
     def _wanted(self, header: Header) -> bool:
+        """Whether a header is selected; headers that were asked about are remembered."""
         known = self._known.get(header)
         if known is None:
             if len(self._known) >= _HEADERS_MAX:
@@ -129,6 +130,7 @@ class Selection:
         return known
 
     def _within(self, content: Content) -> Array:
+        """Mask of the rows whose client time is within the window; without times: none."""
         times = content.client_times
         if times is None or self._client_time is None:
             return np.zeros(content.head.count, np.bool_)

@@ -104,6 +104,7 @@ class Catalogue:
         self._lsn = self._tail.end_lsn
 
     def _follow(self) -> None:
+        """Apply the changes of streams that the log has beyond what was read before."""
         meta = RingMeta(self._segments.uuid, self._segments.segment_bytes)
         follower = Follower(self._segments.storage, meta)
         queues = Queues()
@@ -119,6 +120,7 @@ class Catalogue:
 
 
 def _entry(row: StreamRow) -> StreamEntry:
+    """Return a row of the tables as readers see it."""
     return StreamEntry(
         row.name,
         row.uuid,
@@ -132,6 +134,7 @@ def _entry(row: StreamRow) -> StreamEntry:
 
 
 def _bodies(content: memoryview) -> tuple[bytes, ...]:
+    """Return the changes in a control batch; none of a damaged one."""
     try:
         return control_bodies(content)
     except BatchError:

@@ -24,7 +24,7 @@ _ANY_BUNDLE: Final = -1
 """State of the walk: a bundle may go on whose beginning was not seen."""
 _NO_BUNDLE: Final = -2
 """State of the walk: the next batch begins a bundle."""
-_LOOKS: Final = 1 << 11
+_SEARCH_EVERY: Final = 1 << 11
 """Looks without news after which the rest of a segment is searched for later batches."""
 
 
@@ -47,14 +47,15 @@ class RingTail:
         """Position of the bundle that comes next, or is not whole yet."""
         self.stopped_lsn = 0
         """Position at which the last walk stopped."""
-        self._looks = 0
+        self._quiet_looks = 0
+        """Thorough looks in a row that found nothing new."""
         self._opening = self._read_opening()
         self._begin()
 
     def advance(self, *, thorough: bool = True) -> bool:
         """Take in what was written since; True when there was anything.
 
-        thorough: where nothing follows, find out why: a dozen system calls.
+        thorough: where nothing follows, find out why, which takes a dozen system calls.
         """
         before = self.end_lsn, self.synced_lsn, self.turns
         self._walk()
@@ -62,7 +63,7 @@ class RingTail:
             while (self.end_lsn, self.synced_lsn, self.turns) == before and self._look_around():
                 self._walk()
         changed = (self.end_lsn, self.synced_lsn, self.turns) != before
-        self._looks = 0 if changed else self._looks + thorough
+        self._quiet_looks = 0 if changed else self._quiet_looks + thorough
         return changed
 
     def _begin(self) -> None:
@@ -140,13 +141,13 @@ class RingTail:
             # A recovery may have dropped an end, and have put copies in the place of files.
             self._opening = opening
             self._segments.forget()
-            self._turn()
+            self._begin_anew()
             return True
         segment = self._segments.map(number)
         if segment is None:
             later = [n for n in self._segments.numbers() if n > number]
             if any(self._begun(n) for n in later):
-                self._turn()
+                self._begin_anew()
                 return True
             return False
         proven = self._segments.proven()
@@ -161,18 +162,25 @@ class RingTail:
         self.end_lsn = max(self.end_lsn, self._begin_lsn)
         return True
 
-    def _turn(self) -> None:
+    def _begin_anew(self) -> None:
+        """Begin anew at the newest segment: the ring came round, or another broker opened it."""
         self.turns += 1
         self._begin()
 
     def _begun(self, number: int) -> bool:
+        """Whether a segment has its first batch."""
         segment = self._segments.map(number)
         return segment is not None and isinstance(segment.stamp(SEGMENT_HEADER_BYTES), Stamp)
 
     def _proven_later(self, segment: SegmentMap, at: int) -> bool:
-        """Look whether a later batch says that this place was synced; seldom, for it reads all."""
-        if self._looks % _LOOKS != 1 or (
-            self._looks == 1 and not is_begun(segment.view, segment.base_lsn, at)
+        """Whether a later batch in the segment says that the place at `at` was synced.
+
+        Reads the rest of the segment, so only at the first quiet look, if a batch was begun here,
+        and then once in _SEARCH_EVERY looks. What cannot be read before a synced place is damage,
+        not the end.
+        """
+        if self._quiet_looks % _SEARCH_EVERY != 1 or (
+            self._quiet_looks == 1 and not is_begun(segment.view, segment.base_lsn, at)
         ):
             return False
         data = segment.readable()
@@ -185,6 +193,7 @@ class RingTail:
         return False
 
     def _read_opening(self) -> int:
+        """Return how often the directory was opened: it tells of a broker that was started anew."""
         epoch = read_mark(self._directory, EPOCH_FILE, Epoch)
         return 0 if epoch is None else epoch.openings
 

@@ -100,6 +100,11 @@ class Walk:
                 yield from self._by_index(segment, index)
 
     def _by_index(self, segment: SegmentMap, index: StoredIndex) -> Iterator[Step]:
+        """Yield the stream's batches of a finished segment, as its index file names them.
+
+        Entries that are not chosen are passed over unread; a batch that is not where the index says
+        is lost.
+        """
         entries = index.entries(self._stream, self.next, END)
         chosen = [True] * len(entries.rows)
         if self._choose is not None and len(chosen):
@@ -127,6 +132,7 @@ class Walk:
         self.lsn = segment.base_lsn + self._segments.segment_bytes
 
     def _by_stamps(self, segment: SegmentMap, at: int, bound_lsn: int) -> Iterator[Step]:
+        """Yield the stream's batches of a segment without an index file, from stamp to stamp."""
         stop = min(bound_lsn - segment.base_lsn, self._segments.segment_bytes)
         yield from self._within(segment, at, stop)
         if not segment.intact():
@@ -162,12 +168,16 @@ class Walk:
             at = min(resume(segment, at, stop, epoch) - segment.base_lsn, stop)
 
     def _fault(self, segment: SegmentMap, at: int, stamp: Stamp) -> str:
+        """Say what is wrong with a batch in a segment; "": nothing."""
         end = at + stamp.size
         fault = segment.unreadable(at, end)
         return fault or content_fault(segment.view, at + stamp.stamp_bytes, end, stamp)
 
     def _skip(self, number: int, bound_lsn: int) -> Iterator[Step]:
-        """Go on at the oldest segment that is there after one that is gone."""
+        """Go on at the oldest segment that is there, after the segment `number` that is gone.
+
+        What lay between is Lost: by retention if the ring has taken all before it, else by damage.
+        """
         numbers = self._segments.numbers()
         later = [n for n in numbers if n > number]
         if not later:

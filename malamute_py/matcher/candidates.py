@@ -113,11 +113,13 @@ def _evaluate(pattern: Canonical, index: HeaderIndex) -> BitMap | None:
 
 
 def _both(parts: list[BitMap | None]) -> BitMap | None:
+    """Return the batches that may match all parts. None, of a part or as the answer: any may."""
     known = [part for part in parts if part is not None]
     return BitMap.intersection(*known) if known else None
 
 
 def _either(parts: list[BitMap | None]) -> BitMap | None:
+    """Return the batches that may match some part. None, of a part or as the answer: any may."""
     known = [part for part in parts if part is not None]
     return BitMap.union(*known) if len(known) == len(parts) else None
 
@@ -156,6 +158,7 @@ def _leading_test(pattern: Canonical) -> KeyTest | None:
 
 
 def _by_field(pattern: Canonical, index: HeaderIndex) -> BitMap | None:
+    """Return the batches that may hold a record with these fields."""
     held = [index.field(c[0], c[1] if len(c) == 2 else None) for c in pattern[2]]
     return _both(held) if pattern[1] == "all" else _either(held)
 

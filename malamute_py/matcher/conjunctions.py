@@ -83,6 +83,7 @@ class Conjunctions:
         self._insert(self._root, (number, order), 0)
 
     def _code(self, fact: HeldFact) -> Code:
+        """Return the number of a fact, which gets one when it is new."""
         code = self._codes.get(fact)
         if code is None:
             code = self._codes[fact] = next(self._new_code)

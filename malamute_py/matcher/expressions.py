@@ -164,6 +164,11 @@ class _Set:
         return [member for member in self.members if member is not None]
 
     def lookup(self, key: bytes, found: list[int]) -> None:
+        """Append the patterns of this set whose expression is found in a key.
+
+        Without hits of the automaton, or without one, each expression is tried by itself: an
+        automaton that ran out of memory finds nothing.
+        """
         hits = () if self.automaton is None else self.automaton.Match(key)
         if hits:
             members = [self.members[hit - 1] for hit in hits if hit]

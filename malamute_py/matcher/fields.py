@@ -41,6 +41,7 @@ class FieldsKind(PatternKind):
         if canonical[1] == "all":
 
             def holds_all(keys: Keys, fields: Fields) -> bool:
+                """Whether a record has all of the wanted fields, with the wanted values."""
                 held = dict(fields)
                 for name, value in wanted:
                     got = held.get(name)
@@ -51,6 +52,7 @@ class FieldsKind(PatternKind):
             return holds_all
 
         def holds_any(keys: Keys, fields: Fields) -> bool:
+            """Whether a record has any of the wanted fields, with its value where one is wanted."""
             held = dict(fields)
             for name, value in wanted:
                 got = held.get(name)

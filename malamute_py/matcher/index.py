@@ -247,6 +247,7 @@ class Index:
     # --- a header never seen before --------------------------------------------------
 
     def _resolve(self, keys: Keys, fields: Fields) -> BitMap:
+        """Return the numbers of all patterns that match a header, found without a pause."""
         found: list[int] = []
         for table in self._tables.values():
             table.lookup(keys, fields, found)
@@ -291,7 +292,10 @@ class Index:
     # --- filing ------------------------------------------------------------------------
 
     def _take_up(self, canonical: Canonical, predicate: Predicate | None = None) -> _Pattern:
-        """Number a pattern and file it, hidden; raises PatternError with nothing changed."""
+        """Give a pattern a number and file it; it is hidden from results until it is asked for.
+
+        Raises PatternError: nothing was changed.
+        """
         number = self._free[0] if self._free else self._next
         if self._free:
             heappop(self._free)
@@ -402,6 +406,7 @@ class Index:
         return part.number
 
     def _let_go(self, number: int) -> None:
+        """Count one user of a pattern less; the pattern goes with the last one."""
         part = self._patterns[number]
         part.held -= 1
         if not part.held and not part.asked:

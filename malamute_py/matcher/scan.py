@@ -48,6 +48,7 @@ def _holds(pattern: list[Any], keys: tuple[str, ...], fields: dict[str, str]) ->
 
 
 def _topic(pattern: list[str], parts: list[str]) -> bool:
+    """Whether a topic pattern matches a key, both cut into parts."""
     if _parts(pattern, parts):
         return True
     # A trailing ".*" also matches its parent.
@@ -55,6 +56,7 @@ def _topic(pattern: list[str], parts: list[str]) -> bool:
 
 
 def _parts(pattern: list[str], parts: list[str]) -> bool:
+    """Whether the parts of a key match those of a topic pattern; `#` takes one or more."""
     if not pattern:
         return not parts
     if not parts:

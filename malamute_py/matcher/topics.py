@@ -315,6 +315,7 @@ def _positional(pattern: tuple[str, ...]) -> Predicate:
     least = most - 1 if pattern[-1] == "*" else most
 
     def positional(keys: Keys, fields: Fields) -> bool:
+        """Whether a key has so many parts, and the literal ones at their places."""
         for key in keys:
             parts = key.split(".")
             if least <= len(parts) <= most and all(parts[at] == part for at, part in literals):

@@ -202,6 +202,7 @@ def _where(place: str) -> str:
 
 
 def _out_of_order(ids: list[str]) -> list[str]:
+    """Return the ids that came after a later one of the same producer."""
     last: dict[str, int] = {}
     found = []
     for id in ids:
@@ -213,6 +214,7 @@ def _out_of_order(ids: list[str]) -> list[str]:
 
 
 def _check_mail(of: _Kind, faults: list[str]) -> None:
+    """Add what was wrong with the mail: lost, taken twice, never sent, numbered otherwise."""
     _say(faults, "messages confirmed and never delivered", set(of.confirmed) - set(of.seen))
     _say(faults, "messages taken twice", [id for id, seen in of.seen.items() if len(seen) > 1])
     _say(faults, "messages that were never sent", set(of.seen) - of.asked)

@@ -62,6 +62,7 @@ class Proxy:
             self._end(pair)
 
     def _end(self, pair: tuple[asyncio.StreamWriter, asyncio.StreamWriter]) -> None:
+        """Cut both connections of a pair at once, with a reset."""
         self._pairs.discard(pair)
         for writer in pair:
             with contextlib.suppress(OSError):

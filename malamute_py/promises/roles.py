@@ -213,6 +213,7 @@ class Roles:
         self._book.note(CONFIRMED, "record", id, done.offset)
 
     async def _publish_many(self, client: Client, id: str) -> None:
+        """Publish twenty records in one call, and write down each one's asking and confirm."""
         ids = [f"{id.replace(':', '.')}:{n}" for n in range(20)]
         for each in ids:
             self._book.note(ASKED, "record", each)
@@ -241,6 +242,7 @@ class Roles:
         self._owed["request"].add(id)
 
     async def _call(self, client: Client, id: str) -> None:
+        """Ask the service, and check that its reply is the request's own."""
         self._book.note(ASKED, "call", id)
         reply = await client.request(self._service, id.encode(), timeout_ms=30_000)
         if bytes(reply.body) != id.encode():
@@ -248,6 +250,7 @@ class Roles:
         self._book.note(CONFIRMED, "call", id)
 
     async def _step(self, client: Client, id: str) -> None:
+        """Publish to two streams and send to a mailbox, all in one atomic step."""
         self._book.note(ASKED, "step", id)
         body = id.encode()
         async with client.atomic(confirm=self._level) as step:
@@ -267,6 +270,7 @@ class Roles:
             self.failures.append(f"a reader ended: {error!r}")
 
     async def _read_records(self, client: Client) -> None:
+        """Read all records, and write down where each was seen."""
         subscription = client.subscribe(
             self._records, start="earliest", create=True,
             visibility="durable" if self._durable else "live",
@@ -279,6 +283,7 @@ class Roles:
         return self._level == "synced"
 
     async def _read_mail(self, client: Client) -> None:
+        """Read the mailbox, write down what was seen, and acknowledge it beside."""
         async with client.inbox(self._mail, ack="manual") as inbox:
             async for mail in inbox:
                 id = bytes(mail.body).decode()
@@ -300,6 +305,7 @@ class Roles:
                 self._book.note(DONE, kind, id, number)
 
     async def _work(self, client: Client) -> None:
+        """Answer each request, and write down that it was handed out and that it is done."""
         async with client.worker(self._service, concurrency=16) as worker:
             async for request in worker:
                 id = bytes(request.body).decode()
@@ -310,6 +316,7 @@ class Roles:
         return await request.reply(request.body, wait=True)
 
     async def _read_answers(self, client: Client) -> None:
+        """Read the answers to requests that another mailbox was named for; each counts once."""
         known: set[int] = set()
         async with client.inbox(self._answers, ack="manual") as inbox:
             async for mail in inbox:
@@ -319,6 +326,7 @@ class Roles:
                 self._aside(self._done("", [], mail.ack))
 
     async def _share(self, client: Client) -> None:
+        """Read as a member of a group, and write down what was seen and acknowledged."""
         async with client.group(self._left, self._group, start="earliest") as group:
             while (batch := await group.next_batch()) is not None:
                 pairs = list(zip(batch.bodies(), batch.offsets.tolist(), strict=True))
@@ -330,6 +338,7 @@ class Roles:
                 await self._done("group", done, partial(group.ack, batch))
 
     async def _read_audit(self, client: Client) -> None:
+        """Read the mail of the atomic steps; each message counts once."""
         known: set[int] = set()
         async with client.inbox(self._audit, ack="manual") as inbox:
             async for mail in inbox:

@@ -86,6 +86,7 @@ def admit(
 
 
 def _new_credential(mechanism: str) -> HttpCredential:
+    """Make a credential for the HTTP side's process, of the mechanism that the broker asks for."""
     if mechanism == "plain":
         password = secrets.token_urlsafe(32)
         return HttpCredential(password, hash_password(password))

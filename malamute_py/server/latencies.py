@@ -35,7 +35,7 @@ class Latencies:
         writes.append((end_lsn, self._meter(), bundles))
 
     def confirmed(self, ring: str, lsn: int) -> None:
-        """The loop sends the confirms of what was written to a ring up to `lsn`."""
+        """Count the time of each write to a ring up to `lsn`: the loop sends its confirms now."""
         writes = self._writes.get(ring)
         if not writes:
             return
@@ -45,9 +45,9 @@ class Latencies:
             self.confirm.add(now - wrote, bundles)
 
     def forget(self, ring: str) -> None:
-        """A ring was removed."""
+        """Forget a ring that was removed."""
         self._writes.pop(ring, None)
 
     def facts(self) -> dict[str, Any]:
-        """For BROKER_INFO and metrics."""
+        """Return the times for BROKER_INFO and metrics."""
         return {"sync": self.sync.facts(), "confirm": self.confirm.facts()}

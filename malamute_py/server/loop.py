@@ -360,6 +360,7 @@ class Loop:
             self._event("long_turn", "warning", {"ms": took_us // 1_000}, now_ms)
 
     def _timeout(self, now_ms: int) -> int:
+        """Return how many milliseconds the loop may sleep at most."""
         at_ms = self._guard_at_ms
         if self._wake_at_ms is not None:
             at_ms = min(at_ms, self._wake_at_ms)
@@ -392,6 +393,7 @@ class Loop:
             self._log.warning("appends_still_refused", ring=ring, code=code, count=count)
 
     def _guard_is_due(self, now_ms: int) -> bool:
+        """Whether the guard is to look at connections now; calm suspects may wait once more."""
         if now_ms < self._guard_at_ms:
             return False
         if self._guard.suspects and self._guard.is_calm(now_ms):
@@ -400,6 +402,10 @@ class Loop:
         return True
 
     def _watch(self, now_ms: int, *, drained: bool) -> list[Connection]:
+        """Have the guard look at connections; returns those that ended.
+
+        drained: the sockets have been read until they had nothing more.
+        """
         ended = self._guard.check(now_ms, drained=drained)
         for connection in ended:
             if connection.error is not None:
@@ -410,6 +416,7 @@ class Loop:
         return ended
 
     def _lost(self, connection: Connection, now_ms: int) -> None:
+        """Tell the core that the links of an ended connection are lost."""
         for number in list(connection.links):
             peer = self._peers.get(number)
             if peer is not None:
@@ -417,7 +424,12 @@ class Loop:
         self._offences.pop(connection.inode, None)
 
     def _gone(self, peer: Peer, now_ms: int) -> None:
-        """Note that a peer's connection is gone; its last messages may still come."""
+        """Tell the core that a peer's connection is lost.
+
+        Its last messages may still come. They are known by the routing id, and dropped by `_drain`,
+        if libzmq gave that id, for it gives none twice; an id that the peer chose (`strict`) may be
+        another peer's by then.
+        """
         if not peer.strict:
             self._cut_off[peer.routing_id] = peer
             if len(self._cut_off) > _CUT_OFF_MAX:
@@ -640,6 +652,7 @@ class Loop:
         return {connection.fd for connection in self._ended if not connection.spoke}
 
     def _malformed(self, peer: Peer, error: RemoteProtocolError, now_ms: int) -> None:
+        """Have the core end a link whose message could not be decoded, with an event."""
         self._counters["malformed_total"] += 1
         self._event(
             "malformed", "warning",
@@ -650,6 +663,7 @@ class Loop:
         self._core.malformed(peer.number, error.code, error.reason, now_ms)
 
     def _take_results(self, now_ms: int) -> None:
+        """Give the results of threads and processes to the parts that asked for them."""
         core = self._core
         for result in self._results.take():
             kind = type(result)
@@ -748,6 +762,7 @@ class Loop:
         rings.sync(_always if self._finishing else core.hurries, now_ms)
 
     def _refused(self, ring: str, answer: AppendRefused, now_ms: int) -> None:
+        """Count a refused append; the first of a kind is an event."""
         self._counters["appends_refused_total"] += 1
         if self._refusals.begins(ring, answer.code, now_ms):
             level = "info" if answer.code == "wait" else "error"
@@ -755,6 +770,7 @@ class Loop:
             self._event("append_refused", level, facts, now_ms)
 
     def _taken(self, ring: str, now_ms: int) -> None:
+        """Report that a ring that had refused appends takes them again."""
         ended = self._refusals.ends(ring)
         if ended is not None:
             code, count = ended
@@ -778,6 +794,7 @@ class Loop:
         self._guard.cut_silent("users were removed, and it may be one of them")
 
     def _event(self, name: str, level: str, facts: dict[str, Any], now_ms: int) -> None:
+        """Log an event, unless there are too many of its name; an error with its trace."""
         if self._limiter.allows(name, now_ms):
             error = facts.get("error")
             if isinstance(error, BaseException):
@@ -788,6 +805,7 @@ class Loop:
     # --- out -----------------------------------------------------------------------
 
     def _send(self, send: Send, now_ms: int) -> None:
+        """Send one message to a peer, or hold it if the socket takes no more now."""
         peer = self._peers.get(send.link)
         if peer is None:
             return
@@ -813,6 +831,7 @@ class Loop:
             self._goodbye(peer, peer.connection, last.code, now_ms)
 
     def _hold(self, peer: Peer, frames: list[Any], now_ms: int) -> None:
+        """Keep a message that could not be sent; a peer that reads too little is cut."""
         if not peer.pending:
             self._core.blocked(peer.number)
             self._waiting[peer.number] = peer
@@ -826,6 +845,7 @@ class Loop:
             self._close(peer.number)
 
     def _retry(self, now_ms: int) -> None:
+        """Send held messages of peers whose time to try again has come."""
         for number, peer in list(self._waiting.items()):
             if self._peers.get(number) is not peer:
                 del self._waiting[number]
@@ -895,6 +915,7 @@ class Loop:
                     peer.put(frames)
 
     def _wait(self) -> None:
+        """Wait a few milliseconds for results of threads, when the loop is about to end."""
         ready = dict(self._poller.poll(5))
         now_ms = self._clock()
         if self._results.fd in ready:

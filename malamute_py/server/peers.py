@@ -78,6 +78,8 @@ class Peer:
         # Ids of five bytes that begin with 0 are libzmq's own numbering and not used again. Others
         # are the peer's choice, and on a new connection the next one may choose them.
         self.strict = listener.authenticated or len(routing_id) != 5 or routing_id[0] != 0
+        """Whether each message must be shown to have come by this peer's own connection: another
+        peer may have the same routing id later, or credentials count."""
         self.queued: deque[Arrived] | None = None
         """Messages that came while commands of an earlier one wait for their turn, if some do."""
         self.commands: list[Command] = []
@@ -120,7 +122,7 @@ class Peer:
         self.commands, self.frames = [], []
 
     def delivered(self, size: int, parts: int) -> None:
-        """Count a whole message that was taken from the connection, if that is known."""
+        """Count a whole message as read from the peer's connection; the guard judges the rest."""
         if self.connection is not None:
             self.connection.delivered += size
             self.connection.frames += parts

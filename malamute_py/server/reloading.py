@@ -20,9 +20,9 @@ from malamute_py.config import (
     Grant,
     NamedVerbs,
     NamespaceSection,
-    faults_together,
+    wrong_in_combination,
 )
-from malamute_py.origins import Examined
+from malamute_py.config_check import Examined
 from malamute_py.sections import ConfigError
 from malamute_py.server.authentication.credentials import check_credentials
 from malamute_py.server.authentication.namespaces import Namespaces, check_namespaces
@@ -104,7 +104,7 @@ def take_up(before: Reading, examined: Examined, complete: Callable[[Config], Co
             values[key] = new
         else:
             changes.append(Change(key, RESTART))
-    for error in faults_together(with_values(before.config, values)):
+    for error in wrong_in_combination(with_values(before.config, values)):
         # What is wrong together was right before: the settings of the fault stay as they were.
         for key in [key for key in values if key == error.key or key in error.why]:
             del values[key]
@@ -185,7 +185,7 @@ def lost_credentials(before: Config, after: Config) -> frozenset[str]:
 
 
 def narrowed(before: Config, after: Config, owner: str) -> bool:
-    """Whether an owner may do less than before."""
+    """Whether an owner may do less by the configuration `after` than by `before`."""
     templates = [config.authentication.identities.get(owner, []) for config in (before, after)]
     if not set(templates[0]) <= set(templates[1]):
         return True

@@ -30,6 +30,7 @@ import zmq
 from malamute_py.broker import Broker, BrokerSettings
 from malamute_py.broker.ready import MAIN, RecoveredState, RingFacts
 from malamute_py.config import Config
+from malamute_py.config_check import Examined
 from malamute_py.form import form
 from malamute_py.journal import (
     DiskFull,
@@ -44,7 +45,6 @@ from malamute_py.journal import (
     Storage,
 )
 from malamute_py.journal.directory import Journal
-from malamute_py.origins import Examined
 from malamute_py.server.authentication.authenticator import Authenticator
 from malamute_py.server.authentication.credentials import carriers_of
 from malamute_py.server.authentication.in_force import UsersInForce
@@ -279,6 +279,10 @@ class Server:
             verdicts: dict[tuple[str, str], tuple[str, str] | None] = {}
 
             def ending(credential: str, owner: str) -> tuple[str, str] | None:
+                """Return code and reason to end a link of a user; None: it goes on.
+
+                Ended are links of users that are gone, or that may do less than before.
+                """
                 who = credential, owner
                 if who not in verdicts:
                     verdicts[who] = None
@@ -418,6 +422,7 @@ class Server:
         )
 
     def _open(self) -> None:
+        """Open and start every part, in order; a part that fails closes those before it."""
         config, credential = admit(with_users(self.config))
         self._reading = Reading(self.config, config, [])
         self._http_credential = credential
@@ -522,6 +527,7 @@ class Server:
         parts.callback(self._http.stop)
 
     def _announce(self) -> None:
+        """Log that the broker listens, and tell systemd that it is ready."""
         self.log.info(
             "listening",
             endpoints=self.endpoints,
@@ -534,6 +540,7 @@ class Server:
         self._supervisor.tell(f"READY=1\nSTATUS=listens on {', '.join(self.endpoints)}")
 
     def _open_journal(self) -> Journal:
+        """Open the data directory. Raises StartError, with what to do about it."""
         directory, mapped = self.config.data_directory, self.config.journal.mapped_reads
         where = directory or "memory"
         elsewhere = "or choose another: malamute broker --data DIRECTORY"
@@ -606,6 +613,11 @@ class Server:
         return facts
 
     def _recover_ring(self, name: str, asked: dict[str, Any], *, held: bool = False) -> RingFacts:
+        """Open one ring and report what was found. Raises JournalError.
+
+        asked: the ring's own settings. held: nothing of it is used again before the tables follow.
+        Raises JournalCorrupt where ring main has lost the table of streams.
+        """
         ring, recovery = self._rings.recover(name, asked, held=held)
         self._report(name, recovery)
         if recovery.unreadable_state and name == MAIN:
@@ -625,6 +637,10 @@ class Server:
         return Path(storage.describe()) if isinstance(storage, FileStorage) else None
 
     def _find_queues(self, facts: dict[str, RingFacts]) -> QueuesFound | None:
+        """Load the tables and the changes after them; None: the data is in memory.
+
+        Raises QueuesLost.
+        """
         directory = self._directory
         if directory is None:
             return None
@@ -704,6 +720,7 @@ class Server:
             self._checkpoints.stop()
 
     def _report(self, name: str, recovery: Recovery) -> None:
+        """Log what the recovery of a ring found, and show damage in BROKER_INFO."""
         for damage in recovery.damages:
             self.log.error("journal_damaged", ring=name, **damage._asdict())
             self._note_damage(
@@ -732,6 +749,7 @@ class Server:
             self._damage.append(text)
 
     def _broker_settings(self, config: Config) -> BrokerSettings:
+        """Return the core's settings, by the configuration."""
         links, streams, memory = config.links, config.streams, config.memory
         mailboxes, services, groups = config.mailboxes, config.services, config.groups
         transactions = config.transactions
@@ -876,6 +894,7 @@ class Server:
     # --- serving and closing -------------------------------------------------------------
 
     def _serve(self) -> None:
+        """Run the loop until it is asked to stop, then end in order (the broker's thread)."""
         loop = self._loop
         try:
             while not self._stopping:
@@ -899,6 +918,7 @@ class Server:
             self.log.info("stopped", took_ms=took_ms, untold_links=untold)
 
     def _close_journal(self) -> None:
+        """Close the rings; one that failed was reported when it did."""
         try:
             self._rings.close()
         except JournalFailed as error:
@@ -924,6 +944,10 @@ def _raise_open_files() -> tuple[int, int]:
 
 
 def _explained(error: OSError, where: str, elsewhere: str) -> StartError:
+    """Return the StartError for an error of the system, with what to do about it.
+
+    where: the directory. elsewhere: how to choose another.
+    """
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return StartError(
             f"no permission ({error})", where,

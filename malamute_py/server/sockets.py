@@ -145,6 +145,7 @@ class Listener:
         self.name = bytes(self.socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
 
     def _set_options(self, config: Config) -> None:
+        """Set the bounds, waits and checks of the socket before it is bound."""
         links, limits = config.links, config.limits
         options = {
             # This bounds one frame; the guard bounds what endless MORE frames add up to.
@@ -175,6 +176,7 @@ class Listener:
             self.socket.setsockopt(option, value)
 
     def _bind(self) -> None:
+        """Bind the socket. Raises StartError, with what to do about it."""
         endpoint = self.endpoint
         if endpoint.transport == "ipc":
             _clear_stale_socket_file(endpoint)
@@ -268,6 +270,7 @@ def _check_socket_file(endpoint: Endpoint, config: Config) -> None:
 
 
 def _bind_error(endpoint: Endpoint, error: zmq.ZMQError) -> StartError:
+    """Return the StartError for an address that could not be bound."""
     elsewhere = "listen elsewhere: malamute broker --listen ENDPOINT (port 0 takes a free one)"
     if error.errno == errno.EADDRINUSE:
         return StartError(

@@ -39,6 +39,7 @@ def start_faults(config: Config) -> Iterator[ConfigError]:
 
 
 def _public(config: Config) -> None:
+    """Raise ConfigError if a good endpoint of the configuration is open to all unasked."""
     endpoints = []
     for text in config.listen:
         try:

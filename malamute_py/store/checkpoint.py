@@ -164,6 +164,11 @@ class Checkpoint:
         spans: list[tuple[int, int]],
         going_on: Callable[[], bool],
     ) -> Done:
+        """Apply the changes of these spans of the log, copy their bodies, and set the new position.
+
+        begin: where the tables are. going_on: asked now and then; Abandoned is raised when it says
+        no. All of it is one transaction, which the caller ends.
+        """
         changes = Changes(self._read_log, begin.change_next, accept_lost=self._accept_lost)
         count = 0
         departed: list[int] = []
@@ -200,6 +205,10 @@ class Checkpoint:
         return pages * size
 
     def _flush(self, departed: list[int]) -> None:
+        """Write the changed rows, and free their memory.
+
+        departed: gets the batches that are gone.
+        """
         departed += [base for _, base in self._messages.departed]
         departed += self._requests.departed
         departed += self._staged.departed
@@ -233,6 +242,7 @@ class Checkpoint:
         starts = [place.base for place in places]
 
         def asked(stamp: Stamp) -> bool:
+            """Whether a stamp is that of a wanted batch of the mail stream."""
             return (
                 stamp.stream == MAIL_STREAM
                 and stamp.control_kind == DATA
@@ -282,6 +292,7 @@ class Abandoned(Exception):
 def _clipped(
     ranges: Iterable[tuple[int, int]] | None, begin: int, end: int
 ) -> list[tuple[int, int]]:
+    """Return the parts of these ranges within [begin, end); None stands for all of it."""
     if ranges is None:
         return [(begin, end)] if begin < end else []
     clipped = [(max(first, begin), min(stop, end)) for first, stop in ranges]

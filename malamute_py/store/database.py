@@ -110,6 +110,7 @@ def create(connection: sqlite3.Connection, position: Position) -> None:
 
 
 def _create_table(execute: Callable[[str], object], form: Form[Any, Any]) -> None:
+    """Make the table of a form: a column for each part of the key, and the row as bytes."""
     columns = ", ".join(f"{column} NOT NULL" for column in form.columns)
     names = ", ".join(column.split()[0] for column in form.columns)
     execute(

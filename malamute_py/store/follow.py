@@ -158,6 +158,7 @@ class _Input:
             self._take(_PARENT_MS)
 
     def _message(self) -> bytes | None:
+        """Take the first whole message out of what was read; None: there is none yet."""
         if len(self._data) < _SIZE.size:
             return None
         end = _SIZE.size + _SIZE.unpack_from(self._data)[0]
@@ -168,6 +169,7 @@ class _Input:
         return message
 
     def _take(self, wait_ms: int) -> None:
+        """Read what comes within a time; the end of the input, or another parent, ends it."""
         if self._ended:
             return
         if self._poll.poll(wait_ms):
@@ -194,6 +196,10 @@ def _room(path: Path) -> Callable[[int], None]:
 
 
 def _run(directory: Path, parent: int, *, accept_lost: bool) -> None:
+    """Follow the log as the broker asks, until the broker is gone; tidy the file in between.
+
+    parent: number of the broker's process.
+    """
     requests = _Input(parent)
     answers: Any = sys.stdout.buffer
     with following(directory, accept_lost=accept_lost, wait_s=_LOCK_WAIT_S) as checkpoint:

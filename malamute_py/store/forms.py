@@ -149,6 +149,7 @@ def _pack_named(key: int, row: MailboxRow | ServiceRow) -> bytes:
 
 
 def _pack_message(key: tuple[int, int], row: MessageRow) -> bytes:
+    """Encode a row of messages; rows that are all left are not listed."""
     left = None if row.left == (1 << row.count) - 1 else rows_of(row.left)
     rare = None if row.rare is None else _ENCODE(row.rare)
     return _ENCODE((
@@ -177,6 +178,7 @@ def _message(data: Any) -> tuple[tuple[int, int], MessageRow]:
 
 
 def _pack_request(key: int, row: RequestRow) -> bytes:
+    """Encode a batch of requests with its holds, attempts and delays; usual values are left out."""
     every = (1 << row.put.count) - 1
     return _ENCODE((
         row.put,
@@ -193,6 +195,7 @@ def _pack_request(key: int, row: RequestRow) -> bytes:
 
 
 def _request(data: Any) -> tuple[int, RequestRow]:
+    """Undo `_pack_request`; returns key and row."""
     form = _REQUEST(data)
     put = form.put
     put.sender, put.reply_to = intern(put.sender), intern(put.reply_to)
@@ -217,6 +220,7 @@ def _pack_cursor(key: tuple[int, str], row: CursorRow) -> bytes:
 
 
 def _cursor(data: Any) -> tuple[tuple[int, str], CursorRow]:
+    """Undo the packing of a cursor; returns key and row."""
     form = _CURSOR(data)
     row = CursorRow(
         form.stream, form.name, form.next, form.settings, form.moved_ms, form.by, form.epoch
@@ -232,6 +236,7 @@ def _pack_group(key: tuple[int, str], row: GroupRow) -> bytes:
 
 
 def _group(data: Any) -> tuple[tuple[int, str], GroupRow]:
+    """Undo `_pack_group`; returns key and row."""
     form = _GROUP(data)
     row = GroupRow(
         form.stream, form.name, form.kind, form.pattern, form.next, form.done,
@@ -256,6 +261,7 @@ def _pack_transaction(key: bytes, row: TransactionRow) -> bytes:
 
 
 def _transaction(data: Any) -> tuple[bytes, TransactionRow]:
+    """Undo the packing of a transaction; returns key and row."""
     form = _TRANSACTION(data)
     row = TransactionRow(
         form.id, form.holder, form.by, form.at_ms, form.timeout_ms, form.committed_ms
@@ -268,6 +274,7 @@ def _pack_staged(key: int, row: StagedRow) -> bytes:
 
 
 def _staged(data: Any) -> tuple[int, StagedRow]:
+    """Undo the packing of a staged batch; returns key and row."""
     form = _STAGED(data)
     row = StagedRow(
         form.base, form.id, form.place, form.stream, form.count, form.size, form.at_ms

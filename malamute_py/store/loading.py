@@ -58,6 +58,7 @@ def load(connection: sqlite3.Connection) -> Queues:
 
 
 def _rows(connection: sqlite3.Connection, form: Form[Any, Any]) -> dict[Any, Any]:
+    """Return all rows of a table by key. Raises StoreDamaged: two rows have one key."""
     if not _has(connection, form):
         return {}
     unpack = form.unpack

@@ -62,6 +62,7 @@ class TableMap(MutableMapping[K, V]):
     # --- the map -----------------------------------------------------------------------
 
     def _find(self, key: K) -> V | None:
+        """Return the row of a key, loaded from the file if need be; None: there is none."""
         row = self._new.get(key)
         if row is None:
             row = self._changed.get(key)

@@ -145,6 +145,10 @@ def mend(directory: Path, target: Path, *, progress: Progress = lambda done, wha
 
 
 def _mend(source: FileStorage, made: Path, progress: Progress) -> Mended:
+    """Write a repaired copy of a directory: identity, epoch, rings, and tables.
+
+    made: the new directory. The copy's epoch is far higher, so that no offset is given twice.
+    """
     identity, why = find_identity(source)
     if identity is None:
         raise CannotMend(f"{source.describe()} is no data directory: it has no {IDENTITY_FILE}")
@@ -268,6 +272,10 @@ class _RingRepair:
         )  # fmt: skip
 
     def _fill(self, source: memoryview | None, base: int) -> None:
+        """Copy the good batches of one segment to where they were; paddings fill what is damaged.
+
+        source: the segment's bytes; None: it is missing. base: the position at which it begins.
+        """
         end = min(self._scan.end_lsn, base + self._size)
         lsn = base + SEGMENT_HEADER_BYTES
         holes = _within(self._scan.damages, lsn, end) if source is not None else [(lsn, end)]
@@ -291,6 +299,11 @@ class _RingRepair:
             lsn += found.stamp.size
 
     def _take(self, found: Found) -> None:
+        """Join a copied batch to what is before it, across a hole if there is one.
+
+        A bundle whose beginning is lost begins with the padding. Offsets and changes that went with
+        a hole are noted as lost.
+        """
         stamp = found.stamp
         self.batches += 1
         begins = stamp.bundle_lsn == stamp.lsn
@@ -345,6 +358,7 @@ class _RingRepair:
         self._bundle = None
 
     def _end_hole(self, flags: int, epoch: int) -> None:
+        """Finish the padding of a hole, with its epoch and the flag that ends a bundle."""
         assert self._hole is not None
         stamp = self._hole.stamp
         self._put(stamp._replace(flags=stamp.flags | flags, epoch=epoch))
@@ -416,6 +430,7 @@ def _open(
 def _mend_tables(
     directory: Path, made: Path, journal: Journal, ring: Ring, recovery: Recovery, mended: Mended
 ) -> None:
+    """Copy the tables to the repaired directory, or make them anew where that does not work."""
     mail = ring.next_offset(MAIL_STREAM) > 0
     if not mail and not (directory / DATABASE).exists() and not (directory / MARK).exists():
         return
@@ -442,6 +457,10 @@ def _rebuild(
     made: Path, log: LogFacts, follow: Following, change_next: int, fault: str, epoch: int,
     mended: Mended,
 ) -> None:  # fmt: skip
+    """Make the tables anew from the repaired log, with losses if it lacks changes.
+
+    fault: why the old tables could not be used. mended: gets what was lost.
+    """
     try:
         rebuild(made, log, follow, change_next)
     except (StoreError, JournalError) as error:

@@ -83,10 +83,15 @@ class Changes:
         self._unproven = ""
 
     def _range(self, lsn: int, stop: int) -> Iterator[tuple[int, bytes]]:
+        """Yield (number, change) of one range of the log, and note where bodies of mail lie.
+
+        Damage in the range is passed over if losses are accepted.
+        """
         last: BodySpan | None = None
         relevant, begin = self._relevant, lsn
 
         def wanted(stamp: Stamp) -> bool:
+            """Whether a batch is one of changes; places of mail are noted on the way."""
             nonlocal last
             stream = stamp.stream
             if stream == MAIL_STREAM:
@@ -119,6 +124,10 @@ class Changes:
                 lsn, last = lost.to_lsn, None
 
     def _batch(self, stamp: Stamp, content: memoryview) -> Iterator[tuple[int, bytes]]:
+        """Yield the changes of a batch that were not seen yet.
+
+        Raises ChangesLost: some are missing.
+        """
         base, end = stamp.base_offset, stamp.next_offset
         if self.next < 0:
             self.next = base

@@ -43,6 +43,7 @@ def rebuild(
     )
 
     def fill(connection: sqlite3.Connection) -> None:
+        """Apply the whole log to empty tables. Raises ChangesLost: it ends before `change_next`."""
         checkpoint = Checkpoint(connection, follow, accept_lost=accept_lost)
         checkpoint.advance(log.end_lsn, [(log.start_lsn, log.end_lsn)])
         reached = checkpoint.position.change_next

@@ -247,6 +247,7 @@ class _Copy:
         return bounds, lsn
 
     def _copy_tables(self) -> int:
+        """Copy the tables while they may be written; returns their position, -1 without any."""
         path, to = self._directory / DATABASE, self._target / DATABASE
         to.unlink(missing_ok=True)
         if not path.exists():
@@ -308,6 +309,7 @@ class _RingCopy:
         return sorted(found)
 
     def _header_number(self, name: str) -> int | None:
+        """Return the number in a segment file's header; None: gone, or not of this ring."""
         try:
             with regular(self._from / name) as file:
                 header = read_segment_header(file.read(SEGMENT_HEADER_BYTES))
@@ -342,6 +344,7 @@ class _RingCopy:
         last: Stamp | None = None
 
         def note(stamp: Stamp) -> bool:
+            """Remember the last whole bundle; False: no content is to be read."""
             nonlocal last, epoch
             if stamp.epoch < epoch:
                 epoch = 1 << 64  # A batch of an earlier life: the ring ended before it.
@@ -372,6 +375,7 @@ class _RingCopy:
             self._at = number * self._size + stop
 
     def _piece(self, number: int, begin: int, stop: int) -> None:
+        """Copy [begin, stop) of a segment. Raises _Lapped: the broker uses its file anew."""
         name = segment_name(number)
         try:
             source = regular(self._from / name)
@@ -471,6 +475,7 @@ def _belongs(name: str) -> bool:
 
 
 def _manifest(snapshot: Path) -> Manifest:
+    """Read the manifest of a snapshot. Raises SnapshotFailed."""
     try:
         with regular(snapshot / MANIFEST) as file:
             data = file.read()
@@ -606,6 +611,7 @@ def _sums(content: Path) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def _sum(path: Path) -> tuple[int, int]:
+    """Return size and CRC of a file."""
     crc = size = 0
     with regular(path) as file:
         while data := file.read(_PIECE_BYTES):

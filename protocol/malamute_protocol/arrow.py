@@ -413,6 +413,7 @@ def _firsts(count: int) -> Any:
 
 
 def _times(times: Array | None, count: int, none: int) -> Any:
+    """Return a column of times for Arrow. none: the value that stands for no time."""
     if times is None:
         return _nulls(count, _TIME)
     present = times != none

@@ -247,6 +247,7 @@ class Batch:
         return self.content.bodies()
 
     def _blobs(self) -> Bodies:
+        """Return the bodies of a batch whose bodies are single blobs. Raises TypeError."""
         kind = self.content.head.body_kind
         if kind != BLOB:
             how = "to_arrow()" if kind == ARROW else "parts"
@@ -504,6 +505,10 @@ def _listed(column: Array | None) -> list[int] | None:
 
 
 def _check_pair(stamp: Stamp, content: Content, limits: Limits, position: int) -> None:
+    """Raise BatchError unless a stamp and a content belong together and are sound.
+
+    position: of the batch in what was received, for the error.
+    """
     head = content.head
     if stamp.content_crc != head.content_crc:
         raise BatchError("corrupt", "the stamp belongs to another content", position)

@@ -85,6 +85,7 @@ def _missing(codec: str, error: ImportError) -> str:
 
 
 def _gunzip(stored: Any, raw_bytes: int) -> bytes:
+    """Decompress gzip to no more than `raw_bytes` and one. Raises BatchError."""
     decoder = zlib.decompressobj(wbits=31)
     raw = decoder.decompress(stored, raw_bytes + 1)
     if len(raw) <= raw_bytes and (not decoder.eof or decoder.unused_data):
@@ -93,6 +94,7 @@ def _gunzip(stored: Any, raw_bytes: int) -> bytes:
 
 
 def _unsnappy(stored: Any, raw_bytes: int) -> bytes:
+    """Decompress snappy's raw form, if it names `raw_bytes` itself. Raises BatchError."""
     import cramjam
 
     # The raw format starts with the uncompressed length; the output buffer bounds the rest.
@@ -110,6 +112,7 @@ def _unsnappy(stored: Any, raw_bytes: int) -> bytes:
 
 
 def _unlz4(stored: Any, raw_bytes: int) -> bytes:
+    """Decompress an lz4 frame to no more than `raw_bytes` and one. Raises BatchError."""
     import lz4.frame
 
     decoder = lz4.frame.LZ4FrameDecompressor()
@@ -120,6 +123,7 @@ def _unlz4(stored: Any, raw_bytes: int) -> bytes:
 
 
 def _unzstd(stored: Any, raw_bytes: int) -> bytes:
+    """Decompress a zstd frame to no more than `raw_bytes` and one. Raises BatchError."""
     import zstandard
 
     # `max_output_size` is no bound when the frame names a size: look at it, then stream.

@@ -197,6 +197,7 @@ class Content:
         return self._sections
 
     def _locate(self) -> Sections:
+        """Return where each section begins, by the head's flags and sizes. Raises BatchError."""
         head = self.head
         flags, n = head.flags, head.count
         if flags & ~CONTENT_FLAGS:
@@ -348,6 +349,10 @@ class Content:
         return self._headers
 
     def _resolve_headers(self) -> tuple[tuple[Header, ...], Array | None]:
+        """Return the distinct headers, and the header of each row as a number among them.
+
+        None for the numbers: every row has the one header.
+        """
         table = self.table
         subjects, fields = self.subject_codes, self.field_codes
         default_field = 0 if table.fieldmaps else -1
@@ -519,6 +524,7 @@ class Content:
         self._check_property(largest, limits)
 
     def _check_property(self, size: int, limits: Limits) -> None:
+        """Raise BatchError if properties of one record are larger than the limit."""
         if size > limits.property_bytes_max:
             raise BatchError(
                 "too_large",
@@ -564,6 +570,7 @@ class Content:
         return bytes(self.view[at : at + bounds[-1]]), list(bounds)
 
     def _read_bodies(self, limits: Limits) -> Bodies:
+        """Return the bodies, decompressed if need be. Raises BatchError."""
         head, at, most = self.head, self.sections.body, limits.batch_bytes_max
         if head.body_raw_bytes > most:
             raise BatchError(
@@ -579,6 +586,10 @@ class Content:
         return self._split_bodies(section, at)
 
     def _split_bodies(self, section: Any, at: int) -> Bodies:
+        """Divide a body section into offsets and bytes, checked. Raises BatchError.
+
+        at: position of the section in the content, for the error.
+        """
         head = self.head
         if head.body_raw_bytes != len(section):
             raise BatchError("bad_batch", "the body's sizes before and after differ", 104)
@@ -670,6 +681,7 @@ class Content:
                 self._check_record_sizes(self.bodies(), limits)
 
     def _check_counts(self, limits: Limits) -> None:
+        """Raise BatchError for too many distinct headers, or counts that do not agree."""
         head = self.head
         fieldmaps, most = head.fieldmaps_count, limits.headers_max
         if head.subjects_count > most or fieldmaps > most:
@@ -678,6 +690,10 @@ class Content:
             raise BatchError("bad_batch", "field maps without count, or the reverse", 88)
 
     def _check_table(self, limits: Limits) -> None:
+        """Raise BatchError unless the header table is sound and within the limits.
+
+        A table that passed these limits before is not checked again.
+        """
         head = self.head
         if head.subjects_count > 1 or head.fieldmaps_count or head.fieldmaps_bytes:
             # One subject is within any limit.
@@ -705,6 +721,7 @@ class Content:
                     )
 
     def _check_times(self) -> None:
+        """Raise BatchError if the times in the head are not those of the columns."""
         head = self.head
         if not (
             head.flags & (CLIENT_TIME | EXPIRY | OFFSET_DELTAS)
@@ -744,6 +761,7 @@ class Content:
         self._few = bounds
 
     def _check_record_sizes(self, bodies: Bodies, limits: Limits) -> None:
+        """Raise BatchError if the body of some record is larger than the limit."""
         most = limits.record_bytes_max
         if len(bodies.blob) <= most or self.head.body_kind == ARROW:
             return

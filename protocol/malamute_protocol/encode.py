@@ -360,6 +360,10 @@ def pack_fieldmaps(maps: Sequence[Mapping[str, str]]) -> bytes:
 def _assemble(
     count: int, body_kind: int, parts_count: int, body: list[Any], options: Options
 ) -> bytes:
+    """Return the content's bytes: head, header tables, columns and body, with the checksum.
+
+    body: the parts of the body section, compressed here if a codec is asked for.
+    """
     codec = codec_number(options.get("codec", 0))
     raw_bytes = body_bytes = sum(map(_size, body))
     if codec:
@@ -507,6 +511,7 @@ def _check_sizes(pieces: Sequence[bytes], limits: Limits, what: str) -> None:
 
 
 def _subjects(count: int, options: Options) -> tuple[tuple[bytes, int], Array | None]:
+    """Return the packed subjects and their number, and each row's code; None: one for all."""
     further = options.get("keys", ())
     codes: Array | None = None
     if "subject_table" in options:
@@ -548,6 +553,10 @@ def _distinct(count: int, subjects: Any) -> tuple[list[Any], Array | None]:
 
 
 def _fieldmaps(count: int, options: Options) -> tuple[tuple[bytes, int], Array | None]:
+    """Return the packed field maps and their number, and each row's code; None: one for all.
+
+    Code -1 is a row without fields. Raises LocalProtocolError.
+    """
     if "field_table" in options:
         table = list(options["field_table"])
         codes = _codes(count, options.get("field_codes"), len(table), -1, "field")
@@ -579,6 +588,10 @@ def _fieldmaps(count: int, options: Options) -> tuple[tuple[bytes, int], Array |
 
 
 def _codes(count: int, codes: Any, entries: int, least: int, what: str) -> Array | None:
+    """Return a caller's codes as a column, checked. Raises LocalProtocolError.
+
+    entries: how many the table has. least: the lowest code that is allowed.
+    """
     if codes is None:
         if entries > 1:
             raise LocalProtocolError("bad_batch", f"{entries} {what} entries and no codes")
@@ -635,6 +648,10 @@ def _where(
 
 
 def _times(count: int, times: object, what: str, none: int) -> Array | None:
+    """Return times as a column: one for all rows, or one each. Raises LocalProtocolError.
+
+    none: the value that stands for no time.
+    """
     if times is None:
         return None
     try:
@@ -681,6 +698,7 @@ def _properties(count: int, options: Options, limits: Limits) -> tuple[int, list
 
 
 def _pack_properties(entry: Mapping[str, Any], limits: Limits, row: int) -> bytes:
+    """Return the packed properties of one record. Raises LocalProtocolError."""
     try:
         packed = msgspec.msgpack.encode(dict(entry))
         parse_properties(packed)

@@ -171,6 +171,7 @@ class Scatter:
         return list(zip(stamps, contents, strict=True))
 
     def _content_of(self, rows: Sequence[int]) -> bytes:
+        """Return a content of these rows alone, for a batch of blobs with subjects and no more."""
         head, keys, codes, bounds, blob = (
             self._content.head, self._keys, self._codes, self._bounds, self._blob,
         )  # fmt: skip
@@ -208,6 +209,7 @@ def scatters(content: Content) -> bool:
 
 
 def _headers(content: Content, chosen: Array, options: Options) -> None:
+    """Add the headers of the chosen rows to the options of the encoder, without unused ones."""
     table = content.table
     subjects, fields = content.subject_codes, content.field_codes
     if subjects is None:

@@ -228,6 +228,10 @@ def _check_step(commands: Sequence[Command], place: int, step: Atomic) -> None:
 
 
 def _map_items(value: dict[Any, Any], place: int, command: Command, name: str) -> Iterable[Any]:
+    """Return the values of a map. Raises RemoteProtocolError for a key that is no string.
+
+    place: of the command in its message. name: of the field, for the error.
+    """
     if not all(type(key) is str for key in value):
         raise RemoteProtocolError(
             "malformed",

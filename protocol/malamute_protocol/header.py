@@ -361,6 +361,7 @@ class TableReading:
     def _read(
         table: HeaderTable, subjects: bytes, fieldmaps: bytes, limits: Limits
     ) -> Iterator[None]:
+        """Read a header table in portions, with a yield after each. Raises BatchError."""
         outline = table.outline
         decoders = _decoders(limits.headers_max, limits.keys_max, limits.fields_max)
         left = limits.header_entries_max
@@ -483,6 +484,7 @@ def _always() -> bool:
 
 
 def _decode(decoder: Any, data: bytes, what: str) -> Any:
+    """Decode a part of a header table. Raises BatchError. what: `subjects` or `field maps`."""
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

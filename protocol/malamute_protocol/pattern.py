@@ -197,7 +197,10 @@ def check_regex(wire: Sequence[Any]) -> Sequence[Any]:
 
 
 def check_fields(wire: Sequence[Any]) -> Sequence[Any]:
-    """Check ["fields", "all" | "any", [[name] | [name, value], ...]]."""
+    """Check ["fields", "all" | "any", [[name] | [name, value], ...]]. Raises PatternError.
+
+    Returns the patterns inside that are still to be checked: none here.
+    """
     check_length(wire, 3, '["fields", "all" or "any", [[name], [name, value], ...]]')
     if wire[1] not in ("all", "any"):
         raise _bad(f'a \'fields\' pattern asks for "all" or "any", not {_show(wire[1])}')
@@ -217,20 +220,20 @@ def check_fields(wire: Sequence[Any]) -> Sequence[Any]:
 
 
 def check_many(wire: Sequence[Any]) -> Sequence[Any]:
-    """Check ["and" | "or", pattern, ...]."""
+    """Check the form of ["and" | "or", pattern, ...]; returns the patterns inside."""
     if len(wire) < 2:
         raise _bad(f"an '{wire[0]}' pattern needs at least one pattern to combine")
     return wire[1:]
 
 
 def check_not(wire: Sequence[Any]) -> Sequence[Any]:
-    """Check ["not", pattern]."""
+    """Check the form of ["not", pattern]; returns the pattern inside, in a list."""
     check_length(wire, 2, '["not", pattern]')
     return wire[1:]
 
 
 def check_all(wire: Sequence[Any]) -> Sequence[Any]:
-    """Check ["all"]."""
+    """Check ["all"], which has no patterns inside."""
     check_length(wire, 1, '["all"]')
     return ()
 

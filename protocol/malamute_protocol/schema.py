@@ -175,6 +175,7 @@ class _Reading:
         """Entries of lists that may still be read: many columns may name one list."""
 
     def columns(self) -> tuple[Column, ...]:
+        """Return the columns of a schema message. Raises ValueError, SchemaError."""
         root = self._number("<I", 0)
         if self._scalar("<B", root, _MESSAGE_TYPE) != _SCHEMA:
             raise ValueError("it holds something else")
@@ -191,6 +192,10 @@ class _Reading:
         return tuple(self._column(each, depth) for each in self._tables(table, field))
 
     def _column(self, field: int, depth: int) -> Column:
+        """Return one column with those inside it.
+
+        depth: how many it lies in. Raises SchemaError.
+        """
         self._left -= 1
         if self._left < 0:
             raise SchemaError(f"more than {COLUMNS_MAX} columns")
@@ -212,6 +217,11 @@ class _Reading:
         )
 
     def _type(self, number: int, table: int, column: str) -> str:
+        """Return a column's type as text, by the number of its type in Arrow's schema.
+
+        table: position of the type's own table; 0: there is none.
+        """
+
         def of(field: int, default: int = 0, form: str = "<i") -> int:
             return self._scalar(form, table, field, default) if table else default
 
@@ -263,6 +273,7 @@ class _Reading:
         return at + self._number("<I", at) if at else 0
 
     def _vector(self, form: str, table: int, field: int) -> list[int]:
+        """Return the numbers of a vector in a table, each of this form; none: it is absent."""
         start = self._table(table, field)
         if not start:
             return []
@@ -278,6 +289,7 @@ class _Reading:
         return [start + 4 + 4 * place + to for place, to in enumerate(places)]
 
     def _text(self, table: int, field: int) -> str:
+        """Return a text in a table; empty: it is absent. Raises SchemaError, ValueError."""
         start = self._table(table, field)
         if not start:
             return ""

@@ -168,6 +168,7 @@ class _Coded:
         return values.take(_arrow.array(self._codes.finish(np.int32)))
 
     def _array(self, table: HeaderTable) -> Any:
+        """Return the entries of a header table as an Arrow array, made once for each table."""
         # The table is held beside its array: an id is unique among the living only.
         found = self._made.get(id(table))
         if found is None:
@@ -209,6 +210,7 @@ class Gather:
         self._clear()
 
     def _clear(self) -> None:
+        """Begin a new Arrow batch, without any rows."""
         self._bytes = self._spread = 0
         self._offsets: list[Array] = []
         self._append_times = _Column()
@@ -335,6 +337,7 @@ class Gather:
             yield whole.slice(first, rows)
 
     def _body(self, content: Content) -> Any:
+        """Return the bodies as an Arrow array of the column's type. Raises MalamuteSourceError."""
         kind = content.head.body_kind
         wanted = self._options.body_type
         if kind == ARROW or (kind == LIST and wanted != "list"):
@@ -361,6 +364,7 @@ class Gather:
         return _arrow.ListArray.from_arrays(_arrow.array(parts), values, type=self._body_kind)
 
     def _property_column(self, content: Content, rows: Array | None, count: int) -> Any:
+        """Return the properties of some rows as an Arrow map column. rows: None for all."""
         maps, codes = self._maps(content)
         chosen = _rows(codes, 0 if maps else -1, rows) + 1
         if isinstance(chosen, int):
@@ -415,6 +419,7 @@ def _texts(properties: bytes) -> list[tuple[str, str]]:
 
 
 def _text(value: Any) -> str:
+    """Return a property's value as text: bytes in base64, other values as JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, bytes):

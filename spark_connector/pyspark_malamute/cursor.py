@@ -54,6 +54,7 @@ class QueryCursor:
             self._at.update(moved)
 
     def _create(self, name: str, at: StreamOffset) -> None:
+        """Make the query's cursor in a stream, with a pin if the options ask for one."""
         pin = self._options.cursor_pin_bytes
         settings: dict[str, Any] = {"description": "moved by a Spark query"}
         if pin:
@@ -67,7 +68,10 @@ class QueryCursor:
         self._broker.ask(doing, edit, self._options.of(name))
 
     def _move(self, name: str, at: StreamOffset) -> None:
+        """Move the query's cursor in a stream; if the broker refuses, it stays."""
+
         def move(client: SyncClient) -> None:
+            """Move the cursor, unless the broker sees a conflict."""
             try:
                 client.cursor(name, self._options.cursor).move(_position(at))
             except BrokerRefused as error:

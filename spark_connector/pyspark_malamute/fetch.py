@@ -161,6 +161,7 @@ def _columns(options: SourceOptions) -> Columns:
 
 
 def _subscribe(options: SourceOptions, part: Range, position: int) -> SyncSubscription:
+    """Return the subscription to one range, from a position in it on."""
     return links.link(options, proven=part.proven).subscribe(
         options.stream,
         options.pattern,

@@ -209,6 +209,7 @@ class Broker:
             self._forget(client)
 
     def _opened(self) -> SyncClient:
+        """Return the client, linked at the first use."""
         with self._opening:
             if not self._uses:
                 self._uses = True
@@ -273,6 +274,7 @@ def explained(options: LinkOptions, doing: str) -> Iterator[None]:
 
 
 def _hopeless(code: str, options: LinkOptions) -> str:
+    """Return the error text for a link that will never come about, with the option to correct."""
     where = _place(options)
     if code == "unknown_host":
         what = (
@@ -299,6 +301,10 @@ def _place(options: LinkOptions) -> str:
 
 
 def _refusal(error: BrokerRefused, options: LinkOptions, doing: str) -> str:
+    """Return the error text for a refusal by the broker, with what to do about it.
+
+    doing: what was asked for, as a verb with its object.
+    """
     where, stream = _place(options), options.stream
     match error.code:
         case "unknown_stream" | "stream_removed":

@@ -109,6 +109,7 @@ class LocalLog:
         return ""
 
     def _tell(self, stream: str, reason: str) -> None:
+        """Log once for each stream and reason that the files cannot be used."""
         fact = (self._options.log_directory, stream, reason)
         if fact not in _told:
             _told.add(fact)

@@ -192,6 +192,7 @@ class OptionTable:
         return OptionError(option, why, self.side)
 
     def _unknown(self, key: str) -> str:
+        """Return the error text for an option that does not exist, with the likely one."""
         typed = key.lower()
         meant = self._elsewhere.get(typed)
         if meant is None:

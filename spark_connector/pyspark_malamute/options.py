@@ -219,6 +219,10 @@ def _places(place: Callable[[Any], Place], value: str) -> Places:
 
 
 def _in_stream(place: Callable[[Any], Place], name: str, value: Any) -> Place:
+    """Return the place of one stream among those of several; Kafka's forms are understood.
+
+    place: reads a single place. name: of the stream, for the error. Raises ValueError.
+    """
     if isinstance(value, dict):
         # Kafka's form, by partition: a stream is one.
         if set(value) != {"0"}:
@@ -237,6 +241,7 @@ def _ending_offset(value: Any) -> Place:
 
 
 def _expression(value: str) -> str:
+    """Return a regular expression that compiles. Raises ValueError."""
     text = value.strip()
     try:
         re.compile(text)
@@ -246,6 +251,7 @@ def _expression(value: str) -> str:
 
 
 def _pattern(value: str) -> Pattern:
+    """Return a pattern from its text. Raises ValueError."""
     text = value.strip()
     if text in ("", "#"):
         return ["all"]
@@ -487,6 +493,7 @@ def _places_of(
 
 
 def _least(values: Mapping[str, Any]) -> int:
+    """Return minRecordsPerTrigger. Raises OptionError: it is above the maximum."""
     least, most = values["minRecordsPerTrigger"] or 0, values["maxRecordsPerTrigger"]
     if most and least > most:
         raise OptionError(
@@ -496,6 +503,7 @@ def _least(values: Mapping[str, Any]) -> int:
 
 
 def _cursor(values: Mapping[str, Any]) -> str:
+    """Return the name of the query's cursor; empty: none. Raises OptionError."""
     name: str = values["cursor"]
     fault = name_fault(name) if name else ""
     if fault:
@@ -557,6 +565,7 @@ def _columns(given: Mapping[str, str], values: Mapping[str, Any]) -> tuple[str, 
 
 
 def _window(begin: int | None, end: int | None) -> tuple[int, int] | None:
+    """Return the range of client times; None: there is no bound. Raises OptionError."""
     if begin is None and end is None:
         return None
     window = (-EVER if begin is None else begin, EVER if end is None else end)

@@ -148,6 +148,7 @@ def _pattern(each: Filter, name: str) -> Pattern | None:
 
 
 def _is_fine(pattern: Pattern) -> bool:
+    """Whether a pattern is within the broker's bounds, so that a filter can be pushed."""
     try:
         validate(pattern)
     except ProtocolError:

@@ -29,6 +29,7 @@ def end_check(rows: Iterator[Any]) -> Callable[[], bool]:
         return lambda: True
 
     def ended() -> bool:
+        """Whether Spark's end of the rows comes next in the input."""
         try:
             found: bytes = peek(len(_END_OF_STREAM))
         except OSError:

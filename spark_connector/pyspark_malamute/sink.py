@@ -156,6 +156,7 @@ def refuse_overwriting(overwrite: bool) -> None:
 
 
 def _check_committed(batch: BatchName, committed: int, rows: int) -> None:
+    """Raise BatchChanged if a batch was committed before with another number of rows."""
     if committed != rows:
         raise BatchChanged(
             f"malamute sink: batch {batch.number} of '{batch.writer}' is committed with "

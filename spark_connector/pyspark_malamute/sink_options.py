@@ -44,6 +44,7 @@ _SPARKS: Final = ("checkpointlocation", "queryname")
 
 
 def _chunk_bytes(value: str) -> int:
+    """Return a chunk's size from its text, within the bounds. Raises ValueError."""
     least, most = CHUNK_BYTES
     size = as_size(value)
     if not least <= size <= most:
@@ -52,6 +53,7 @@ def _chunk_bytes(value: str) -> int:
 
 
 def _name(value: str) -> str:
+    """Return a name that the broker takes. Raises ValueError."""
     name = value.strip()
     fault = name_fault(name)
     if fault:
@@ -60,6 +62,7 @@ def _name(value: str) -> str:
 
 
 def _sink_id(value: str) -> str:
+    """Return a sinkId, which is a part of subjects. Raises ValueError."""
     name = _name(value)
     if len(name) > SINK_ID_BYTES_MAX:
         raise ValueError(f"has {len(name)} bytes, at most {SINK_ID_BYTES_MAX}")

@@ -221,6 +221,7 @@ def _lengths(column: Any) -> Array:
 
 
 def _content(options: SinkOptions, rows: Any) -> bytes:
+    """Return rows of Spark as an encoded content: subject, fields, times, properties, body."""
     names = rows.schema.names
     made: Options = {}
     if "subject" in names:

@@ -298,6 +298,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         changed = [name for name, at in stop.items() if at != begin.get(name)]
 
         def tasks(name: str) -> list[Range] | None:
+            """Return the ranges to read of one stream; None: it was removed, and is left out."""
             fresh = StreamOffset(stop[name].stream, *NEVER_READ)
             try:
                 return self._stream(name).tasks(
@@ -335,6 +336,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return list(find_streams(self._asked(), self._options))
 
     def _stream(self, name: str) -> OneStream:
+        """Return the reader of one stream, made at the first use."""
         found = self._streams.get(name)
         if found is None:
             made = OneStream(self._asked(), self._options.of(name))

@@ -125,6 +125,7 @@ class TypedGather:
         self._bytes += piece.nbytes
 
     def _column(self, rows: Any, field: Any) -> Any:
+        """Return one column in the query's type. Raises MalamuteSourceError: it does not fit."""
         place = rows.schema.get_field_index(field.name)
         if place < 0 and field.name == "stream":
             return _arrow.repeat(_arrow.scalar(self._stream), rows.num_rows)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from malamute_py.origins import MASK, lines_of
+from malamute_py.config_check import MASK, lines_of
 from malamute_py.server.authentication.credentials import hash_password
 from tests.cli.running import Run, run_cli
 

@@ -16,7 +16,7 @@ import pytest
 
 from malamute_protocol.errors import MalamuteError
 from malamute_py import EmbeddedBroker
-from malamute_py.cli import asking
+from malamute_py.cli.request import _failed
 from tests.cli.running import Run
 from tests.waiting import WAIT_MS, WAIT_S
 
@@ -178,8 +178,8 @@ def test_wrong_usage_of_request_is_one_line(
 
 
 def test_a_failure_that_the_broker_names_is_put_in_words() -> None:
-    assert asking._failed("attempts") == "gave it up after too many tries"
-    assert asking._failed("elsewise") == "will not answer (elsewise)"
+    assert _failed("attempts") == "gave it up after too many tries"
+    assert _failed("elsewise") == "will not answer (elsewise)"
 
 
 # --- work ----------------------------------------------------------------------------------

@@ -12,12 +12,12 @@ import pytest
 from malamute_protocol import commands as c
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.client.engine.engine import clock_ms
-from malamute_py.client.session.offer import RETURNED
+from malamute_py.client.session.offer_options import RETURNED
 from malamute_py.client.session.steps import Step
 from malamute_py.embedded import EmbeddedBroker
 from tests.client.script import Script
 from tests.client.session.conversation import accept, confirm, of, opened, outcomes, warnings
-from tests.client.session.test_offers import reply, take_all, work, working
+from tests.client.session.test_offerings import reply, take_all, work, working
 from tests.client.shells import SHELLS, AsyncShell, SyncShell
 from tests.waiting import WAIT_S, until_async
 

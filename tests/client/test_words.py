@@ -11,7 +11,7 @@ import malamute_py as malamute
 from malamute_protocol.errors import LocalProtocolError
 from malamute_py.client.aio.client import Client
 from malamute_py.client.readers import mail
-from malamute_py.client.session import calls, memberships, offer, publisher
+from malamute_py.client.session import calls, memberships, offer_options, publisher
 from malamute_py.client.sync.client import SyncClient
 
 
@@ -21,7 +21,7 @@ def test_each_type_has_the_words_that_are_checked() -> None:
     assert set(get_args(malamute.GroupVisibility)) == set(memberships.VISIBILITIES)
     assert set(get_args(malamute.GroupKind)) == set(memberships.KINDS)
     assert get_args(malamute.AckWhen) == mail.ACKS
-    assert get_args(malamute.OnError) == offer.ON_ERROR
+    assert get_args(malamute.OnError) == offer_options.ON_ERROR
 
 
 WORDS = ("confirm", "visibility", "ack", "kind", "until", "on_error")
@@ -46,7 +46,7 @@ def test_no_public_call_takes_any_text_for_such_an_argument(client: type) -> Non
     [
         (publisher.level_number, "synced"),
         (memberships.group_visibility, "durable"),
-        (offer.make_on_error, "nack"),
+        (offer_options.make_on_error, "nack"),
     ],
 )
 def test_a_wrong_word_is_refused_with_those_that_are_allowed(check: Any, named: str) -> None:

@@ -111,7 +111,7 @@ class _Rings(Rings):
 
     def __init__(self, journal: Journal, config: Any, results: ResultQueue, **bounds: Any) -> None:
         super().__init__(journal, config, results, **bounds)
-        self._opener.put = self._change  # type: ignore[assignment, method-assign]
+        self._opener.put = self._open_or_remove  # type: ignore[assignment, method-assign]
         self._syncer.ask = self._sync_now  # type: ignore[method-assign]
         self._left: ResultQueue = results
 

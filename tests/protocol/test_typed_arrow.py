@@ -24,7 +24,7 @@ def versions(*schemas: pa.Schema) -> Schemas:
 
 
 BOTH = versions(OLD, NEW)
-OLDER, NEWER = BOTH.versions
+OLDER, _ = BOTH.versions
 
 
 def batch(

@@ -173,7 +173,7 @@ class Shell:
         if self.closed:
             return
         self.closed = True
-        self.checkpoints._process.last(time.monotonic() + WAIT_S)
+        self.checkpoints._process.stop(time.monotonic() + WAIT_S)
         self.rings.stop_threads()
         with contextlib.suppress(OSError):
             self.rings.close()

@@ -18,7 +18,7 @@ import malamute_py as malamute
 from malamute_protocol.commands import Bye, Refused, ReloadConfig, Result
 from malamute_py.client.settings import Plain
 from malamute_py.config import KEYS, Config, NamespaceSection, from_table, load
-from malamute_py.origins import Examined, examine
+from malamute_py.config_check import Examined, examine
 from malamute_py.server import Server
 from malamute_py.server.authentication.credentials import hash_password
 from malamute_py.server.authentication.users_file import with_users

@@ -10,7 +10,6 @@ request. Source: SPEC.md, sections 4.4, 4.5 and 4.8; README.md, "What is promise
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from malamute_py.broker.ready import MAIL_STREAM
 from malamute_py.changelog import records as r
@@ -174,8 +173,3 @@ class ToldModel(WorkModel):
         """Note that the caller of a request was told that it has failed."""
         if why == "failed" and request not in self.history.failing:
             raise Violation("wrong_reply", f"{why} for record {request}, which no handler failed")
-
-    def bundle_of(self, serial: int) -> Any:
-        """Return the bundle that a record is in; None: it is in none."""
-        lsn = self.state.serials.get(serial)
-        return None if lsn is None else self._at(lsn)

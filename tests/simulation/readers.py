@@ -102,7 +102,6 @@ class Reader:
         self.newest_epoch = 0
         self.records = 0
         self.gaps = 0
-        self.rewinds = 0
         self.ended = False
 
     def _fail(self, code: str, facts: str) -> Violation:
@@ -239,7 +238,6 @@ class Reader:
         if self.visibility and not log.memory and len(self.start) > 2:
             raise self._fail("lost_seen", f"a durable reader was rewound: {command}")
         self.position = command.to
-        self.rewinds += 1
         self.start = [2, command.to, command.epoch, self.uuid]
 
     def _covers(self, from_: int, following: int, what: str) -> None:

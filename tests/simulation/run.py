@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -133,11 +133,3 @@ def run_seed(
             outcome.words = f"{VIOLATIONS['broken']}: {error!r}"
             outcome.where = traceback.format_exc(limit=-12)
     return outcome
-
-
-def run_seeds(
-    name: str, seeds: Iterable[int], *, steps: int = 0, plant: str = ""
-) -> Iterable[Outcome]:
-    """Run one seed after another."""
-    for seed in seeds:
-        yield run_seed(name, seed, steps=steps, plant=plant)

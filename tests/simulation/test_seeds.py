@@ -19,6 +19,12 @@ from tests.simulation.run import SCENARIOS, run_seed
 
 FROZEN = sorted((Path(__file__).parent / "frozen").glob("*.json"))
 CHUNK = 20
+SEARCHED = {
+    "journal": range(160), "broker": range(240), "removal": range(120), "keys": range(120),
+    "transactions": range(60), "session": range(60), "work": range(60), "clients": range(100),
+    "cuts": range(CUTS), "threads": range(100), "thread-cuts": range(CUTS, 2 * CUTS),
+}  # fmt: skip
+"""Scenario -> seeds."""
 
 
 def check(scenario: str, seeds: range) -> None:
@@ -28,69 +34,12 @@ def check(scenario: str, seeds: range) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 160, CHUNK))
-def test_the_ring_keeps_its_promises_under_every_fault(first: int) -> None:
-    check("journal", range(first, first + CHUNK))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 240, CHUNK))
-def test_the_broker_keeps_its_promises_under_every_fault(first: int) -> None:
-    check("broker", range(first, first + CHUNK))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 120, CHUNK))
-def test_what_is_removed_or_grows_old_is_gone_under_every_fault(first: int) -> None:
-    check("removal", range(first, first + CHUNK))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 120, CHUNK))
-def test_keys_are_what_their_newest_records_say_under_every_fault(first: int) -> None:
-    check("keys", range(first, first + CHUNK))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 60, CHUNK))
-def test_a_transaction_is_whole_or_nothing_under_every_fault(first: int) -> None:
-    check("transactions", range(first, first + CHUNK))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 60, CHUNK))
-def test_the_client_library_keeps_its_promises_under_every_fault(first: int) -> None:
-    check("session", range(first, first + CHUNK))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 60, CHUNK))
-def test_mail_services_groups_and_steps_keep_their_promises_under_every_fault(first: int) -> None:
-    check("work", range(first, first + CHUNK))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 100, CHUNK))
-def test_programs_over_the_client_library_get_what_they_were_promised(first: int) -> None:
-    check("clients", range(first, first + CHUNK))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, CUTS, CHUNK))
-def test_a_link_may_be_cut_at_any_message_of_a_story(first: int) -> None:
-    check("cuts", range(first, first + CHUNK))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 100, CHUNK))
-def test_programs_with_threads_get_what_they_were_promised(first: int) -> None:
-    check("threads", range(first, first + CHUNK))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(CUTS, 2 * CUTS, CHUNK))
-def test_a_link_of_a_program_with_threads_may_be_cut_at_any_message(first: int) -> None:
-    check("thread-cuts", range(first, first + CHUNK))
+@pytest.mark.parametrize(
+    ("scenario", "first"),
+    [(scenario, first) for scenario, seeds in SEARCHED.items() for first in seeds[::CHUNK]],
+)
+def test_the_promises_of_a_scenario_are_kept_under_every_fault(scenario: str, first: int) -> None:
+    check(scenario, range(first, first + CHUNK))
 
 
 @pytest.mark.parametrize("seed", [1001, *slow([1000, 1002, 1003, 1004])])

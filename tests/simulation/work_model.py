@@ -210,7 +210,8 @@ class WorkModel(WorkLog):
 
     def _hold(self, thing: tuple[Any, ...], owner: tuple[int, int]) -> None:
         before = self.held.get(thing)
-        if before is not None and owner[0] not in self.blocked and thing not in self.loose:
+        given_back = before in self.leaving or thing in self.loose
+        if before is not None and not given_back and owner[0] not in self.blocked:
             self.suspects.append((before, f"{thing} of {before} was given to {owner}"))
         self.held[thing] = owner
 

@@ -218,6 +218,7 @@ class Cursors:
         return None if cursor is None else cursor.row.next
 
     def _check_new(self, stream: Stream, name: str, by: str) -> None:
+        """Raise BrokerRefused if a stream cannot have one more cursor, or not of this name."""
         fault = name_fault(name)
         if fault:
             raise BrokerRefused("bad_name", f"cursor: {fault}")
@@ -341,6 +342,7 @@ class Cursors:
         self._put(stream, [change], Then(partial(self._drop, place)), answer)
 
     def _drop(self, place: Place, _: int) -> None:
+        """Forget a cursor whose removal the log has, with its pin."""
         cursor = self._cursors.remove(place)
         if cursor is not None:
             self.pins.unwatch(cursor)
@@ -408,16 +410,20 @@ class _Moving(Effect):
         return self.stream.number, self.name
 
     def taken(self, part: Part) -> None:
+        """Count the position as on its way, and a new cursor for its owner."""
         self.cursors._go(self.place, self.going, self.by)
 
     def appended(self, part: Part, end_lsn: int) -> None:
+        """Take up the cursor's row from the tables, which have the new position."""
         self._come()
         self.cursors._set(self.stream, self.name)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        """Forget the position; the cursor stays where it was, and a new one does not come to be."""
         self._come()
 
     def _come(self) -> None:
+        """Count the position as on its way no more; so too the settings that went with it."""
         cursors, place = self.cursors, self.place
         cursors._arrived(place, self.going)
         if self.settings is not None and cursors._edits.get(place) is self.settings:

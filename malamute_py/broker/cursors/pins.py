@@ -228,6 +228,7 @@ class Pins:
         self._unpin(cursor)
 
     def _unpin(self, cursor: Cursor) -> None:
+        """Give up the pin that the journal has for a cursor, if it has one."""
         if cursor.pinned_at is not None:
             cursor.pinned_at = None
             stream = cursor.stream

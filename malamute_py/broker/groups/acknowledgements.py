@@ -65,7 +65,7 @@ class Acknowledgements:
             if command.state == WorkState.FAILED:
                 reason = command.reason[:REASON_MAX]
                 why = f"{FAILED}: {reason}" if reason else FAILED
-                return self._returned(group, member, picked, 0, why)
+                return self._logged_return_part(group, member, picked, 0, why)
             if command.state == WorkState.RENEWED:
                 renewing = Then(partial(self._leases.renew, group, member, picked))
                 return Part(effects=[renewing], memory=True, level=group.stream.level)
@@ -73,10 +73,10 @@ class Acknowledgements:
                 raise BrokerRefused("unsupported", f"no state {command.state} of records")
             # Wanted again counts as an attempt; RELEASED does not.
             if group.counts and not command.state:
-                return self._returned(group, member, picked, after_ms, "returned")
-            return self._again(group, member, picked, after_ms)
+                return self._logged_return_part(group, member, picked, after_ms, "returned")
+            return self._unlogged_return_part(group, member, picked, after_ms)
         if command.tracker:
-            return self._leaving(group, member, picked)
+            return self._done_part(group, member, picked)
         return Part(effects=[_Acknowledging(self, group, member, picked)], memory=True)
 
     def prepare_together(self, link: Link, command: AckRecords, frame: Any = None) -> Part:
@@ -86,7 +86,7 @@ class Acknowledgements:
             raise BrokerRefused(
                 "unsupported", "a step cannot want records again: a step is logged, and that is not"
             )
-        return self._leaving(group, member, picked)
+        return self._done_part(group, member, picked)
 
     def _picked(self, link: Link, command: AckRecords) -> tuple[Group, Member, Picked]:
         """Find the records that an acknowledgement names. Raises BrokerRefused."""
@@ -109,14 +109,14 @@ class Acknowledgements:
             )
         return group, member, picked
 
-    def _leaving(self, group: Group, member: Member, picked: Picked) -> Part:
-        """Return the part of a step by which records are done."""
+    def _done_part(self, group: Group, member: Member, picked: Picked) -> Part:
+        """Return a part by which the log takes records as done, and the member gives them up."""
         stream = group.stream
         ranges = group.holdings.ranges(picked, group.row.next)
         change = GroupDone(stream.number, group.name, ranges, self.shard.epoch)
         memory = self.shard.queues if stream.ring.memory else None
-        leaving = _Leaving(self, group, member, picked)
-        return changing([change], [leaving], memory=memory, level=stream.level)
+        finishing = _Finishing(self, group, member, picked)
+        return changing([change], [finishing], memory=memory, level=stream.level)
 
     def done(self, group: Group, picked: Picked) -> None:
         """Note that records are done."""
@@ -127,10 +127,13 @@ class Acknowledgements:
         # The window has room again, or a slot has moved.
         self.reader.wake(group)
 
-    def _returned(
+    def _logged_return_part(
         self, group: Group, member: Member, picked: Picked, after_ms: int, why: str
     ) -> Part:
-        """Return the part by which an attempt of records ends, and they wait again."""
+        """Return a part by which records wait again, and the log counts an ended attempt of each.
+
+        why: how the attempt ended. after_ms: pause before the records are handed out again.
+        """
         stream = group.stream
         # Records that a holder had before it was lost may wait already; they go on to wait.
         held = [
@@ -138,7 +141,7 @@ class Acknowledgements:
             if mask & page.held.get(member, 0)
         ]  # fmt: skip
         if not held:
-            return self._again(group, member, picked, after_ms)
+            return self._unlogged_return_part(group, member, picked, after_ms)
         memory = self.shard.queues if stream.ring.memory else None
         returning = _Returning(self, group, member, held, [], after_ms)
         change = self._returns.change(group, held, why)
@@ -160,12 +163,16 @@ class Acknowledgements:
         if dying:
             self.reader.back(group, dying, 0)
 
-    def _again(self, group: Group, member: Member, picked: Picked, after_ms: int) -> Part:
-        """Return the part that wants records again; the log knows no holders, and gets nothing."""
-        wanting = Then(partial(self._want, group, member, picked, after_ms))
+    def _unlogged_return_part(
+        self, group: Group, member: Member, picked: Picked, after_ms: int
+    ) -> Part:
+        """Return a part by which records wait again; no attempt is counted, nothing logged."""
+        wanting = Then(partial(self._return_unlogged, group, member, picked, after_ms))
         return Part(effects=[wanting], memory=True, level=group.stream.level)
 
-    def _want(self, group: Group, member: Member, picked: Picked, after_ms: int, _: int) -> None:
+    def _return_unlogged(
+        self, group: Group, member: Member, picked: Picked, after_ms: int, _: int
+    ) -> None:
         """Let records that a member has given back wait again."""
         holdings = group.holdings
         late: Picked = []
@@ -214,6 +221,7 @@ class _Acknowledging(Effect):
         return held, waited
 
     def appended(self, part: Part, end_lsn: int) -> None:
+        """Take the records as done; the log is told of them later, with others."""
         for page, mask in self.picked:
             self._take(page, mask)
             page.dirty = True
@@ -221,16 +229,18 @@ class _Acknowledging(Effect):
         self.acknowledgements.progress.flush_later(self.group)
 
 
-class _Leaving(_Acknowledging):
+class _Finishing(_Acknowledging):
     """Records that are done once the log has the change."""
 
     left: Sequence[tuple[Page, int, int]] = ()
     """Pages, each with the rows that the member held and the rows that waited."""
 
     def taken(self, part: Part) -> None:
+        """Withhold the records, in the member's hands or waiting, until the log answers."""
         self.left = [(page, *self._take(page, mask)) for page, mask in self.picked]
 
     def appended(self, part: Part, end_lsn: int) -> None:
+        """Count the records as done, and have the group's position logged if it moved."""
         group = self.group
         self.acknowledgements.done(
             group, [(page, held | waited) for page, held, waited in self.left]
@@ -256,12 +266,13 @@ class _Leaving(_Acknowledging):
         self.acknowledgements.reader.wake(group)
 
 
-class _Returning(_Leaving):
+class _Returning(_Finishing):
     """Records that wait again once the log has the attempt that ended."""
 
     after_ms: int = 0
 
     def taken(self, part: Part) -> None:
+        """Take the records from the member's hands; no member gets them until the log answers."""
         holdings, member = self.group.holdings, self.member
         left: list[tuple[Page, int, int]] = []
         for page, mask in self.picked:
@@ -272,6 +283,7 @@ class _Returning(_Leaving):
         self.left = left
 
     def appended(self, part: Part, end_lsn: int) -> None:
+        """Let the records wait again, or become dead letters if their attempts are used up."""
         self.acknowledgements.shard.counters["group_records_returned"] += sum(
             held.bit_count() for _, held, _ in self.left
         )

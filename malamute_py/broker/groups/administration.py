@@ -87,6 +87,7 @@ class GroupAdministration:
         self._steps.put([change], drop, answer, memory=stream.ring.memory)
 
     def _drop(self, place: Place, _: int) -> None:
+        """Forget a group whose removal the log has; end members that joined it meanwhile."""
         group = self._groups.remove(place)
         if group is None:
             return

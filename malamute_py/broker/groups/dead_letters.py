@@ -150,6 +150,7 @@ class _Burying(Effect):
         self.back(group, [], 0)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        """Let the records wait again, since no dead-letter mailbox took their copies."""
         self.give_up(code, reason)
 
     def give_up(self, code: str, reason: str) -> None:

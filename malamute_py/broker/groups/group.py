@@ -452,6 +452,11 @@ class Group:
             given.clear()
 
     def _by_slot(self, batch: StampedBatch, bits: int) -> Iterator[tuple[Member, int]]:
+        """Yield members and the rows that each gets of a batch, by the slots of the rows' keys.
+
+        A row whose slot has no member that can take it waits. The caller deals the rows of each
+        pair before it asks for the next.
+        """
         assert self.slots is not None
         began = self.dealt
         for place, mine in _parts(self.slots.owner[self._row_slots(batch)], bits):

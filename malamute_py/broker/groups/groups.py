@@ -206,6 +206,7 @@ class Groups:
         self._shard.event("group_clamped", level, **facts)
 
     def _take_up(self, stream: Stream, row: GroupRow) -> Group:
+        """Make the group of a row of the tables, and keep its place for the holder in the row."""
         window = self._shard.settings.group_window_records
         group = Group(stream, row, window, self._leases.watch)
         self._groups.add((stream.number, row.name), group, row.by)
@@ -323,6 +324,7 @@ class Groups:
         link.queries += 1
 
         def found(begin: Begin | BrokerRefused) -> None:
+            """Create the group at the start that was found, or turn the waiting members away."""
             link.queries -= 1
             if isinstance(begin, BrokerRefused):
                 self._not_created(place, begin.code, begin.reason, begin.retry_ms)
@@ -332,6 +334,7 @@ class Groups:
                 self._create(stream, command, max(begin.next, stream.begin), link)
 
         def create(begin: Begin | BrokerRefused) -> None:
+            """Call `found`; an error in it turns the waiting members away before it goes on."""
             try:
                 found(begin)
             except Exception:
@@ -361,6 +364,7 @@ class Groups:
         self._steps.put([change], founding, memory=stream.ring.memory)
 
     def _founded(self, stream: Stream, place: Place, end_lsn: int) -> None:
+        """Take up a group whose creation the log has; its members enter once that is durable."""
         if stream.removed:
             self._not_created(place, "stream_removed", f"'{stream.name}' was removed", 0)
             return
@@ -387,6 +391,7 @@ class Groups:
             self._shard.quotas.add(creator, "groups", -1)
 
     def _not_created(self, place: Place, code: str, reason: str, retry_ms: int) -> None:
+        """Turn away the members that wait for a group which does not come to be."""
         self._come(place)
         for member, _ in self._coming.pop(place, ()):
             self._turn_away(member, code, reason, retry_ms)
@@ -491,7 +496,11 @@ class Groups:
             self._part_together(group, leaving, link.happened, fault)
 
     def _part(self, member: Member, keep_ms: int, why: str, fault: bool) -> None:
-        """Remove one member from its group. fault: what it held has had an attempt."""
+        """Remove one member from its group, and let others have what it held.
+
+        keep_ms: for how long the place of an exclusive group waits for it; 0: not at all. why: for
+        the event. fault: what it held has had an attempt.
+        """
         group = self._members[member]
         if group is None or group.kind != "exclusive":
             self._part_together(group, [member], why, fault)
@@ -511,7 +520,10 @@ class Groups:
     def _part_together(
         self, group: Group | None, members: list[Member], why: str, fault: bool
     ) -> None:
-        """Remove the members of one link at once, so that what they held is divided once."""
+        """Remove the members of one link at once, so that what they held is divided once.
+
+        why: for the event. fault: what they held has had an attempt.
+        """
         held = 0
         for member in members:
             self._forget(member)
@@ -524,7 +536,10 @@ class Groups:
             self._returns.count(group, released, DIED)
 
     def _parted(self, group: Group, member: Member, held: int, why: str, count: int) -> None:
-        """Let a group go on without members of one link. count: how many members have left."""
+        """Report that members of one link have left a group, and let the group go on.
+
+        member: one of them. held: records that they held in all. count: how many members left.
+        """
         self.reader.gone_by(group)
         if not group.members and group.waker is not None:
             group.stream.audience.remove_reader(group.waker, group.durable)

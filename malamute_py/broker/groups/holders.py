@@ -67,6 +67,7 @@ class Holders:
             self._links.say(member.link, Mode(member.number, False, group.holdings.low))
 
     def _begin(self, group: Group) -> None:
+        """Tell the member that has the place by now, unless it knows, and hand records to it."""
         holder = group.holder
         if holder is not None and holder.aside:
             holder = None
@@ -77,6 +78,10 @@ class Holders:
         self._reader.wake(group)
 
     def _logged(self, group: Group, place: Holder | None, end_lsn: int) -> None:
+        """Go on with a group's new holder once the log's record of it is durable.
+
+        place: the holder that was logged; None: the place is free, which needs no wait.
+        """
         if place is None:
             # No member waits for it: the next one's record can follow at once.
             end_lsn = 0
@@ -89,6 +94,7 @@ class Holders:
             self.settle(group)
 
     def _refused(self, group: Group, code: str, reason: str, retry_ms: int) -> None:
+        """Look at the group again in a while, since the log refused its new holder."""
         group.logging = False
         due_ms = self._shard.now_ms + (retry_ms or RETRY_MS)
         self._timers.set(due_ms, partial(self.settle, group))
@@ -106,6 +112,7 @@ class Holders:
     def _open(
         self, group: Group, holder: Holder, give_up: Callable[[Group, Member | Holder], None]
     ) -> None:
+        """Begin the time within which an absent holder from before a restart may come back."""
         if group.absent_holder is holder:
             group.returns_ms = self._shard.now_ms + holder.hold_ms
             self._timers.set(group.returns_ms, partial(give_up, group, holder))

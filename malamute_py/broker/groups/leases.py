@@ -82,6 +82,7 @@ class Leases:
         self._reader.wake(group)
 
     def _end(self, group: Group) -> None:
+        """Take back the records of a group whose leases are over, and wait for the next end."""
         group.lease_due_ms = 0
         if group.gone:
             return

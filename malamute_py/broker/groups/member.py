@@ -96,7 +96,10 @@ class Member(Receiver):
     # --- how quick it is ----------------------------------------------------------------------
 
     def handed(self, count: int, now_ms: int, deals: int) -> None:
-        """Note that the member holds more records. deals: its group's deliveries before that."""
+        """Count records that the member was given, and begin to measure its pace if that rests.
+
+        deals: number of the group's deliveries until now.
+        """
         self.held += count
         if not self.timed_left:
             self.timed = self.timed_left = self.held

@@ -62,6 +62,7 @@ class Progress:
             self.flush_later(group)
 
     def _not_flushed(self, group: Group, *_: Any) -> None:
+        """Mark the group's done records as not logged again, and log them later."""
         group.flushing = False
         for page in group.holdings.pages:
             page.dirty = True

@@ -114,6 +114,10 @@ class GroupReader:
         self._timers.set(self._shard.now_ms + after_ms, partial(self._due, group, late))
 
     def _due(self, group: Group, late: Picked) -> None:
+        """Let delayed records wait again, their time being over.
+
+        late: the records that were delayed together; those that are done meanwhile are passed over.
+        """
         if group.gone:
             return
         for page, mask in late:
@@ -196,7 +200,10 @@ class GroupReader:
         self._timers.set(due_ms, partial(self._look_again, group, low, told))
 
     def _look_again(self, group: Group, before: int, told: bool) -> None:
-        """Tell the operator once which member holds a group up, unless its position has moved."""
+        """Tell the operator once which member holds a group up, unless its position has moved.
+
+        before: the position when the look was asked for. told: whether the operator knows.
+        """
         if group.gone or not group.stuck:
             group.watched = False
             return
@@ -206,6 +213,10 @@ class GroupReader:
         self._watch(group, low, told=low == before)
 
     def _say_held_up(self, group: Group, low: int) -> None:
+        """Tell the operator that a group reads nothing more until its oldest record is done.
+
+        low: the offset of that record.
+        """
         holdings, stream = group.holdings, group.stream
         self._shard.counters["groups_held_up"] += 1
         holder = holdings.holder(low)
@@ -307,6 +318,7 @@ class GroupReader:
         group.reading = MATCHING
 
         def matched() -> None:
+            """Keep the matched headers of the batch for the group, and give the group a turn."""
             group.reading = 0
             if not group.gone:
                 selection.prepared = PreparedHeaders(
@@ -420,6 +432,7 @@ class GroupReader:
         self.wake(group)
 
     def _failed(self, group: Group, answer: ReadFailed) -> None:
+        """End all members of a group whose stream could not be read, and tell the operator."""
         self._shard.event(
             "read_failed", "error", stream=group.stream.name, group=group.name,
             code=answer.code, reason=answer.reason,

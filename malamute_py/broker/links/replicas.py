@@ -104,6 +104,7 @@ class Replicas:
         self._absent[family, session] = self._shard.now_ms + settings.replica_grace_ms
 
     def _forget_absent(self) -> None:
+        """Free the numbers of sessions that have been without a link for too long."""
         now_ms, absent = self._shard.now_ms, self._absent
         while absent:
             first = next(iter(absent))
@@ -113,6 +114,7 @@ class Replicas:
             self._free_number(*first)
 
     def _free_number(self, family: Family, session: bytes) -> None:
+        """Free the number of a session, and with the last number its family."""
         number = family.sessions.pop(session)
         del family.numbers[number]
         del self.names[replica_name(family.template, number)]

@@ -101,6 +101,10 @@ class Answer(Effect):
         self.answers.settle(end_lsn, self._settled)
 
     def _settled(self, failure: tuple[str, str] | None) -> None:
+        """Send the answer.
+
+        failure: code and reason why the change did not get durable; None: it is.
+        """
         if failure is None:
             self.answers.result(self.link, self.command, self.value())
         else:

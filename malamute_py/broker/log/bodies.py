@@ -238,6 +238,7 @@ class Bodies:
         self.failed = ""
 
     def _keep_again(self, number: int, body: Body) -> None:
+        """Keep a batch that was read back, in place of the oldest such batches."""
         again, most = self._again, self._shard.settings.mail_hot_bytes // AGAIN_SHARE
         again[number] = body
         self.again_bytes += body.size + OVERHEAD
@@ -246,6 +247,7 @@ class Bodies:
             self.again_bytes -= oldest.size + OVERHEAD
 
     def _parsed(self, number: int, data: Any) -> Body | None:
+        """Return the body that bytes of the journal hold; None, with an event: they are damaged."""
         view = memoryview(data)
         try:
             content = Content(view[STAMP_BYTES:])

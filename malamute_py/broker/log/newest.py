@@ -253,6 +253,10 @@ class Keys:
     # --- questions ----------------------------------------------------------------------
 
     def _value(self, subject: str) -> int | None:
+        """Return the packed offset and size of a subject's newest record; None: no such key.
+
+        The record lies in the ring, or has moved into a copy.
+        """
         value = self._newest.get(subject)
         if value is None and self._moved:
             place = self._moved.get(subject)
@@ -284,13 +288,6 @@ class Keys:
             return value >> _SHIFT
         return None
 
-    @property
-    def oldest_copy(self) -> int:
-        """Offset of the oldest copy that is of use; the next one when there is none."""
-        for place in self._moved.values():
-            return place.copy
-        return self.copies_next
-
     def before(self, offset: int, copy: int, most: int, bytes_max: int) -> list[tuple[str, int]]:
         """Return (subject, offset) of newest records that lie before an offset, or a copy's place.
 
@@ -311,7 +308,10 @@ class Keys:
         return found
 
     def moved_from(self, offset: int, before: int, most: int) -> list[tuple[int, int]]:
-        """Return (offset, place of its copy) of newest records that have moved, by offset."""
+        """Return (offset, place of its copy) of newest records that have moved, by offset.
+
+        offset, before: the range that they lie in. most: so many at once.
+        """
         found: list[tuple[int, int]] = []
         for at in self._moved_offsets.after(offset - 1):
             if at >= before or len(found) == most:
@@ -428,6 +428,10 @@ class Keys:
         self._at[value >> _SHIFT] = subject
 
     def _count(self, subject: str, value: int, deleted_ms: int | None) -> None:
+        """Count a key that is new, or has a new newest record, in the totals.
+
+        value: as `_pack` makes it.
+        """
         self.names.add(subject)
         self.memory += KEY_OVERHEAD + len(subject)
         self.bytes += _size(value)
@@ -435,7 +439,7 @@ class Keys:
             self.deleted[subject] = deleted_ms
 
     def _leave(self, subject: str) -> None:
-        """Take a subject out of the index, but for its name."""
+        """Take a subject's newest record out of the index and the totals; its name stays."""
         value = self._newest.pop(subject, None)
         if value is None:
             place = self._moved.pop(subject, None)

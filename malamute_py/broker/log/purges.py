@@ -58,6 +58,7 @@ class Purges:
         return mask
 
     def _taken(self, header: Header) -> int:
+        """Return the offset before which a purge took all records of this header; 0: none did."""
         before = self._known.get(header)
         if before is None:
             if len(self._known) >= HEADERS_MAX:

@@ -238,6 +238,7 @@ class MailboxAdmin:
         self._shard.event("mailbox_edited", mailbox=mailbox.name, by=by)
 
     def _not_edited(self, mailbox: Mailbox, wanted: MailboxSettings, *_: Any) -> None:
+        """Go back to the settings that the tables have, since the log refused the wanted ones."""
         kept = self._shard.queues.mailboxes.get(mailbox.number)
         if kept is not None and mailbox.settings is wanted:
             # By the log: the settings before these may have been refused as well.
@@ -254,6 +255,7 @@ class MailboxAdmin:
         self._jobs.append(Emptying(mailbox, upto, Answer(self._answers, link, command)))
 
     def _purged(self, job: Emptying, answer: Answer) -> None:
+        """Answer a PURGE_MAILBOX whose last portion is in the log."""
         link, mailbox = answer.link, job.mailbox
         link.queries -= 1
         self._shard.counters["mail_purged"] += job.count
@@ -276,6 +278,7 @@ class MailboxAdmin:
         self._jobs.append(Emptying(mailbox, None, Answer(self._answers, link, command)))
 
     def _removed(self, job: Emptying, answer: Answer, lsn: int) -> None:
+        """Forget a mailbox whose removal is in the log, and answer the REMOVE_MAILBOX."""
         mailbox = job.mailbox
         self._mailboxes.forget(mailbox)
         self._shard.counters["mailboxes_removed"] += 1
@@ -308,6 +311,7 @@ class MailboxAdmin:
             self._steps.propose(change, Then(*removed))
 
     def _not_emptied(self, job: Emptying, answer: Answer, *why: Any) -> None:
+        """Answer a purge or removal that the log refused. why: code, reason and time to wait."""
         if job.upto is None:
             job.mailbox.removing = False
         else:

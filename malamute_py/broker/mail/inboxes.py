@@ -332,6 +332,7 @@ class Inboxes:
         return 0 if inbox.outstanding else mask & -mask
 
     def _fetch(self, inbox: Inbox, handout: Handout) -> None:
+        """Have the body of a hand-out's put read back; an error of the read ends the reader."""
         row = handout.row
         read = partial(self._read, inbox, handout)
         self._bodies.want(
@@ -398,7 +399,11 @@ class Inboxes:
     def _send(
         self, inbox: Inbox, row: MessageRow, mask: int, count: int, attempts: int, body: Body
     ) -> None:
-        """Add a MAIL with rows of a put to the outbox of a reader's link."""
+        """Add a MAIL with rows of a put to the outbox of a reader's link.
+
+        mask, count: the rows, and how many they are. attempts: hand-outs of them, this one
+        included.
+        """
         rows: bytes | None = None
         frames, size = body.frames, body.size
         if count != row.count:
@@ -496,6 +501,7 @@ class _Ack(Effect):
     rows: list[RowsOfPut]
 
     def taken(self, part: Part) -> None:
+        """Take the rows from the reader, which may be given others in their place."""
         inbox = self.inbox
         held = inbox.held
         for base, mask, _ in self.rows:
@@ -508,6 +514,7 @@ class _Ack(Effect):
         self.inboxes.resume(inbox)
 
     def appended(self, part: Part, end_lsn: int) -> None:
+        """Remove the messages from the mailbox, and count them as acknowledged."""
         mailbox = self.inbox.mailbox
         left = self.inboxes._messages.left
         count = 0
@@ -517,6 +524,7 @@ class _Ack(Effect):
         self.inboxes._shard.counters["mail_acknowledged"] += count
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        """Give the rows back to the reader; if it has ended, to other readers."""
         inbox = self.inbox
         for base, mask, row in self.rows:
             if inbox.ended:
@@ -532,6 +540,7 @@ class _Again(_Ack):
     not_before_ms: int
 
     def appended(self, part: Part, end_lsn: int) -> None:
+        """Let the messages be delivered again, at once or at the time that the reader asked for."""
         messages, mailbox = self.inboxes._messages, self.inbox.mailbox
         for _, mask, row in self.rows:
             self.inboxes._shard.counters["mail_again"] += mask.bit_count()
@@ -589,7 +598,11 @@ def origin_of(rare: Rare, mask: int) -> tuple[str, str, int, list[int]] | None:
 
 
 def about_of(about: list[Run], mask: int, count: int) -> list[Run]:
-    """Return which requests some rows of a put of replies answer."""
+    """Return which requests some rows of a put of replies answer.
+
+    about: (key of a request's batch, its first row, how many) for all rows of the put, in order.
+    mask: the rows. count: rows of the put.
+    """
     if not about or mask == (1 << count) - 1:
         return about
     runs: list[Run] = []

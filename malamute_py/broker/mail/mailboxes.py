@@ -90,6 +90,7 @@ class Mailboxes:
             self._recover(row)
 
     def _recover(self, row: MailboxRow) -> None:
+        """Make a mailbox of a row of the tables, at the start."""
         settings = row.settings
         rows = (self.in_memory if settings.memory else self._queues).messages
         mailbox = Mailbox(row.number, row.name, rows, settings, row.by, row.created_ms)
@@ -97,6 +98,7 @@ class Mailboxes:
         self._enlist(mailbox)
 
     def _enlist(self, mailbox: Mailbox) -> None:
+        """Add a mailbox to the registry; its creator's quota counts it unless it is temporary."""
         self.by_name[mailbox.name] = mailbox
         self.by_number[mailbox.number] = mailbox
         self.names.add(mailbox.name)

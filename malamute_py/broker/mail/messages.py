@@ -146,6 +146,7 @@ class Messages:
             mailbox.pull(row.base, row.priority)
 
     def _undelay(self, mailbox: Mailbox, row: MessageRow, progress: PutProgress, mask: int) -> None:
+        """Count rows of a put as delayed no more, and set the timer to the next delayed row."""
         mailbox.delayed -= mask.bit_count()
         place = mailbox.number, row.base
         following = progress.undelay(mask)
@@ -300,6 +301,7 @@ class Messages:
             over.setdefault(place[0], []).append((place[1], mask, row))
 
     def _remove_expired(self, mailbox: Mailbox, rows: list[RowsOfPut]) -> None:
+        """Log the end of expired messages of a mailbox; if the log refuses, look at them later."""
         change = MailDone(mailbox.number, done_of(rows), "expired")
         count = sum(mask.bit_count() for _, mask, _ in rows)
         then = Then(

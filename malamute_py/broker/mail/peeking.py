@@ -89,6 +89,7 @@ class Peeking:
         self._arrived()
 
     def _arrived(self) -> None:
+        """Answer the PEEK_MAIL once the last body that it waits for was found or is lost."""
         self._waiting -= 1
         if self._waiting:
             return

@@ -74,6 +74,7 @@ class AbsentHolders:
             self._forget(holder, base)
 
     def _forget(self, holder: str, base: int) -> None:
+        """Forget that an absent worker may end rows of a batch, by holder and by batch."""
         known, holders = self.by_holder[holder], self.by_base[base]
         del known.rows[base]
         del known.bases[bisect_left(known.bases, base)]

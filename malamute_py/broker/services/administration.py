@@ -278,6 +278,7 @@ class ServiceAdmin:
             raise BrokerRefused("forbidden", f"you may not send to mailbox '{mailbox}'")
 
     def _edited(self, service: Service, row: ServiceRow, _: int) -> None:
+        """Put settings into force that the log has."""
         if service.edited is row.settings:
             service.edited = None
         service.row = row
@@ -285,6 +286,7 @@ class ServiceAdmin:
         self._registry.made(service)
 
     def _not_edited(self, service: Service, row: ServiceRow, wanted: ServiceRow, *_: Any) -> None:
+        """Go back to the row before, since the log refused the wanted settings."""
         if service.edited is wanted.settings:
             service.edited = None
         if service.row is wanted:
@@ -347,6 +349,7 @@ class ServiceAdmin:
         self._steps.take([part])
 
     def _requeued(self, job: Requeueing, lsn: int) -> None:
+        """Answer a REQUEUE once all its portions are in the log; lsn: end of the last one."""
         count, answer = job.count, job.answer
         if not count:
             why = "no such dead letter or request"
@@ -359,6 +362,10 @@ class ServiceAdmin:
     def _go_on(
         self, job: Requeueing, kept: dict[int, Body | None], changes: list[Any], lsn: int
     ) -> None:
+        """Revive the requests of a portion that the log has; the next turn does the next portion.
+
+        kept: bodies to hold in memory, by batch, for requests in memory. lsn: end of the portion.
+        """
         for base, body in kept.items():
             if body is not None:
                 self._bodies.hold(base, bytes(body.stamp), body.frame, body.content)
@@ -421,6 +428,7 @@ class ServiceAdmin:
         self._registry.next_turn.append(partial(self._remove_some, service, count, answer))
 
     def _removed(self, service: Service, count: int, answer: Answer, lsn: int) -> None:
+        """Forget a service whose removal is in the log, and answer the REMOVE_SERVICE."""
         self._registry.forget(service)
         self._shard.counters["services_removed"] += 1
         self._shard.event("service_removed", service=service.name, by=answer.link.identity)

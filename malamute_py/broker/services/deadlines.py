@@ -97,6 +97,7 @@ class Deadlines:
                 self._lease_over(service, holder, items)
 
     def _lease_over(self, service: Service, holder: str, items: list[BatchRows]) -> None:
+        """Put back the requests of a worker whose lease is over, and tell the operator."""
         count = sum(rows.bit_count() for _, rows in items)
         self._shard.counters["leases_expired"] += count
         self._shard.event(

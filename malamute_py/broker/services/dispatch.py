@@ -161,7 +161,10 @@ class Priorities(Generic[Batch, Worker]):
     def first(
         self, plain: SubjectQueue[Batch, Worker] | None
     ) -> SubjectQueue[Batch, Worker] | None:
-        """The queue whose turn it is. plain: the first of those without a priority."""
+        """Return the queue whose turn it is: the highest priority, and now and then the oldest.
+
+        plain: the first queue without a priority. None: nothing waits.
+        """
         if self.overdue is not None:
             queue, base, rows = self.overdue
             if queue.rows and queue.head()[:2] == (base, rows):

@@ -208,6 +208,10 @@ class _Ending(Effect):
     released: Released
 
     def taken(self, part: Part) -> None:
+        """Take the rows from their workers, and from the queue, until the log answers.
+
+        The time that each worker had completed requests is measured for the service's prefetch.
+        """
         released = self.released
         for batch, rows in self.items:
             batch.ending |= rows
@@ -218,6 +222,7 @@ class _Ending(Effect):
                 self.service.measure(rows.bit_count(), now_ms - lease.at_ms)
 
     def appended(self, part: Part, end_lsn: int) -> None:
+        """Count the requests as gone, and how long the completed ones took."""
         if self.why == "completed":
             shard = self.ends._shard
             for batch, rows in self.items:

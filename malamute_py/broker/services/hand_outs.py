@@ -199,15 +199,18 @@ class _HandOut(Effect):
     shares: Sequence[Share]
 
     def taken(self, part: Part) -> None:
+        """Enter the shares as on their way; the rows and the credit were taken before."""
         self.hand_outs._handing.append(self.shares)
 
     def appended(self, part: Part, end_lsn: int) -> None:
+        """Give each offer a lease of its rows, and send the requests."""
         self.hand_outs._handing.remove(self.shares)
         for offer, batch, rows, cost in self.shares:
             batch.moving &= ~rows
             self.hand_outs.lease(offer, batch, rows, cost)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        """Give the offers their credit and the queue its rows back; hand-outs pause for a while."""
         hand_outs, service = self.hand_outs, self.service
         hand_outs._handing.remove(self.shares)
         for offer, batch, rows, cost in self.shares:

@@ -145,10 +145,12 @@ class Registry:
         self._steps.propose(self.creation(service), making, *effects)
 
     def _was_made(self, service: Service, _: int) -> None:
+        """Take note that the log has a service that was created by itself."""
         service.making -= 1
         self.made(service)
 
     def _was_not_made(self, service: Service, *_: Any) -> None:
+        """Drop a service whose creation the log refused, unless something else uses it."""
         service.making -= 1
         self.unused(service)
 

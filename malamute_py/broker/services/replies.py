@@ -90,7 +90,11 @@ class Replies:
         self, link: Link, asked: RequestPut, content: Content, frame: Any, runs: list[Run],
         last: bool,
     ) -> Part | None:  # fmt: skip
-        """Return a part that puts replies into their mailbox; None: it has gone."""
+        """Return a part that puts replies into their mailbox; None: it has gone.
+
+        asked: the requests' put, which names the mailbox. runs: which requests the replies answer.
+        last: no further reply follows.
+        """
         try:
             return self._puts.put(
                 asked.reply_to, sender=link.holder, content=content, frame=frame,

@@ -148,6 +148,10 @@ class Requests:
             self._steps.take([part])
 
     def _first_request(self, link: Link, name: str) -> Service:
+        """Return a service that a link has not sent a request to yet, and note it as allowed.
+
+        Raises BrokerRefused: the link may not use it, or a bound is reached.
+        """
         if not self._shard.settings.permit(link.owner, "request", name):
             raise BrokerRefused("forbidden", f"you may not ask service '{name}'")
         service = self._registry.use(name, link.owner)
@@ -159,6 +163,7 @@ class Requests:
         return service
 
     def _check_reply_to(self, link: Link, reply_to: str) -> None:
+        """Raise BrokerRefused if replies to a link's requests may not go to this mailbox."""
         if reply_to.startswith("~"):
             if reply_to != self._mailboxes.temporary(link):
                 raise BrokerRefused("forbidden", f"mailbox '{reply_to}' is another session's")
@@ -204,6 +209,7 @@ class _Incoming(Effect):
     """Offer -> (rows that it gets, bytes of credit that were taken for them)."""
 
     def taken(self, part: Part) -> None:
+        """Reserve room in the service, and in the sender's quota."""
         service, change = self.service, self.change
         service.reserved_rows += change.count
         service.reserved_size += change.size
@@ -230,6 +236,7 @@ class _Incoming(Effect):
         part.changes = changes
 
     def _share(self) -> None:
+        """Allot rows to ready offers as shares, for subjects of which nothing waits already."""
         service, change, shares = self.service, self.change, self.shares
         for subject, rows in _by_subject(change.subjects, change.count):
             queue = service.queue_of(subject, change.priority, waits=False)
@@ -271,6 +278,7 @@ class _Incoming(Effect):
         self.requests._registry.runnable[self.service] = None
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        """Give back the reserved room, and the credit of the offers that had shares."""
         requests, service, change = self.requests, self.service, self.change
         service.reserved_rows -= change.count
         service.reserved_size -= change.size
@@ -310,6 +318,10 @@ def _subjects(content: Content, most: int) -> list[str]:
 
 
 def _by_subject(subjects: Sequence[str], count: int) -> list[tuple[str, int]]:
+    """Return each distinct subject with a bitmap of its rows.
+
+    subjects: one for all rows, or one each.
+    """
     if len(subjects) == 1:
         return [(subjects[0], ones(count))]
     found: dict[str, int] = {}

@@ -75,6 +75,7 @@ class Returns:
         return again_ms
 
     def _wait_again(self, batch: RequestBatch, rows: int, not_before_ms: int) -> None:
+        """Let rows wait in their queue again, at once or from a time on."""
         if not_before_ms > self._shard.now_ms:
             self.delay(batch, rows, not_before_ms)
         else:
@@ -94,7 +95,10 @@ class Returns:
     def bury_exhausted(
         self, service: Service, items: list[BatchRows], why: str, said: str = ""
     ) -> None:
-        """Turn rows whose attempts are used up into dead letters."""
+        """Turn rows whose attempts are used up into dead letters.
+
+        why: how the last attempt ended. said: the worker's reason.
+        """
         items = [(batch, rows) for batch, rows in items if rows]
         if not items:
             return
@@ -185,12 +189,14 @@ class _Returning(Effect):
     released: Released
 
     def taken(self, part: Part) -> None:
+        """Take the rows from their workers; no offer gets them until the log answers."""
         for batch, rows in self.items:
             batch.moving |= rows
             batch.returning |= rows
             self.released += self.returns._ends.let_go(batch, rows)
 
     def _moved(self) -> int:
+        """Take the rows out of those whose return is on its way; returns how many they are."""
         count = 0
         for batch, rows in self.items:
             batch.moving &= ~rows
@@ -218,6 +224,7 @@ class _Returning(Effect):
             returns.bury_exhausted(self.service, spent, self.why, self.said)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        """Give the rows back to their workers, since the log did not take their return."""
         self._moved()
         self.returns._ends.take_back(self.released)
         self.released.clear()

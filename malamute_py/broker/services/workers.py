@@ -60,6 +60,7 @@ class Offers:
             self._registry.make(offer.service, made)
 
     def _stands(self, offer: Offer, _: int) -> None:
+        """Tell the worker that its offer is accepted, and serve it: the log has the service."""
         if offer.ended:
             return
         begun = offer.begun = self._steps.mail_next
@@ -154,6 +155,7 @@ class Offers:
             )  # fmt: skip
 
     def _drop(self, offer: Offer) -> None:
+        """Forget an offer: its worker gets nothing more, and no quota counts it any longer."""
         if offer.ended:
             return
         offer.leave()

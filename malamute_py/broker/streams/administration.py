@@ -106,6 +106,7 @@ class StreamAdmin:
         self._answers.result(link, command, {"schemas": list(stream.schemas.items())})
 
     def _facts(self, stream: Stream) -> dict[str, Any]:
+        """All facts of one stream, for STREAM_INFO and its like."""
         audience = stream.audience
         return {
             **_short(stream, self._shard.now_ms),
@@ -152,6 +153,7 @@ class StreamAdmin:
         self._links.count_query(link)
 
         def found(begin: Begin | BrokerRefused) -> None:
+            """Answer the FIND_OFFSET with the position that was found, or refuse it."""
             link.queries -= 1
             if isinstance(begin, BrokerRefused):
                 self._answers.refuse(link, command, begin.code, begin.reason)
@@ -181,6 +183,7 @@ class StreamAdmin:
         durable = command.visibility != 0
 
         def begun(begin: Begin | BrokerRefused) -> None:
+            """Plan the read from the start that was found, or refuse the command."""
             if isinstance(begin, BrokerRefused):
                 link.queries -= 1
                 self._answers.refuse(link, command, begin.code, begin.reason)
@@ -196,6 +199,11 @@ class StreamAdmin:
     def _plan(
         self, link: Link, command: PlanRead, stream: Stream, begin: Begin, durable: bool
     ) -> None:
+        """Answer a PLAN_READ: the end of the read and its splits, within the command's bounds.
+
+        begin: the start that was found. Newest records that have moved into copies are planned from
+        memory, all others by the journal's index.
+        """
         tail = stream.visible_next if durable else stream.next
         end = tail if command.end < 0 else min(command.end, tail)
         now_ms, keys = self._shard.now_ms, stream.keys
@@ -221,6 +229,7 @@ class StreamAdmin:
             return
 
         def planned(answer: Any) -> None:
+            """Add what the index answered to the plan, and answer the command."""
             link.queries -= 1
             if isinstance(answer, IndexFailure):
                 self._answers.refuse(link, command, answer.code, answer.reason)
@@ -285,6 +294,7 @@ class StreamAdmin:
         self._steps.propose(change, Then(*opened))
 
     def _opened(self, change: ProducerOpened, answer: Answer, end_lsn: int) -> None:
+        """Answer an OPEN_PRODUCER whose change the log has, with the epoch and the positions."""
         self._opening -= not change.fence
         producer = self._producers.get(change.id)
         if producer is None:
@@ -306,6 +316,7 @@ class StreamAdmin:
         )  # fmt: skip
 
     def _producer_facts(self, producer: Producer) -> dict[str, Any]:
+        """Facts of a producer; `next`: its next sequence in each stream of this epoch."""
         next: dict[str, int] = {}
         for number, place in producer.streams.items():
             stream = self._catalogue.by_number(number)

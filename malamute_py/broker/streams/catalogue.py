@@ -229,6 +229,7 @@ class Catalogue:
         return stream
 
     def _watch(self, stream: Stream) -> None:
+        """Have retention look at a stream with bounds, and validation at one that wants it."""
         self._validation.watch(stream)
         settings = stream.settings
         if settings.max_bytes or settings.max_age_ms or settings.max_records:
@@ -240,7 +241,11 @@ class Catalogue:
     # --- first use ---------------------------------------------------------------------------
 
     def use(self, name: str, by: str, then: Use, refused: Refusal) -> None:
-        """Call `then` with the stream of this name, which is created at its first use."""
+        """Call `then` with the stream of this name, which is created at its first use.
+
+        by: owner that a new stream counts for. refused: called instead, with code, reason and time
+        to wait.
+        """
         stream = self._names.get(name)
         if stream is not None:
             then(stream)
@@ -271,7 +276,11 @@ class Catalogue:
     def create(
         self, name: str, values: dict[str, Any], by: str, then: Use, refused: Refusal
     ) -> None:
-        """Create a stream with settings; the same settings again succeed."""
+        """Create a stream with settings; the same settings again succeed.
+
+        by: owner that it counts for. then: called with the stream once it is there. refused: called
+        instead, with code, reason and time to wait.
+        """
         settings = self._shard.settings
         try:
             wanted = declared(
@@ -288,7 +297,7 @@ class Catalogue:
                 then(stream)
                 return
             if name in self._waiting:
-                again = partial(self._again, name, values, by, then, refused)
+                again = partial(self._create_after_wait, name, values, by, then, refused)
                 self._waiting[name].append((again, refused))
                 self._waiting_count += 1
                 return
@@ -298,7 +307,7 @@ class Catalogue:
         except BrokerRefused as error:
             refused(error.code, error.reason, 0)
 
-    def _again(
+    def _create_after_wait(
         self,
         name: str,
         values: dict[str, Any],
@@ -307,6 +316,7 @@ class Catalogue:
         refused: Refusal,
         stream: Stream,
     ) -> None:
+        """Repeat a `create` that waited for another one of the name; settings are compared now."""
         self.create(name, values, by, then, refused)
 
     def _propose(self, name: str, wanted: StreamSettings, by: str) -> None:
@@ -332,11 +342,13 @@ class Catalogue:
         self._steps.propose(created, creating)
 
     def _come(self, created: StreamCreated, lsn: int) -> None:
+        """Call those that waited for a stream's creation, which the log has."""
         stream = self._numbers[created.number]
         for then, _ in self._waited(created.name):
             then(stream)
 
     def _not_come(self, created: StreamCreated, code: str, reason: str, retry_ms: int) -> None:
+        """Refuse those that waited for a stream's creation, which the log refused."""
         self._count(created.by, created.settings, -1)
         self._weigh(created.number)
         for _, refuse in self._waited(created.name):
@@ -380,6 +392,7 @@ class Catalogue:
             add(row.by, "settings_bytes", size)
 
     def _waited(self, name: str) -> list[tuple[Use, Refusal]]:
+        """Take the calls that wait for a stream of this name."""
         waiting = self._waiting.pop(name, [])
         self._waiting_count -= len(waiting)
         return waiting
@@ -474,6 +487,10 @@ class Catalogue:
         self._publishing.when_visible(self.rings[MAIN], end_lsn, removed)
 
     def _remove_ring(self, ring: RingState, name: str, failure: tuple[str, str] | None) -> None:
+        """Have the shell remove the ring of a removed stream.
+
+        failure: the removal is not durable.
+        """
         # The files go only when no power loss can bring the stream back.
         if failure is None:
             self.openings.append((ring.name, {"remove": True}))

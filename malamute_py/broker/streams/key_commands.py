@@ -121,6 +121,7 @@ class KeyCommands:
     def _answer_deleted(
         self, link: Link, command: GetKey, offset: int, failure: tuple[str, str] | None
     ) -> None:
+        """Answer a GET_KEY of a deleted key once the deletion is durable; failure: it is not."""
         if failure is not None:
             self._answers.refuse(link, command, *failure)
         else:
@@ -155,6 +156,10 @@ class KeyCommands:
         assert keys is not None
 
         def found(batch: Any) -> None:
+            """Answer a GET_KEY with the record that was read.
+
+            batch: its batch as the journal has it; None: it was not there, and is sought anew.
+            """
             if isinstance(batch, IndexFailure):
                 self._answers.refuse(link, command, batch.code, batch.reason)
             elif batch is None:
@@ -221,6 +226,10 @@ class KeyCommands:
                     self._read_on(stream, keys, "keys", stream.first)
 
     def _read_on(self, stream: Stream, keys: Keys, kind: str, offset: int) -> None:
+        """Have the journal read the keys of the next part of a stream at the start.
+
+        kind: `keys`, of the stream itself, or that of the copies. offset: where the part begins.
+        """
         end = stream.next if kind == "keys" else keys.copies_next
         self._shard.ask(
             stream.ring.name, stream.number, kind,

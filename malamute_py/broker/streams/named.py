@@ -123,6 +123,7 @@ class Named(Generic[_T]):
         yield from catalogue.names_after(first, "")
 
     def _behind(self, stream: int, prefix: str, after: str) -> Iterator[_T]:
+        """Yield things of a stream whose names begin with a prefix and come after a name."""
         things = self._of[stream]
         names = self._sorted.get(stream)
         if names is None:

@@ -131,7 +131,7 @@ class ProducerStream:
         return (sequence, crc) not in _CONTENT.iter_unpack(contents)
 
     def original(self, sequence: int) -> Original:
-        """Position of a batch whose sequence was taken before."""
+        """Return where a batch is whose sequence was taken before; FORGOTTEN: not known."""
         for first, offset, time_ms, count in reversed(self.runs):
             if first <= sequence < first + count:
                 return Original(offset + sequence - first, time_ms)

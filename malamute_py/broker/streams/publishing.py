@@ -314,7 +314,10 @@ class Publishing:
         self, link: Link, command: Publish | UpdateKey, stream: Stream, place: ProducerStream,
         again: Pending,
     ) -> None:  # fmt: skip
-        """Confirm a batch that came again when its original is confirmed."""
+        """Confirm a batch that came again when its original is confirmed.
+
+        place: the producer's position in the stream. again: the batch that came again.
+        """
         self._shard.counters["publishes_duplicate"] += 1
         waiter = again.waiter
         if waiter is None:
@@ -612,13 +615,16 @@ class _Coming(Effect):
     count: int
 
     def taken(self, part: Part) -> None:
+        """Count the records as coming, so that a cursor in the same step may move to them."""
         self.stream.coming += self.count
 
     def appended(self, part: Part, end_lsn: int) -> None:
+        """Let the batch take effect in its stream, as one that was published alone does."""
         self.publishing.part_appended(part, end_lsn)
         self.stream.coming -= self.count
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        """Count the records as coming no more."""
         self.stream.coming -= self.count
 
 

@@ -123,7 +123,10 @@ class Removal:
             )  # fmt: skip
 
     def _trim(self, stream: Stream, before: int, by: str, failure: tuple[str, str] | None) -> None:
-        """Let a trim take effect: ring main is durable up to it."""
+        """Let a trim take effect, since ring main is durable up to it.
+
+        before: the first offset that stays. by: for the event. failure: the trim is not durable.
+        """
         if failure is not None or stream.removed:
             return
         records = before - stream.first
@@ -139,7 +142,10 @@ class Removal:
     def _purge(
         self, stream: Stream, mark: PurgeMark, by: str, failure: tuple[str, str] | None
     ) -> None:
-        """Let a purge take effect: ring main is durable up to it."""
+        """Let a purge take effect, since ring main is durable up to it.
+
+        by: for the event. failure: the purge is not durable.
+        """
         if failure is not None or stream.removed:
             return
         stream.purges = Purges(with_purge(stream.purges.marks, mark, stream.first))
@@ -174,6 +180,7 @@ class _Trimming(Effect):
     by: str
 
     def appended(self, part: Part, end_lsn: int) -> None:
+        """Trim the stream once the change is durable."""
         self.removal.trim_appended(self.stream, self.before, self.by, end_lsn)
 
 
@@ -187,16 +194,20 @@ class _Purging(Effect):
     by: str
 
     def taken(self, part: Part) -> None:
+        """Count a purge on its way for the stream, which bounds how many marks it may get."""
         self.coming[self.stream] += 1
 
     def appended(self, part: Part, end_lsn: int) -> None:
+        """Purge the stream once the change is durable."""
         self._come()
         self.removal.purge_appended(self.stream, self.mark, self.by, end_lsn)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        """Count the purge as on its way no more."""
         self._come()
 
     def _come(self) -> None:
+        """Count the purge as on its way no more."""
         self.coming[self.stream] -= 1
         if self.coming[self.stream] <= 0:
             del self.coming[self.stream]

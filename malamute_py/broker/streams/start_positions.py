@@ -118,6 +118,7 @@ class Starts:
             return
 
         def kept(begin: Begin | BrokerRefused) -> None:
+            """Begin at the first record that is young enough; a pinned one counts as young."""
             if isinstance(begin, Begin):
                 tail = stream.visible_next if durable else stream.next
                 first = max(stream.first, min(begin.next, stream.pinned))
@@ -141,6 +142,7 @@ class Starts:
             return
 
         def answered(value: Any) -> None:
+            """Begin at the offset that the index found for the time; None: at the tail."""
             if isinstance(value, IndexFailure):
                 found(BrokerRefused(value.code, value.reason))
                 return
@@ -168,6 +170,7 @@ class Starts:
         limit = self._shard.settings.last_per_subject_max
 
         def answered(value: Any) -> None:
+            """Begin at the first offset of those found, each the last of its subject."""
             if isinstance(value, IndexFailure):
                 found(BrokerRefused(value.code, value.reason))
             elif len(value) > limit:

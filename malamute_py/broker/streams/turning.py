@@ -85,14 +85,20 @@ class Turning:
         self._look(stream, keys, may_copy=True)
 
     def _look(self, stream: Stream, keys: Keys, *, may_copy: bool) -> None:
-        """Ask. may_copy: whether newest records of a segment are copied, to give it up."""
+        """Ask the journal which segments are the oldest; `_found` gets the answer.
+
+        may_copy: whether newest records of a segment are copied, to give it up.
+        """
         self._shard.ask(
             stream.ring.name, stream.number, "oldest_segments", {},
             partial(self._found, stream, keys, may_copy),
         )  # fmt: skip
 
     def _found(self, stream: Stream, keys: Keys, may_copy: bool, value: Any) -> None:
-        """Give up the oldest segments, after their newest records were copied."""
+        """Give up the oldest segments, or have the newest records of one copied first.
+
+        value: the oldest segments, each with its end and the offsets that follow it, by stream.
+        """
         room = keys.room
         room.asked = False
         if isinstance(value, IndexFailure) or stream.removed:
@@ -121,7 +127,10 @@ class Turning:
             room.look_lsn = stream.ring.end_lsn + room.segment_bytes // 8
 
     def _give_up(self, stream: Stream, following: int, copy: int) -> None:
-        """Have a segment given up: no newest record lies in it before these offsets."""
+        """Have the shell give up a segment in which no newest record lies any more.
+
+        following: offset of the stream after the segment. copy: place of the first copy after it.
+        """
         trims = self._retention.trims
         if copy:
             # First: a copy that outlived the record that replaced it would come back at a start.
@@ -133,7 +142,12 @@ class Turning:
     # --- copying ------------------------------------------------------------------------
 
     def _copy(self, stream: Stream, keys: Keys, following: int, copy: int) -> None:
-        """Copy newest records before an offset, and those whose copies lie before a copy."""
+        """Copy a portion of the newest records in a segment that is to be given up.
+
+        following: offset of the stream after the segment. copy: place of the first copy after it:
+        newest records that were copied into the segment before are copied again. Without any left,
+        or without room for copies, the journal is asked anew, and the segment can go.
+        """
         room = keys.room
         size = min(MOVED_BYTES, max(MOVED_BYTES_MIN, room.segment_bytes // 4))
         records = keys.before(following, copy, room.copies_max, size)
@@ -150,6 +164,7 @@ class Turning:
                 places.setdefault(place, []).append(offset)
 
         def read(value: Any) -> None:
+            """Queue the copies that were read, to be appended; the next ones follow them."""
             if isinstance(value, IndexFailure):
                 keys.room.asked = False
                 return
@@ -206,7 +221,10 @@ class Turning:
         ]
 
     def appended(self, answer: Appended) -> None:
-        """Let copies take effect once they are durable: the journal has them."""
+        """Take the news that the journal has copies; they take effect once they are durable.
+
+        The next portion may be twice as large, up to COPIES_MAX.
+        """
         copies = self.handed.pop(answer.token)
         ring, keys = copies.stream.ring, copies.keys
         ring.end_lsn = answer.end_lsn
@@ -216,6 +234,10 @@ class Turning:
         self._when_visible(ring, answer.end_lsn, partial(self._durable, copies))
 
     def _durable(self, copies: Copies, failure: tuple[str, str] | None) -> None:
+        """Note where the copied records are from now on, and go on.
+
+        failure: they are not durable.
+        """
         if failure is not None or copies.stream.removed:
             copies.keys.room.asked = False
             return

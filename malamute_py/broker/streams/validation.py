@@ -102,6 +102,7 @@ class Validation:
         )
 
     def _begin(self, link: Link, schema: bytes, frame: Any) -> None:
+        """Have the shell check a typed batch in full; its link's message waits for the outcome."""
         assert link.verdicts is not None
         if not self._shard.settings.validates:
             link.verdicts[id(frame)] = Verdict(schema, "unsupported", CANNOT)

@@ -190,6 +190,7 @@ class Matching:
                 self.queue.append((job, then, wanted, failed))
 
     def _run(self, job: Job, most: int) -> bool:
+        """Run a matching job for at most this many nanoseconds; returns whether it is done."""
         meter = self._meter
         if meter is None:
             return job.run(always)

@@ -103,6 +103,7 @@ class OwnTurns:
         quantum = self._shard.settings.quantum_bytes
         now_ms = self._shard.now_ms
         more = self._lagging.more
+        matches = self._matching.sliced and not sub.everything
         portion = Portion(self._delivery, sub, quantum)
         place = stream.hot_place(sub.position)
         for batch in islice(stream.hot, place, place + TURN_BATCHES_MAX):
@@ -112,7 +113,7 @@ class OwnTurns:
                 continue
             next = min(batch.next, end)
             try:
-                if not self._prepared(sub, batch.base, batch.content):
+                if matches and not self._prepared(sub, batch.base, batch.content):
                     break
                 anything, mask = select(sub, batch.content, batch.base, end, now_ms)
                 if anything and mask is None:

@@ -97,6 +97,7 @@ class Subscriptions:
         sub.plain = sub.client_time is None and not sub.whole and sub.stop == NEVER
 
         def found(begin: Begin | BrokerRefused) -> None:
+            """Start the subscription at the position that was found, or refuse it."""
             sub.link.queries -= 1
             if sub.ended:
                 return

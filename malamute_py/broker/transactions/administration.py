@@ -68,6 +68,7 @@ class TransactionAdmin:
         )  # fmt: skip
 
     def _facts(self, transaction: Transaction) -> dict[str, Any]:
+        """Facts of one transaction; `streams`: the first names of those it staged for."""
         row = transaction.row
         numbers = {batch.stream for batch in transaction.staged.values()}
         streams = [self._catalogue.by_number(number) for number in numbers]
@@ -119,6 +120,10 @@ class TransactionAdmin:
             transaction.waiting = []
 
     def _answer(self, waiting: list[tuple[Link, Any]], failure: tuple[str, str] | None) -> None:
+        """Answer the commands that waited for a transaction's end.
+
+        failure: the end is not durable.
+        """
         for link, command in waiting:
             link.queries -= 1
             if failure is None:

@@ -84,6 +84,10 @@ class Moving:
         self._go_on()
 
     def _go_on(self) -> None:
+        """Read the staged batches of the next bundle, from the transaction whose turn it is.
+
+        One bundle is under way at a time; `_found` puts together what is read.
+        """
         if self._busy or not self._queue:
             return
         self._busy = True
@@ -118,6 +122,7 @@ class Moving:
         self._timers.set(self._shard.now_ms + pause_ms, self._resume)
 
     def _resume(self) -> None:
+        """Begin the next bundle: the last one is done."""
         self._busy = False
         self._go_on()
 
@@ -166,6 +171,7 @@ class Moving:
             self._resume()
 
     def _settled(self, failure: tuple[str, str] | None) -> None:
+        """Go on once the last bundle is durable, or its ring failed."""
         # A ring that has failed refuses the next bundle by name, and each later one.
         self._resume()
 
@@ -182,7 +188,9 @@ class _Moved(Effect):
     whole: bool
 
     def appended(self, part: Part, end_lsn: int) -> None:
+        """Drop the staged batches, which their streams have now, and go on with the next bundle."""
         self.moving.moved(self.bundle, self.whole, end_lsn)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        """Try the bundle again later."""
         self.moving.refused(self.bundle)

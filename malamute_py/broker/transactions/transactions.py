@@ -288,9 +288,9 @@ class Transactions:
             identity=transaction.row.holder, timeout_ms=transaction.row.timeout_ms,
             records=transaction.records, bytes=transaction.bytes,
         )  # fmt: skip
-        self.end(transaction, TIMED_OUT, Then(failed=partial(self._again, transaction)))
+        self.end(transaction, TIMED_OUT, Then(failed=partial(self._retry_timeout, transaction)))
 
-    def _again(self, transaction: Transaction, *_: Any) -> None:
+    def _retry_timeout(self, transaction: Transaction, *_: Any) -> None:
         """Try a timeout again that the log refused."""
         transaction.deadline_ms = self._shard.now_ms + 10 * self._shard.settings.retry_ms
         self._arm(transaction.deadline_ms)
@@ -313,14 +313,17 @@ class _Beginning(Effect):
     transaction: Transaction
 
     def taken(self, part: Part) -> None:
+        """Add the transaction, which counts for its owner's quota."""
         self.transactions.enter(self.transaction)
 
     def appended(self, part: Part, end_lsn: int) -> None:
+        """Use the row that the tables have from now on."""
         row = self.transactions._shard.queues.transactions.get(self.transaction.id)
         if row is not None:
             self.transaction.row = row
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        """Forget the transaction, and give back its quota."""
         self.transactions.forget(self.transaction)
 
 
@@ -332,21 +335,25 @@ class _Staging(Effect):
     change: TransactionStaged
 
     def taken(self, part: Part) -> None:
+        """Add the batch to the transaction, and its bytes to the owner's quota."""
         self.transaction.add(self.change)
         self.transactions.weigh(self.transaction, self.change.size)
 
     def based(self, part: Part) -> None:
+        """Note the batch's number, also for the end of the transaction if that is under way."""
         self.change.base = part.base
         if self.transaction.ending is not None:
             self.transaction.ending.append(part.base)
 
     def appended(self, part: Part, end_lsn: int) -> None:
+        """Keep the body in memory until the transaction ends, and count the records."""
         assert part.content is not None
         transactions = self.transactions
         transactions._bodies.keep(part.base, part.stamp, part.frame, part.content)
         transactions._shard.counters["staged_records"] += self.change.count
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        """Take the batch out of the transaction, and give back its bytes."""
         transaction, change = self.transaction, self.change
         if transaction.ending is not None and change.base in transaction.ending:
             # The number is another batch's now.
@@ -363,13 +370,16 @@ class _Committing(Effect):
     transaction: Transaction
 
     def taken(self, part: Part) -> None:
+        """Close the transaction to further batches until the log answers."""
         self.transaction.state = State.COMMITTING
 
     def appended(self, part: Part, end_lsn: int) -> None:
+        """Begin to append the staged batches to their streams."""
         self.transaction.state = State.COMMITTED
         self.transactions._moving.begin(self.transaction)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        """Open the transaction again."""
         self.transactions.reopened(self.transaction)
 
 
@@ -384,11 +394,13 @@ class _Ending(Effect):
     why: str
 
     def taken(self, part: Part) -> None:
+        """Close the transaction, and name its staged batches in the change."""
         self.transaction.state = State.ENDING
         self.bases += [base for base in self.transaction.bases if base >= 0]
         self.transaction.ending = self.bases
 
     def appended(self, part: Part, end_lsn: int) -> None:
+        """Drop the staged batches and the transaction, and tell those that wait for its end."""
         transactions, transaction = self.transactions, self.transaction
         for base in transaction.bases:
             transactions._bodies.drop(base)
@@ -398,4 +410,5 @@ class _Ending(Effect):
             transactions.note_ended(transaction, self.why)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        """Open the transaction again."""
         self.transactions.reopened(self.transaction)

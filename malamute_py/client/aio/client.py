@@ -152,6 +152,7 @@ def _traced(asked: Any) -> Callable[..., Client]:
 
 
 async def _opened(client: Client, wait: bool, timeout_ms: int | None) -> Client:
+    """Return the client once its link is open; give it up if the wait fails."""
     try:
         await client.opened(wait=wait, timeout_ms=timeout_ms)
     except BaseException:
@@ -838,6 +839,10 @@ class BulkPublisher:
             await asyncio.sleep(0)  # asyncio only
 
     async def _add(self, content: bytes | bytearray, count: int) -> None:
+        """Put an encoded batch on its way once the window has room.
+
+        Raises what an earlier one met.
+        """
         link = self._link
         if True:  # sync: with link.lock:
             if not link.has_room():
@@ -850,7 +855,7 @@ class BulkPublisher:
             link.wake_up()
 
     def settled(self, count: int, outcome: Confirm | MalamuteError) -> None:
-        """A batch was confirmed or failed; called by the link."""
+        """Take the outcome of a batch of `count` records; called by the link."""
         self._open -= 1
         if isinstance(outcome, Confirm):
             self.confirmed += count

@@ -21,7 +21,7 @@ from typing import Any, Final
 from malamute_py.client.aio.link import LoopLink
 from malamute_py.client.engine.log import LOG
 from malamute_py.client.session.calls import make_row
-from malamute_py.client.session.offer import COMPLETED, FAILED, RELEASED, RETURNED
+from malamute_py.client.session.offer_options import COMPLETED, FAILED, RELEASED, RETURNED
 from malamute_py.client.session.offering import ReplyToken
 from malamute_py.client.words import OnError
 
@@ -93,6 +93,7 @@ class HandlerRun:
                     self._offering.ran(request)
 
     def _answer(self, request: Any, result: Any) -> None:
+        """Send what a handler returned as the reply and end of its request; None completes it."""
         if result is None:
             self._finish(request, COMPLETED, 0, "")
         elif isinstance(result, _BODIES):
@@ -137,6 +138,7 @@ class RequestWaker:
             self._wake(1)
 
     def _wake(self, count: int) -> None:
+        """Wake so many of the tasks that wait for a request, the longest waiting first."""
         waiting = self._waiting
         while waiting and count:
             future = waiting.popleft()
@@ -168,6 +170,7 @@ def drain_on_signals(link: LoopLink) -> Iterator[None]:
     told: list[int] = []
 
     def heard(number: int) -> None:
+        """Drain the client's offers at the first signal; cancel the task at the second."""
         told.append(number)
         if len(told) > 1:
             task.cancel()

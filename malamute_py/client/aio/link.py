@@ -226,6 +226,7 @@ class LoopLink:
             self.loop.call_soon(self._rest_at_last)
 
     def _rest_at_last(self) -> None:
+        """Make the step that gathering calls were waiting for, or rest if there is none."""
         self._resting = False
         self._told = 0
         if self._gathered:
@@ -244,6 +245,7 @@ class LoopLink:
             self._set_timer()
 
     def _watch(self) -> None:
+        """Have the event loop watch the descriptors of the transport there is now."""
         for descriptor in self._watched:
             self.loop.remove_reader(descriptor)
         self._watched = []
@@ -319,6 +321,7 @@ class LoopLink:
                 guarded("on_link", self._on_link, event)
 
     def _close_waiters(self, event: Closed) -> None:
+        """Wake all callers that wait for room, arrivals or quiet: the session has ended."""
         while self._room:
             future, _ = self._room.popitem(last=False)
             if not future.done():
@@ -350,6 +353,11 @@ class LoopLink:
         return future
 
     def _look_at_limits(self, now_ms: int) -> None:
+        """Fail the callers whose waits are over.
+
+        Calls since the last look get their times first, all at once: one clock read for each costs
+        more.
+        """
         if self.fresh:
             if now_ms - self._stamped_ms >= _STAMP_MS:
                 self._stamp(now_ms)
@@ -362,6 +370,7 @@ class LoopLink:
                 future.set_exception(timed_out(what, name, wait_ms, self.standing()))
 
     def _drop_answered(self, fresh: list[tuple[asyncio.Future[Any], int, str, str]]) -> None:
+        """Drop leading calls that were answered, or all such calls if many have gathered."""
         count = 0
         for future, _, _, _ in fresh:
             if not future.done():
@@ -427,6 +436,7 @@ class LoopLink:
                 return wait
 
     def _give_room(self) -> None:
+        """Wake callers that wait for room in the window, in order, as far as it reaches."""
         left = self.session.window.left
         while self._room and left > 0:
             future, size = self._room.popitem(last=False)
@@ -524,6 +534,7 @@ def watching_loop() -> asyncio.AbstractEventLoop:
 
 
 def _settle(future: asyncio.Future[Any], outcome: Any) -> None:
+    """Give a future its value or error, unless its caller has cancelled it."""
     if future.done():
         return
     if isinstance(outcome, MalamuteError):

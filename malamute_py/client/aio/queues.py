@@ -320,6 +320,7 @@ class Member(MemberBase):
     # --- acknowledging ---------------------------------------------------------------------
 
     def _acknowledge_handed(self, form: AckForm = DONE) -> None:
+        """Acknowledge the records that were handed to the caller last."""
         if not self._handed:
             return
         if True:  # sync: with self._link.lock:
@@ -375,6 +376,7 @@ class Member(MemberBase):
         return await self._link.limit(future, timeout_ms, ACKED, "an acknowledgement")
 
     def _ack(self, held: Any, form: AckForm) -> asyncio.Future[bool]:
+        """Acknowledge a record or batch; the future gets True, or False: it came too late."""
         offsets = numbers_of(held, self._membership)
         future: asyncio.Future[bool] = self._link.loop.create_future()
         self._unhand(offsets)

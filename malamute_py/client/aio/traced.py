@@ -434,6 +434,7 @@ class TracedClient(Client):
     async def _spanned(
         self, span: Span, replies: AsyncGenerator[Reply, None]
     ) -> AsyncGenerator[Reply, None]:
+        """Yield the replies of a request; the span ends with the last one."""
         # sync: with ending(span):
         # sync:     yield from replies
         with ending(span):  # asyncio only

@@ -203,6 +203,7 @@ class Transaction:
             await self._flush()
 
     async def _add(self, stream: str, rows: Sequence[OutgoingRow]) -> None:
+        """Add rows for a stream, and stage each chunk that gets full."""
         opened = self._opened
         at = opened.add(stream, rows)
         while at < len(rows):

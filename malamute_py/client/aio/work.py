@@ -32,7 +32,7 @@ from malamute_py.client.aio.link import AsyncVerbs, LoopLink
 from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, timed_out
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.calls import Body, Fields, Properties, make_row
-from malamute_py.client.session.offer import (
+from malamute_py.client.session.offer_options import (
     COMPLETED,
     CREDIT_BYTES,
     FAILED,
@@ -284,6 +284,7 @@ class Request(RequestBase):
         return await link.limit(future, timeout_ms, ACKED, "the end of a request")
 
     async def _report(self, state: int, timeout_ms: Wait) -> bool:
+        """Report the request as received or renewed; False: it is over, or another worker's."""
         link: LoopLink = self.offering.offerings.link
         future: asyncio.Future[bool] = link.loop.create_future()
         if True:  # sync: with link.lock:
@@ -354,6 +355,7 @@ class Worker:
             raise timed_out(NOTHING, "request", wait_ms, self._link.standing()) from None
 
     async def _next(self) -> Request | None:  # asyncio only
+        """Return the next request to begin; None: the offer has ended, or takes no more."""
         offering = self._offering
         while True:
             request = self._begin()

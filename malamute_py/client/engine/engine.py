@@ -75,12 +75,12 @@ class Engine:
         self._send(now_ms)
         wanted = session.take_transport()
         if wanted is not None:
-            self._change(wanted)
+            self._connect_or_disconnect(wanted)
             # HELLO leaves at once; what a refused endpoint means is known at once, too.
             self._send(now_ms)
             again = session.take_transport()
             if again is not None:
-                self._change(again)
+                self._connect_or_disconnect(again)
 
     def send(self) -> None:
         """Send what may leave, and nothing else; what happened is told by the next step."""
@@ -103,6 +103,7 @@ class Engine:
                 return
 
     def _send(self, now_ms: int) -> None:
+        """Send what the socket would not take before, then what the session has ready."""
         transport = self.transport
         if transport is None:
             return
@@ -120,7 +121,11 @@ class Engine:
             unsent.popleft()
         return True
 
-    def _change(self, wanted: Connect | Disconnect) -> None:
+    def _connect_or_disconnect(self, wanted: Connect | Disconnect) -> None:
+        """Close the socket, and for Connect open another one.
+
+        An endpoint that cannot be used at all ends the session.
+        """
         self.drop(_PARTING_MS)
         if isinstance(wanted, Connect):
             self.generation += 1
@@ -142,7 +147,10 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """More can be done at once. Asked after each step: it re-arms the socket's descriptor."""
+        """Whether more can be done at once.
+
+        Asked after each step: it re-arms the socket's descriptor.
+        """
         transport = self.transport
         try:
             return transport is not None and transport.pending(to_send=bool(self._unsent))

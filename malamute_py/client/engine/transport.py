@@ -171,14 +171,14 @@ class Transport:
         return self.readable
 
     def _told(self) -> bool:
-        """The monitor has something to tell."""
+        """Whether the socket's monitor has an event to read."""
         if self._alarmed and not self._failed:
             assert self.monitor is not None
             self._alarmed = bool(_events(self.monitor) & _POLLIN)
         return self._alarmed and not self._failed
 
     def signalled(self, descriptor: int) -> None:
-        """One of the descriptors can be read."""
+        """Note that one of the descriptors can be read."""
         self.readable = True  # what the monitor reports comes after what was received
         if descriptor != self.descriptors[0]:
             self._alarmed = True

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # numpy, which a command that shows no record does not load
 
 
 def blobs(record: Record) -> bytes | list[bytes] | None:
-    """Return the body as a list of its parts; None for a row of an Arrow table."""
+    """Return the body: bytes, or a list of its parts; None for a row of an Arrow table."""
     try:
         return record.body
     except TypeError:

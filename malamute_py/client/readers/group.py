@@ -37,6 +37,7 @@ class MemberBase(SubscriptionBase):
         """The batch that this is of."""
 
     def _handing(self, batch: Any, offsets: list[int]) -> None:
+        """Note what is handed to the caller, if the next call is to acknowledge it."""
         if self._by_itself:
             self._handed_of, self._handed = batch, offsets
 
@@ -53,6 +54,7 @@ class MemberBase(SubscriptionBase):
             self._handed = [offset for offset in self._handed if offset not in named]
 
     def _rest(self) -> HeldBatch | None:
+        """Take what is left of the batch that is being iterated, as a held batch."""
         rest = super()._rest()
         if rest is None or isinstance(rest, HeldBatch):
             return rest

@@ -119,12 +119,12 @@ class InboxBase(Generic[One]):
 
     @property
     def ended(self) -> bool:
-        """Nothing more will arrive."""
+        """Whether nothing more will arrive."""
         return self._view.ended
 
     @property
     def opened(self) -> Any:
-        """The mailbox, as the session has it."""
+        """Return the mailbox as the session has it."""
         return self._view.mailbox
 
     @property
@@ -133,6 +133,7 @@ class InboxBase(Generic[One]):
         return self._mailboxes.not_held
 
     def _begin(self, delivered: HandoutBatch, batch: Batch) -> None:
+        """Begin to iterate the messages of a batch. delivered: the delivery that they came in."""
         self._batch, self._of = batch, delivered
         self._left = len(batch)
         # Not an iterator of messages: it would refer to this reader, which was then given up only
@@ -148,7 +149,7 @@ class InboxBase(Generic[One]):
         return mail
 
     def _read(self) -> bool:
-        """Count what was handed over last as read; True: something is to be acknowledged."""
+        """Count what was handed over last as read; returns whether it is to be acknowledged."""
         if self._last >= 0:
             self._view.done(self._last)
             self._last = -1
@@ -172,6 +173,7 @@ class InboxBase(Generic[One]):
         return of, batch
 
     def _handed(self, batch: Batch) -> None:
+        """Note the batch that is handed to the caller, to acknowledge it at the next call."""
         if self._acks_next:
             self._last_batch = batch
 

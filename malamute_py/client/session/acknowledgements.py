@@ -41,19 +41,25 @@ class AckOwner(Protocol):
     ended: bool
 
     def ack_command(self, form: AckForm, ranges: list[Range], tracker: int) -> Command:
-        """The command that says it."""
+        """Return the command for these numbers.
+
+        tracker: by which the broker answers; 0: not at all.
+        """
 
     def acked(self, form: AckForm, ranges: list[Range]) -> None:
-        """The broker confirmed it."""
+        """Take note that the broker has taken an acknowledgement of these numbers."""
 
     def not_acked(self, form: AckForm, number: int, error: MalamuteError) -> None:
-        """The broker refused it for good, of one number."""
+        """Take note that the broker refused an acknowledgement of one number for good."""
 
     def takes_default(self) -> bool:
-        """The level was refused; True: what is acknowledged from now on asks for the default."""
+        """Ask for the broker's default level from now on; False: this owner asks for no level.
+
+        Called after the broker refused the level that an acknowledgement asked for.
+        """
 
     def ack_lost(self, ack: Ack) -> bool:
-        """The link went before an answer; True: send it (again) on the next one."""
+        """Return whether to send an acknowledgement on the next link: this one ended unanswered."""
 
 
 class Ack:
@@ -107,7 +113,7 @@ class Acks:
 
     @property
     def idle(self) -> bool:
-        """Nothing waits and nothing is unconfirmed."""
+        """Whether nothing waits to leave and nothing is unconfirmed."""
         return not self._gathered and not self._sent and not self._put_off
 
     @property
@@ -117,11 +123,15 @@ class Acks:
 
     @property
     def waits(self) -> bool:
-        """Something may be said with the next take()."""
+        """Whether take() may send something that was gathered."""
         return bool(self._gathered)
 
     def add(self, owner: AckOwner, form: AckForm, ranges: list[Range], token: Any = None) -> None:
-        """Acknowledge numbers; they leave with the next turn. token: told the outcome."""
+        """Gather numbers to be acknowledged, which leave with the next turn.
+
+        token: what a caller waits at for the outcome; None: no caller does. The outcome goes to
+        `settle` of the constructor.
+        """
         ack = self._gathered.get((id(owner), form))
         if ack is None:
             ack = self._gathered[id(owner), form] = Ack(self, owner, form)
@@ -135,7 +145,7 @@ class Acks:
             ack.tokens.append((token, ranges))
 
     def take(self, now_ms: int, out: CommandSink) -> None:
-        """Say all that may be said now."""
+        """Send what was gathered or put off until now, of owners that are open on the link."""
         self._taken_ms = now_ms
         for ack, at_ms in list(self._put_off.items()):
             if at_ms <= now_ms and ack.owner.active:
@@ -165,7 +175,7 @@ class Acks:
         out.put(command, None)
 
     def confirmed(self, ack: Ack, confirm: Confirm) -> None:
-        """The broker did it."""
+        """Take the news that the broker took an acknowledgement, and settle its callers."""
         if ack not in self._sent:
             return
         del self._sent[ack]
@@ -173,7 +183,10 @@ class Acks:
         self.settle(ack, confirm)
 
     def refused(self, ack: Ack, error: BrokerRefused, now_ms: int) -> None:
-        """The broker did nothing of it: again later, in halves, or never, by the code."""
+        """Send a refused acknowledgement again later or in halves, or settle its callers.
+
+        The code decides which. The broker did nothing of it.
+        """
         if ack not in self._sent:
             return
         del self._sent[ack]
@@ -189,7 +202,7 @@ class Acks:
             self.settle(ack, error)
 
     def _halves(self, ack: Ack) -> list[Ack]:
-        """Two acknowledgements of half of the numbers each; waiters go with their first."""
+        """Return two acknowledgements of half of the numbers each, with the callers of each."""
         halves = split(ack.ranges)
         parts = []
         for ranges in halves:
@@ -213,7 +226,7 @@ class Acks:
         parts[1].tokens.append((both, above))
 
     def link_down(self) -> None:
-        """The link is gone: each owner says what becomes of what was not confirmed."""
+        """Let each owner decide what becomes of its unconfirmed acknowledgements."""
         pending = [*self._sent, *self._put_off]
         self._sent.clear()
         self._put_off.clear()
@@ -225,7 +238,7 @@ class Acks:
                 del self._gathered[place]
 
     def forget(self, owner: AckOwner, error: MalamuteError) -> None:
-        """The owner is gone: nothing more is said of it."""
+        """Drop all acknowledgements of an owner that has ended; their callers get the error."""
         books: tuple[dict[Any, Any], ...] = (self._gathered, self._sent, self._put_off)
         for book in books:
             for place, ack in [(place, ack) for place, ack in _acks(book) if ack.owner is owner]:
@@ -233,7 +246,7 @@ class Acks:
                 self.settle(ack, error)
 
     def fail_all(self, error: MalamuteError) -> None:
-        """The session ends."""
+        """Drop all acknowledgements: the session has ended, and their callers get the error."""
         for book in (self._gathered, self._sent, self._put_off):
             for _, ack in _acks(book):
                 self.settle(ack, error)
@@ -242,12 +255,16 @@ class Acks:
         self._put_off.clear()
 
     def settle(self, ack: Ack, outcome: Any) -> None:
-        """Settle the callers that wait, each once all that it waits for is answered."""
+        """Give the callers of an acknowledgement its outcome: a Confirm, an error, or None.
+
+        A caller whose numbers were divided into halves gets the outcome once both are answered.
+        """
         for token, _ in ack.tokens:
             self._answer(token, outcome)
         ack.tokens = []
 
     def _answer(self, token: Any, outcome: Any) -> None:
+        """Settle one caller; one that waits for two halves (_Both) only with the second."""
         if type(token) is not _Both:
             self._settle(token, outcome)
         elif token.settled(outcome):
@@ -273,7 +290,7 @@ class _Both:
         self._left = 2
 
     def settled(self, outcome: Any) -> bool:
-        """One half has its answer; True: so has the other."""
+        """Take the answer of one half; returns whether the other has its answer, too."""
         if not isinstance(self.outcome, MalamuteError):
             self.outcome = outcome
         self._left -= 1
@@ -306,7 +323,7 @@ def merged(ranges: list[Range]) -> list[Range]:
 
 
 def split(ranges: list[Range]) -> tuple[list[Range], list[Range]]:
-    """The lower half of the numbers, and the upper."""
+    """Divide ranges into two of half of the numbers each, the lower numbers first."""
     left = _count(ranges) // 2
     lower: list[Range] = []
     for place, (first, end) in enumerate(ranges):
@@ -331,7 +348,12 @@ class Acknowledging:
         self._linked = False
 
     def told(self, token: Any, outcome: Any) -> None:
-        """Settle an acknowledgement: True; False where it came too late; or an error."""
+        """Emit to a caller what became of its acknowledgement.
+
+        token: what the caller waits at. outcome: a Confirm, of which the caller gets True; None, or
+        a refusal `not_held`: it came too late, and the caller gets False; another error goes on as
+        it is.
+        """
         if isinstance(outcome, BrokerRefused) and outcome.code == "not_held":
             outcome = False
         elif not isinstance(outcome, MalamuteError):
@@ -340,7 +362,7 @@ class Acknowledging:
 
     @property
     def idle(self) -> bool:
-        """Every acknowledgement is confirmed."""
+        """Whether every acknowledgement is confirmed."""
         return self.acks.idle
 
     @property
@@ -350,20 +372,20 @@ class Acknowledging:
 
     @property
     def waits(self) -> bool:
-        """Something may leave with the next take()."""
+        """Whether something may leave with the next take()."""
         return self.acks.waits
 
     def link_up(self, welcome: Welcome) -> None:
-        """A link is open."""
+        """Take note that a link is open."""
         self._linked = True
 
     def link_down(self) -> None:
-        """The link is gone."""
+        """Take note that the link has ended."""
         self._linked = False
         self.acks.link_down()
 
     def fail_all(self, error: MalamuteError) -> None:
-        """The session ends."""
+        """Fail all acknowledgements, and write the warnings that wait: the session has ended."""
         self.acks.fail_all(error)
         self.warnings.flush()
 

@@ -196,7 +196,7 @@ class Bulk:
             column_of(name, values, len(bodies))
 
     def cuts(self) -> Iterator[tuple[int, int]]:
-        """(first, end) of the records of each batch."""
+        """Yield (first, end) of the records of each batch."""
         bodies = self._bodies
         size_of: Callable[[Any], int] = _list_size if self._lists else len
         for start in range(0, len(bodies), _ROWS_MAX):

@@ -104,7 +104,7 @@ class Watched(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Nothing more will arrive."""
+        """Whether nothing more will arrive."""
 
 
 class Arrived(msgspec.Struct, frozen=True, gc=False):

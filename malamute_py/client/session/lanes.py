@@ -70,11 +70,11 @@ class OutgoingBatch(ABC):
 
     @property
     def count(self) -> int:
-        """Rows."""
+        """Number of the rows."""
         return len(self.rows)
 
     def live_rows(self) -> list[Any]:
-        """The rows that a caller waits for."""
+        """Return the rows that a caller waits for."""
         return [row for row in self.rows if row.token is not None]
 
     @abstractmethod
@@ -108,11 +108,11 @@ class OutgoingBatch(ABC):
         self.lane.owner.refused(self, error, now_ms)
 
     def replaced(self, parts: list[Any]) -> None:  # noqa: B027 - most keep nothing beside rows
-        """Go on with the rows in other batches: this one was not taken and is not sent again."""
+        """Let the callers of the rows wait for other batches: this one is not sent again."""
 
     @abstractmethod
     def settle(self, outcome: Confirm | MalamuteError) -> None:
-        """Tell the callers that wait."""
+        """Give the callers of the rows their outcome."""
 
 
 Kind = TypeVar("Kind", bound=OutgoingBatch)
@@ -194,7 +194,7 @@ class Lanes(ABC, Generic[Kind]):
 
     @property
     def idle(self) -> bool:
-        """Nothing waits and nothing is unconfirmed."""
+        """Whether nothing waits to leave and nothing is unconfirmed."""
         return not self._active and not self._sent
 
     @property
@@ -204,7 +204,7 @@ class Lanes(ABC, Generic[Kind]):
 
     @property
     def waits(self) -> bool:
-        """Something may leave with the next take()."""
+        """Whether something may leave with the next take()."""
         return bool(self._active)
 
     def _lanes(self) -> Iterator[Lane[Kind]]:
@@ -229,7 +229,7 @@ class Lanes(ABC, Generic[Kind]):
         return lane
 
     def check(self, row: OutgoingRow) -> None:
-        """Raises LocalProtocolError `too_large`."""
+        """Raise LocalProtocolError `too_large` for a row that the broker would not take."""
         size = row.size
         if size > self.limits.record_bytes_max:
             raise LocalProtocolError(
@@ -238,7 +238,10 @@ class Lanes(ABC, Generic[Kind]):
             )
 
     def check_content(self, content: Any, count: int) -> int:
-        """Bytes that an encoded content takes of the window. Raises LocalProtocolError."""
+        """Return the bytes that an encoded content takes of the window.
+
+        Raises LocalProtocolError.
+        """
         size = len(content) + STAMP_BYTES
         if size > self.limits.batch_bytes_max:
             raise LocalProtocolError(
@@ -270,7 +273,7 @@ class Lanes(ABC, Generic[Kind]):
     # --- the link --------------------------------------------------------------------------
 
     def link_up(self, welcome: Welcome) -> None:
-        """A link is open: what is unconfirmed leaves again, in order."""
+        """Take the limits of a new link, on which what is unconfirmed leaves again, in order."""
         self._linked = True
         self.limits = Limits(
             record_bytes_max=welcome.record_bytes_max,
@@ -281,7 +284,7 @@ class Lanes(ABC, Generic[Kind]):
         self.records_max = welcome.batch_records_max
 
     def link_down(self) -> None:
-        """The link is gone: what was under way goes back to the head of its lane."""
+        """Put what was under way back to the head of its lane: the link has ended."""
         self._linked = False
         for lane in self._lanes():
             under_way = list(lane.sent)
@@ -299,7 +302,7 @@ class Lanes(ABC, Generic[Kind]):
         self._blocked.clear()
 
     def disown(self, error: MalamuteError) -> None:
-        """The client is another sender now: what may have been taken cannot be sent again."""
+        """Fail what the broker may have taken: another identity cannot send it again."""
         for lane in self._lanes():
             failing = [batch for batch in lane.queue if batch.doubtful]
             self._take_out(lane, failing)
@@ -307,7 +310,7 @@ class Lanes(ABC, Generic[Kind]):
                 self._end(batch, error)
 
     def _take_out(self, lane: Lane[Kind], batches: list[Kind]) -> None:
-        """Remove some of what waits in a lane."""
+        """Remove some batches of those that wait in a lane."""
         left = set(lane.queue).difference(batches)
         kept = [batch for batch in lane.queue if batch in left]
         lane.queue.clear()
@@ -341,7 +344,7 @@ class Lanes(ABC, Generic[Kind]):
         """Do what is due by time: nothing here but what take() does."""
 
     def take(self, now_ms: int, out: CommandSink) -> bool:
-        """Hand over what may leave now; False: the window holds something back."""
+        """Send what may leave now; False: the window holds something back."""
         self._taken_ms = now_ms
         if not self._linked:
             return True
@@ -389,14 +392,17 @@ class Lanes(ABC, Generic[Kind]):
         return lane.stopped or bool(lane.sent and batch.one_by_one)
 
     def _rest(self, lane: Lane[Kind]) -> None:
-        """Nothing waits in a lane: it is kept only for what is under way."""
+        """Note that nothing waits in a lane, and drop it if nothing is under way there either."""
         self._active.pop(lane, None)
         self._blocked.pop(lane, None)
         if not lane.sent and not lane.lasting:
             lane.home.pop(lane.place, None)
 
     def _encode(self, batch: Kind) -> bool:
-        """Make the content; of halves, when a row cannot be encoded or all are too much for one."""
+        """Encode a batch; False: it does not leave (divided, failed, or without rows).
+
+        A batch of several rows that cannot be encoded together is divided into halves.
+        """
         if batch.thin:
             batch.rows = batch.live_rows()
             batch.thin = False
@@ -439,7 +445,7 @@ class Lanes(ABC, Generic[Kind]):
     # --- answers ---------------------------------------------------------------------------
 
     def confirmed(self, batch: Kind, confirm: Confirm, *, keep: bool = False) -> None:
-        """The broker has it. keep: it may have to be sent again all the same."""
+        """Settle a batch that the broker took. keep: it may have to be sent again all the same."""
         if not self._came_back(batch):
             return
         if keep:
@@ -452,9 +458,10 @@ class Lanes(ABC, Generic[Kind]):
 
     @abstractmethod
     def refused(self, batch: Kind, error: BrokerRefused, now_ms: int) -> None:
-        """The broker did not take it: again later, in parts, or never, by the code."""
+        """Send a refused batch again later, or in parts, or fail it, by the code."""
 
     def _came_back(self, batch: Kind) -> bool:
+        """Take an answered batch out of its lane; False: its answer is not awaited any more."""
         if batch.state != SENT:
             return False
         lane = batch.lane
@@ -465,12 +472,13 @@ class Lanes(ABC, Generic[Kind]):
         return True
 
     def _uncount(self, batch: Kind) -> None:
+        """Count a batch no longer in the window: it was answered, or its link has ended."""
         batch.counted = False
         self._sent -= 1
         self.window.unconfirmed_bytes -= batch.bytes
 
     def _put_back(self, batch: Kind) -> None:
-        """Into its lane again, before what was asked for later."""
+        """Put a batch into its lane again, before those that were asked for later."""
         batch.state = QUEUED
         self.window.queued_bytes += batch.bytes
         lane = batch.lane
@@ -499,6 +507,7 @@ class Lanes(ABC, Generic[Kind]):
         return parts
 
     def _end(self, batch: Kind, outcome: Confirm | MalamuteError) -> None:
+        """Settle a batch for good with a CONFIRM or an error, and drop its bodies."""
         batch.state = OVER
         batch.settle(outcome)
         # A deadline may keep the batch for long: not its bodies.

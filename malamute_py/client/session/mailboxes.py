@@ -76,7 +76,7 @@ class MailboxView:
 
     @property
     def ended(self) -> bool:
-        """Nothing more will arrive."""
+        """Whether nothing more will arrive."""
         return self.closed or self.mailbox.ended
 
     def take(self) -> tuple[HandoutBatch, Batch] | None:
@@ -92,7 +92,7 @@ class MailboxView:
         return item
 
     def done(self, number: int) -> None:
-        """One message was read: it is acknowledged with its neighbours, in the next turn."""
+        """Note that a message was read: the next turn acknowledges it with its neighbours."""
         if number == self._done_end:
             self._done_end += 1
             return
@@ -107,7 +107,7 @@ class MailboxView:
             self._done_first = self._done_end = -1
 
     def give_back(self) -> None:
-        """Leave what was given and not acknowledged to other readers."""
+        """Return what was given to this reader and not acknowledged, for other readers."""
         self.collect()
         if self._given:
             self.mailbox.ack(self._given, 0)
@@ -136,7 +136,7 @@ class OpenedMailbox(Opened):
         """Acknowledged by the reader; the broker has not confirmed it."""
         self._lent: set[int] = set()
         """In an atomic step that is not answered."""
-        self._away: set[int] = set()
+        self._of_earlier_links: set[int] = set()
         """Handed over on an earlier link, and not handed out again by the broker since."""
         self._held_records = 0
         """In the queue."""
@@ -144,7 +144,7 @@ class OpenedMailbox(Opened):
 
     @property
     def accepted(self) -> bool:
-        """SUBSCRIBED has come once."""
+        """Whether the broker has opened the mailbox once."""
         return self._accepted
 
     # --- the readers' side -------------------------------------------------------------------
@@ -186,8 +186,8 @@ class OpenedMailbox(Opened):
         if again_ms < 0:
             for first, end in mine:
                 self._acked.update(range(first, end))
-        if self._away:
-            mine = self._here(mine, again_ms)
+        if self._of_earlier_links:
+            mine = self._held_on_this_link(mine, again_ms)
         if mine:
             self._mailboxes.acks.add(
                 self, DONE if again_ms < 0 else AckForm(0, again_ms), mine, token
@@ -195,7 +195,7 @@ class OpenedMailbox(Opened):
         elif token is not None:
             self._mailboxes.told(token, None)
 
-    def _here(self, ranges: list[Range], again_ms: int) -> list[Range]:
+    def _held_on_this_link(self, ranges: list[Range], again_ms: int) -> list[Range]:
         """Return ranges without numbers of an earlier link that have not come again on this one.
 
         The broker would refuse those. They are acknowledged when they come again, if they are done;
@@ -203,30 +203,30 @@ class OpenedMailbox(Opened):
         """
         here = []
         for number in (number for first, end in ranges for number in range(first, end)):
-            if number not in self._away:
+            if number not in self._of_earlier_links:
                 here.append((number, number + 1))
             elif again_ms >= 0:
-                self._away.discard(number)  # the broker hands it out again by itself
+                self._of_earlier_links.discard(number)  # the broker hands it out again by itself
         return here
 
     @property
     def parks_too_much(self) -> bool:
-        """More is unread than is kept for the sake of the replies after it."""
+        """Whether more is unread than is kept so that replies after it can come."""
         return self._held_records > PARKED_RECORDS_MAX or self._held_bytes > PARKED_BYTES_MAX
 
     def send_away(self) -> None:
-        """Have the newest unread messages come again later."""
+        """Give the newest unread delivery back to the broker, to come again after _AWAY_MS."""
         _, left = self.queue.pop()
         self._held_records -= len(left)
         self._held_bytes -= left.stamp.size
         self.ack(ranges_of(left), _AWAY_MS)
 
     def has_read(self, view: MailboxView) -> None:
-        """A reader has something to acknowledge with the next turn."""
+        """Have the acknowledgements of a reader collected in the next turn."""
         self._mailboxes.have_read[view] = None
 
     def sort_again(self) -> None:
-        """A reply among what waits may be awaited by now."""
+        """Give callers the replies among the unread mail that they have begun to wait for since."""
         queue, self.queue = self.queue, deque()
         for delivered, left in queue:
             rest: Batch | None = left
@@ -252,9 +252,9 @@ class OpenedMailbox(Opened):
         Raises BrokerRefused `not_held`: nothing was lent. What the reader has since an earlier
         link is then shown to it again, should the broker hand it out to this client.
         """
-        away = self._away.intersection(numbers)
+        away = self._of_earlier_links.intersection(numbers)
         if away or not self.in_hand.issuperset(numbers):
-            self._away -= away
+            self._of_earlier_links -= away
             self.in_hand -= away
             raise BrokerRefused(
                 "not_held", "not in hand: acknowledged already, or the link was lost since"
@@ -263,16 +263,16 @@ class OpenedMailbox(Opened):
         self._lent.update(numbers)
 
     def settled(self, numbers: list[int]) -> None:
-        """The step was taken."""
+        """Take note that an atomic step with these acknowledgements was taken."""
         self._lent.difference_update(numbers)
-        self._away.difference_update(numbers)
+        self._of_earlier_links.difference_update(numbers)
 
     def regained(self, numbers: list[int]) -> None:
-        """The step was not taken: what came on this link is in hand again."""
+        """Take numbers back from a step that was refused: those of this link are in hand again."""
         mine = self._lent.intersection(numbers)
         self._lent -= mine
         self.in_hand |= mine
-        self._away.difference_update(numbers)
+        self._of_earlier_links.difference_update(numbers)
 
     def lost_to_others(self, numbers: list[int]) -> None:
         """Wait: an acknowledgement of each by itself, or the link's end, tells where they are."""
@@ -280,17 +280,17 @@ class OpenedMailbox(Opened):
     # --- acknowledgements --------------------------------------------------------------------
 
     def ack_command(self, form: AckForm, ranges: list[Range], tracker: int) -> AckMail:
-        """ACK_MAIL."""
+        """Return ACK_MAIL for these numbers."""
         return AckMail(self.number, ranges, tracker, 0, form.again_ms)
 
     def acked(self, form: AckForm, ranges: list[Range]) -> None:
-        """The broker confirmed it."""
+        """Forget that these numbers are to be acknowledged: the broker has confirmed it."""
         if form.again_ms < 0:
             for first, end in ranges:
                 self._acked.difference_update(range(first, end))
 
     def not_acked(self, form: AckForm, number: int, error: MalamuteError) -> None:
-        """The broker says that it is not ours any more."""
+        """Warn of a message that was acknowledged when another reader had it already."""
         self._acked.discard(number)
         self._mailboxes.not_held += 1
         self._mailboxes.warnings.add(
@@ -298,11 +298,14 @@ class OpenedMailbox(Opened):
         )
 
     def takes_default(self) -> bool:
-        """Nothing else was asked for."""
+        """Return False: an ACK_MAIL asks for no level."""
         return False
 
     def ack_lost(self, ack: Ack) -> bool:
-        """The broker hands out again what it does not know to be done: it is said then."""
+        """Tell the callers that it came too late, and send it no more.
+
+        The broker hands out again what it does not know to be done, which is acknowledged then.
+        """
         for token, _ in ack.tokens:
             self._mailboxes.told(token, None)
         ack.tokens = []
@@ -311,7 +314,7 @@ class OpenedMailbox(Opened):
     # --- commands to the broker --------------------------------------------------------------
 
     def open(self) -> OpenInbox:
-        """OPEN_INBOX for a new link."""
+        """Return OPEN_INBOX for a new link."""
         self._begin_credit()
         return OpenInbox(
             self.number,
@@ -322,6 +325,7 @@ class OpenedMailbox(Opened):
         )
 
     def _credit_limits(self) -> tuple[int, int]:
+        """Return how many records and bytes, in all, the broker may have sent by now."""
         records, size = self._held_records, self._held_bytes
         if self.waiting:
             # Unread mail must not keep the replies after it from their callers.
@@ -335,7 +339,7 @@ class OpenedMailbox(Opened):
     # --- commands from the broker ------------------------------------------------------------
 
     def receive(self, command: Any, frames: Sequence[Any], limits: Limits) -> None:
-        """SUBSCRIBED or MAIL."""
+        """Take SUBSCRIBED or MAIL. Raises RemoteProtocolError for anything else."""
         kind = type(command)
         if kind is Mail:
             self._mail(command, frames, limits)
@@ -364,7 +368,7 @@ class OpenedMailbox(Opened):
             return
         delivered = HandoutBatch(batch, command)
         left: Batch | None = batch
-        if self._away:
+        if self._of_earlier_links:
             left = self._without_known(batch)
         if left is not None and command.about:
             left = self._mailboxes.route(delivered, left, self)
@@ -393,14 +397,17 @@ class OpenedMailbox(Opened):
         )
 
     def _without_known(self, batch: Batch) -> Batch | None:
-        """The rows that were not handed over on an earlier link."""
+        """Return the rows that no reader had on an earlier link; None: there are none.
+
+        Rows that a reader has acknowledged since are acknowledged once more.
+        """
         rows, again = [], []
         for row in rows_of(batch):
             number = batch.offset_of(row)
-            if number not in self._away:
+            if number not in self._of_earlier_links:
                 rows.append(row)
                 continue
-            self._away.discard(number)
+            self._of_earlier_links.discard(number)
             if number in self._acked:
                 again.append((number, number + 1))
         if again:
@@ -424,20 +431,20 @@ class OpenedMailbox(Opened):
         self._mailboxes.routed()
 
     def link_down(self) -> None:
-        """Give back what no caller took; what is with readers is remembered."""
+        """Drop what no caller took, and note what readers have as of an earlier link."""
         super().link_down()
         for _, left in self.queue:
             for first, end in ranges_of(left):
                 self.in_hand.difference_update(range(first, end))
         self.discard()
-        self._away |= self.in_hand
-        self._away |= self._acked
+        self._of_earlier_links |= self.in_hand
+        self._of_earlier_links |= self._acked
         # A step under way names them itself: the broker knows whether it was taken.
-        self._away |= self._lent
+        self._of_earlier_links |= self._lent
         self._lent.clear()
 
     def over(self) -> None:
-        """The mailbox is gone, cannot be read, or no caller wants it."""
+        """Have the session forget the mailbox, which has ended."""
         self._mailboxes.over(self)
 
 
@@ -508,7 +515,7 @@ class OpenedMailboxes(Acknowledging):
         return view
 
     def close(self, view: MailboxView) -> None:
-        """A reader is gone; what it did not acknowledge goes to others."""
+        """Close a reader; what it did not acknowledge goes to other readers."""
         if view.closed:
             return
         view.closed = True
@@ -520,13 +527,16 @@ class OpenedMailboxes(Acknowledging):
         self._arrived(view)
 
     def look_at(self, inbox: OpenedMailbox) -> None:
-        """Something arrived for its readers, or a request there is over."""
+        """Have a mailbox looked at with the next take(), and its readers look for messages.
+
+        Something arrived for them, or a request whose reply comes there is over.
+        """
         self._looked_at[inbox] = None
         for view in inbox.views:
             self._arrived(view)
 
     def over(self, inbox: OpenedMailbox) -> None:
-        """An inbox ended."""
+        """Forget a mailbox that has ended, and fail those that wait for something of it."""
         if self._mailboxes.get(inbox.asked.mailbox) is inbox:
             del self._mailboxes[inbox.asked.mailbox]
         error = self.why_ended(inbox)
@@ -545,7 +555,11 @@ class OpenedMailboxes(Acknowledging):
         self._routed = True
 
     def told(self, token: Any, outcome: Any) -> None:
-        """Tell a caller the outcome of its acknowledgement."""
+        """Emit to a caller what became of its acknowledgement.
+
+        token: what the caller waits at. outcome: a Confirm, of which the caller gets True; None: it
+        came too late, and the caller gets False; an error goes on as it is.
+        """
         if not isinstance(outcome, MalamuteError):
             outcome = outcome is not None
         self.emit(Settled([(token, outcome)]))
@@ -554,27 +568,27 @@ class OpenedMailboxes(Acknowledging):
 
     @property
     def idle(self) -> bool:
-        """Every acknowledgement is confirmed."""
+        """Whether every acknowledgement is confirmed, and no reader has one to make."""
         return super().idle and not self.have_read
 
     @property
     def waits(self) -> bool:
-        """Something may be said with the next take()."""
+        """Whether something may leave with the next take()."""
         return super().waits or bool(self.have_read)
 
     def fail_all(self, error: MalamuteError) -> None:
-        """The session ends."""
+        """Fail all acknowledgements: the session has ended."""
         self._fatal = error
         super().fail_all(error)
 
     def wake(self, now_ms: int) -> None:
-        """A turn begins: what was received before it may lead to more to be said in the next."""
+        """Begin a turn: acknowledgements of replies wait one for requests that follow them."""
         self.holding = self.may_hold and self._routed and not self.holding
         self._routed = False
         super().wake(now_ms)
 
     def take(self, now_ms: int, out: CommandSink) -> bool:
-        """Acknowledge; close what no caller needs."""
+        """Send acknowledgements, and close mailboxes that no caller reads or awaits replies in."""
         while self.have_read:
             self.have_read.popitem()[0].collect()
         unneeded = []
@@ -583,23 +597,24 @@ class OpenedMailboxes(Acknowledging):
             if inbox.ended or inbox.ending:
                 continue
             if inbox.waiting:
-                self._let_by(inbox, out)
+                self._make_way(inbox, out)
             elif not inbox.views and (inbox.queue or not inbox.for_replies):
                 unneeded.append(inbox)
         if not self.holding or unneeded:
             self.acks.take(now_ms, out)
         for inbox in unneeded:
-            self._part(inbox, out)
+            self._close_inbox(inbox, out)
         return True
 
-    def _let_by(self, inbox: OpenedMailbox, out: CommandSink) -> None:
-        """Unread mail is in the way of replies: let more come, and bound what is kept."""
+    def _make_way(self, inbox: OpenedMailbox, out: CommandSink) -> None:
+        """Give credit beyond unread mail that keeps replies back; give back what is too much."""
         while inbox.parks_too_much:
             inbox.send_away()
         if inbox.active and inbox.credit_due:
             out.put(inbox.credit(), None)
 
-    def _part(self, inbox: OpenedMailbox, out: CommandSink) -> None:
+    def _close_inbox(self, inbox: OpenedMailbox, out: CommandSink) -> None:
+        """Forget a mailbox that no caller needs, and end it at the broker if there is a link."""
         inbox.discard()
         del self._mailboxes[inbox.asked.mailbox]
         if self._linked:

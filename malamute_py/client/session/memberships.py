@@ -86,7 +86,7 @@ def group_visibility(name: GroupVisibility | None) -> int:
 
 
 def failed(reason: str) -> AckForm:
-    """How records are acknowledged that are given up. Raises LocalProtocolError."""
+    """Return the form by which records are acknowledged as failed. Raises LocalProtocolError."""
     return AckForm(int(WorkState.FAILED), -1, reason_of(reason))
 
 
@@ -191,7 +191,7 @@ class Membership(Opened):
         """(epoch, offset) after the newest record that was delivered."""
         self._rewinds: list[tuple[int, int]] = []
         """(epoch, offset): of that epoch and those before it, records from there on are void."""
-        self._away: dict[int, None] = {}
+        self._of_earlier_links: dict[int, None] = {}
         """With the reader since an earlier link; the broker may have given them to others."""
         self._queued_bytes = 0
 
@@ -208,7 +208,7 @@ class Membership(Opened):
         return item
 
     def give_up(self, offsets: Iterable[int]) -> list[int]:
-        """The reader is done with these; which of them the broker takes for ours."""
+        """Take records out of hand that the reader is done with; returns those it had."""
         mine = []
         for offset in offsets:
             if offset in self.in_hand:
@@ -232,11 +232,11 @@ class Membership(Opened):
         whole = len(mine) == len(offsets)
         if form is DONE:
             # Should the broker give them to us again, they are done already.
-            self._acked.update(offset for offset in offsets if offset in self._away)
+            self._acked.update(offset for offset in offsets if offset in self._of_earlier_links)
             self._acked.update(mine)
         else:
             for offset in offsets:
-                self._away.pop(offset, None)
+                self._of_earlier_links.pop(offset, None)
         if mine:
             ranges = merged([(offset, offset + 1) for offset in mine])
             self._memberships.acks.add(self, form, ranges, token if whole else None)
@@ -285,8 +285,10 @@ class Membership(Opened):
 
     @property
     def settling(self) -> bool:
-        """Acknowledgements or steps of it are under way on this link."""
-        return bool(self._lent) or any(offset not in self._away for offset in self._acked)
+        """Whether acknowledgements or steps of it are under way on this link."""
+        return bool(self._lent) or any(
+            offset not in self._of_earlier_links for offset in self._acked
+        )
 
     # --- steps -------------------------------------------------------------------------------
 
@@ -298,7 +300,7 @@ class Membership(Opened):
         """
         if not self.in_hand.issuperset(numbers):
             for number in numbers:
-                self._away.pop(number, None)
+                self._of_earlier_links.pop(number, None)
             raise BrokerRefused(
                 "not_held", "not in hand: acknowledged already, or the link was lost since"
             )
@@ -306,22 +308,22 @@ class Membership(Opened):
         self._lent.update(numbers)
 
     def settled(self, numbers: list[int]) -> None:
-        """The step was taken."""
+        """Take note that an atomic step with these acknowledgements was taken."""
         self._lent.difference_update(numbers)
         # Those that came again on a later link, before the answer to the step, are done as well.
         self.in_hand.difference_update(numbers)
         for number in numbers:
-            self._away.pop(number, None)
+            self._of_earlier_links.pop(number, None)
         self._memberships.freed(self)
 
     def regained(self, numbers: list[int]) -> None:
-        """The step was not taken: what is still ours is in hand again."""
+        """Take records back from a step that was refused: those of this link are in hand again."""
         mine = self._lent.intersection(numbers)
         self._lent -= mine
         self.in_hand |= mine
         for number in numbers:
             # Of an earlier link: if it comes again, the reader is to have it again.
-            self._away.pop(number, None)
+            self._of_earlier_links.pop(number, None)
 
     def lost_to_others(self, numbers: list[int]) -> None:
         """Wait: an acknowledgement of each by itself, or the link's end, tells where they are."""
@@ -329,11 +331,11 @@ class Membership(Opened):
     # --- acknowledgements --------------------------------------------------------------------
 
     def ack_command(self, form: AckForm, ranges: list[Range], tracker: int) -> AckRecords:
-        """ACK_RECORDS."""
+        """Return ACK_RECORDS for these offsets."""
         return AckRecords(self.number, ranges, tracker, 0, form.again_ms, form.state, form.reason)
 
     def acked(self, form: AckForm, ranges: list[Range]) -> None:
-        """The broker confirmed it."""
+        """Forget that these records are to be acknowledged: the broker has confirmed it."""
         if form == DONE:
             for first, end in ranges:
                 self._acked.difference_update(range(first, end))
@@ -361,7 +363,7 @@ class Membership(Opened):
             self.queue.append(item)
 
     def not_acked(self, form: AckForm, number: int, error: MalamuteError) -> None:
-        """The broker says that it is not ours any more."""
+        """Warn of a record that was acknowledged when another member had it already."""
         self._acked.discard(number)
         if form.state == RENEWED.state:
             self.in_hand.discard(number)
@@ -373,11 +375,14 @@ class Membership(Opened):
         )
 
     def takes_default(self) -> bool:
-        """Nothing else was asked for."""
+        """Return False: an ACK_RECORDS asks for no level."""
         return False
 
     def ack_lost(self, ack: Ack) -> bool:
-        """Drop it: should the broker hand the record out here again, it is said again."""
+        """Tell the callers that it came too late, and send it no more.
+
+        Should the broker hand the record to this member again, it is acknowledged then.
+        """
         for token, _ in ack.tokens:
             self._memberships.told(token, None)
         ack.tokens = []
@@ -387,11 +392,11 @@ class Membership(Opened):
 
     @property
     def accepted(self) -> bool:
-        """SUBSCRIBED has come once."""
+        """Whether the broker has let the member in once."""
         return self._accepted
 
     def open(self) -> JoinGroup:
-        """JOIN_GROUP for a new link."""
+        """Return JOIN_GROUP for a new link."""
         asked = self.asked
         self._begin_credit()
         return JoinGroup(
@@ -411,6 +416,7 @@ class Membership(Opened):
         )
 
     def _credit_limits(self) -> tuple[int, int]:
+        """Return how many records and bytes, in all, the broker may have sent by now."""
         held = len(self.in_hand) + len(self._lent)
         return (
             self._received_records + self.asked.credit_records - held,
@@ -420,7 +426,7 @@ class Membership(Opened):
     # --- commands from the broker ------------------------------------------------------------
 
     def receive(self, command: Any, frames: Sequence[Any], limits: Limits) -> None:
-        """Any command of the membership but ENDED."""
+        """Take any command of the membership but ENDED. Raises RemoteProtocolError."""
         kind = type(command)
         if kind is Deliver:
             self._deliver(command, frames, limits)
@@ -431,7 +437,7 @@ class Membership(Opened):
                 # Another stream of the name: nothing that was delivered of the first one counts.
                 self._seen = 0, 0
                 self._rewinds.clear()
-                self._away.clear()
+                self._of_earlier_links.clear()
                 self._acked.clear()
             self.stream_uuid = command.stream
             self.schemas = Schemas(command.schemas) if command.schemas else None
@@ -462,8 +468,8 @@ class Membership(Opened):
         if epoch:
             self._rewinds.append((epoch, command.to))
             self._seen = epoch, command.to
-        for offset in [offset for offset in self._away if offset >= command.to]:
-            del self._away[offset]
+        for offset in [offset for offset in self._of_earlier_links if offset >= command.to]:
+            del self._of_earlier_links[offset]
         self._acked -= {offset for offset in self._acked if offset >= command.to}
         self.queue.append(RewoundNotice(command.from_, command.to, command.epoch))
 
@@ -485,7 +491,7 @@ class Membership(Opened):
         for batch in () if self.leaving else batches:
             self._received_records += len(batch)
             self._received_bytes += batch.stamp.size
-            left = self._without_known(batch) if self._away else batch
+            left = self._without_known(batch) if self._of_earlier_links else batch
             if left is None:
                 continue
             held = HeldBatch(left, self, self.stream_uuid, command.attempts)
@@ -509,15 +515,18 @@ class Membership(Opened):
             self._memberships.acks.add(self, DONE, ranges)
 
     def _without_known(self, batch: Batch) -> Batch | None:
-        """The rows that were not handed over on an earlier link."""
+        """Return the rows that the reader did not have on an earlier link; None: there are none.
+
+        Rows that the reader has acknowledged since are acknowledged once more.
+        """
         rows: list[int] = []
         done: list[int] = []
         for row in rows_of(batch):
             offset = batch.offset_of(row)
-            if offset not in self._away:
+            if offset not in self._of_earlier_links:
                 rows.append(row)
                 continue
-            del self._away[offset]
+            del self._of_earlier_links[offset]
             if offset in self._acked:
                 done.append(offset)
             else:
@@ -530,7 +539,7 @@ class Membership(Opened):
         return chosen(batch, rows) if rows else None
 
     def link_down(self) -> None:
-        """Give back what no caller took; what the reader has is remembered."""
+        """Drop what no caller took, and note what the reader has as of an earlier link."""
         super().link_down()
         for item in self.queue:
             if isinstance(item, HeldBatch):
@@ -538,10 +547,10 @@ class Membership(Opened):
                     self.in_hand.difference_update(range(first, end))
         self.discard()
         for offset in sorted(self.in_hand | self._acked | self._lent):
-            self._away[offset] = None
-        while len(self._away) > _AWAY_MAX:
-            oldest = next(iter(self._away))
-            del self._away[oldest]
+            self._of_earlier_links[offset] = None
+        while len(self._of_earlier_links) > _AWAY_MAX:
+            oldest = next(iter(self._of_earlier_links))
+            del self._of_earlier_links[oldest]
             self._acked.discard(oldest)
         self.in_hand.clear()
         # A step that was under way names them itself: the broker knows whether it was taken.
@@ -594,18 +603,18 @@ class Memberships(Acknowledging):
         self._arrived(membership)
 
     def leases(self, membership: Membership) -> None:
-        """Renew the leases of a membership from now on, or no longer."""
+        """Renew the leases of a membership from now on, or no longer, by its `lease_ms`."""
         if membership.lease_ms:
             self._leased[membership] = None
         else:
             self._leased.pop(membership, None)
 
     def freed(self, membership: Membership) -> None:
-        """Records of it are in hand no longer."""
+        """Give credit for records that a membership has in hand no longer."""
         self._consumed(membership)
 
     def over(self, membership: Membership) -> None:
-        """A membership ended."""
+        """Forget a membership that has ended."""
         self._leaving.pop(membership, None)
         self._leased.pop(membership, None)
         error = membership.error or ConnectionLost("the membership was closed")

@@ -93,7 +93,7 @@ class OutgoingMessages:
         return True
 
     def _send_parts(self, units: list[tuple[list[Command], list[Any]]]) -> None:
-        """In halves, down to the commands that cannot be sent at all."""
+        """Make messages of halves of these commands, down to those that cannot be sent at all."""
         if len(units) == 1:
             self._fails(units[0][0])
             return
@@ -103,6 +103,7 @@ class OutgoingMessages:
                 self._send_parts(half)
 
     def _fails(self, commands: list[Command]) -> None:
+        """Note commands that no message can carry, with the error for their callers."""
         try:
             for command in commands:
                 check_command(command)

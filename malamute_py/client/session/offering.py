@@ -22,7 +22,7 @@ from malamute_protocol.errors import BrokerRefused, MalamuteError, RemoteProtoco
 from malamute_protocol.limits import REASON_BYTES_MAX, Limits
 from malamute_py.client.session.acknowledgements import Ack, AckForm, Acks, Range
 from malamute_py.client.session.letters import HandoutBatch, rows_of
-from malamute_py.client.session.offer import FAILED, RECEIVED, RENEWED, OfferOptions
+from malamute_py.client.session.offer_options import FAILED, RECEIVED, RENEWED, OfferOptions
 from malamute_py.client.session.receiver import Opened
 from malamute_py.client.session.rows import OutgoingRow
 from malamute_py.client.session.unreadable import Unreadable, one_taken_in
@@ -88,7 +88,7 @@ class RequestBase:
         return self.offering
 
     def handed_again(self, batch: Batch, row: int, of: HandoutBatch) -> None:
-        """The broker hands it out once more while we have it."""
+        """Take a second hand-out of a request in hand: it is this worker's for certain now."""
         self._batch, self._row, self._of = batch, row, of
         self.doubtful = self.lost = False
 
@@ -281,7 +281,7 @@ class Offering(Opened):
 
     @property
     def accepted(self) -> bool:
-        """SUBSCRIBED has come once."""
+        """Whether the broker has taken the offer once."""
         return self._accepted
 
     # --- the worker's side -------------------------------------------------------------------
@@ -302,7 +302,7 @@ class Offering(Opened):
         return None
 
     def finish(self, request: RequestBase) -> bool:
-        """Note that its end is about to be sent; False: it was sent already."""
+        """Note that the end of a request is about to be sent; False: it was sent already."""
         if request.finished:
             return False
         request.finished = True
@@ -311,7 +311,7 @@ class Offering(Opened):
         return True
 
     def done(self, request: RequestBase) -> None:
-        """The broker has confirmed its end."""
+        """Forget a request whose end the broker has confirmed."""
         if self.in_hand.get(request.number) is request:
             del self.in_hand[request.number]
 
@@ -344,13 +344,19 @@ class Offering(Opened):
         )
 
     def _taken_away(self, request: RequestBase) -> None:
-        """Forget a request that is not ours any more; if it comes again, that is another run."""
+        """Note that a request is this worker's no more; its handler may run on.
+
+        If the broker hands it out here again, that is begun when the handler has ended.
+        """
         request.lost = True
         if request.running:
             self._still[request.number] = request
 
     def ran(self, request: RequestBase) -> None:
-        """The handler of a request that was taken from us has ended."""
+        """Begin a request that came again while the handler of its former run was at it.
+
+        request: the former run, whose handler has ended.
+        """
         if self._still.get(request.number) is not request:
             return
         del self._still[request.number]
@@ -360,7 +366,7 @@ class Offering(Opened):
             self.offerings.arrived(self)
 
     def drop(self, request: RequestBase) -> None:
-        """Nothing more is said of a request that was taken from us."""
+        """Forget a request that is this worker's no more: nothing is sent of it any more."""
         self.finish(request)
         self.done(request)
         self.offerings.finished(self)
@@ -417,7 +423,7 @@ class Offering(Opened):
             self.finish(request)
 
     def settled(self, numbers: list[int]) -> None:
-        """The step was taken."""
+        """Forget requests that an atomic step has ended."""
         for number in numbers:
             request = self.in_hand.get(number)
             if request is not None:
@@ -425,7 +431,7 @@ class Offering(Opened):
         self.offerings.finished(self)
 
     def regained(self, numbers: list[int]) -> None:
-        """The step was not taken: they are in hand as before."""
+        """Take requests back into hand, since the step that was to end them was refused."""
         for number in numbers:
             request = self.in_hand.get(number)
             if request is not None:
@@ -443,27 +449,30 @@ class Offering(Opened):
                 self.drop(request)
 
     def discard(self) -> None:
-        """Give back what waits: the caller works no more."""
+        """Drop what was not begun: the caller works no more."""
         self.queue.clear()
 
     # --- acknowledgements --------------------------------------------------------------------
 
     def ack_command(self, form: AckForm, ranges: list[Range], tracker: int) -> AckWork:
-        """ACK_WORK."""
+        """Return ACK_WORK for these requests, which asks for `stored` if it ends them."""
         again_ms = max(0, form.again_ms)
         ends = form.state not in (RECEIVED, RENEWED)
         level = _STORED if ends and not self.in_memory else 0
         return AckWork(self.number, ranges, form.state, tracker, level, again_ms, form.reason)
 
     def takes_default(self) -> bool:
-        """The level was refused: what is in memory is never stored."""
+        """Ask for no level from now on; False: that was so already.
+
+        The broker refused `stored`, so the service is in memory.
+        """
         if self.in_memory:
             return False
         self.in_memory = True
         return True
 
     def acked(self, form: AckForm, ranges: list[Range]) -> None:
-        """The broker confirmed it."""
+        """Take note that the broker took an acknowledgement: requests are renewed, or over."""
         for first, end in ranges:
             for number in range(first, end):
                 request = self.in_hand.get(number)
@@ -477,7 +486,7 @@ class Offering(Opened):
             self.offerings.arrived(self)
 
     def not_acked(self, form: AckForm, number: int, error: MalamuteError) -> None:
-        """The broker says that it is not ours any more."""
+        """Take note that a request is not this worker's any more, by the broker's refusal."""
         request = self.in_hand.get(number)
         if request is None:
             return
@@ -494,13 +503,16 @@ class Offering(Opened):
         self.offerings.arrived(self)
 
     def ack_lost(self, ack: Ack) -> bool:
-        """A renewal is said anew with the next link; what a caller waits for is said again."""
+        """Return whether an acknowledgement is sent again on the next link.
+
+        A renewal is not, unless a caller waits for it: the next link renews all that is in hand.
+        """
         return ack.form.state != RENEWED or bool(ack.tokens)
 
     # --- commands to the broker --------------------------------------------------------------
 
     def open(self) -> Offer:
-        """OFFER for a new link."""
+        """Return OFFER for a new link."""
         self._begin_credit()
         asked = self.asked
         return Offer(
@@ -515,11 +527,15 @@ class Offering(Opened):
 
     @property
     def credit_due(self) -> bool:
-        """There is room for another request, which is not to wait for half a window."""
+        """Whether CREDIT is to be sent: as soon as there is room for one more request."""
         records, size = self._credit_limits()
         return records > self._granted_records or (size - self._granted_bytes >= self._half_bytes)
 
     def _credit_limits(self) -> tuple[int, int]:
+        """Return the totals of requests and bytes that the broker may have sent.
+
+        A worker that drains or closes gives no more than it has received.
+        """
         if self.draining or self.closing:
             return self._received_records, self._received_bytes
         return (
@@ -530,7 +546,7 @@ class Offering(Opened):
     # --- commands from the broker ------------------------------------------------------------
 
     def receive(self, command: Any, frames: Sequence[Any], limits: Limits) -> None:
-        """SUBSCRIBED or WORK."""
+        """Take SUBSCRIBED or WORK. Raises RemoteProtocolError for anything else."""
         kind = type(command)
         if kind is Work:
             self._work(command, frames, limits)
@@ -572,7 +588,7 @@ class Offering(Opened):
             self.offerings.drain(self)
 
     def _cannot_read(self, found: Unreadable) -> None:
-        """Requests that no worker can read: dead letters, by name, instead of one worker's end."""
+        """Fail requests that no worker can read: they become dead letters with the reason."""
         ranges = found.ranges
         reason = f"unreadable: {found.reason}"[:REASON_BYTES_MAX]
         self.offerings.acks.add(self, AckForm(FAILED, 0, reason), ranges)
@@ -584,7 +600,10 @@ class Offering(Opened):
     def _is_known(
         self, request: RequestBase, batch: Batch, row: int, delivered: HandoutBatch
     ) -> bool:
-        """Whether a request was handed to us before: it is in hand, or was answered in vain."""
+        """Whether a request needs no new run: it is in hand, or was answered too late before.
+
+        A late answer is sent once more.
+        """
         ours = self.in_hand.get(request.number)
         if ours is not None:
             ours.handed_again(batch, row, delivered)
@@ -605,7 +624,7 @@ class Offering(Opened):
         return max(1, (self._lease_ms or self.asked.lease_ms or 30_000) // _RENEWALS)
 
     def link_down(self) -> None:
-        """Nothing of what is in hand is sure until the broker has said so."""
+        """Mark requests that were not begun as doubtful: the next link asks the broker."""
         super().link_down()
         self.renew_at_ms = 0
         for request in self.in_hand.values():
@@ -613,7 +632,7 @@ class Offering(Opened):
                 request.doubtful = True
 
     def over(self) -> None:
-        """The offer has ended."""
+        """Forget everything of the offer, which has ended."""
         self._still.clear()
         self._behind.clear()
         self._late.clear()

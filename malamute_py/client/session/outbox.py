@@ -48,7 +48,10 @@ class Tally:
         self.error: MalamuteError | None = None
 
     def settled(self, count: int, outcome: Confirm | MalamuteError) -> Event | None:
-        """Count rows that have their outcome; returns the event at the end of the call."""
+        """Count rows of a bulk call that have their outcome.
+
+        Returns the event that settles the call with the last of them; None: others are open.
+        """
         if isinstance(outcome, Confirm):
             self.confirmations.append(confirmation(outcome, 0, count))
         elif self.error is None:
@@ -93,7 +96,7 @@ class KeyedBatch(OutgoingBatch):
             self.key = self.lane.owner.new_key()
 
     def settle(self, outcome: Confirm | MalamuteError) -> None:
-        """Tell the callers that wait."""
+        """Give the callers of the rows their outcome."""
         emit = self.lane.owner.emit
         if self.tally is not None:
             event = self.tally.settled(self.count, outcome)
@@ -103,7 +106,7 @@ class KeyedBatch(OutgoingBatch):
             emit(Confirmed([row.token for row in self.rows], outcome))
 
     def given_up(self) -> None:
-        """Fail the callers whose time is over."""
+        """Fail the callers of a batch whose time is over, unless it is settled."""
         if self.state == OVER:
             return
         owner = self.lane.owner
@@ -180,11 +183,11 @@ class Outbox(Lanes[KeyedBatch]):
 
     @property
     def is_roomy(self) -> bool:
-        """Whether confirms that come a little later hold no caller up."""
+        """Whether so little is unconfirmed that later confirms hold no caller up."""
         return self.window.unconfirmed_bytes < self.window.bytes_max // 4
 
     def new_key(self) -> bytes:
-        """A name for what may be sent again."""
+        """Return a random key for something that may have to be sent again."""
         return self._random(KEY_BYTES)
 
     def send(
@@ -288,18 +291,18 @@ class Outbox(Lanes[KeyedBatch]):
             self._sweep_at = max(_SWEEP_MIN, 2 * len(deadlines))
 
     def look_again(self, batch: KeyedBatch, after_ms: int) -> None:
-        """Have given_up() called once more, so long after the batch's time or after now."""
+        """Have given_up() called once more: `after_ms` after the batch's time, or after now."""
         self._expect(batch, max(batch.until_ms, self._now_ms) + after_ms)
 
     def fail_all(self, error: MalamuteError) -> None:
-        """The session ends: everything unconfirmed fails, and so does every later call."""
+        """Fail everything unconfirmed, and every later call: the session has ended."""
         super().fail_all(error)
         self._deadlines.clear()
 
     # --- sending -----------------------------------------------------------------------------
 
     def wake(self, now_ms: int) -> None:
-        """Give up what its callers wait for no longer."""
+        """Fail the callers of batches whose time is over; withdraw those that have not left."""
         self._now_ms = now_ms
         deadlines = self._deadlines
         while deadlines and deadlines[0][0] <= now_ms:
@@ -319,14 +322,14 @@ class Outbox(Lanes[KeyedBatch]):
         self._put_back(batch)
 
     def withdraw(self, batch: KeyedBatch) -> None:
-        """Take back a batch that has not left; its callers were told."""
+        """Take back a batch that has not left; its callers were told before."""
         batch.state = OVER
         self._take_out(batch.lane, [batch])
 
     # --- answers -----------------------------------------------------------------------------
 
     def refused(self, batch: KeyedBatch, error: BrokerRefused, now_ms: int) -> None:
-        """The broker did not take it: again later, in parts, or never, by the code."""
+        """Send a refused batch again later, or in parts, or fail it, by the code."""
         if not self._came_back(batch):
             return
         batch.doubtful = False
@@ -359,7 +362,7 @@ class Outbox(Lanes[KeyedBatch]):
         batch.content = b""
 
     def _thinned(self, batch: KeyedBatch) -> KeyedBatch:
-        """A refused batch without the rows that no caller waits for any more."""
+        """Return a refused batch without the rows that no caller waits for any more."""
         if not batch.thin:
             return batch
         kept: Any = batch.part(batch.live_rows())

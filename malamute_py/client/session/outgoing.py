@@ -50,17 +50,17 @@ class Trackers:
         self._waiting: dict[int, Tracked] = {}
 
     def give(self, tracked: Tracked) -> int:
-        """A number for a command; `tracked` is told the answer, once."""
+        """Return a number for a command; `tracked` gets the answer, once."""
         self.last += 1
         self._waiting[self.last] = tracked
         return self.last
 
     def take(self, tracker: int) -> Tracked | None:
-        """Return what waits for this answer; None: nothing does, or not any more."""
+        """Return the object that waits for this answer; None: nothing does, or not any more."""
         return self._waiting.pop(tracker, None)
 
     def clear(self) -> None:
-        """The link is gone, and no answer on it will come."""
+        """Forget all that wait: the link has ended, and no answer on it will come."""
         self._waiting.clear()
 
 
@@ -96,11 +96,11 @@ class Window:
         return self.bytes_max - self.queued_bytes - self.unconfirmed_bytes - self.passing_bytes
 
     def has_room(self) -> bool:
-        """False: wait for a confirm before anything more is taken."""
+        """Whether more may be taken from callers; else they wait for a confirm."""
         return self.queued_bytes + self.unconfirmed_bytes + self.passing_bytes < self.bytes_max
 
     def lets_go(self, size: int) -> bool:
-        """A content of so many bytes, stamp included, may be sent now."""
+        """Whether a content of so many bytes, stamp included, may be sent now."""
         sent = self.unconfirmed_bytes + self.passing_bytes
         return not sent or sent + size <= self.bytes_max
 
@@ -114,12 +114,12 @@ class Window:
         return self.unmarked_bytes > (0 if held_back else self.bytes_max // 4)
 
     def mark(self, token: int) -> None:
-        """A PING of this token follows what was sent."""
+        """Note that a PING of this token follows what was sent."""
         self._marks.append((token, self.unmarked_bytes))
         self.unmarked_bytes = 0
 
     def reached(self, token: int) -> None:
-        """A PONG: the broker has taken in what was sent before."""
+        """Take a PONG of this token: the broker has read what was sent before the PING."""
         while self._marks and self._marks[0][0] <= token:
             self.passing_bytes -= self._marks.popleft()[1]
 
@@ -138,7 +138,7 @@ class Outgoing(Protocol):
 
     @property
     def idle(self) -> bool:
-        """Nothing waits and nothing is unconfirmed."""
+        """Whether nothing waits to leave and nothing is unconfirmed."""
 
     @property
     def unanswered(self) -> int:
@@ -146,22 +146,22 @@ class Outgoing(Protocol):
 
     @property
     def waits(self) -> bool:
-        """Something may leave with the next take()."""
+        """Whether something may leave with the next take()."""
 
     def link_up(self, welcome: Welcome) -> None:
-        """A link is open: what is unconfirmed is to be sent again."""
+        """Take up a new link, on which what is unconfirmed is to be sent again."""
 
     def link_down(self) -> None:
-        """The link is gone."""
+        """Take note that the link has ended."""
 
     def fail_all(self, error: MalamuteError) -> None:
-        """The session ends: everything unconfirmed fails, and so does every later call."""
+        """Fail everything unconfirmed, and every later call: the session has ended."""
 
     def wake(self, now_ms: int) -> None:
         """Do what is due whether there is a link or not: deadlines."""
 
     def take(self, now_ms: int, out: CommandSink) -> bool:
-        """Hand over what may leave now; False: the window holds something back."""
+        """Send what may leave now; False: the window holds something back."""
 
     def next_wake(self) -> int | None:
-        """Latest time of the next wake() and take(); None: no need."""
+        """Latest time of the next wake() and take(); None: there is no need."""

@@ -78,7 +78,7 @@ class PendingCommands:
 
     @property
     def waits(self) -> bool:
-        """Whether some of them are to leave now."""
+        """Whether some commands are to leave now."""
         return bool(self._unsent)
 
     def take(self, out: CommandSink) -> None:
@@ -90,13 +90,13 @@ class PendingCommands:
             out.put(asked.command, None)
 
     def link_up(self) -> None:
-        """Send all of them on the new link."""
+        """Have all commands without an answer sent on the new link."""
         for asked in self.by_number.values():
             asked.sent = False
         self._unsent = self.by_number.copy()
 
     def link_down(self, reason: str) -> None:
-        """Fail those that may have been done and cannot be repeated."""
+        """Fail commands that the broker may have done and that cannot be repeated."""
         for number, asked in list(self.by_number.items()):
             if asked.sent and isinstance(asked.command, _NOT_REPEATED):
                 del self.by_number[number]
@@ -104,7 +104,7 @@ class PendingCommands:
                 self._answer(asked, error)
 
     def fail_all(self, error: MalamuteError) -> None:
-        """Answer all of them with what ended the session."""
+        """Give all callers the error that ended the session."""
         for asked in self.by_number.values():
             self._answer(asked, error)
         self.by_number.clear()

@@ -105,7 +105,7 @@ class OutgoingRecords(OutgoingBatch):
 
     @property
     def count(self) -> int:
-        """Records."""
+        """Number of the records."""
         return len(self.rows) or self._records
 
     def alike(self) -> OutgoingRecords:
@@ -141,13 +141,13 @@ class OutgoingRecords(OutgoingBatch):
         out.put(Publish(self.lane.place, tracker, self.level), self.content)
 
     def settle(self, outcome: Confirm | MalamuteError) -> None:
-        """Tell the callers that wait."""
+        """Give the callers of the records their outcome."""
         if self.rows:
             self._close()
         self.lane.owner.emit(Published(self.tokens, self._records, self.single, outcome))
 
     def _close(self) -> None:
-        """Keep of the rows what their callers wait with: their bodies are in the content."""
+        """Keep only the tokens of the rows: their bodies are in the content."""
         self.tokens = [row.token for row in self.rows]
         self._records = len(self.rows)
         self.rows = []
@@ -265,7 +265,7 @@ class Publisher(Lanes[OutgoingRecords]):
         self.begin(OutgoingUpdate(lane, level, revision), row)
 
     def add_content(self, stream: str, level: int, content: Any, count: int, token: Any) -> None:
-        """Queue an encoded batch content.
+        """Queue an encoded batch content of `count` records; its outcome goes to `token`.
 
         Raises LocalProtocolError `too_large`, or what ended the session: nothing was taken.
         """
@@ -296,12 +296,12 @@ class Publisher(Lanes[OutgoingRecords]):
     # --- the link --------------------------------------------------------------------
 
     def link_up(self, welcome: Welcome) -> None:
-        """A link is open: everything unconfirmed is to be sent again, in order."""
+        """Take up a new link, on which everything unconfirmed is sent again, in order."""
         super().link_up(welcome)
         self._producer_again_ms = -1
 
     def link_down(self) -> None:
-        """The link is gone: what was under way goes back to the head of its lane."""
+        """Put what was under way back to the head of its lane: the link has ended."""
         super().link_down()
         self._settled = False
         self._producer_request = 0
@@ -318,7 +318,7 @@ class Publisher(Lanes[OutgoingRecords]):
     # --- the producer ----------------------------------------------------------------
 
     def producer_opened(self, request: int, value: Mapping[str, Any]) -> bool:
-        """OPEN_PRODUCER was answered; returns False when the request was not ours.
+        """Take the answer to OPEN_PRODUCER; False: the answer is another request's.
 
         Batches that the broker does not have yet get the sequences that it expects.
         """
@@ -337,7 +337,7 @@ class Publisher(Lanes[OutgoingRecords]):
         return True
 
     def producer_refused(self, request: int, error: BrokerRefused, now_ms: int) -> bool:
-        """OPEN_PRODUCER was refused; returns False when the request was not ours."""
+        """Take the refusal of OPEN_PRODUCER; False: the refusal is another request's."""
         if request != self._producer_request:
             return False
         self._producer_request = 0
@@ -363,7 +363,10 @@ class Publisher(Lanes[OutgoingRecords]):
                 self._end(batch, error)
 
     def _settle(self, lane: StreamLane, following: int, renamed: bool) -> None:
-        """Give the lane's batches the sequences from `following` on where they differ."""
+        """Renumber the unconfirmed batches of a lane from the sequence that the broker expects.
+
+        following: that sequence. renamed: the producer is another one now, or has another epoch.
+        """
         for batch in lane.queue:
             if batch.sequence < 0:
                 continue
@@ -380,7 +383,7 @@ class Publisher(Lanes[OutgoingRecords]):
     # --- sending -----------------------------------------------------------------------
 
     def take(self, now_ms: int, out: CommandSink) -> bool:
-        """Hand over every batch that may leave now; False: the window holds some back."""
+        """Send every batch that may leave now; False: the window holds some back."""
         before = self._trackers.last
         roomy = super().take(now_ms, out)
         if self._trackers.last != before:
@@ -398,7 +401,10 @@ class Publisher(Lanes[OutgoingRecords]):
         return True
 
     def _holds(self, batch: OutgoingRecords, now_ms: int, out: CommandSink) -> bool:
-        """Whether a batch waits for the producer, or for further records."""
+        """Whether a batch at the head of its lane waits: for its producer, or to be filled.
+
+        Asks for the producer by OPEN_PRODUCER if that is not done yet.
+        """
         if batch.since_ms < 0:
             batch.since_ms = now_ms
         if not self._settled and batch.numbered:
@@ -435,7 +441,7 @@ class Publisher(Lanes[OutgoingRecords]):
     # --- answers -----------------------------------------------------------------------
 
     def refused(self, batch: OutgoingRecords, error: BrokerRefused, now_ms: int) -> None:
-        """The broker did not take a batch: try again later, or fail it, by the code."""
+        """Send a refused batch again later, or fail it, by the code."""
         if not self._came_back(batch):
             return
         batch.doubtful = False

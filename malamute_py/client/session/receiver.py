@@ -48,7 +48,7 @@ class Opened(ABC):
 
     @abstractmethod
     def open(self) -> Command:
-        """The command that opens it on a link, be it the first or a later one."""
+        """Return the command that opens it on a link, be it the first or a later one."""
 
     @abstractmethod
     def receive(self, command: Any, frames: Sequence[Any], limits: Limits) -> None:
@@ -61,21 +61,21 @@ class Opened(ABC):
     @property
     @abstractmethod
     def accepted(self) -> bool:
-        """The broker has accepted it once."""
+        """Whether the broker has accepted it once."""
 
     @abstractmethod
     def _credit_limits(self) -> tuple[int, int]:
-        """Records and bytes that may come on the present link, counted from its beginning."""
+        """Return how many records and bytes the broker may send in all on this link."""
 
     def _begin_credit(self) -> None:
-        """Count anew, for the command that opens it on a new link."""
+        """Begin to count records and bytes anew, for the command that opens it on a new link."""
         self._received_records = self._received_bytes = 0
         records, size = self._credit_limits()
         self._granted_records, self._granted_bytes = max(0, records), max(0, size)
 
     @property
     def credit_due(self) -> bool:
-        """At least half of a window was freed since the last CREDIT."""
+        """Whether at least half of a window was freed since the last CREDIT."""
         records, size = self._credit_limits()
         return (
             records - self._granted_records >= self._half_records
@@ -83,7 +83,7 @@ class Opened(ABC):
         )
 
     def credit(self) -> Credit:
-        """CREDIT for what was consumed."""
+        """Return CREDIT for what was consumed."""
         records, size = self._credit_limits()
         self._granted_records = max(records, self._granted_records)
         self._granted_bytes = max(size, self._granted_bytes)
@@ -91,18 +91,18 @@ class Opened(ABC):
 
     @abstractmethod
     def discard(self) -> None:
-        """Drop what waits: the caller consumes no more."""
+        """Drop what waits to be consumed: the caller consumes no more."""
 
     def link_down(self) -> None:
-        """The link is gone; `open` is called when there is another."""
+        """Take note that the link has ended; `open` is called when there is another."""
         self.active = False
 
     def refused(self, error: BrokerRefused) -> bool:
-        """The opening was refused; True: it is to be tried again after error.retry_ms."""
+        """Return whether to open it again after error.retry_ms, since the broker refused it now."""
         return self.accepted and error.code in _PASSING
 
     def end_with(self, command: Ended) -> None:
-        """No more deliveries: in order, or by a code that becomes the consumer's error."""
+        """End by the broker's ENDED: in order, or by a code that becomes the consumer's error."""
         self.ended = True
         self.active = False
         if command.code not in _IN_ORDER:

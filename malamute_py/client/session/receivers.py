@@ -52,7 +52,7 @@ class Receivers:
         return opened, command
 
     def end(self, opened: Opened) -> None:
-        """Forget what has ended: no command goes out for it any more."""
+        """Forget something that has ended: no command goes out for it any more."""
         opened.ended = True
         self.by_number.pop(opened.number, None)
         self._credit_due.pop(opened, None)
@@ -67,14 +67,14 @@ class Receivers:
         self.end(opened)
 
     def end_all(self, error: MalamuteError | None) -> None:
-        """End everything: in order, or with an error."""
+        """End everything: in order, or with an error that the consumers get."""
         for opened in list(self.by_number.values()):
             if error is not None:
                 opened.fail(error)
             self.end(opened)
 
     def link_down(self) -> None:
-        """The link is gone: what was ending has ended."""
+        """End what was ending, and have all else opened again on the next link."""
         self._credit_due.clear()
         self.again.clear()
         for opened in list(self.by_number.values()):
@@ -94,11 +94,11 @@ class Receivers:
     # --- credit ------------------------------------------------------------------------------
 
     def credit_later(self, opened: Opened) -> None:
-        """Something of it was finished: CREDIT goes out with what is sent next, if it is due."""
+        """Have CREDIT sent for it with the next turn, if it is due then."""
         self._credit_due[opened] = None
 
     def consumed(self, opened: Opened) -> bool:
-        """Something was taken from it; True: CREDIT is to go out, so send soon."""
+        """Note that a consumer took something; True: CREDIT is due, so send soon."""
         if not opened.active or not opened.credit_due:
             return False
         self._credit_due[opened] = None
@@ -160,7 +160,7 @@ class Receivers:
             self.again[opened] = now_ms + self._retry_min_ms
 
     def refused(self, number: int, error: BrokerRefused, now_ms: int) -> None:
-        """The broker refused to open something: it is opened later, or ends."""
+        """Open something later that the broker refused to open now, or end it with the error."""
         opened = self.by_number.get(number)
         if opened is None:
             return

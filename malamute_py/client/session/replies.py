@@ -41,7 +41,11 @@ class OutgoingReplies(KeyedBatch):
         return alike
 
     def send(self, out: CommandSink, tracker: int) -> None:
-        """REPLY; with a name, as a step of its own, when it may come twice otherwise."""
+        """Hand over REPLY.
+
+        A reply that others follow, and whose confirm is awaited, is a step with a key: were the
+        link lost, it could else come twice.
+        """
         offering = self.offering
         numbers = [row.token.request.number for row in self.rows]
         if self.last or offering.plain or not tracker:
@@ -59,7 +63,10 @@ class OutgoingReplies(KeyedBatch):
             out.put_together([step, part], [self.content])
 
     def refused(self, error: BrokerRefused, now_ms: int) -> None:
-        """Settle, repeat or give up an end that the broker refused."""
+        """Settle, repeat or give up replies that the broker refused.
+
+        A service in memory takes no steps and no level: the replies leave without them.
+        """
         if (
             not self.last
             and not self.offering.plain
@@ -76,11 +83,11 @@ class OutgoingReplies(KeyedBatch):
         super().refused(error, now_ms)
 
     def live_rows(self) -> list[OutgoingRow]:
-        """The replies that leave no hole."""
+        """Return the replies of requests none of whose earlier replies is missing."""
         return [row for row in self.rows if not row.token.request.broken]
 
     def settle(self, outcome: Confirm | MalamuteError) -> None:
-        """Settle the callers; a request that is another worker's by now is no error of theirs."""
+        """Settle the callers and the requests; one that another worker has by now is no error."""
         if self.last and not self.awaited and isinstance(outcome, Confirm):
             # Most replies are such: no caller waits, and nothing follows.
             in_hand = self.offering.in_hand

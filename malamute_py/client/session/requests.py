@@ -143,7 +143,7 @@ class OutgoingRequests(KeyedBatch):
         )  # fmt: skip
 
     def send(self, out: CommandSink, tracker: int) -> None:
-        """REQUEST."""
+        """Hand over REQUEST."""
         out.put(
             Request(
                 self.lane.place,
@@ -165,7 +165,7 @@ class OutgoingRequests(KeyedBatch):
         self.named()
 
     def named(self) -> None:
-        """Replies may come from now on."""
+        """Await the replies under the batch's key from now on."""
         if self.inbox is not None and not self.tokens:
             self.tokens = [row.token for row in self.rows]
             self.left = len(self.tokens)
@@ -173,11 +173,11 @@ class OutgoingRequests(KeyedBatch):
 
     @property
     def forgotten(self) -> bool:
-        """Nothing is to be done when its time is over."""
+        """Whether nothing is to be done when its time is over."""
         return self.state == OVER and not self.left
 
     def live_rows(self) -> list[OutgoingRow]:
-        """The rows that a caller waits for."""
+        """Return the rows whose callers wait for a reply."""
         if not self.tokens:
             return super().live_rows()
         waiting = zip(self.rows, self.tokens, strict=True)
@@ -327,7 +327,11 @@ class PendingRequests:
     # --- replies -------------------------------------------------------------------------------
 
     def route(self, delivered: HandoutBatch, left: Batch, inbox: OpenedMailbox) -> Batch | None:
-        """Give replies to the callers that wait; returns the rows that are left."""
+        """Give replies to the callers that wait for them.
+
+        left: the rows of a delivery that are to be looked at. Returns those that are no awaited
+        replies; None: there are none.
+        """
         whole = left is delivered.batch
         if whole and all(key in self.asked for key, _, _ in delivered.about):
             self._hand_over(delivered, left, delivered.about)
@@ -350,7 +354,7 @@ class PendingRequests:
         return chosen(left, others) if others else None
 
     def route_unreadable(self, command: Any, reason: str) -> bool:
-        """Fail the requests whose replies cannot be read; False: not all of them are ours."""
+        """Fail the requests whose replies cannot be read; False: not all are this client's."""
         if not all(key in self.asked or key in self._ended for key, _, _ in command.about):
             return False
         failures = (_failure(f"unreadable: {reason}") for _ in repeat(None))
@@ -358,6 +362,10 @@ class PendingRequests:
         return True
 
     def _hand_over(self, delivered: HandoutBatch, batch: Batch, about: Any) -> None:
+        """Give replies to their callers; a reply that says why there is no answer is an error.
+
+        about: (key of a request's batch, its first row, how many) for the replies in order.
+        """
         command = delivered.command
         replies: Iterator[Any] = map(Reply, repeat(batch), rows_of(batch), repeat(delivered))
         if command.why and command.why != COMPLETED:
@@ -399,6 +407,10 @@ class PendingRequests:
             self._emit(Settled(pairs))
 
     def _push(self, replies: Replies, reply: Any, last: Any) -> None:
+        """Add a reply, or the error in its place, to those that an iterating caller takes.
+
+        last: true if no other follows.
+        """
         if isinstance(reply, MalamuteError):
             replies.error = reply
         elif reply is not None:
@@ -408,6 +420,7 @@ class PendingRequests:
         self._arrived(replies)
 
     def _answered(self, batch: OutgoingRequests, count: int) -> None:
+        """Count requests of a batch as answered; one that is answered whole leaves the tables."""
         inbox = batch.inbox
         assert inbox is not None
         inbox.waiting -= count
@@ -419,6 +432,7 @@ class PendingRequests:
             self._outbox.answered(batch)
 
     def _remember(self, key: bytes) -> None:
+        """Remember the key of an answered batch, so that a reply that comes again is known."""
         self._ended[key] = None
         if len(self._ended) > _ENDED_MAX:
             del self._ended[next(iter(self._ended))]
@@ -426,7 +440,7 @@ class PendingRequests:
     # --- ends ----------------------------------------------------------------------------------
 
     def tell_all(self, tokens: list[Any], error: MalamuteError) -> None:
-        """Give the error to each of these callers that still waits."""
+        """Give the error to those of these callers that still wait."""
         pairs = []
         for token in tokens:
             if token is None or token is _GIVEN_UP:
@@ -441,7 +455,7 @@ class PendingRequests:
             self._emit(Settled(pairs))
 
     def failed(self, batch: OutgoingRequests, error: MalamuteError) -> None:
-        """The broker did not accept it, or the session is over."""
+        """Fail the callers of a batch that the broker refused, or that the session's end hit."""
         if batch.tokens:
             self.tell_all(batch.tokens, error)
             self.await_no_more(batch, batch.left)
@@ -499,14 +513,14 @@ class PendingRequests:
                 self._outbox.answered(batch)
 
     def inbox_failed(self, inbox: OpenedMailbox, error: MalamuteError) -> None:
-        """Replies cannot be read."""
+        """Fail the requests whose replies come into a mailbox that can no longer be read."""
         for batch in {*self.batches.values(), *self.asked.values()}:
             if batch.inbox is inbox:
                 self.failed(batch, error)
                 self._outbox.answered(batch)
 
     def link_up(self, welcome: Welcome) -> None:
-        """A link is open: requests that may be gone, or their replies, are sent again."""
+        """Send requests again that a restarted broker may have lost, or their replies."""
         self.has_mailbox = bool(welcome.identity)
         for batch in list(self.asked.values()):
             waits = any(token is not None and token is not _GIVEN_UP for token in batch.tokens)
@@ -516,13 +530,13 @@ class PendingRequests:
                 self._outbox.send_again(batch)
 
     def disown(self, error: MalamuteError) -> None:
-        """The client's own mailbox is another one now: no reply comes to what was taken."""
+        """Fail requests that the broker may have: no reply reaches the client's new mailbox."""
         for batch in list(self.asked.values()):
             if not batch.reply_to and batch.state == OVER:
                 self.failed(batch, error)
 
     def cancelled(self, batch: OutgoingRequests, row: int, count: int) -> None:
-        """The broker gave the request up: no reply will come; or it was over already."""
+        """Forget requests that the broker has cancelled, or that were over already."""
         if not batch.tokens or batch.tokens[row] is not _GIVEN_UP:
             return
         if count:

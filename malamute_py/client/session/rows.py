@@ -73,9 +73,10 @@ def size_of(rows: Sequence[OutgoingRow]) -> int:
 def content_of(
     rows: Sequence[OutgoingRow], limits: Limits, producer: tuple[int, int, int] = (0, 0, 0)
 ) -> bytes:
-    """The rows as one batch content; raises LocalProtocolError when one cannot be.
+    """Return the rows as one batch content. Raises LocalProtocolError: one cannot be encoded.
 
-    producer: its id and epoch, and the sequence of the first row.
+    producer: its id and epoch, and the sequence of the first row. All rows have the packing (codec,
+    and whether bodies are lists) of the first one.
     """
     first = rows[0].subject
     if len(rows) == 1:

@@ -88,7 +88,7 @@ from malamute_py.client.session.mailboxes import MailboxView, OpenedMailboxes
 from malamute_py.client.session.memberships import Membership, Memberships
 from malamute_py.client.session.messages import OutgoingMessages
 from malamute_py.client.session.offering import Offering
-from malamute_py.client.session.offers import Offerings
+from malamute_py.client.session.offerings import Offerings
 from malamute_py.client.session.outbox import Outbox
 from malamute_py.client.session.outgoing import RETRYABLE, Outgoing, Trackers, Window
 from malamute_py.client.session.pending import PendingCommands
@@ -258,7 +258,7 @@ class Session:
         return replica_number(template, self.identity)
 
     def _own(self) -> frozenset[str]:
-        """Names of the client's own mailbox."""
+        """Return the names of the client's own mailbox."""
         return frozenset({f"~{self.id.hex()}", self.identity} - {""})
 
     @property
@@ -293,7 +293,7 @@ class Session:
     def lost(
         self, code: str, reason: str, now_ms: int, *, final: bool = False, retry_ms: int = 0
     ) -> None:
-        """The transport or the link failed; final: trying again cannot cure it."""
+        """End the link: the transport or the broker failed. final: trying again cannot cure it."""
         self._now_ms = now_ms
         if self.state is LinkState.CLOSED or (self.state is LinkState.WAITING and not final):
             return
@@ -330,7 +330,7 @@ class Session:
             self._close(None)
 
     def abandon(self, error: Exception) -> None:
-        """End at once because of a defect of our own: no caller is left waiting for ever."""
+        """End at once because of a defect of the client: no caller is left waiting for ever."""
         if self.state is not LinkState.CLOSED:
             self._close(BrokerRefused("internal", f"the client failed: {error!r}"))
 
@@ -370,7 +370,7 @@ class Session:
         return self.standing(self._now_ms)
 
     def standing(self, now_ms: int) -> str:
-        """In words: whether there is a link and the broker takes what is sent, else why not."""
+        """Say whether there is a link and the broker takes what is sent, else why not."""
         return self.attempts.standing(self.state, now_ms)
 
     # --- what the caller asks for ----------------------------------------------------------
@@ -413,7 +413,7 @@ class Session:
         ]
 
     def unsubscribe(self, opened: Opened) -> None:
-        """End what was opened; what it has not consumed is dropped."""
+        """End something that was opened; what its consumer has not taken is dropped."""
         opened.discard()
         if opened.ended or opened.ending or opened.number not in self.receivers.by_number:
             return
@@ -424,7 +424,7 @@ class Session:
             self.receivers.end(opened)
 
     def drop(self, watched: Watched) -> None:
-        """End in order what no caller holds any more."""
+        """End, in order, something that no caller holds a reference to any more."""
         if isinstance(watched, MailboxView):
             self.mailboxes.close(watched)
         elif isinstance(watched, Offering):
@@ -435,7 +435,7 @@ class Session:
             self.unsubscribe(watched)
 
     def arrived(self, opened: Watched) -> None:
-        """Have the consumer look at it."""
+        """Have the consumer of something opened look at what has come for it."""
         self._arrived[opened] = None
 
     def emit(self, event: Event) -> None:
@@ -444,7 +444,7 @@ class Session:
 
     @property
     def idle(self) -> bool:
-        """Nothing waits to be sent and nothing is unconfirmed."""
+        """Whether nothing waits to be sent and nothing is unconfirmed."""
         return all(outgoing.idle for outgoing in self.outgoing)
 
     def _raise_if_closed(self) -> None:
@@ -457,7 +457,10 @@ class Session:
     # --- out -------------------------------------------------------------------------------
 
     def take_transport(self) -> Connect | Disconnect | None:
-        """The wish about the socket, once; send take_outgoing() before a Disconnect."""
+        """Return once whether the shell is to open or close its socket.
+
+        The shell sends take_outgoing() before it does what Disconnect asks for.
+        """
         wanted, self._transport = self._transport, None
         return wanted
 
@@ -527,7 +530,7 @@ class Session:
             self.pending.take(message)
 
     def _blame(self, commands: list[Command], error: ProtocolError | BrokerRefused) -> None:
-        """A command, or a step with its parts, can never be sent: it fails, and nothing else."""
+        """Fail a command, or a step with its parts, that can never be sent, and nothing else."""
         command = commands[0]
         number = NUMBERS[type(command)]
         if type(command) is Hello:
@@ -545,7 +548,7 @@ class Session:
     # --- in --------------------------------------------------------------------------------
 
     def receive(self, frames: Sequence[Any], now_ms: int) -> None:
-        """Take in one message; a broken one costs the broker the link, never an exception."""
+        """Take one message; a malformed one ends the link, and raises nothing."""
         self._now_ms = self._heard_ms = now_ms
         if not self._talking():
             return
@@ -608,6 +611,7 @@ class Session:
         self._commands.append(Pong(command.token))
 
     def _on_pong(self, command: Pong, _: Sequence[Any]) -> None:
+        """Clear commands of suspicion that the broker understood: they left before the PING."""
         # Having heard it is what counts, but where commands leave one by one: what was sent before
         # the PING was understood.
         self._suspects.cleared(command.token)
@@ -630,6 +634,10 @@ class Session:
         return False
 
     def _on_bye(self, command: Bye, _: Sequence[Any]) -> None:
+        """End the link that the broker has ended, for good if the code is final.
+
+        BYE with a code of BLAMED goes to the one command that is to blame, if that can be found.
+        """
         if command.code in BLAMED and self._find_blamed(command.code, command.reason):
             self.lost(command.code, command.reason, self._now_ms, final=True)
             return
@@ -675,6 +683,7 @@ class Session:
             self.pending.refused(number, reference, error)
 
     def _on_result(self, command: Result, _: Sequence[Any]) -> None:
+        """Give the value of a RESULT to what asked for it: the publisher, or a caller."""
         try:
             if self.publisher.producer_opened(command.request, command.value):
                 return

@@ -103,19 +103,22 @@ class Holder(Protocol):
     number: int
 
     def ack_command(self, form: AckForm, ranges: list[tuple[int, int]], tracker: int) -> Command:
-        """The command that acknowledges."""
+        """Return the command that acknowledges these numbers."""
 
     def lend(self, numbers: list[int]) -> None:
-        """A step acknowledges these: no other call does. Raises BrokerRefused `not_held`."""
+        """Give numbers in hand to a step; no other call acknowledges them meanwhile.
+
+        Raises BrokerRefused `not_held`: nothing was given.
+        """
 
     def settled(self, numbers: list[int]) -> None:
-        """The step was taken: these are gone."""
+        """Forget numbers that a step has acknowledged."""
 
     def regained(self, numbers: list[int]) -> None:
-        """The step was not taken: these are the caller's again."""
+        """Take numbers back into hand from a step that was not taken."""
 
     def lost_to_others(self, numbers: list[int]) -> None:
-        """The broker refused the step as some of what it named is not held by this client."""
+        """Take note that a step was refused as this client does not hold some of these numbers."""
 
 
 class HandedOut(Protocol):
@@ -123,11 +126,11 @@ class HandedOut(Protocol):
 
     @property
     def opened(self) -> Any:
-        """The Holder."""
+        """Return the Holder that it was handed out by."""
 
     @property
     def number(self) -> int:
-        """The number, or the offset."""
+        """Return the number of the message or request, or the offset of the record."""
 
 
 class Move(NamedTuple):
@@ -152,7 +155,7 @@ class StepRequest:
 
     @property
     def about(self) -> tuple[bytes, int]:
-        """As `about` of a reply has it."""
+        """Return (key of the request's batch, its row), as `about` of a reply has it."""
         return self.key, self.row
 
 
@@ -395,6 +398,7 @@ class Step:
         self.count += len(numbers)
 
     def _lend(self, holder: Holder, numbers: list[int]) -> None:
+        """Give numbers that a reader holds to the step, which acknowledges them."""
         self._check_open()
         holder.lend(numbers)
         self.lent.append((holder, numbers))
@@ -496,7 +500,7 @@ class Step:
         self.lent = []
 
     def settle(self) -> None:
-        """Tell holders that the step was taken."""
+        """Have the holders forget what the step has acknowledged."""
         for holder, numbers in self.lent:
             holder.settled(numbers)
         self.lent = []
@@ -508,7 +512,7 @@ def _is_request(held: Any) -> bool:
 
 
 def _of_a_worker(request: Any) -> None:
-    """Raises LocalProtocolError: it is no request in hand."""
+    """Raise LocalProtocolError unless this is a request in hand."""
     if not _is_request(request):
         raise wrong("request", request, "a request that a worker of this client was given")
 
@@ -585,7 +589,7 @@ class OutgoingSteps(OutgoingBatch):
 
     @property
     def may_be_plain(self) -> bool:
-        """Whether this is one move or one acknowledgement, to which a step adds nothing."""
+        """Whether this is one move or one acknowledgement, which needs no ATOMIC around it."""
         return (
             not self.plain
             and len(self.rows) == len(self.places) == 1
@@ -617,7 +621,7 @@ class OutgoingSteps(OutgoingBatch):
         return True
 
     def take_in(self, step: Step) -> None:
-        """Add a step."""
+        """Merge a further step into this batch."""
         self.rows.append(step)
         self.places.update(step.parts)
         if step.choosy:
@@ -630,13 +634,13 @@ class OutgoingSteps(OutgoingBatch):
         self.numbers += step.count
 
     def remove(self, step: Step) -> None:
-        """Take a step out of what has not left."""
+        """Take a step out of a batch that has not left."""
         self.rows.remove(step)
         self.bytes -= step.size
         self.numbers -= step.count
 
     def alike(self) -> OutgoingSteps:
-        """Make an empty batch that nothing joins: others are not to suffer for what was refused."""
+        """Make an empty batch that no step joins, so that none suffers for a refused one."""
         alike = OutgoingSteps(self.lane, self.level)
         alike.sealed = True
         return alike
@@ -658,7 +662,7 @@ class OutgoingSteps(OutgoingBatch):
                 step.regain()
 
     def put_off(self) -> None:
-        """Forget how it was encoded: a caller that withdraws now is not in it any more."""
+        """Drop the encoded form, so that a caller which withdraws now is left out of the next."""
         self.content, self.contents = [], []
         self.bytes = sum(step.size for step in self.rows)
         for step in self.rows:
@@ -732,7 +736,7 @@ class OutgoingSteps(OutgoingBatch):
         out.put_together(commands.copy(), self.contents)
 
     def settle(self, outcome: Confirm | MalamuteError) -> None:
-        """Tell the callers that wait, and the holders of what the steps acknowledge."""
+        """Give the callers their outcome, and the holders what became of the numbers they gave."""
         told: list[tuple[Any, Any]] = []
         if isinstance(outcome, Confirm):
             for step in self.rows:
@@ -764,7 +768,7 @@ def list_of(pattern: Any) -> Any:
 
 
 def _follows(move: Move, before: Move) -> bool:
-    """One move after the other is the same as one that goes the whole way."""
+    """Whether a move begins where another one ends, so that one command does for both."""
     return (
         not (move.force or before.force)
         and (move.uuid, move.epoch) == (before.uuid, before.epoch)
@@ -774,6 +778,10 @@ def _follows(move: Move, before: Move) -> bool:
 
 
 def _move(place: Place, moves: list[Move]) -> MoveCursor:
+    """Return one MOVE_CURSOR for all moves of a cursor in a step: the last place counts.
+
+    The condition is that of the first move: where the cursor stood before.
+    """
     _, stream, cursor = place
     last = moves[-1]
     return MoveCursor(
@@ -787,7 +795,7 @@ def _stage(place: Place) -> Stage:
 
 
 def _alone(part: Command, tracker: int, level: int) -> Command:
-    """A part as a command of its own."""
+    """Return a part of a step as a command of its own, with its tracker and level."""
     return msgspec.structs.replace(part, tracker=tracker, level=level)
 
 
@@ -889,7 +897,7 @@ class Steps(Lanes[OutgoingSteps]):
             )
 
     def withdraw(self, step: Step) -> None:
-        """Have a step that no caller waits for not leave, if it has not."""
+        """Take back a step that no caller waits for, if it has not left."""
         step.token = None
         if step.state != QUEUED:
             return
@@ -918,7 +926,10 @@ class Steps(Lanes[OutgoingSteps]):
     # --- answers ----------------------------------------------------------------------------
 
     def refused(self, batch: OutgoingSteps, error: BrokerRefused, now_ms: int) -> None:
-        """The broker took nothing of it: in halves, again later, or never."""
+        """Send refused steps again in halves or later, or fail them, by the code.
+
+        The broker took nothing of them.
+        """
         if not self._came_back(batch):
             return
         batch.doubtful = False

@@ -201,13 +201,13 @@ class SubscriptionState(Opened):
         return item
 
     def closed_at(self, position: Position | None) -> None:
-        """The consumer is gone: drop what waits; the position stays where the consumer was."""
+        """Drop what waits; the position stays where the consumer was, which is gone."""
         if position is not None:
             self.consumed_next = position.next
         self.discard()
 
     def discard(self) -> None:
-        """Drop what waits."""
+        """Drop what was received and not consumed."""
         self.inbox.clear()
         self._taken = None
         self.held_records = self.held_bytes = 0
@@ -216,11 +216,11 @@ class SubscriptionState(Opened):
 
     @property
     def accepted(self) -> bool:
-        """SUBSCRIBED has come once."""
+        """Whether the broker has accepted the subscription once."""
         return self.next >= 0
 
     def open(self) -> Subscribe:
-        """SUBSCRIBE for a new link: as asked for, or from after the last record received."""
+        """Return SUBSCRIBE for a new link: as asked for, or from after the last record received."""
         asked = self.request
         self.active = False
         self._begin_credit()
@@ -243,6 +243,7 @@ class SubscriptionState(Opened):
         )
 
     def _credit_limits(self) -> tuple[int, int]:
+        """Return how many records and bytes, in all, the broker may have sent by now."""
         asked = self.request
         return (
             self._received_records + asked.credit_records - self.held_records,
@@ -252,7 +253,7 @@ class SubscriptionState(Opened):
     # --- commands from the broker ------------------------------------------------------------
 
     def receive(self, command: Any, frames: Sequence[Any], limits: Limits) -> None:
-        """Any command of the subscription but ENDED."""
+        """Take any command of the subscription but ENDED. Raises RemoteProtocolError."""
         kind = type(command)
         if kind is Deliver:
             self.deliver(command, frames, limits)
@@ -272,7 +273,7 @@ class SubscriptionState(Opened):
             raise RemoteProtocolError("unexpected", f"{kind.__name__} for a subscription")
 
     def subscribed(self, command: Subscribed) -> None:
-        """The broker accepted; a resume that lands elsewhere is told as a notice."""
+        """Take SUBSCRIBED; a resume that begins elsewhere than asked for queues a notice."""
         self.active = True
         self.live = False
         resumed = self.next >= 0
@@ -370,11 +371,12 @@ class SubscriptionState(Opened):
                 before = end
 
     def cover(self, command: Cover) -> None:
-        """Nothing was selected in [from, next). Raises RemoteProtocolError: not contiguous."""
+        """Pass over [from, next), of which nothing was selected. Raises RemoteProtocolError."""
         self._check(command.from_, command.next, "COVER")
         self._skip_to(command.next)
 
     def _skip_to(self, following: int) -> None:
+        """Pass over offsets of which nothing came, after what is queued before them."""
         self.next = following
         last = self.inbox[-1] if self.inbox else None
         if last is None:
@@ -385,7 +387,10 @@ class SubscriptionState(Opened):
             self.inbox.append(Arrival(None, following, 0))
 
     def gap(self, command: Gap) -> None:
-        """Records are gone, by name. Raises RemoteProtocolError: not contiguous."""
+        """Queue a notice of records that will not come.
+
+        Raises RemoteProtocolError: not contiguous.
+        """
         last = self.inbox[-1] if self.inbox else None
         if isinstance(last, GapNotice) and self.next == last.to_offset == command.to:
             self.inbox.pop()  # the same hole, told by SUBSCRIBED before it had a name
@@ -395,7 +400,7 @@ class SubscriptionState(Opened):
         self.inbox.append(GapNotice(command.from_, command.to, command.code, command.reason))
 
     def rewound(self, command: Rewound) -> None:
-        """The log ends before the position that was asked for."""
+        """Queue a notice that the log ends before the position that was asked for."""
         last = self.inbox[-1] if self.inbox else None
         if isinstance(last, RewoundNotice) and last.to_offset == command.to:
             self.inbox.pop()  # the same step back, seen at SUBSCRIBED
@@ -409,22 +414,27 @@ class SubscriptionState(Opened):
         self._rewind(RewoundNotice(command.from_, command.to, command.epoch))
 
     def _rewind(self, notice: RewoundNotice) -> None:
+        """Queue a notice of a rewind, with the stream and epoch that were valid before it."""
         self.inbox.append(notice)
         self._rewinds.append(self._before)
 
     def mode(self, command: Mode) -> None:
-        """The source of the records changed."""
+        """Queue a notice that records come live from here on, or from history."""
         self.live = command.live
         self.inbox.append(ModeNotice(command.live, command.offset))
 
     def note_schema(self, command: Schema) -> None:
-        """The stream has a new version of its schema."""
+        """Take up a new version of the stream's schema."""
         if self.schemas is None:
             self.schemas = Schemas([(command.id, command.schema)])
         else:
             self.schemas = self.schemas.with_version(command.id, command.schema)
 
     def _check(self, begin: int, end: int, what: str) -> None:
+        """Raise RemoteProtocolError unless a command goes on where the last one ended.
+
+        what: the name of the command, for the error.
+        """
         if begin != self.next:
             raise RemoteProtocolError(
                 "unexpected",

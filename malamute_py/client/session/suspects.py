@@ -43,7 +43,7 @@ class Suspects:
         return Ping(probe)
 
     def cleared(self, token: int) -> None:
-        """A PONG came: what was sent before its PING was understood."""
+        """Clear the commands of suspicion that left before the PING of this PONG."""
         while self._left and self._left[0][0] <= token:
             self._left.popleft()
 
@@ -54,7 +54,7 @@ class Suspects:
             self.suspicious = bool(self._left)
 
     def link_down(self) -> None:
-        """The link is gone, and what left on it with it."""
+        """Take note that the link has ended, and with it what left on it."""
         self.named = False
         self._left.clear()
 

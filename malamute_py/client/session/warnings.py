@@ -29,7 +29,7 @@ class Warnings:
         self._quiet_until_ms = 0
 
     def add(self, kind: str, what: str) -> None:
-        """One more of a kind; what: said of the first only."""
+        """Count one more warning of a kind. what: the text for the first of them only."""
         count, first = self._gathered.get(kind, (0, what))
         self._gathered[kind] = count + 1, first
 

@@ -120,6 +120,7 @@ def _traced(asked: Any) -> Callable[..., SyncClient]:
 
 
 def _opened(client: SyncClient, wait: bool, timeout_ms: int | None) -> SyncClient:
+    """Return the client once its link is open; give it up if the wait fails."""
     try:
         client.opened(wait=wait, timeout_ms=timeout_ms)
     except BaseException:
@@ -794,6 +795,10 @@ class SyncBulkPublisher:
             self._add(content, count)
 
     def _add(self, content: bytes | bytearray, count: int) -> None:
+        """Put an encoded batch on its way once the window has room.
+
+        Raises what an earlier one met.
+        """
         link = self._link
         with link.lock:
             if not link.has_room():
@@ -806,7 +811,7 @@ class SyncBulkPublisher:
             link.wake_up()
 
     def settled(self, count: int, outcome: Confirm | MalamuteError) -> None:
-        """A batch was confirmed or failed; called by the link, under its lock."""
+        """Take the outcome of a batch of `count` records; called by the link, under its lock."""
         self._open -= 1
         if isinstance(outcome, Confirm):
             self.confirmed += count

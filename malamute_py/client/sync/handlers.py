@@ -18,7 +18,7 @@ from malamute_py.client.engine.log import LOG
 from malamute_py.client.engine.waits import NOTHING
 from malamute_py.client.session.attempts import LinkState
 from malamute_py.client.session.calls import make_row
-from malamute_py.client.session.offer import COMPLETED, FAILED, RETURNED
+from malamute_py.client.session.offer_options import COMPLETED, FAILED, RETURNED
 from malamute_py.client.session.offering import ReplyToken, RequestBase
 from malamute_py.client.sync.link import ThreadLink
 from malamute_py.client.words import OnError

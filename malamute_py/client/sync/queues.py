@@ -310,6 +310,7 @@ class SyncMember(MemberBase):
     # --- acknowledging ---------------------------------------------------------------------
 
     def _acknowledge_handed(self, form: AckForm = DONE) -> None:
+        """Acknowledge the records that were handed to the caller last."""
         if not self._handed:
             return
         with self._link.lock:
@@ -365,6 +366,7 @@ class SyncMember(MemberBase):
         return pending.result(timeout_ms, ACKED, "an acknowledgement")
 
     def _ack(self, held: Any, form: AckForm) -> Pending[bool]:
+        """Acknowledge a record or batch; the future gets True, or False: it came too late."""
         offsets = numbers_of(held, self._membership)
         pending: Pending[bool] = Pending(self._link)
         self._unhand(offsets)

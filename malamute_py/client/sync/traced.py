@@ -407,5 +407,6 @@ class SyncTracedClient(SyncClient):
     def _spanned(
         self, span: Span, replies: Generator[Reply, None, None]
     ) -> Generator[Reply, None, None]:
+        """Yield the replies of a request; the span ends with the last one."""
         with ending(span):
             yield from replies

@@ -199,6 +199,7 @@ class SyncTransaction:
             self._flush()
 
     def _add(self, stream: str, rows: Sequence[OutgoingRow]) -> None:
+        """Add rows for a stream, and stage each chunk that gets full."""
         opened = self._opened
         at = opened.add(stream, rows)
         while at < len(rows):

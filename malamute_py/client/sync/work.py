@@ -25,7 +25,7 @@ from malamute_protocol.pattern import Pattern
 from malamute_py.client.engine.waits import ACKED, OPENED
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.calls import Body, Fields, Properties, make_row
-from malamute_py.client.session.offer import (
+from malamute_py.client.session.offer_options import (
     COMPLETED,
     CREDIT_BYTES,
     FAILED,
@@ -272,6 +272,7 @@ class SyncRequest(RequestBase):
         return pending.result(timeout_ms, ACKED, "the end of a request")
 
     def _report(self, state: int, timeout_ms: Wait) -> bool:
+        """Report the request as received or renewed; False: it is over, or another worker's."""
         link: ThreadLink = self.offering.offerings.link
         pending: Pending[bool] = Pending(link)
         with link.lock:

@@ -196,7 +196,7 @@ async def reset_cursor(session: Session, form: Form) -> str:
 
 
 async def reset_group(session: Session, form: Form) -> str:
-    """Have a group stand elsewhere."""
+    """Have a group stand at another place."""
     stream, name = of(form, "stream"), of(form, "name")
     start = start_point(of(form, "point"), await _now_ms(session))
     found = await session.client.reset_group(stream, name, start, force=of(form, "force") == "yes")

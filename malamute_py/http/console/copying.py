@@ -67,6 +67,7 @@ class Copy:
         self._task.add_done_callback(lambda task: call())
 
     async def _run(self, client: Client, start: StartPoint) -> None:
+        """Copy the range, batch by batch, and keep count for the page."""
         publisher = client.publisher(self.to, keep=False, timeout_ms=_WAIT_MS)
         try:
             async with client.subscribe(
@@ -95,6 +96,7 @@ class Copy:
 
 
 async def _publish(publisher: BulkPublisher, batch: Batch) -> None:
+    """Publish copies of a batch's records with all their columns. Raises NotUnderstood."""
     records: list[Record] = list(batch.records())
     subjects = [copies.keys(record) for record in records]
     columns = copies.columns(records)

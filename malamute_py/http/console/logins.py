@@ -112,7 +112,7 @@ class Logins:
             user = ""  # the key alone says who it is
         self._under_way[address] += 1
         try:
-            session = await self._linked(user, credential)
+            session = await self._open_session(user, credential)
         except (BrokerRefused, SettingError):
             self._attempts.wrong(who)
             raise LoginRefused("The broker does not know this name and password.") from None
@@ -123,6 +123,10 @@ class Logins:
         return session
 
     def _credential(self, user: str, password: str) -> Credential:
+        """Return the credential for a login, by what the broker asks for. Raises LoginRefused.
+
+        With CURVE the password is the secret key.
+        """
         if self._server_key:
             try:
                 public = zmq.curve_public(password.encode("ascii")).decode()
@@ -135,7 +139,11 @@ class Logins:
             raise LoginRefused("A name is needed.")
         return None
 
-    async def _linked(self, user: str, credential: Credential) -> Session:
+    async def _open_session(self, user: str, credential: Credential) -> Session:
+        """Link to the broker with a credential, and begin a session that ends with the link.
+
+        Raises LoginRefused, or what the broker refused the link with, for the caller to count.
+        """
         begun: list[Session] = []
 
         def on_link(event: LinkEvent) -> None:

@@ -66,7 +66,7 @@ def _resources(facts: NamespaceFacts) -> list[str]:
 
 
 async def streams(session: Session, query: Query) -> Values:
-    """The list of streams."""
+    """The page with the list of streams."""
     found = await session.client.list_streams(query.get("prefix", ""), limit=LISTED_MAX + 1)
     return _listed(query, ((each, []) for each in found), len(found))
 
@@ -149,7 +149,7 @@ async def service(session: Session, query: Query) -> Values:
 
 
 async def groups(session: Session, query: Query) -> Values:
-    """The list of groups. The beginning that is asked for is a stream's name."""
+    """The page with the list of groups. The query's prefix is the beginning of a stream's name."""
     stream = query.get("prefix", "")
     found = await session.client.list_groups(stream, limit=LISTED_MAX + 1)
     now_ms = await _now_ms(session)
@@ -170,7 +170,7 @@ async def group(session: Session, query: Query) -> Values:
 
 
 async def cursors(session: Session, query: Query) -> Values:
-    """The list of cursors. The beginning that is asked for is a stream's name."""
+    """The page with the list of cursors. The query's prefix is a stream's name."""
     stream = query.get("prefix", "")
     found = await session.client.list_cursors(stream, limit=LISTED_MAX + 1)
     now_ms = await _now_ms(session)
@@ -179,7 +179,7 @@ async def cursors(session: Session, query: Query) -> Values:
 
 
 async def cursor(session: Session, query: Query) -> Values:
-    """One cursor."""
+    """The page of one cursor."""
     facts = await session.client.cursor_info(query.get("stream", ""), query.get("name", ""))
     found = list(troubles.of_cursor(facts, await _now_ms(session)))
     return {"facts": facts, "troubles": found}

@@ -157,6 +157,8 @@ async def _read(
 
 
 def _teller(found: Look) -> Callable[[Notice], None]:
+    """Return a function that keeps notices to a reader as sentences of the look, each once."""
+
     def tell(notice: Notice) -> None:
         text = notice_text(notice)
         if text and len(found.said) < _SAID_MAX and text not in found.said:

@@ -129,6 +129,10 @@ class Console:
     def _login_page(
         self, request: Request, fault: str, status: HTTPStatus = HTTPStatus.OK
     ) -> Response:
+        """Return the page to log in on, with a nonce in a cookie that its form has to match.
+
+        fault: the sentence to show about the last attempt; empty: none.
+        """
         nonce = secrets.token_urlsafe(24)
         values = {
             "fault": fault, "by_key": self._logins.by_key,
@@ -143,6 +147,7 @@ class Console:
         return answer
 
     async def _log_in(self, request: Request) -> Response:
+        """Take the login form: begin a session and show the wanted page, or show the fault."""
         form = await form_of(request)
         nonce = request.cookies.get(_LOGIN_COOKIE, "")
         if (
@@ -178,7 +183,10 @@ class Console:
         return self.sessions.find(request.cookies.get(_COOKIE, ""))
 
     def _showing(self, template: str, page: pages.Page) -> Callable[[Request], Awaitable[Response]]:
+        """Return the handler that shows a page within a session, or sends the person to log in."""
+
         async def show(request: Request) -> Response:
+            """Show the page; a refresh by the page itself does not count as the person's doing."""
             session = self._session(request)
             refreshing = "poll" in request.query_params
             if session is None:
@@ -213,7 +221,10 @@ class Console:
     def _streaming(
         self, make: Callable[[Session, Request], events.Events]
     ) -> Callable[[Request], Awaitable[ASGIApp]]:
+        """Return the handler that sends a page's events, which `make` gives, within a session."""
+
         async def stream(request: Request) -> ASGIApp:
+            """Send the events, or an answer at which the browser asks no more."""
             session = self._session(request)
             if session is None:
                 return Response(status_code=HTTPStatus.NO_CONTENT)  # a browser asks no more
@@ -225,6 +236,7 @@ class Console:
         return stream
 
     async def _log_out(self, request: Request) -> Response:
+        """End the session of a form from this site, and show the login page."""
         checked = await self._checked(request)
         if isinstance(checked, Response):
             return checked
@@ -235,7 +247,10 @@ class Console:
         return answer
 
     def _doing(self, action: Action) -> Callable[[Request], Awaitable[Response]]:
+        """Return the handler that runs an action of a form, then shows the page before."""
+
         async def do(request: Request) -> Response:
+            """Run the action; the next page tells its outcome."""
             checked = await self._checked(request)
             if isinstance(checked, Response):
                 return checked
@@ -306,6 +321,7 @@ def _see(where: str) -> Response:
 
 
 def _status(error: MalamuteError) -> HTTPStatus:
+    """Return the status of a page that shows this error."""
     if isinstance(error, NotUnderstood | LocalProtocolError):
         return HTTPStatus.BAD_REQUEST
     if isinstance(error, BrokerRefused):

@@ -39,6 +39,10 @@ class UsersInForce:
         return [self._told(user, verb, name) for user in sorted(known)]
 
     def _told(self, user: str, verb: str, name: str) -> dict[str, Any]:
+        """Facts of one user: credential, grants, namespace.
+
+        verb: whether the user may do that to `name` is told, too; empty: it is not asked.
+        """
         authentication = self._authentication
         password, key = user in authentication.users, user in authentication.clients
         found: dict[str, Any] = {

@@ -36,6 +36,7 @@ class Namespaces:
 
 
 def _namespace(name: str, section: NamespaceSection) -> Namespace:
+    """Return a namespace of the configuration; without users it has those of its prefix."""
     prefix = section.prefix_of(name)
     return Namespace(
         name=name,

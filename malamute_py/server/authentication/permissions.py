@@ -160,6 +160,10 @@ class Permissions:
         return user != "" and self._namespaces.of(user) is namespace
 
     def _decide(self, identity: str, action: str, name: str) -> bool:
+        """Whether an identity may do something to a name, by its namespace and its rule.
+
+        A broker without rules allows everything within the namespace.
+        """
         if action == "list_namespaces":
             return identity == HTTP_USER or self._decide(identity, "manage_users", name)
         if not self._reaches(identity, action, name):

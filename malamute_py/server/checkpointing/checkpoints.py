@@ -264,6 +264,7 @@ class Checkpoints:
             self._ask([])
 
     def _ask(self, ranges: list[tuple[int, int]]) -> None:
+        """Have the process follow these parts of the log, as far as the ring is synced."""
         self._asked, self._asked_ms, self._slow = True, self._now_ms, False
         self._progress, self._idle_looks, self._look_ms = None, 0, self._now_ms
         self._process.ask(Follow(self._visible, ranges))
@@ -310,6 +311,7 @@ class Checkpoints:
             })  # fmt: skip
 
     def _hold(self) -> None:
+        """Hold the ring from the first part that the tables lack."""
         first = self.parts.first
         self._held = self._visible if first is None else min(first, self._visible)
         self._ring.hold(self._held)
@@ -353,11 +355,15 @@ class Checkpoints:
     # --- the end -----------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Let the tables catch up and end the process, within stop_ms; the loop has ended."""
+        """Let the tables catch up and end the process, within stop_ms; the loop has ended.
+
+        `last` ends the process and returns its last answer. What the tables lack then is followed
+        here, in this thread, for the time that is left.
+        """
         deadline = time.monotonic() + self._config.stop_ms / 1000
         visible = self._ring.synced_lsn
         self._visible = visible
-        answer = self._process.last(deadline)
+        answer = self._process.stop(deadline)
         if isinstance(answer, Checkpointed):
             self.lsn = answer.done.lsn
             self.parts.drop(self.lsn)

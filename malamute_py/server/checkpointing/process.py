@@ -123,8 +123,11 @@ class CheckpointProcess:
             self._thread.start()
         self._jobs.put(job)
 
-    def last(self, deadline: float) -> Checkpointed | CheckpointFailed | None:
-        """End thread and process; returns the last answer. Work under way may be finished."""
+    def stop(self, deadline: float) -> Checkpointed | CheckpointFailed | None:
+        """End thread and process by a deadline (time.monotonic()), and return the last answer.
+
+        Work under way may be finished until then; after it the process is killed.
+        """
         thread = self._thread
         if thread is None:
             return None
@@ -139,6 +142,7 @@ class CheckpointProcess:
         return self._answer
 
     def _run(self) -> None:
+        """Run the thread: one job after the other, each with one answer for the loop."""
         try:
             while (job := self._next()) is not None:
                 self._answer = answer = self._step(job)._replace(said=self._said())
@@ -149,6 +153,7 @@ class CheckpointProcess:
             self._end()
 
     def _next(self) -> Follow | None:
+        """Wait for a job; None: end. A process that dies meanwhile is reaped."""
         while True:
             try:
                 return self._jobs.get(timeout=None if self._child is None else _LOOK_S)

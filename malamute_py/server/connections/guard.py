@@ -123,6 +123,7 @@ class Guard:
         }
 
     def _suspected(self) -> list[Connection]:
+        """Return the connections that are to be looked at again soon."""
         suspects = [self.connections.get(fd) for fd in self._suspects]
         return [each for each in suspects if each is not None]
 
@@ -184,6 +185,7 @@ class Guard:
             self._end(surplus, reason)
 
     def _forget(self, connection: Connection) -> None:
+        """Count a connection that ended no more; what it left unread is remembered."""
         self.connections.remove(connection)
         self.left.add(connection)
 
@@ -285,6 +287,7 @@ class Guard:
             self._end(connection, reason)
 
     def _end(self, connection: Connection, reason: str) -> None:
+        """End a connection at once for a reason, and count it no more."""
         self._forget(connection)
         self._shut_down(connection, reason, abort=True)
 

@@ -99,6 +99,7 @@ class Numbering:
         return len(routing_id) == 5 and distance <= accepted + self._own
 
     def _is_taken(self, number: int) -> bool:
+        """Whether a peer has the routing id that libzmq would give as this number."""
         try:
             self._send(b"\0" + (number & 0xFFFFFFFF).to_bytes(4, "big"), _MORE)
         except zmq.Again:

@@ -49,7 +49,7 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Look from now on."""
+        """Start the thread that looks."""
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self._thread.start()
 
@@ -61,6 +61,7 @@ class Watchdog:
             self._thread = None
 
     def _run(self) -> None:
+        """Look at each turn that lasts from one look to the next, until it is stopped."""
         seen = 0
         while not self._stopping.wait(_LOOK_S):
             turn, before = self.turn, seen
@@ -95,6 +96,7 @@ class Watchdog:
                     self._hold(fd, inode)
 
     def _hold(self, fd: int, inode: int) -> None:
+        """Have the kernel drop what comes on a connection, until release()."""
         if inode in self._held:
             return
         with contextlib.suppress(OSError), copied(fd, inode) as connection:

@@ -81,6 +81,7 @@ class Worker(Generic[Job]):
             self._thread.join()
 
     def _run(self) -> None:
+        """Run the thread: one job after the other; an unforeseen error ends the daemon."""
         try:
             while (job := self._jobs.get()) is not None:
                 result = self._do(job)
@@ -126,6 +127,7 @@ class SyncThread:
             self._worker.put((name, ring))
 
     def _sync(self, job: tuple[str, Syncable]) -> object:
+        """Sync a ring; returns Synced, or SyncFailed with the reason."""
         name, ring = job
         # Before the sync begins: an append from here on has to ask again.
         self._asked.discard(name)
@@ -168,6 +170,7 @@ class Housekeeper:
             self._thread.join()
 
     def _run(self) -> None:
+        """Run the thread: pieces of work with short pauses, and long ones when there is none."""
         try:
             while True:
                 pause_s = self._pause_s if self._step() else self._idle_s

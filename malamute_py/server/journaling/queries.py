@@ -56,12 +56,14 @@ def by_key(search: Search) -> Candidates | None:
 
 
 def _find_time(ring: Ring, stream: int, arguments: dict[str, Any]) -> int | None:
+    """Return the first offset appended at a time; None: every record is older."""
     end = ring.next_offset(stream)
     found = ring.closest_offset(stream, arguments["time_ms"], inclusive=arguments["inclusive"])
     return None if found >= end else found
 
 
 def _find_client_time(ring: Ring, stream: int, arguments: dict[str, Any]) -> int | None:
+    """Return the first offset with a client time; None: every record has an older one, or none."""
     end = ring.next_offset(stream)
     least = arguments["time_ms"] + (0 if arguments["inclusive"] else 1)
     found = ring.closest_client_time(stream, least)
@@ -118,6 +120,11 @@ def _note_latest(
 
 
 def _plan(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Plan a bounded read: where it ends, its splits, and what it holds.
+
+    The arguments are those of StreamAdmin._plan in broker/streams. `young` in the answer: the first
+    offset that the stream's age and pins allow.
+    """
     first, end, most = arguments["from"], arguments["end"], arguments["records_max"]
     young = 0
     if arguments["oldest_ms"]:
@@ -203,6 +210,7 @@ def _selected_offsets(
 
 
 def _batch(ring: Ring, stream: int, arguments: dict[str, Any]) -> Any:
+    """Return the stored batch with an offset, or the copy that has it; None: it is gone."""
     copy = arguments["copy"]
     if copy is not None:
         return next(copies_at(ring, [copy]))
@@ -236,6 +244,10 @@ def _copies(ring: Ring, stream: int, arguments: dict[str, Any]) -> list[tuple[by
 
 
 def _copy(batch: bytes, offsets: list[int]) -> bytes:
+    """Return a copy of newest records as it is stored: a batch, and which of its rows count.
+
+    Few rows of a large batch are extracted, where that is possible.
+    """
     stamp, content = Stamp.unpack(batch, verify=False), Content(memoryview(batch)[STAMP_BYTES:])
     if content.head.count == len(offsets):
         return pack_copy(batch, ())
@@ -270,6 +282,7 @@ def _moved_keys(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str,
 
 
 def _keys_of_copy(copy: bytes) -> Iterator[tuple[str, int, int, int | None]]:
+    """Yield newest records of a stored copy: (subject, offset, size, deletion's time or None)."""
     batch, rows = unpack_copy(copy)
     stamp, content = Stamp.unpack(batch, verify=False), Content(memoryview(batch)[STAMP_BYTES:])
     offsets = _offsets(stamp.base_offset, content)
@@ -294,6 +307,7 @@ def _batches_of(found: History) -> Iterator[tuple[Content, int, int, int]]:
 
 
 def _oldest_segments(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Facts about a ring's oldest segments, of which newest records are copied away."""
     return {
         "segment_bytes": ring.settings.segment_bytes,
         "segments": ring.settings.ring_bytes // ring.settings.segment_bytes,

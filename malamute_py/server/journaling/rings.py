@@ -173,7 +173,7 @@ class Rings:
         self._questions: deque[_Job] = deque()
         self._bodies_wanted: deque[_Job] = deque()
         self._turns = deque([self._bodies_wanted, self._reads, self._questions])
-        self._opener: Worker[Change] = Worker("opener", self._change, results)
+        self._opener: Worker[Change] = Worker("opener", self._open_or_remove, results)
         self._housekeeper = Housekeeper(
             self._keep, results, idle_s=_IDLE_S, pause_s=_PREPARE_PAUSE_S
         )
@@ -264,6 +264,7 @@ class Rings:
             self._open(name, settings)
 
     def _open(self, name: str, settings: dict[str, Any]) -> None:
+        """Have the opening thread open a ring; appends to it are put off meanwhile."""
         waits = ("wait", f"the ring {name} is being opened", _OPENING_RETRY_MS)
         self._unready[name] = Unready(settings, waits)
         self._opener.put(Change(name, settings))
@@ -337,6 +338,7 @@ class Rings:
         return answers
 
     def _append(self, name: str, ring: Ring, batches: Sequence[Append]) -> Written:
+        """Append to a ring; a full ring main is synced first, which may give it room."""
         try:
             return ring.append(batches)
         except JournalFull:
@@ -416,7 +418,7 @@ class Rings:
 
     # --- the opening thread --------------------------------------------------------------
 
-    def _change(self, job: Change) -> object:
+    def _open_or_remove(self, job: Change) -> object:
         """Open a ring with its first segment prepared, or remove one.
 
         A thread of its own: preparing takes 100 ms for 64 MiB, which may hold up neither the
@@ -496,6 +498,10 @@ class Rings:
         return BodiesFound(job.token, found, failed if len(found) < len(job.numbers) else "")
 
     def _read(self, job: ReadRange | IndexQuery) -> object:
+        """Do a read of history, or answer a question to the index (reader thread).
+
+        A read that another reader has just made is answered from memory.
+        """
         ring = self._rings.get(job.ring)
         if isinstance(job, ReadRange):
             if ring is None:
@@ -553,6 +559,7 @@ class Rings:
     # --- the housekeeping thread -----------------------------------------------------------
 
     def _keep(self) -> bool:
+        """Do a share of housekeeping for all rings; True: more is to do (housekeeping thread)."""
         more = self._remove()
         with contextlib.suppress(OSError):
             self.free_bytes = self._journal.storage.free_bytes()

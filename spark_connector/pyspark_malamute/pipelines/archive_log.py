@@ -202,6 +202,7 @@ class ArchiveLog:
                 self._folder.remove(_name(version))
 
     def _whole(self, state: State) -> Entry:
+        """Return an entry that repeats all of a state, so that earlier entries need not be read."""
         now_ms = self._clock_ms()
         kept = {path: at for path, at in state.removed.items() if now_ms - at < _FORGOTTEN_MS}
         return Entry(
@@ -211,6 +212,7 @@ class ArchiveLog:
 
 
 def _versions(folder: ReadableFolder) -> list[int]:
+    """Return the versions of which the log has an entry, ascending."""
     names = (file.path.rpartition("/")[2] for file in folder.files(_LOG))
     return sorted(
         int(name.removesuffix(".json"))
@@ -220,6 +222,7 @@ def _versions(folder: ReadableFolder) -> list[int]:
 
 
 def _entry(folder: ReadableFolder, version: int) -> Entry:
+    """Read one entry of the log. Raises ArchiveError: damaged, or of another format."""
     try:
         entry = msgspec.json.decode(folder.read(_name(version)), type=Entry)
     except msgspec.MsgspecError as error:

@@ -175,6 +175,7 @@ class _Run:
     def _entry(
         self, state: State | None, files: list[ArchivedFile], position: dict[str, Any]
     ) -> Entry:
+        """Return the entry that adds these files. Raises ArchiveError: another run added some."""
         if state is None or state.position != self._position:
             raise ArchiveError(
                 f"another run has archived into {self._folder.uri} meanwhile. Nothing is there "

@@ -52,7 +52,7 @@ def compact(
     log = ArchiveLog(folder, clock_ms)
     before = len(state.files)
     while groups := gathered(state.files.values(), target_bytes):
-        state = _made(spark, folder, log, state, groups)
+        state = _compacted(spark, folder, log, state, groups)
     removed = 0
     for file in spare(state, folder.files(), clock_ms() - keep_ms):
         folder.remove(file)
@@ -93,14 +93,18 @@ def spare(state: State, found: Iterable[FoundFile], before_ms: int) -> list[str]
     ]
 
 
-def _made(
+def _compacted(
     spark: SparkSession,
     folder: Folder,
     log: ArchiveLog,
     state: State,
     groups: list[list[ArchivedFile]],
 ) -> State:
-    """Replace the groups, each by one file."""
+    """Write each group of files anew as one file, and log that; returns the new state.
+
+    Raises ArchiveError, and leaves the archive as it was: rows are missing in the new files, or
+    another compaction has replaced one of the old files.
+    """
     old = [file.path for group in groups for file in group]
     rows = rows_of(spark, folder, state, old)
     ordered = rows.repartition(min(len(groups), 200), *PARTITIONS).sortWithinPartitions(

@@ -83,6 +83,7 @@ class Folder:
         return self._jvm.org.apache.hadoop.fs.Path(self._root, name) if name else self._root
 
     def _renamed(self, draft: Any, place: Any) -> bool:
+        """Give a draft its name, if no file has it; False: another writer was first."""
         if scheme_of(place) == "file":
             # Hadoop's local file system looks first and renames then: two writers could both win.
             return _linked(draft.toUri().getPath(), place.toUri().getPath())

@@ -85,6 +85,7 @@ def rows_of(spark: SparkSession, folder: Folder, state: State, paths: list[str])
 
 
 def _schema(settings: Settings) -> StructType:
+    """Return the columns of an archive: those of its rows, and those of its partitions."""
     rows = StructType.fromJson(json.loads(settings.schema))
     return StructType(
         [

@@ -158,6 +158,7 @@ class _Run:
             links.drop(mine)
 
     def _progress(self, done: int) -> Replayed:
+        """Return how far the replay is. done: steps that were published."""
         steps = self._plan.steps
         return Replayed(
             len(steps), done, sum(step[2] for step in steps), sum(step[2] for step in steps[:done]),

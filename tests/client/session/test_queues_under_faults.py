@@ -20,7 +20,7 @@ from malamute_py.client.session.calls import make_row
 from malamute_py.client.session.events import Confirmed, Settled
 from malamute_py.client.session.letters import Letter
 from malamute_py.client.session.mailboxes import InboxOptions
-from malamute_py.client.session.offer import OfferOptions
+from malamute_py.client.session.offer_options import OfferOptions
 from malamute_py.client.session.offering import ReplyToken, RequestBase
 from malamute_py.client.session.requests import Replies
 from tests.client.queue_model import QueueModel

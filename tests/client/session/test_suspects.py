@@ -12,7 +12,7 @@ from malamute_protocol.framing import decode_message, encode_message
 from malamute_protocol.limits import DEFAULT_LIMITS
 from malamute_py.client.session.attempts import LinkState
 from malamute_py.client.session.events import Answered, Closed
-from malamute_py.client.session.offer import OfferOptions
+from malamute_py.client.session.offer_options import OfferOptions
 from malamute_py.client.session.pending import PendingCommand
 from malamute_py.client.session.rows import OutgoingRow
 from tests.client.script import Script, welcome

@@ -6,13 +6,21 @@ import contextlib
 from typing import Any
 from unittest.mock import patch
 
+from malamute_py.broker.broker import Broker
+from malamute_py.broker.log.confirms import SYNCED
+from malamute_py.broker.log.stream import Stream
+from malamute_py.broker.streams.producers import ProducerStream
+from malamute_py.broker.streams.publishing import Publishing
+from malamute_py.broker.subscriptions import selection
+from malamute_py.broker.subscriptions.lagging import Lagging
+from malamute_py.broker.subscriptions.live import Delivery
+from malamute_py.broker.subscriptions.own_turns import OwnTurns
+from malamute_py.broker.subscriptions.portion import Portion
+from malamute_py.broker.subscriptions.subscription import Subscription
 from tests.simulation.plants.planted import Planted, codes, replace
 
 
 def _confirm_before_sync(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.broker import Broker
-    from malamute_py.broker.log.confirms import SYNCED
-
     def make(original: Any) -> Any:
         def appended(self: Any, answer: Any) -> None:
             original(self, answer)
@@ -28,8 +36,6 @@ def _confirm_before_sync(stack: contextlib.ExitStack) -> None:
 
 
 def _gap_instead_of_reading(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.subscriptions.own_turns import OwnTurns
-
     def read(self: Any, sub: Any) -> None:
         self._lagging.gap(sub, min(sub.tail, sub.stop, sub.stream.hot_first), "retention", "")
         self._lagging.consider(sub)
@@ -38,8 +44,6 @@ def _gap_instead_of_reading(stack: contextlib.ExitStack) -> None:
 
 
 def _cover_instead_of_gap(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.subscriptions.lagging import Lagging
-
     def gap(self: Any, sub: Any, to: int, _code: str, _reason: str) -> None:
         sub.position = to
         self._delivery.cover(sub)
@@ -48,8 +52,6 @@ def _cover_instead_of_gap(stack: contextlib.ExitStack) -> None:
 
 
 def _slow_reader_skips(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.subscriptions.live import Delivery
-
     def make(original: Any) -> Any:
         def fall_behind(self: Any, sub: Any, _position: int) -> None:
             original(self, sub, sub.tail)
@@ -60,8 +62,6 @@ def _slow_reader_skips(stack: contextlib.ExitStack) -> None:
 
 
 def _duplicate_accepted(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.streams.publishing import Publishing
-
     def make(original: Any) -> Any:
         def in_sequence(self: Any, *arguments: Any) -> bool:
             counters = self._shard.counters
@@ -74,8 +74,6 @@ def _duplicate_accepted(stack: contextlib.ExitStack) -> None:
 
 
 def _duplicate_points_elsewhere(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.streams.producers import ProducerStream
-
     def make(original: Any) -> Any:
         def found(self: Any, sequence: int) -> Any:
             place = original(self, sequence)
@@ -87,26 +85,18 @@ def _duplicate_points_elsewhere(stack: contextlib.ExitStack) -> None:
 
 
 def _durable_sees_all(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.subscriptions.subscription import Subscription
-
     stack.enter_context(patch.object(Subscription, "tail", property(lambda sub: sub.stream.next)))
 
 
 def _rewind_forgotten(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.log.stream import Stream
-
     replace(stack, Stream, "epoch_end", lambda _: lambda _self, _epoch, tail: tail)
 
 
 def _credit_ignored(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.subscriptions.portion import Portion
-
     stack.enter_context(patch.object(Portion, "open", True))
 
 
 def _expired_is_everything(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.subscriptions import selection
-
     def make(original: Any) -> Any:
         def unexpired(content: Any, now_ms: int) -> Any:
             mask = original(content, now_ms)
@@ -118,8 +108,6 @@ def _expired_is_everything(stack: contextlib.ExitStack) -> None:
 
 
 def _duplicate_overtakes(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.streams.publishing import Publishing
-
     def make(original: Any) -> Any:
         def duplicate(
             self: Any, link: Any, command: Any, stream: Any, place: Any, again: Any

@@ -6,13 +6,15 @@ import contextlib
 from typing import Any
 from unittest.mock import patch
 
+from malamute_py.server.checkpointing.checkpoints import Checkpoints
+from malamute_py.store import checkpoint
+from malamute_py.store.checkpoint import Checkpoint
+from malamute_py.store.follow import Follow
 from tests.simulation.plants.planted import Planted, codes, replace
+from tests.simulation.work_machine import WorkMachine
 
 
 def _checkpoint_runs_ahead(stack: contextlib.ExitStack) -> None:
-    from malamute_py.store.follow import Follow
-    from tests.simulation.work_machine import WorkMachine
-
     def make(original: Any) -> Any:
         def step(self: Any, job: Any, **named: Any) -> Any:
             end = self.rings["main"].end_lsn
@@ -24,8 +26,6 @@ def _checkpoint_runs_ahead(stack: contextlib.ExitStack) -> None:
 
 
 def _hold_before_commit(stack: contextlib.ExitStack) -> None:
-    from malamute_py.server.checkpointing.checkpoints import Checkpoints
-
     def make(original: Any) -> Any:
         def ask(self: Any, ranges: Any) -> None:
             original(self, ranges)
@@ -38,9 +38,6 @@ def _hold_before_commit(stack: contextlib.ExitStack) -> None:
 
 
 def _half_a_checkpoint(stack: contextlib.ExitStack) -> None:
-    from malamute_py.store import checkpoint
-    from tests.simulation.work_machine import WorkMachine
-
     def make(original: Any) -> Any:
         return lambda connection: contextlib.nullcontext()
 
@@ -49,8 +46,6 @@ def _half_a_checkpoint(stack: contextlib.ExitStack) -> None:
 
 
 def _bodies_not_copied(stack: contextlib.ExitStack) -> None:
-    from malamute_py.store.checkpoint import Checkpoint
-
     replace(stack, Checkpoint, "_copy_bodies", lambda original: lambda self, *rest: (0, 0))
 
 

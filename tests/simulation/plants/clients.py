@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from malamute_py.client.session.memberships import Membership
+from malamute_py.client.session.offer_options import RENEWED
+from malamute_py.client.session.offering import Offering
+from malamute_py.client.session.requests import OutgoingRequests
 from tests.simulation.plants.planted import Planted, codes, replace
 
 
 def _renewal_untold(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.session.offer import RENEWED
-    from malamute_py.client.session.offering import Offering
-
     left = []  # A call that nothing refers to is collected, and its request is given back.
 
     def make(original: Any) -> Any:
@@ -25,8 +26,6 @@ def _renewal_untold(stack: contextlib.ExitStack) -> None:
 
 
 def _held_unseen(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.session.offering import Offering
-
     def make(original: Any) -> Any:
         def take(self: Any) -> Any:
             request = original(self)
@@ -41,14 +40,10 @@ def _held_unseen(stack: contextlib.ExitStack) -> None:
 
 
 def _hand_out_failed(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.session.offering import Offering
-
     replace(stack, Offering, "lost_to_others", lambda original: lambda self, numbers: None)
 
 
 def _waits_for_ever(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.session.requests import OutgoingRequests
-
     # A call that nothing refers to is collected, and the messages that it holds are given back.
     left = []
 
@@ -59,8 +54,6 @@ def _waits_for_ever(stack: contextlib.ExitStack) -> None:
 
 
 def _rewind_unheard(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.session.memberships import Membership
-
     replace(stack, Membership, "_rewind", lambda original: lambda self, command: None)
 
 

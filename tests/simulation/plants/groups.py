@@ -8,18 +8,24 @@ from unittest.mock import patch
 
 import msgspec
 
+from malamute_py.broker.cursors.cursors import Cursors
+from malamute_py.broker.groups import acknowledgements, groups, progress
+from malamute_py.broker.groups.dead_letters import DeadLetters, _Burying
+from malamute_py.broker.groups.group import Group
+from malamute_py.broker.groups.groups import Groups
+from malamute_py.broker.groups.holders import Holders
+from malamute_py.broker.groups.holdings import ranges_of
+from malamute_py.broker.groups.returns import Returns
+from malamute_py.changelog.ranges import with_done, with_tries
+from malamute_py.changelog.records import GroupDone
 from tests.simulation.plants.planted import Planted, codes, replace
 
 
 def _group_sees_all(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.groups.group import Group
-
     stack.enter_context(patch.object(Group, "tail", property(lambda group: group.stream.next)))
 
 
 def _group_done_over_a_hole(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.groups import acknowledgements, groups, progress
-
     def make(original: Any) -> Any:
         def done(stream: int, name: str, ranges: Any, epoch: int) -> Any:
             return original(stream, name, [(ranges[0][0], ranges[-1][1])], epoch)
@@ -31,8 +37,6 @@ def _group_done_over_a_hole(stack: contextlib.ExitStack) -> None:
 
 
 def _record_attempts_dropped(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.groups.groups import Groups
-
     def make(original: Any) -> Any:
         def recovered(self: Any) -> None:
             for row in self._shard.queues.groups.values():
@@ -45,14 +49,10 @@ def _record_attempts_dropped(stack: contextlib.ExitStack) -> None:
 
 
 def _holder_forgotten(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.groups.holders import Holders
-
     replace(stack, Holders, "take_up", lambda original: lambda self, group, give_up: None)
 
 
 def _holder_not_logged(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.groups.holders import Holders
-
     def make(original: Any) -> Any:
         def settle(self: Any, group: Any) -> None:
             group.sure = True
@@ -64,10 +64,6 @@ def _holder_not_logged(stack: contextlib.ExitStack) -> None:
 
 
 def _record_attempts_in_memory(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.groups.holdings import ranges_of
-    from malamute_py.broker.groups.returns import Returns
-    from malamute_py.changelog.ranges import with_tries
-
     def make(original: Any) -> Any:
         def count(self: Any, group: Any, picked: Any, why: str) -> None:
             group.row.tries = with_tries(group.row.tries, ranges_of(picked), why)
@@ -79,14 +75,10 @@ def _record_attempts_in_memory(stack: contextlib.ExitStack) -> None:
 
 
 def _dead_record_not_done(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.groups.dead_letters import _Burying
-
     replace(stack, _Burying, "add_change", lambda original: lambda self, part: None)
 
 
 def _dead_record_not_put(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.groups.dead_letters import DeadLetters
-
     def make(original: Any) -> Any:
         def without(self: Any, group: Any, batch: Any, bits: int, back: Any) -> int:
             for _, rows in group.dying_of(batch.base, bits):
@@ -101,10 +93,6 @@ def _dead_record_not_put(stack: contextlib.ExitStack) -> None:
 
 
 def _done_beyond_the_end(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.groups.groups import Groups
-    from malamute_py.changelog.ranges import with_done
-    from malamute_py.changelog.records import GroupDone
-
     def make(original: Any) -> Any:
         def clamp(self: Any, stream: Any, row: Any) -> Any:
             done = row.done
@@ -121,8 +109,6 @@ def _done_beyond_the_end(stack: contextlib.ExitStack) -> None:
 
 
 def _since_ignored(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.cursors.cursors import Cursors
-
     def make(original: Any) -> Any:
         def prepare_move(self: Any, link: Any, command: Any, frame: Any = None) -> Any:
             return original(self, link, msgspec.structs.replace(command, from_=-1), frame)

@@ -6,13 +6,18 @@ import contextlib
 from typing import Any
 from unittest.mock import patch
 
+from malamute_py.journal import recovery, repair
+from malamute_py.journal.errors import JournalFailed
+from malamute_py.journal.layout import FAILED_FILE
+from malamute_py.journal.mapping import Mappings
+from malamute_py.journal.recovery import Scan
+from malamute_py.journal.ring import Ring
 from tests.simulation.plants.planted import Planted, codes, replace
+from tests.simulation.ring_run import RingRun
+from tests.simulation.storage import SimulatedStorage
 
 
 def _ghost(stack: contextlib.ExitStack) -> None:
-    from malamute_py.journal.recovery import Scan
-    from tests.simulation.ring_run import RingRun
-
     stack.enter_context(patch.object(RingRun, "tight_share", 1.0))
 
     def make(original: Any) -> Any:
@@ -31,8 +36,6 @@ def _ghost(stack: contextlib.ExitStack) -> None:
 
 
 def _half_bundle(stack: contextlib.ExitStack) -> None:
-    from malamute_py.journal import recovery
-
     def make(original: Any) -> Any:
         def take(self: Any, segment: Any, found: Any, data: Any) -> None:
             original(self, segment, found, data)
@@ -46,8 +49,6 @@ def _half_bundle(stack: contextlib.ExitStack) -> None:
 
 
 def _too_short(stack: contextlib.ExitStack) -> None:
-    from malamute_py.journal.recovery import Scan
-
     def make(original: Any) -> Any:
         def fault(self: Any, found: Any) -> Any:
             if not isinstance(found, str) and found.stamp.lsn - found.stamp.bundle_lsn > 12_000:
@@ -60,14 +61,10 @@ def _too_short(stack: contextlib.ExitStack) -> None:
 
 
 def _damage_ends_the_log(stack: contextlib.ExitStack) -> None:
-    from malamute_py.journal.recovery import Scan
-
     replace(stack, Scan, "_proven", lambda _: lambda _self, _lsn, _at: False)
 
 
 def _epoch_from_the_log(stack: contextlib.ExitStack) -> None:
-    from malamute_py.journal.ring import Ring
-
     opened = Ring.open
 
     def open_(storage: Any, *, epoch: int, **more: Any) -> Any:
@@ -80,8 +77,6 @@ def _epoch_from_the_log(stack: contextlib.ExitStack) -> None:
 
 
 def _sync_claims_more(stack: contextlib.ExitStack) -> None:
-    from malamute_py.journal.ring import Ring
-
     def make(original: Any) -> Any:
         def sync(self: Any) -> int:
             original(self)
@@ -94,10 +89,6 @@ def _sync_claims_more(stack: contextlib.ExitStack) -> None:
 
 
 def _sync_tried_again(stack: contextlib.ExitStack) -> None:
-    from malamute_py.journal.errors import JournalFailed
-    from malamute_py.journal.layout import FAILED_FILE
-    from malamute_py.journal.ring import Ring
-
     def make(original: Any) -> Any:
         def sync(self: Any) -> int:
             try:
@@ -115,21 +106,14 @@ def _sync_tried_again(stack: contextlib.ExitStack) -> None:
 
 
 def _names_not_synced(stack: contextlib.ExitStack) -> None:
-    from tests.simulation.storage import SimulatedStorage
-
     replace(stack, SimulatedStorage, "sync_directory", lambda _: lambda _self: None)
 
 
 def _mapped_bytes_overwritten(stack: contextlib.ExitStack) -> None:
-    from malamute_py.journal.mapping import Mappings
-
     replace(stack, Mappings, "detach", lambda _: lambda _self, _segment: True)
 
 
 def _stamp_left(stack: contextlib.ExitStack) -> None:
-    from malamute_py.journal import repair
-    from tests.simulation.ring_run import RingRun
-
     stack.enter_context(patch.object(RingRun, "tight_share", 1.0))
     stack.enter_context(patch.object(RingRun, "edge_share", 1.0))
     replace(stack, repair, "_clear_end", lambda original: lambda storage, scan: None)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from malamute_py.broker.log.newest import Keys
 from tests.simulation.plants.planted import Planted, codes, replace
 
 
 def _newest_not_copied(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.log.newest import Keys
-
     def make(original: Any) -> Any:
         def before(self: Any, offset: int, copy: int, most: int, bytes_max: int) -> Any:
             found = original(self, offset, copy, most, bytes_max)
@@ -22,8 +21,6 @@ def _newest_not_copied(stack: contextlib.ExitStack) -> None:
 
 
 def _stale_update(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.log.newest import Keys
-
     def make(original: Any) -> Any:
         def revision(self: Any, subject: str) -> int:
             offset, deletion = self.find(subject) or (0, True)
@@ -35,8 +32,6 @@ def _stale_update(stack: contextlib.ExitStack) -> None:
 
 
 def _copies_unread(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.log.newest import Keys
-
     replace(stack, Keys, "enter_copy", lambda original: lambda self, *row: None)
 
 

@@ -5,24 +5,20 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from malamute_py.broker.mail import inboxes
+from malamute_py.broker.mail.puts import Puts
 from tests.simulation.plants.planted import Planted, codes, replace
 
 
 def _expired_delivered(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.mail import inboxes
-
     replace(stack, inboxes, "expired", lambda original: lambda mailbox, row, now_ms: (0, 0))
 
 
 def _notices_forgotten(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.mail.puts import Puts
-
     replace(stack, Puts, "notice", lambda original: lambda self, name, **named: None)
 
 
 def _coming_forgotten(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.mail.puts import Puts
-
     def make(original: Any) -> Any:
         def check_room(self: Any, mailbox: Any, count: int, size: int) -> None:
             coming, mailbox.coming = mailbox.coming, 0

@@ -8,12 +8,15 @@ from unittest.mock import patch
 
 import msgspec
 
+from malamute_py.broker.batches import bounds
+from malamute_py.broker.log.purges import NO_PURGES, Purges
+from malamute_py.broker.log.stream import Stream
+from malamute_py.broker.streams.removal import Removal
+from malamute_py.broker.subscriptions import cohorts, own_turns
 from tests.simulation.plants.planted import Planted, codes, replace
 
 
 def _trim_comes_back(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.log.stream import Stream
-
     def make(original: Any) -> Any:
         def init(self: Any, row: Any, *more: Any) -> None:
             original(self, msgspec.structs.replace(row, trimmed=0), *more)
@@ -25,8 +28,6 @@ def _trim_comes_back(stack: contextlib.ExitStack) -> None:
 
 
 def _trim_takes_one_more(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.streams.removal import Removal
-
     def make(original: Any) -> Any:
         def trim(self: Any, stream: Any, before: int, *more: Any) -> None:
             original(self, stream, before + 1, *more)
@@ -37,9 +38,6 @@ def _trim_takes_one_more(stack: contextlib.ExitStack) -> None:
 
 
 def _purge_comes_back(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.log.purges import NO_PURGES
-    from malamute_py.broker.log.stream import Stream
-
     def make(original: Any) -> Any:
         def init(self: Any, *more: Any) -> None:
             original(self, *more)
@@ -51,8 +49,6 @@ def _purge_comes_back(stack: contextlib.ExitStack) -> None:
 
 
 def _purge_takes_later_ones(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.log.purges import Purges
-
     def make(original: Any) -> Any:
         def init(self: Any, marks: Any) -> None:
             original(self, [(pattern, before + 5) for pattern, before in marks])
@@ -63,9 +59,6 @@ def _purge_takes_later_ones(stack: contextlib.ExitStack) -> None:
 
 
 def _aged_delivered(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.batches import bounds
-    from malamute_py.broker.subscriptions import cohorts, own_turns
-
     def first_within_bounds(stream: Any, answer: Any, now_ms: int) -> int:
         return int(stream.first)
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from malamute_py.broker.services import hand_outs, requests, returns
+from malamute_py.broker.services.dispatch import Dispatch
+from malamute_py.broker.services.recovery import Recovery
+from malamute_py.broker.services.returns import Returns
+from malamute_py.changelog.effects import requests as effects
+from malamute_py.changelog.records import WorkReceived
 from tests.simulation.plants.planted import Planted, codes, replace
 
 
 def _work_taken_not_logged(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.services import hand_outs, requests
-    from malamute_py.changelog.records import WorkReceived
-
     def make(original: Any) -> Any:
         return lambda service, rows, holder, at_ms, lease_ms: WorkReceived(service, rows)
 
@@ -20,9 +23,6 @@ def _work_taken_not_logged(stack: contextlib.ExitStack) -> None:
 
 
 def _return_not_logged(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.services import returns
-    from malamute_py.changelog.records import WorkReceived
-
     def make(original: Any) -> Any:
         def returned(service: Any, rows: Any, why: str, *more: Any) -> Any:
             logged = why != "lease"
@@ -34,20 +34,16 @@ def _return_not_logged(stack: contextlib.ExitStack) -> None:
 
 
 def _attempts_not_counted(stack: contextlib.ExitStack) -> None:
-    from malamute_py.changelog.effects import requests
-
     def make(original: Any) -> Any:
         def count(row: Any, mask: int) -> None:
             row.attempts = row.attempts or {1: mask}
 
         return count
 
-    replace(stack, requests, "_count", make)
+    replace(stack, effects, "_count", make)
 
 
 def _delay_forgotten(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.services.recovery import Recovery
-
     def make(original: Any) -> Any:
         def recovered(self: Any) -> None:
             for row in self._shard.queues.requests.values():
@@ -60,8 +56,6 @@ def _delay_forgotten(stack: contextlib.ExitStack) -> None:
 
 
 def _priority_ignored(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.services.dispatch import Dispatch
-
     def make(original: Any) -> Any:
         def queue_of(self: Any, subject: str, priority: int = 0, *, waits: bool = True) -> Any:
             return original(self, subject, 0, waits=waits)
@@ -72,8 +66,6 @@ def _priority_ignored(stack: contextlib.ExitStack) -> None:
 
 
 def _cancelled_waits_on(stack: contextlib.ExitStack) -> None:
-    from malamute_py.changelog.effects import requests
-
     def make(original: Any) -> Any:
         def leave(queues: Any, base: int, rows: bytes) -> Any:
             row = queues.requests.get(base)
@@ -85,12 +77,10 @@ def _cancelled_waits_on(stack: contextlib.ExitStack) -> None:
 
         return leave
 
-    replace(stack, requests, "_leave", make)
+    replace(stack, effects, "_leave", make)
 
 
 def _fence_forgets(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.services.returns import Returns
-
     def make(original: Any) -> Any:
         def give_back_all(self: Any, in_flight: Any, why: str) -> None:
             if why != "fenced":
@@ -102,8 +92,6 @@ def _fence_forgets(stack: contextlib.ExitStack) -> None:
 
 
 def _one_attempt_less(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.services.returns import Returns
-
     def make(original: Any) -> Any:
         def most(self: Any, service: Any) -> int:
             return int(original(self, service)) - 1

@@ -6,12 +6,13 @@ import contextlib
 from typing import Any
 from unittest.mock import patch
 
+from malamute_py.client.position import Position
+from malamute_py.client.session.publisher import Publisher
+from malamute_py.client.session.subscription import SubscriptionState
 from tests.simulation.plants.planted import Planted, codes, replace
 
 
 def _resumes_too_far(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.session.subscription import SubscriptionState
-
     original: Any = vars(SubscriptionState)["_received_to"]
 
     def received_to(self: Any) -> Any:
@@ -21,8 +22,6 @@ def _resumes_too_far(stack: contextlib.ExitStack) -> None:
 
 
 def _retry_with_a_new_sequence(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.session.publisher import Publisher
-
     def make(original: Any) -> Any:
         def settle(self: Any, sender: Any, following: int, _renamed: bool) -> None:
             # As if the broker had not said which of them it has.
@@ -34,9 +33,6 @@ def _retry_with_a_new_sequence(stack: contextlib.ExitStack) -> None:
 
 
 def _position_of_the_newest_epoch(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.position import Position
-    from malamute_py.client.session.subscription import SubscriptionState
-
     def position(self: Any) -> Any:
         known = self.consumed_next >= 0
         return Position(self.stream_uuid, self.epoch, self.consumed_next) if known else None
@@ -45,8 +41,6 @@ def _position_of_the_newest_epoch(stack: contextlib.ExitStack) -> None:
 
 
 def _resend_in_reverse(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.session.publisher import Publisher
-
     def make(original: Any) -> Any:
         def link_down(self: Any) -> None:
             under_way = {lane: len(lane.sent) for lane in self.streams.values()}

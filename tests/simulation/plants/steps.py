@@ -6,18 +6,21 @@ import contextlib
 from typing import Any
 from unittest.mock import patch
 
+from malamute_py.broker import atomic
+from malamute_py.broker.log import steps
+from malamute_py.broker.log.confirms import SYNCED
+from malamute_py.broker.log.steps import Steps
+from malamute_py.changelog.shares import Shares
+from malamute_py.changelog.tables import Queues
+from tests.simulation.machine import Machine
 from tests.simulation.plants.planted import Planted, codes, replace
 
 
 def _content_not_compared(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker import atomic
-
     replace(stack, atomic, "differ", lambda original: lambda one, other: False)
 
 
 def _digest_not_kept(stack: contextlib.ExitStack) -> None:
-    from malamute_py.changelog.tables import Queues
-
     def make(original: Any) -> Any:
         def remember(self: Any, sender: str, key: bytes, row: Any) -> None:
             row.digest = 0
@@ -29,8 +32,6 @@ def _digest_not_kept(stack: contextlib.ExitStack) -> None:
 
 
 def _keys_forgotten(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.log.steps import Steps
-
     def make(original: Any) -> Any:
         def known(self: Any, key: Any, waiter: Any) -> Any:
             return key in self._under_way and original(self, key, waiter)
@@ -41,9 +42,6 @@ def _keys_forgotten(stack: contextlib.ExitStack) -> None:
 
 
 def _ack_confirmed_at_once(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.log.confirms import SYNCED
-    from malamute_py.broker.log.steps import Steps
-
     def make(original: Any) -> Any:
         def take(self: Any, parts: Any, waiter: Any = None, *rest: Any, **named: Any) -> None:
             if waiter is not None and not any(part.content is not None for part in parts):
@@ -58,8 +56,6 @@ def _ack_confirmed_at_once(stack: contextlib.ExitStack) -> None:
 
 
 def _synced_when_appended(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.log.steps import Steps
-
     def make(original: Any) -> Any:
         def confirm_stored(self: Any, step: Any, later: Any) -> None:
             waiting: list[Any] = []
@@ -73,9 +69,6 @@ def _synced_when_appended(stack: contextlib.ExitStack) -> None:
 
 
 def _step_in_two_bundles(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.log import steps
-    from tests.simulation.machine import Machine
-
     def make(original: Any) -> Any:
         def take(self: Any, parts: Any, *rest: Any, **named: Any) -> None:
             if len(parts) > 1 and named.get("reserved"):
@@ -94,8 +87,6 @@ def _step_in_two_bundles(stack: contextlib.ExitStack) -> None:
 
 
 def _newest_key_dropped(stack: contextlib.ExitStack) -> None:
-    from malamute_py.changelog.shares import Shares
-
     def make(original: Any) -> Any:
         def turn(self: Any, owner: str, entry: Any) -> Any:
             self.add(owner, entry)

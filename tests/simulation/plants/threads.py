@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from malamute_py.client.session.events import Settled
+from malamute_py.client.sync.handlers import HandlerRun
+from malamute_py.client.sync.link import ThreadLink
+from malamute_py.client.sync.mail import SyncInbox
 from tests.simulation.plants.planted import Planted, codes, replace
+from tests.simulation.threads import Condition
 
 
 def _one_is_told(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.sync.link import ThreadLink
-    from tests.simulation.threads import Condition
-
     class One(Condition):
         def notify_all(self) -> None:
             for thread in self._waiting:
@@ -30,14 +32,10 @@ def _one_is_told(stack: contextlib.ExitStack) -> None:
 
 
 def _dropped_unheard(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.sync.link import ThreadLink
-
     replace(stack, ThreadLink, "dropped", lambda original: lambda self, opened: None)
 
 
 def _read_at_once(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.sync.mail import SyncInbox
-
     def make(original: Any) -> Any:
         def begin(self: Any, delivered: Any, batch: Any) -> None:
             original(self, delivered, batch)
@@ -51,8 +49,6 @@ def _read_at_once(stack: contextlib.ExitStack) -> None:
 
 
 def _none_completes_nothing(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.sync.handlers import HandlerRun
-
     left = []  # A request that nothing refers to is given back.
 
     def make(original: Any) -> Any:
@@ -68,9 +64,6 @@ def _none_completes_nothing(stack: contextlib.ExitStack) -> None:
 
 
 def _first_settled(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.session.events import Settled
-    from malamute_py.client.sync.link import ThreadLink
-
     def make(original: Any) -> Any:
         def handle(self: Any, event: Any) -> bool:
             if isinstance(event, Settled):

@@ -6,12 +6,14 @@ import contextlib
 from typing import Any
 from unittest.mock import patch
 
+from malamute_py.broker.transactions.moving import Moving
+from malamute_py.broker.transactions.transaction import Transaction
+from malamute_py.broker.transactions.transactions import Transactions
+from malamute_py.changelog import applying, records
 from tests.simulation.plants.planted import Planted, codes, replace
 
 
 def _staged_in_the_stream(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.transactions.transactions import Transactions
-
     def make(original: Any) -> Any:
         def prepare_stage(self: Any, link: Any, command: Any, frame: Any) -> Any:
             part = original(self, link, command, frame)
@@ -25,9 +27,6 @@ def _staged_in_the_stream(stack: contextlib.ExitStack) -> None:
 
 
 def _commit_not_resumed(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.transactions.moving import Moving
-    from malamute_py.broker.transactions.transactions import Transactions
-
     def make(original: Any) -> Any:
         def recovered(self: Any) -> None:
             with patch.object(Moving, "begin", lambda *_: None):
@@ -39,15 +38,11 @@ def _commit_not_resumed(stack: contextlib.ExitStack) -> None:
 
 
 def _moved_twice(stack: contextlib.ExitStack) -> None:
-    from malamute_py.changelog import applying, records
-
     effects = {records.TransactionMoved: lambda *_: None}
     stack.enter_context(patch.dict(applying._EFFECTS, effects))
 
 
 def _places_ignored(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.transactions.transaction import Transaction
-
     def make(original: Any) -> Any:
         return lambda self: sorted(original(self), key=lambda batch: -batch.base)
 

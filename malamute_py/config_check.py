@@ -18,7 +18,6 @@ import msgspec
 from malamute_py.config import (
     KEYS,
     Config,
-    faults_together,
     key_of_variable,
     parse_value,
     path_of_override,
@@ -26,6 +25,7 @@ from malamute_py.config import (
     read_file,
     read_override,
     typed,
+    wrong_in_combination,
 )
 from malamute_py.sections import ConfigError
 
@@ -100,6 +100,7 @@ class _Examination:
         self._lines: dict[Keys, int] = {}
 
     def run(self, environment: Mapping[str, str], overrides: Mapping[str, Any]) -> Examined:
+        """Take the file, then the environment, then the overrides, and check the whole."""
         if self._path is not None:
             self._read(Path(self._path))
         for name, text in sorted(environment.items()):
@@ -117,9 +118,10 @@ class _Examination:
                 self._problems.append(Problem(COMMAND_LINE, error.key, error.why))
         config = typed(self._table)
         examined = Examined(config, list(self._settings(config)), self._problems, self.place_of)
-        return examined._replace(problems=examined.all_problems(faults_together(config)))
+        return examined._replace(problems=examined.all_problems(wrong_in_combination(config)))
 
     def _read(self, path: Path) -> None:
+        """Take the values of a file; one that cannot be read is a problem."""
         try:
             table = read_file(path)
         except ConfigError as error:
@@ -132,6 +134,7 @@ class _Examination:
             self._take(keys, value, self._file_place(keys))
 
     def _take(self, keys: Keys, value: Any, origin: str) -> None:
+        """Take one value, or note why it cannot be one. origin: where it stands, for a person."""
         alone: dict[str, Any] = {}
         put(alone, keys, value)
         try:
@@ -149,6 +152,7 @@ class _Examination:
         self._origins[keys] = origin
 
     def _file_place(self, keys: Keys) -> str:
+        """Return file and line of a key, or of the nearest table around it."""
         for length in range(len(keys), 0, -1):
             line = self._lines.get(keys[:length])
             if line is not None:
@@ -172,6 +176,7 @@ class _Examination:
             yield Setting(key, MASK if secret else value, self._origin(keys))
 
     def _origin(self, keys: Keys) -> str:
+        """Return where the value of a key comes from, or that of the nearest table around it."""
         for length in range(len(keys), 0, -1):
             origin = self._origins.get(keys[:length])
             if origin is not None:
@@ -217,6 +222,7 @@ def lines_of(text: str) -> dict[Keys, int]:
 
 
 def _path(line: str) -> Keys:
+    """Return the keys that a line of TOML names, outermost first; none: it names none."""
     keys: list[str] = []
     try:
         inner: Any = tomllib.loads(line)
@@ -232,6 +238,7 @@ def _path(line: str) -> Keys:
 
 
 def _is_whole(value: str) -> bool:
+    """Whether a text is a whole value of TOML, so that its lines are read."""
     try:
         tomllib.loads(f"value = {value}")
     except tomllib.TOMLDecodeError:

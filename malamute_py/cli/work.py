@@ -227,6 +227,7 @@ class _Crew:
             say(f"{self._service}: {self._summary()}")
 
     def _summary(self) -> str:
+        """Say how many requests had which outcome."""
         counts = self._counts
         parts = [f"{counts['done']:,} done", f"{counts['failed']:,} failed"]
         if counts["returned"]:
@@ -252,6 +253,7 @@ class _Crew:
     # --- in the threads ------------------------------------------------------------------------
 
     def _take_all(self) -> None:
+        """Run one thread: request after request, until the worker stops or has done its number."""
         try:
             while not self._ending.is_set() and self._one_more():
                 request = self._next()
@@ -264,6 +266,7 @@ class _Crew:
             self._stopping.set()
 
     def _one_more(self) -> bool:
+        """Whether this thread may take another request, which counts as taken from now on."""
         with self._lock:
             if self._left is None:
                 return True
@@ -271,6 +274,7 @@ class _Crew:
             return self._left >= 0
 
     def _next(self) -> SyncRequest | None:
+        """Wait for a request; None: the worker is ending, or gets none any more."""
         while not self._ending.is_set():
             try:
                 return self._worker.next(_TAKE_MS)
@@ -279,6 +283,7 @@ class _Crew:
         return None
 
     def _handle(self, request: SyncRequest) -> None:
+        """Run the command for one request, and note the outcome."""
         began = time.monotonic()
         with self._lock:
             self._running[request.number] = (request, began)
@@ -303,7 +308,12 @@ class _Crew:
         return outcome, reason
 
     def _run(self, request: SyncRequest, began: float, trace: Mapping[str, str]) -> tuple[str, str]:
-        """Run the command. trace: variables by which it continues the request's trace."""
+        """Run the command for one request and answer it; returns the outcome and its reason.
+
+        began: time.monotonic() at the start. Raises CommandFailed: the command cannot be run at
+        all.
+        trace: variables by which it continues the request's trace.
+        """
         blobs = request.parts
         if len(blobs) != 1:
             return self._failed(request, f"its body is a list of {len(blobs)} blobs, not one")
@@ -355,6 +365,7 @@ class _Crew:
         return self._failed(request, ran.last_words or _ending(ran.code))
 
     def _over(self, request: SyncRequest, began: float) -> str:
+        """Say why a running command has to stop: its request is gone, late, or the worker ends."""
         if request.cancelled():
             return _GONE
         if self._timeout_s is not None and time.monotonic() - began >= self._timeout_s:
@@ -362,6 +373,7 @@ class _Crew:
         return _SHUTDOWN if self._stopping.is_set() else ""
 
     def _done(self, request: SyncRequest, body: bytes, replies: _Replies | None) -> tuple[str, str]:
+        """Send what the command wrote as the reply; returns the outcome and its reason."""
         try:
             taken = (
                 replies.end() if replies is not None else request.reply(body, wait=True) is not None
@@ -375,6 +387,7 @@ class _Crew:
         return ("failed" if request.fail(short, wait=True) else "gone"), short
 
     def _note(self, request: SyncRequest, outcome: str, reason: str, spent_ms: int) -> None:
+        """Count and print the outcome of one request."""
         with self._lock:
             self._counts[outcome] += 1
             if self._json:
@@ -395,6 +408,7 @@ class _Crew:
 
 
 def _ending(code: int) -> str:
+    """Say how a command ended, by its exit code or signal."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -455,6 +469,7 @@ class _Words:
             self._rest = b""
 
     def _line(self, line: bytes) -> None:
+        """Print a line that the command wrote to its standard error."""
         if sys.stderr.isatty():
             self._progress.say(line.decode("utf-8", "backslashreplace").translate(ESCAPES))
         else:

@@ -16,7 +16,7 @@ from malamute_py.client.arguments import duration, reason_of
 from malamute_py.client.session.acknowledgements import AckForm, Acknowledging, Acks
 from malamute_py.client.session.events import Event, Settled
 from malamute_py.client.session.lanes import Lane
-from malamute_py.client.session.offer import (
+from malamute_py.client.session.offer_options import (
     COMPLETED,
     FAILED,
     RELEASED,
@@ -123,6 +123,7 @@ class Offerings(Acknowledging):
         return True
 
     def _told_late(self, row: OutgoingRow) -> None:
+        """Tell the caller of a reply, if one waits, that the reply came too late (None)."""
         if row.token.caller is not None:
             self.emit(Settled([(row.token.caller, None)]))
 
@@ -157,7 +158,10 @@ class Offerings(Acknowledging):
         return True
 
     def end_at_last(self, request: RequestBase) -> None:
-        """Send how it ends, or tell its caller why that is not sent."""
+        """Send the end of a request whose replies are all answered, if it may be sent still.
+
+        Else its caller is told why not.
+        """
         offering, end = request.offering, request.end
         assert end is not None
         form, token = end
@@ -169,7 +173,7 @@ class Offerings(Acknowledging):
             self.emit(Settled([(token, closed if offering.ended else False)]))
 
     def drop_replies(self, request: RequestBase) -> None:
-        """One of its replies came too late: those that wait after it do not leave."""
+        """Withdraw the replies that wait after one that came too late; their callers get None."""
         pairs: list[tuple[Any, Any]] = []
         for lane in self._lanes.values():
             if lane.gate is not request.offering:
@@ -228,7 +232,10 @@ class Offerings(Acknowledging):
             )
 
     def report(self, request: RequestBase, state: int, token: Any = None) -> bool:
-        """Received, or renewed; its token gets True, or False: it is not ours any more."""
+        """Report a request as received, or renew its lease; False: it has had its end already.
+
+        state: RECEIVED or RENEWED. token: gets True; False: the request is another worker's by now.
+        """
         offering = request.offering
         if offering.ended or request.finished:
             return False
@@ -285,7 +292,7 @@ class Offerings(Acknowledging):
         self._holding[offering] = None
 
     def over(self, offering: Offering) -> None:
-        """An offer ended."""
+        """Forget an offer that has ended; callers that wait for something of it get its error."""
         self._offerings.pop(offering, None)
         self._holding.pop(offering, None)
         self._draining.pop(offering, None)
@@ -300,11 +307,11 @@ class Offerings(Acknowledging):
 
     @property
     def idle(self) -> bool:
-        """Everything that was said is confirmed, and no offer drains or is being closed."""
+        """Whether all that was sent is confirmed, and no offer drains or is being closed."""
         return super().idle and not self._draining and not self._closing
 
     def take(self, now_ms: int, out: CommandSink) -> bool:
-        """Renew leases, acknowledge, end what is closed."""
+        """Renew leases that are due, send acknowledgements, and end offers that were closed."""
         for offering in list(self._holding):
             if not offering.in_hand:
                 del self._holding[offering]

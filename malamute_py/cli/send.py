@@ -224,6 +224,7 @@ class _Sending:
         return INTERRUPTED if interrupted else 0
 
     def _note(self, told: list[Confirmation], bodies: list[bytes]) -> None:
+        """Count messages that were taken. told: their confirmations."""
         self._count += len(bodies)
         self._bytes += sum(map(len, bodies))
         for each in told:
@@ -257,6 +258,7 @@ class _Sending:
         return f", to be delivered {time_text(self._at_ms)}" if self._at_ms else ""
 
     def _tell(self) -> None:
+        """Print how many messages were sent, their numbers, and how long that took."""
         spent_ms = round((time.monotonic() - self._began) * 1000)
         if not self._json and not output.on_terminal():
             cells = [self._mailbox, self._count, self._level]

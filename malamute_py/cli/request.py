@@ -136,6 +136,7 @@ def request(
 
 
 def _own_mailbox(client: SyncClient) -> None:
+    """Raise CommandFailed for a client without an identity: replies have nowhere to go."""
     if client.welcome is None or not client.welcome.identity:
         raise CommandFailed(
             "where are the replies to go? this client has no identity, and so no mailbox of its"
@@ -153,6 +154,7 @@ def _submit(
     reply_to: str,
     as_json: bool,
 ) -> None:
+    """Send a request whose replies another program reads, and print its number."""
     told = client.submit(
         service, body, request_timeout_ms=timeout_ms, reply_to=reply_to, timeout_ms=30_000,
         **options,
@@ -190,6 +192,11 @@ def _ask(
     show: Callable[[list[Any]], None],
     typed: str,
 ) -> None:
+    """Send a request and show each reply as it comes. Raises CommandFailed, Timeout.
+
+    stream: several replies are taken, else one. typed: the words of the timeout option, for the
+    error.
+    """
     from malamute_py.client.session.letters import RequestFailed
 
     began = time.monotonic()
@@ -219,6 +226,7 @@ def _ask(
 
 
 def _failed(kind: str) -> str:
+    """Say what became of a request that the service gave no answer to."""
     return {
         "failed": "gave it up",
         "attempts": "gave it up after too many tries",

@@ -11,7 +11,7 @@ from malamute_protocol.batch import encode
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.client.session.calls import make_row
 from malamute_py.client.session.events import Warned
-from malamute_py.client.session.offer import OfferOptions
+from malamute_py.client.session.offer_options import OfferOptions
 from malamute_py.client.session.offering import ReplyToken, RequestBase
 from malamute_py.client.session.publisher import level_number
 from malamute_py.client.words import ConfirmAt
