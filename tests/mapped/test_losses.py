@@ -622,6 +622,33 @@ def test_damage_that_only_a_later_batch_proves_is_stepped_over(tmp_path: Path) -
     assert notes.gone() == [(10, 11, "damaged")]
 
 
+@pytest.mark.parametrize("pattern", [None, "wanted", "other"])
+def test_damage_that_a_start_left_out_of_the_index_is_named_whatever_is_selected(
+    tmp_path: Path, pattern: str | None
+) -> None:
+    log, notes = Log(tmp_path / "data", SETTINGS), Noted()
+    trades = log.create("trades")
+    log.fill(trades, 10)
+    begin = log.ring("main").end_lsn
+    log.fill(trades, 3)
+    log.ring("main").sync()
+    log.fill(trades, 3)
+    log.journal._release()
+    flip(log, begin + 400)
+    log.open()
+    log.put(trades, b"here", subject="wanted")
+    log.fill(trades, 100)
+    log.tidy()
+    with open_reader(log.path) as reader:
+        chosen = {} if pattern is None else {"pattern": pattern}
+        reading = reader.read("trades", until="tail", on_notice=notes.append, **chosen)
+        found = [offset for offset, _ in records(reading)]
+    everything = [*range(10), *range(11, 117)]
+    assert found == {None: everything, "wanted": [16], "other": []}[pattern]
+    assert notes.gone() == [(10, 11, "damaged")]
+    log.close()
+
+
 def test_a_torn_end_is_no_damage(tmp_path: Path) -> None:
     log, notes = Log(tmp_path / "data", SETTINGS), Noted()
     trades = log.create("trades")
