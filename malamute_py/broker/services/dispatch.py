@@ -459,7 +459,10 @@ class Dispatch(Generic[Batch, Worker]):
         self.direct = {}
 
     def waits_no_more(self, queue: SubjectQueue[Batch, Worker]) -> None:
-        """Note that a queue with a priority is empty: new batches may go past it."""
+        """Note that no request with a priority waits in a queue any more.
+
+        When none waits in any queue, new batches go straight to ready workers again (`direct`).
+        """
         self.prior.pop(queue, None)
         if not self.prior:
             self.direct = self.offers

@@ -916,7 +916,10 @@ class Steps(Lanes[OutgoingSteps]):
     # --- the link ---------------------------------------------------------------------------
 
     def link_up(self, welcome: Welcome) -> None:
-        """Send unconfirmed steps again, of as many parts as fit into a message beside ATOMIC."""
+        """Send unconfirmed steps again, now that the broker has said what a message may hold.
+
+        Of parts, a message takes as many as fit beside ATOMIC; a step gathers PARTS_MAX at most.
+        """
         super().link_up(welcome)
         self._message_parts_max = min(
             welcome.message_commands_max - 1, DEFAULT_LIMITS.step_parts_max
