@@ -126,7 +126,7 @@ class Refusals:
         }
 
     def counts(self, now_ms: int) -> list[tuple[str, str, int]]:
-        """Return (ring, code, count) of a period that is over, beyond those reported before."""
+        """Return (ring, code, count of refusals) of a period that is over; each is told once."""
         if now_ms - self._since_ms < self._period_ms:
             return []
         self._since_ms = now_ms

@@ -83,7 +83,10 @@ class StreamTable:
             state.next = max(state.next, stamp.next_offset)
 
     def note_span(self, number: int, span: Span) -> None:
-        """Note the records that a segment holds of a stream; segments come oldest first."""
+        """Take in what a whole segment has of a stream, by its index, at a start.
+
+        Segments come oldest first: the first one that has records of the stream decides `kept`.
+        """
         state = self.state(number)
         if state.kept < 0:
             state.kept = span.first

@@ -37,8 +37,9 @@ class FieldsKind(PatternKind):
 
     def predicate(self, canonical: Canonical) -> Predicate:
         """Return a predicate that looks the names up."""
-        wanted = tuple((c[0], c[1] if len(c) == 2 else None) for c in canonical[2])
-        if canonical[1] == "all":
+        _, mode, criteria = canonical
+        wanted = tuple((c[0], c[1] if len(c) == 2 else None) for c in criteria)
+        if mode == "all":
 
             def holds_all(keys: Keys, fields: Fields) -> bool:
                 """Whether a record has all of the wanted fields, with the wanted values."""
@@ -64,7 +65,8 @@ class FieldsKind(PatternKind):
 
     def filing(self, canonical: Canonical) -> Filing:
         """File `all` under one conjunction, and `any` under one for each criterion."""
-        facts: list[Fact] = [c[0] if len(c) == 1 else (c[0], c[1]) for c in canonical[2]]
-        if canonical[1] == "all":
+        _, mode, criteria = canonical
+        facts: list[Fact] = [c[0] if len(c) == 1 else (c[0], c[1]) for c in criteria]
+        if mode == "all":
             return Filing((frozenset(facts),), exact=True)
         return Filing(tuple(frozenset((fact,)) for fact in facts), exact=True)

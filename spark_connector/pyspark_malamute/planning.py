@@ -146,6 +146,8 @@ def ask_plan(
 def joined(plan: ReadPlan, more: ReadPlan, split_bytes: int) -> ReadPlan:
     """One plan of two, the second of which begins where the first ends.
 
+    One answer of the broker may end before the caps of a micro-batch are reached.
+
     split_bytes: where the two meet, splits that come to no more become one; one without bytes
     stays apart, since it needs no task.
     """

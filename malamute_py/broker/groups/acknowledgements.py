@@ -195,7 +195,7 @@ class Acknowledgements:
                 group.slots.back(slots_of(page, held))
         if late:
             self.reader.put_off(group, late, after_ms)
-        self.reader.gone_by(group)
+        self.reader.drop_gone(group)
         self.reader.wake(group)
 
 

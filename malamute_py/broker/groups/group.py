@@ -661,7 +661,7 @@ class Group:
     def acknowledged(self, picked: Picked) -> None:
         """Note that the acknowledgement of these records is in the log."""
         for page, mask in picked:
-            self.holdings.left(page, mask)
+            self.holdings.have_left(page, mask)
             if self.slots is not None:
                 self.slots.done(slots_of(page, mask))
 

@@ -554,11 +554,11 @@ class Groups:
             self._returns.count(group, released, DIED)
 
     def _parted(self, group: Group, member: Member, held: int, why: str, count: int) -> None:
-        """Report that members of one link have left a group, and let the group go on.
+        """Let a group go on without members of one link, and report that they have left.
 
         member: one of them. held: records that they held in all. count: how many members left.
         """
-        self.reader.gone_by(group)
+        self.reader.drop_gone(group)
         if not group.members and group.waker is not None:
             group.stream.audience.remove_reader(group.waker, group.durable)
             group.waker = None
@@ -584,7 +584,7 @@ class Groups:
         released = group.give_up_absent_holder()
         if group.counts:
             self._returns.count(group, released, DIED)
-        self.reader.gone_by(group)
+        self.reader.drop_gone(group)
         self._holders.settle(group)
         self.reader.wake(group)
 
@@ -615,7 +615,7 @@ class Groups:
     def trimmed(self, stream: Stream) -> None:
         """Drop records of groups that the journal has dropped."""
         for group in self._groups.of(stream.number):
-            self.reader.gone_by(group)
+            self.reader.drop_gone(group)
 
     def schema_changed(self, stream: Stream, number: int, schema: bytes) -> None:
         """Tell the members of a stream's groups of a new version of its schema."""

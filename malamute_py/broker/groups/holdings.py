@@ -276,7 +276,7 @@ class Holdings:
         page.leaving |= mask
         self.leaving += mask.bit_count()
 
-    def left(self, page: Page, mask: int) -> None:
+    def have_left(self, page: Page, mask: int) -> None:
         """Note that offsets on their way out are done."""
         page.leaving &= ~mask
         page.open &= ~mask

@@ -106,7 +106,7 @@ class GroupReader:
         if after_ms > 0:
             self.put_off(group, picked, after_ms)
         group.dying = bool(group.row.tries)
-        self.gone_by(group)
+        self.drop_gone(group)
         self.wake(group)
 
     def put_off(self, group: Group, late: Picked, after_ms: int) -> None:
@@ -125,7 +125,7 @@ class GroupReader:
             if due and group.slots is not None:
                 group.slots.due(slots_of(page, due))
         group.dying = bool(group.row.tries)
-        self.gone_by(group)
+        self.drop_gone(group)
         self.wake(group)
 
     def serve(self) -> None:
@@ -572,8 +572,8 @@ class GroupReader:
 
     # --- what is gone -------------------------------------------------------------------------
 
-    def gone_by(self, group: Group) -> None:
-        """Drop waiting records before the stream's first offset."""
+    def drop_gone(self, group: Group) -> None:
+        """Drop a group's records before the stream's first offset, and tell members of the gap."""
         self._drop_before(group, group.stream.first_to_read(self._shard.now_ms))
 
     def _drop_before(self, group: Group, first: int) -> None:

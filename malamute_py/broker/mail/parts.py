@@ -27,16 +27,17 @@ class Putting(_OfMailbox):
     """One put on its way into a mailbox."""
 
     put: MailPut
-    mask: int = 0
-    """Rows that are messages and are weighed when they come; 0: all rows, weighed already."""
+    weighed_later: int = 0
+    """Rows that are messages, whose bytes count for the sender once they are in the mailbox; 0: all
+    rows are messages, and their bytes count from the time at which the put is taken."""
     creates: bool = False
     """Whether the part creates the mailbox."""
 
     def taken(self, part: Part) -> None:
-        """Reserve room."""
+        """Reserve room in the mailbox, and count the bytes for the sender unless that is later."""
         put = self.put
         self.messages.mailboxes.reserve(self.mailbox, put.count, put.size)
-        if not self.mask:
+        if not self.weighed_later:
             self._weigh(put.size)
 
     def _weigh(self, size: int) -> None:
@@ -68,7 +69,7 @@ class Putting(_OfMailbox):
             if mailbox.state != STANDING:
                 mailboxes.stands(mailbox)
             messages.bodies.keep(base, part.stamp, part.frame, part.content)
-        messages.arrived(mailbox, base, self.mask)
+        messages.arrived(mailbox, base, self.weighed_later)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
         """Give the room back."""
@@ -77,7 +78,7 @@ class Putting(_OfMailbox):
             # Otherwise another bundle, which the journal accepted, has created it.
             mailbox.state = DRAFT
         self.messages.mailboxes.unreserve(mailbox, put.count, put.size)
-        if not self.mask:
+        if not self.weighed_later:
             self._weigh(-put.size)
         self.messages.mailboxes.unused(mailbox)
 

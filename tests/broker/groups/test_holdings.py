@@ -176,7 +176,7 @@ def test_holdings_agree_with_a_dictionary(seed: int) -> None:
                         holdings.wait(page, mask)
                         continue
                     holdings.leave(page, mask)
-                    holdings.left(page, mask)
+                    holdings.have_left(page, mask)
                 for offset in some:
                     if what == "done":
                         del model.where[offset]
@@ -216,7 +216,7 @@ def test_everything_acknowledged_needs_no_page() -> None:
         for page, mask in picked:
             holdings.unhand(page, "a", mask)
             holdings.leave(page, mask)
-            holdings.left(page, mask)
+            holdings.have_left(page, mask)
         holdings.tidy()
         assert len(holdings.pages) <= 1
     assert holdings.low == holdings.read == 40_000
