@@ -102,7 +102,7 @@ LOOK_INSIDE := tests/broker/log/test_steps.py::test_a_step_that_is_too_large_is_
 REPLACES := tests/simulation/test_plants.py tests/broker/subscriptions/test_gathering.py \
     tests/broker/subscriptions/test_matching.py tests/broker/test_containment.py \
     tests/broker/test_proportion.py tests/broker/test_random_crowd.py tests/broker/test_shares.py \
-    tests/client/test_internal_ends.py
+    tests/client/test_internal_ends.py tests/broker/groups/test_random_dead_letters.py
 
 test-compiled: $(DEV_STAMP) ## the tests of what is compiled, over the compiled modules
 	@$(PY) hatch_build.py --required

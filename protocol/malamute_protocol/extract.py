@@ -1,10 +1,10 @@
 """Extraction: a derived batch that holds only the selected rows of another.
 
 Owns the gathering of rows from columns, for one selection (`extract`) or for many that take a few
-rows each of one batch (`Scatter`), and the copying of rows into a content that stands by itself. The rule: a derived batch
-keeps the offsets, times and headers of its rows, compacts the header tables, has checksums of its
-own, and carries properties as the bytes that they are; batches with a codec or an Arrow body are
-never extracted from. Source: SPEC.md, section 5.7.
+rows each of one batch (`Scatter`), and the copying of rows into a content that stands by itself.
+The rule: a derived batch keeps the offsets, times and headers of its rows, compacts the header
+tables, has checksums of its own, and carries properties as the bytes that they are; batches with a
+codec or an Arrow body are never extracted from. Source: SPEC.md, section 5.7.
 """
 
 from __future__ import annotations

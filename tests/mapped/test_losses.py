@@ -622,9 +622,9 @@ def test_damage_that_only_a_later_batch_proves_is_stepped_over(tmp_path: Path) -
     assert notes.gone() == [(10, 11, "damaged")]
 
 
-@pytest.mark.parametrize("pattern", [None, "wanted", "other"])
+@pytest.mark.parametrize("pattern", ["#", "wanted", "other"])
 def test_damage_that_a_start_left_out_of_the_index_is_named_whatever_is_selected(
-    tmp_path: Path, pattern: str | None
+    tmp_path: Path, pattern: str
 ) -> None:
     log, notes = Log(tmp_path / "data", SETTINGS), Noted()
     trades = log.create("trades")
@@ -640,11 +640,10 @@ def test_damage_that_a_start_left_out_of_the_index_is_named_whatever_is_selected
     log.fill(trades, 100)
     log.tidy()
     with open_reader(log.path) as reader:
-        chosen = {} if pattern is None else {"pattern": pattern}
-        reading = reader.read("trades", until="tail", on_notice=notes.append, **chosen)
+        reading = reader.read("trades", pattern, until="tail", on_notice=notes.append)
         found = [offset for offset, _ in records(reading)]
     everything = [*range(10), *range(11, 117)]
-    assert found == {None: everything, "wanted": [16], "other": []}[pattern]
+    assert found == {"#": everything, "wanted": [16], "other": []}[pattern]
     assert notes.gone() == [(10, 11, "damaged")]
     log.close()
 
