@@ -67,6 +67,21 @@ async def test_streams_with_rings_of_their_own_take_part(connect: Connect, count
     assert await shell.do("transactions") == []
 
 
+@pytest.mark.parametrize("keep", ["", "last-per-subject"])
+async def test_records_for_a_small_ring_leave_in_chunks_that_it_takes(
+    connect: Connect, keep: str
+) -> None:
+    shell = await connect()
+    settings = {"keep": keep} if keep else {}
+    await shell.do("create_stream", "own", ring_bytes=2 << 20, **settings)
+    transaction = await begun(shell)
+    for number in range(18):
+        await shell.call(transaction.publish, "own", b"%02d" % number * 20_000, subject="x")
+    await shell.call(transaction.commit)
+    assert (await shell.do("stream_info", "own")).tail == 18 + bool(keep)
+    assert await shell.do("transactions") == []
+
+
 async def test_a_stream_in_memory_is_refused_by_name(connect: Connect) -> None:
     shell = await connect()
     await shell.do("create_stream", "quick", memory=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from malamute_protocol.content import Content
 from malamute_protocol.errors import BrokerRefused, RevisionConflict
+from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.broker.context import Shard
 from malamute_py.broker.log.newest import Keys, NewestRow, newest_rows
 from malamute_py.broker.log.stream import Stream
@@ -19,6 +20,9 @@ from malamute_py.broker.log.stream import Stream
 RING_PARTS = 32
 """A batch takes at most such a part of its ring, which is half a segment of the smallest rings: a
 copy of it has to fit into a segment."""
+STAGED_PARTS = 4
+"""A staged batch takes at most such a part of its ring, whose segments have a third or more of it,
+or two of the largest batches: the rest is room for the snapshot that a segment begins with."""
 FORGOTTEN_AT_ONCE = 1_000
 """Deleted keys that are forgotten at once at most."""
 UNCONDITIONAL = -1
@@ -109,11 +113,22 @@ class Conditions:
             raise BrokerRefused("limit", "the keys of all streams: streams.all_keys_bytes_max")
 
 
-def check_size(stream: Stream, size: int) -> None:
-    """Raise BrokerRefused `too_large` where a batch is too large for a stream with keys."""
-    most = stream.settings.ring_bytes // RING_PARTS
+def check_size(stream: Stream, size: int, parts: int = RING_PARTS) -> None:
+    """Raise BrokerRefused `too_large` where a batch takes more than such a part of its ring."""
+    most = stream.settings.ring_bytes // parts
     if size > most:
         raise BrokerRefused("too_large", f"a batch of {size} bytes, at most {most} in this ring")
+
+
+def check_staged(stream: Stream, content: Content, keys_max: int) -> None:
+    """Raise BrokerRefused where a ring of a stream's own could never take a staged batch."""
+    size = STAMP_BYTES + content.head.content_bytes
+    if stream.keys is None:
+        check_size(stream, size, STAGED_PARTS)
+        return
+    check_size(stream, size)
+    if content.head.subjects_count > keys_max and len(newest_rows(content, size)) > keys_max:
+        raise BrokerRefused("limit", f"a batch of more than {keys_max} keys: streams.keys_max")
 
 
 def check_ready(stream: Stream, keys: Keys) -> None:

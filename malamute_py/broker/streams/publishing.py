@@ -32,7 +32,7 @@ from malamute_py.broker.ready import (
     Appended,
     AppendRefused,
 )
-from malamute_py.broker.streams.conditions import UNCONDITIONAL, Conditions, check_size
+from malamute_py.broker.streams.conditions import UNCONDITIONAL, Conditions, check_staged
 from malamute_py.broker.streams.producers import FORGOTTEN, Pending, Producers, ProducerStream
 from malamute_py.broker.streams.validation import Validation
 from malamute_py.changelog.records import ProducersForgotten, StreamEdited
@@ -378,8 +378,7 @@ class Publishing:
             )
         if stream.ring.failed is not None:
             raise BrokerRefused(*stream.ring.failed)
-        if stream.keys is not None:
-            check_size(stream, STAMP_BYTES + content.head.content_bytes)
+        check_staged(stream, content, self._shard.settings.keys_max)
 
     def append_staged(
         self, stream: Stream, content: Content, frame: Any, place: ProducerStream

@@ -97,14 +97,27 @@ class Transaction:
     async def _commit(self, timeout_ms: Wait) -> Confirmation:
         """Have the broker decide; what has not left goes along."""
         opened = self._opened
-        staged = opened.was_staged
-        try:
-            return await self._take(opened.commit(), timeout_ms)
-        except BrokerRefused as error:
-            if staged or error.code != "cross_ring":
-                raise
-        # A stream has a ring of its own: what goes there is staged before the commit.
-        return await self._take(opened.commit_staged(), timeout_ms)
+        step = opened.commit()
+        while True:
+            try:
+                return await self._take(step, timeout_ms)
+            except BrokerRefused as error:
+                # Where a stream has a ring of its own, what goes there is staged before the commit.
+                if error.code != "cross_ring" or opened.was_staged:
+                    await self._stage_smaller(error, timeout_ms)
+            step = opened.commit_again()
+
+    async def _stage_smaller(self, error: BrokerRefused, timeout_ms: Wait) -> None:
+        """Stage what was refused in smaller batches. Raises the refusal where that cannot be."""
+        opened = self._opened
+        if error.code != "too_large" or not opened.split():
+            raise error
+        while (step := opened.take_half()) is not None:
+            try:
+                await self._take(step, timeout_ms)
+            except BrokerRefused as again:
+                if again.code != "too_large" or not opened.split():
+                    raise
 
     async def roll_back(self, timeout_ms: Wait = "default") -> None:
         """End it; nothing of it is ever seen. Nothing happens where it is over already."""
@@ -236,8 +249,12 @@ class Transaction:
     async def _arrived(self, timeout_ms: Wait) -> None:
         """Wait until the chunk that is under way was taken. Raises what the broker answered."""
         future, self._step, self._future = self._future, None, None
-        if future is not None:
+        if future is None:
+            return
+        try:
             await self._link.limit(future, timeout_ms, STEP)
+        except BrokerRefused as error:
+            await self._stage_smaller(error, timeout_ms)
 
     async def _take(self, step: Step, timeout_ms: Wait) -> Confirmation:
         """Have a step taken, and wait for its confirm."""

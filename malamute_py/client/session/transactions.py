@@ -4,14 +4,15 @@ Owns the records of one transaction that have not left, and the places of the ba
 rules: records leave in chunks, each a step of its own, which the broker stages; the chunks have
 their places, so that a chunk that is put off does not change the order; what is left at the commit
 leaves in one step with it, and where nothing was staged before, the broker appends it at once; for
-a stream with a ring of its own the broker refuses that, and gets the records staged. No step of a
-transaction is merged with another. Source: SPEC.md, section 4.11.
+a stream with a ring of its own the broker refuses that, and gets the records staged; what is too
+large for a ring leaves again in halves. No step of a transaction is merged with another. Source:
+SPEC.md, section 4.11.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from malamute_protocol.commands import (
     BeginTransaction,
@@ -21,6 +22,8 @@ from malamute_protocol.commands import (
 )
 from malamute_protocol.errors import LocalProtocolError
 from malamute_protocol.limits import Limits
+from malamute_protocol.stamp import STAMP_BYTES
+from malamute_py.client.session.calls import content_count
 from malamute_py.client.session.rows import ROW_BYTES, OutgoingRow
 from malamute_py.client.session.steps import COMMAND, PARTS_MAX, Place, Step, staged
 from malamute_py.client.words import ConfirmAt
@@ -36,8 +39,8 @@ class OpenTransaction:
     """One transaction of a client, from its beginning to its end."""
 
     __slots__ = (
-        "_bytes_max", "_chunk", "_key", "_places", "_rest_of_it", "_rows_max", "confirm", "id",
-        "open",
+        "_bytes_max", "_chunk", "_halves", "_key", "_left", "_left_from", "_places", "_rows_max",
+        "confirm", "id", "open",
     )  # fmt: skip
 
     def __init__(self, id: bytes, key: bytes, confirm: ConfirmAt) -> None:
@@ -50,8 +53,12 @@ class OpenTransaction:
         self._places = 0
         """Batches that were given a place."""
         self._chunk = Step()
-        self._rest_of_it = Step()
-        """Records that left with the commit and were not staged."""
+        self._left = Step()
+        """Records that left last: they leave again where the broker refuses them."""
+        self._left_from = 0
+        """Place of the first batch that left last."""
+        self._halves: list[Step] = []
+        """Records that the broker refused as too large, in smaller chunks, the first one last."""
         self._bytes_max, self._rows_max = CHUNK_BYTES, CHUNK_ROWS
 
     # --- records ---------------------------------------------------------------------------
@@ -113,43 +120,71 @@ class OpenTransaction:
     def take(self) -> Step:
         """Return the step in which the records leave that have gathered."""
         # The log has stages in front of the commit, whose confirm so covers them, too.
-        return self._named(self._staging("stored"))
+        chunk, self._chunk = self._chunk, Step()
+        return self._named(self._staging(chunk, "stored"))
 
     def commit(self) -> Step:
         """Return the step that commits the transaction, with the records that have not left."""
         self.check_open()
-        step = self._staging(self.confirm) if self._places else self._rest()
+        chunk, self._chunk = self._chunk, Step()
+        step = self._staging(chunk, self.confirm) if self._places else self._rest(chunk)
         self.open = False
         return self._named(step, CommitTransaction(self.id, self._places, 0))
 
-    def commit_staged(self) -> Step:
-        """Return the step that commits, and stages the records that the last one published."""
-        self._chunk, self._rest_of_it = self._rest_of_it, Step()
-        step = self._staging(self.confirm)
+    def commit_again(self) -> Step:
+        """Return the step that commits, and stages what the last one was to publish or stage."""
+        step = self._staging(self._left, self.confirm)
         return self._named(step, CommitTransaction(self.id, self._places, 0))
+
+    def split(self) -> bool:
+        """Split what the broker refused as too large into two; False: it is one record or none.
+
+        `take_half` takes the halves out; later chunks are smaller from the start.
+        """
+        left, self._left = self._left, Step()
+        rows = [(place, row) for place, rows in left.parts.items() for row in rows]
+        if len(rows) < 2:
+            return False
+        self._places = self._left_from
+        self._bytes_max = min(self._bytes_max, left.size // 2)
+        first, second = Step(), Step()
+        for at, (place, row) in enumerate(rows):
+            last = at == len(rows) - 1
+            half = second if last or (first.count and first.size >= left.size // 2) else first
+            _put(half, place, row)
+        self._halves += [second, first]
+        return True
+
+    def take_half(self) -> Step | None:
+        """Return the step in which the next half of what was too large leaves; None: all have."""
+        if not self._halves:
+            self._left = Step()
+            return None
+        return self._named(self._staging(self._halves.pop(), "stored"))
 
     def roll_back(self) -> Step:
         """Return the step that ends the transaction without effect."""
         self.open = False
         self._chunk = Step()
+        self._halves.clear()
         return self._step("stored", RollBackTransaction(self.id, 0))
 
-    def _staging(self, confirm: ConfirmAt) -> Step:
-        """Return a step that stages what has gathered."""
-        chunk, step = self._chunk, Step(confirm)
+    def _staging(self, chunk: Step, confirm: ConfirmAt) -> Step:
+        """Return a step that stages a chunk."""
+        step = Step(confirm)
+        self._left, self._left_from = chunk, self._places
         for place, rows in chunk.parts.items():
             step.parts[staged(place, self.id, self._places)] = rows
             self._places += 1
         step.size, step.count, step.choosy = chunk.size, chunk.count, chunk.choosy
-        self._chunk = Step()
         return step
 
-    def _rest(self) -> Step:
-        """Return a step that publishes what has gathered."""
-        chunk, step = self._chunk, Step(self.confirm)
+    def _rest(self, chunk: Step) -> Step:
+        """Return a step that publishes a chunk."""
+        step = Step(self.confirm)
         step.parts, step.size, step.count = dict(chunk.parts), chunk.size, chunk.count
         step.choosy = chunk.choosy
-        self._chunk, self._rest_of_it = Step(), chunk
+        self._left, self._left_from = chunk, self._places
         return step
 
     def _step(self, confirm: ConfirmAt, command: Command) -> Step:
@@ -164,3 +199,15 @@ class OpenTransaction:
         number = int.from_bytes(self._key, "big") + 1
         self._key = (number % (1 << 8 * len(self._key))).to_bytes(len(self._key), "big")
         return step
+
+
+def _put(chunk: Step, place: Place, row: Any) -> None:
+    """Add a row, or an encoded content, at the place where it was in another chunk."""
+    chunk.parts.setdefault(place, []).append(row)
+    if isinstance(row, OutgoingRow):
+        chunk.size += row.size + ROW_BYTES
+        chunk.count += 1
+    else:
+        chunk.size += len(row) + STAMP_BYTES
+        chunk.count += content_count(row)
+        chunk.choosy = True

@@ -97,14 +97,27 @@ class SyncTransaction:
     def _commit(self, timeout_ms: Wait) -> Confirmation:
         """Have the broker decide; what has not left goes along."""
         opened = self._opened
-        staged = opened.was_staged
-        try:
-            return self._take(opened.commit(), timeout_ms)
-        except BrokerRefused as error:
-            if staged or error.code != "cross_ring":
-                raise
-        # A stream has a ring of its own: what goes there is staged before the commit.
-        return self._take(opened.commit_staged(), timeout_ms)
+        step = opened.commit()
+        while True:
+            try:
+                return self._take(step, timeout_ms)
+            except BrokerRefused as error:
+                # Where a stream has a ring of its own, what goes there is staged before the commit.
+                if error.code != "cross_ring" or opened.was_staged:
+                    self._stage_smaller(error, timeout_ms)
+            step = opened.commit_again()
+
+    def _stage_smaller(self, error: BrokerRefused, timeout_ms: Wait) -> None:
+        """Stage what was refused in smaller batches. Raises the refusal where that cannot be."""
+        opened = self._opened
+        if error.code != "too_large" or not opened.split():
+            raise error
+        while (step := opened.take_half()) is not None:
+            try:
+                self._take(step, timeout_ms)
+            except BrokerRefused as again:
+                if again.code != "too_large" or not opened.split():
+                    raise
 
     def roll_back(self, timeout_ms: Wait = "default") -> None:
         """End it; nothing of it is ever seen. Nothing happens where it is over already."""
@@ -232,8 +245,12 @@ class SyncTransaction:
     def _arrived(self, timeout_ms: Wait) -> None:
         """Wait until the chunk that is under way was taken. Raises what the broker answered."""
         pending, self._step, self._future = self._future, None, None
-        if pending is not None:
+        if pending is None:
+            return
+        try:
             pending.result(timeout_ms, STEP)
+        except BrokerRefused as error:
+            self._stage_smaller(error, timeout_ms)
 
     def _take(self, step: Step, timeout_ms: Wait) -> Confirmation:
         """Have a step taken, and wait for its confirm."""

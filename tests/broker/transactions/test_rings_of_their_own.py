@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from malamute_protocol import commands as wire
+from malamute_protocol.encode import encode
 from malamute_py.broker.streams.arrivals import MARK
 from tests.broker.shell import bodies
 from tests.broker.transactions.test_transactions import ID, World, code, of_bodies
@@ -277,6 +278,25 @@ def test_a_batch_that_a_ring_of_keys_cannot_take_is_refused_when_it_is_staged() 
     world.shell.send(1, wire.CreateStream(1, "state", settings))
     world.begin()
     assert code(world.stage("state", [b"x" * 40_000])) == "too_large"
+
+
+def test_a_batch_is_refused_when_it_is_staged_that_no_segment_of_its_ring_has_room_for() -> None:
+    world = apart()
+    world.begin()
+    assert code(world.stage("own", [b"x" * (1 << 18)])) == "too_large"
+    assert isinstance(world.stage("own", [b"x" * 260_000]), wire.Confirm)
+
+
+def test_a_batch_of_more_keys_than_a_stream_may_have_is_refused_when_it_is_staged() -> None:
+    world = World(keys_max=2)
+    settings = {"ring_bytes": 1 << 20, "keep": "last-per-subject"}
+    world.shell.send(1, wire.CreateStream(1, "state", settings))
+    world.begin()
+    frame = encode([b"v"] * 3, subject=["a", "b", "c"])
+    stage = wire.Stage(ID, "state", 1, 0)
+    assert code(world.step(stage, frames=[frame])) == "limit"
+    frame = encode([b"v"] * 3, subject=["a", "b", "a"])
+    assert isinstance(world.step(stage, frames=[frame]), wire.Confirm)
 
 
 def test_a_client_cannot_forge_a_mark() -> None:

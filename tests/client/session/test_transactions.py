@@ -115,3 +115,39 @@ def test_what_is_over_takes_no_more_records() -> None:
         transaction.chunk.publish("a", b"1")
     with pytest.raises(LocalProtocolError):
         transaction.commit()
+
+
+def test_what_is_too_large_leaves_again_in_halves_and_in_order() -> None:
+    transaction = opened()
+    for number in range(4):
+        transaction.chunk.publish("own", b"%d" % number * 1_000)
+    transaction.take()
+    transaction.chunk.publish("own", b"later")
+    assert transaction.split()
+    halves: list[Any] = []
+    while (step := transaction.take_half()) is not None:
+        halves += sent(step)[1:]
+    assert halves == [c.Stage(ID, "own", 0, 0), c.Stage(ID, "own", 1, 0)]
+    assert not transaction.split(), "nothing is left that could be smaller"
+    assert transaction.is_full() is False
+    _, *parts = sent(transaction.commit())
+    assert parts == [c.Stage(ID, "own", 2, 0), c.CommitTransaction(ID, 3, 0)]
+
+
+def test_a_commit_that_is_too_large_comes_again_alone_once_its_records_are_staged() -> None:
+    transaction = opened()
+    transaction.chunk.publish("own", b"1")
+    transaction.chunk.publish("own", b"2")
+    transaction.commit()
+    transaction.commit_again()
+    assert transaction.split()
+    while transaction.take_half() is not None:
+        pass
+    assert sent(transaction.commit_again())[1:] == [c.CommitTransaction(ID, 2, 0)]
+
+
+def test_one_record_that_is_too_large_cannot_be_split() -> None:
+    transaction = opened()
+    transaction.chunk.publish("own", b"1")
+    transaction.take()
+    assert not transaction.split()
