@@ -39,6 +39,8 @@ BATCHES_MAX: Final = 256
 """Batches that one bundle appends at most."""
 AHEAD_BYTES: Final = 64 << 20
 """Bytes that were appended and not yet synced from which on the next bundle waits for the disk."""
+_WAITS_MAX: Final = 10
+"""How often a ring may answer `wait` before callers are told that it takes nothing."""
 Staged: TypeAlias = StagedRow | TransactionStaged
 
 
@@ -49,6 +51,10 @@ class _Lane(msgspec.Struct, eq=False):
     queue: deque[Transaction]
     busy: bool = False
     """Whether a bundle is being read, or is on its way to the log, or waits for the disk."""
+    told: str = ""
+    """Code by which the ring has refused since it took something last, and which was reported."""
+    waited: int = 0
+    """How often the ring has asked for patience since then."""
 
 
 class _Bundle(msgspec.Struct, eq=False):
@@ -65,6 +71,8 @@ class _Bundle(msgspec.Struct, eq=False):
     """Code and reason, once a ring of a stream's own has refused a batch."""
     ring: RingState | None = None
     """Ring that the batches were appended to; None: ring main, or no ring."""
+    lost: list[tuple[Stream | None, Staged]] = []
+    """Batches that damage has taken, with their streams."""
 
 
 class Moving:
@@ -117,13 +125,15 @@ class Moving:
 
     def _enter(self, transaction: Transaction, ring: str, failure: tuple[str, str] | None) -> None:
         """Queue a transaction for a ring, unless its commit will never be durable."""
-        # Where ring main has failed before the commit was durable, a start finds it or not.
-        if failure is None:
-            lane = self._lanes.get(ring)
-            if lane is None:
-                lane = self._lanes[ring] = _Lane(ring, deque())
-            lane.queue.append(transaction)
-            self._go_on(lane)
+        if failure is not None:
+            # Ring main has failed before the commit was durable: a start finds the commit or not.
+            self._put_off(transaction, *failure)
+            return
+        lane = self._lanes.get(ring)
+        if lane is None:
+            lane = self._lanes[ring] = _Lane(ring, deque())
+        lane.queue.append(transaction)
+        self._go_on(lane)
 
     def _go_on(self, lane: _Lane) -> None:
         """Read the staged batches of a lane's next bundle, from the transaction whose turn it is.
@@ -163,8 +173,13 @@ class Moving:
             self._append_apart(bundle)
 
     def _later(self, bundle: _Bundle) -> None:
-        """Try a bundle again in a while: its bodies could not be read, or the log refused it."""
-        bundle.lane.queue.appendleft(bundle.transaction)
+        """Try a bundle again in a while: its bodies could not be read, or a ring refused it."""
+        lane, refusal = bundle.lane, bundle.refusal
+        if refusal is None or refusal[0] == "wait":
+            lane.queue.appendleft(bundle.transaction)
+        else:
+            # The ring may take what others have: they have their turn before this one has another.
+            lane.queue.append(bundle.transaction)
         pause_ms = 10 * self._shard.settings.retry_ms
         self._timers.set(self._shard.now_ms + pause_ms, partial(self._resume, bundle.lane))
 
@@ -180,7 +195,7 @@ class Moving:
         for batch, body in zip(bundle.batches, bundle.bodies, strict=True):
             stream = self._catalogue.by_number(batch.stream)
             if body is None:
-                self._lost(bundle.transaction, stream, batch)
+                bundle.lost.append((stream, batch))
             elif stream is not None and not stream.removed:
                 parts.append(self._publishing.later_part(stream, body.content, body.frame))
         self._take_out(bundle, parts)
@@ -213,6 +228,9 @@ class Moving:
     def moved(self, bundle: _Bundle, whole: bool, end_lsn: int) -> None:
         """Take the news that the log has a bundle."""
         transaction, lane = bundle.transaction, bundle.lane
+        lane.told, lane.waited = "", 0
+        for stream, batch in bundle.lost:
+            self._lost(transaction, stream, batch)
         for batch in bundle.batches:
             self._bodies.drop(batch.base)
             transaction.remove(batch)
@@ -265,7 +283,7 @@ class Moving:
             if (batch.stream, batch.base) in self._arrivals:
                 bundle.batches.append(batch)
             elif body is None:
-                self._lost(bundle.transaction, stream, batch)
+                bundle.lost.append((stream, batch))
                 bundle.batches.append(batch)
             elif not self._hand_over(bundle, batch, stream, body):
                 break
@@ -274,9 +292,12 @@ class Moving:
     def _hand_over(self, bundle: _Bundle, batch: Staged, stream: Stream, body: Body) -> bool:
         """Hand one batch to its ring; False: it is refused, and so are those after it."""
         frame = marked(body.frame, batch.base)
+        content = Content(frame)
+        # The marks are no part of the header table: a large one is not read a second time.
+        content.share(body.content.table)
         try:
             self._publishing.append_staged(
-                stream, Content(frame), frame, Arrival(partial(self._arrived, bundle, batch))
+                stream, content, frame, Arrival(partial(self._arrived, bundle, batch))
             )
         except BrokerRefused as error:
             bundle.refusal = error.code, error.reason
@@ -319,15 +340,25 @@ class Moving:
         return all(self._catalogue.by_number(batch.stream) is None for batch in bundle.batches)
 
     def _refused_apart(self, bundle: _Bundle) -> None:
-        """Tell all callers that wait why a ring takes nothing for now; try again in a while."""
+        """Tell all callers that wait why a ring takes nothing for now; try again in a while.
+
+        A ring that asks for patience, as one that is being opened, is given some first.
+        """
         code, reason = bundle.refusal or ("wait", "the ring takes nothing")
-        transaction = bundle.transaction
-        self._shard.counters["transactions_put_off"] += 1
-        self._shard.event(
-            "transaction_put_off", "warning", transaction=transaction.id.hex(),
-            ring=bundle.lane.ring, code=code, reason=reason,
-        )  # fmt: skip
-        self._put_off(transaction, code, reason)
+        transaction, lane = bundle.transaction, bundle.lane
+        if code == "wait" and lane.waited < _WAITS_MAX:
+            lane.waited += 1
+            self._later(bundle)
+            return
+        if lane.told != code:
+            lane.told = code
+            self._shard.counters["transactions_put_off"] += 1
+            self._shard.event(
+                "transaction_put_off", "warning", transaction=transaction.id.hex(),
+                ring=lane.ring, code=code, reason=reason,
+            )  # fmt: skip
+        for waiting in (transaction, *lane.queue):
+            self._put_off(waiting, code, reason)
         self._later(bundle)
 
     def _forget(self, batches: list[Staged], failure: tuple[str, str] | None) -> None:

@@ -146,6 +146,13 @@ class Transactions:
     def _put_off(self, transaction: Transaction, code: str, reason: str) -> None:
         self.put_off(transaction, code, reason)
 
+    def _undecided(self) -> int:
+        """Count the transactions that a client may still commit.
+
+        The others wait for a ring; what they hold is bounded by the bytes that may be staged.
+        """
+        return sum(each.state is not State.COMMITTED for each in self.by_id.values())
+
     def _find(self, link: Link, id: bytes) -> Transaction:
         """Return an open transaction of a link's holder. Raises BrokerRefused."""
         transaction = self.by_id.get(id)
@@ -180,7 +187,7 @@ class Transactions:
                 f"a timeout of {timeout_ms} ms; transactions.timeout_max_ms is "
                 f"{settings.transaction_timeout_max_ms}",
             )
-        if len(self.by_id) >= settings.transactions_max:
+        if len(self.by_id) >= settings.transactions_max <= self._undecided():
             reason = f"at most {settings.transactions_max} transactions"
             raise shard.quotas.over_all(link.owner, "transactions", reason)
         shard.quotas.check(link.owner, "transactions")

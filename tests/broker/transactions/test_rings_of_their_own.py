@@ -303,3 +303,45 @@ def test_a_client_cannot_forge_a_mark() -> None:
     world = apart()
     peer = world.shell.publish(1, "own", [b"1"], tracker=50, producer_id=MARK | 3)
     assert peer.last(wire.Refused).code == "unknown_producer"
+
+
+def test_whoever_waits_behind_a_transaction_that_is_put_off_is_told_too() -> None:
+    world = apart()
+    shell = world.shell
+    shell.refuse[ring_of(world)] = ("full", "no room")
+    for id in (ID, b"second"):
+        world.begin(id=id)
+        world.stage("own", [b"1"], id=id)
+        world.commit(1, id=id)
+    peer = shell.send(1, wire.AwaitTransaction(55, b"second"))
+    for _ in range(3):
+        shell.wait(1_000)
+        shell.send(1, wire.Ping())
+    codes = [each.code for each in peer.commands if isinstance(each, wire.Refused)]
+    assert codes == ["put_off"]
+    assert len(shell.events_of("transaction_put_off")) == 1, "once for each code, not for each try"
+
+
+def test_transactions_that_a_ring_puts_off_take_no_place_of_open_ones() -> None:
+    world = apart(transactions_max=2)
+    world.shell.refuse[ring_of(world)] = ("full", "no room")
+    for id in (b"1", b"2"):
+        world.begin(id=id)
+        world.stage("own", [b"1"], id=id)
+        world.commit(1, id=id)
+    world.shell.hello(3, identity="other")
+    assert isinstance(world.begin(id=b"3", link=3), wire.Confirm)
+
+
+def test_a_caller_is_told_when_ring_main_fails_before_the_commit_is_durable() -> None:
+    world = apart()
+    shell = world.shell
+    world.begin()
+    world.stage("own", [b"1"])
+    shell.auto_sync = False
+    world.commit(1)
+    peer = shell.send(1, wire.AwaitTransaction(55, ID))
+    shell.broker.ring_failed("main", "journal_failed", "gone")
+    shell.run()
+    refused = [each for each in peer.commands if isinstance(each, wire.Refused)]
+    assert [each.code for each in refused if each.reference == 55] == ["put_off"]
