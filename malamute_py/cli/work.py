@@ -242,7 +242,10 @@ class _Crew:
         )
 
     def _ask(self) -> None:
-        """Ask which of the requests that run long are not ours any more."""
+        """Renew the leases of requests that run long.
+
+        The client notes those that the broker has taken away; their answers are refused then.
+        """
         now = time.monotonic()
         with self._lock:
             long = [each for each, began in self._running.values() if now - began >= _ASK_EVERY_S]

@@ -75,7 +75,10 @@ class Slots:
         self.settle()
 
     def settle(self) -> None:
-        """Move slots to the members that they are to belong to, unless records are in hand."""
+        """Move slots to the members that they are to belong to, unless records are in hand.
+
+        Until then a slot has no owner, so that none of its records is handed out.
+        """
         free = (self.held == 0) | (self._holder == self._target)
         free &= self._late == 0
         self.owner = np.where(free, self._target, np.int16(NOBODY))

@@ -65,7 +65,8 @@ class OutgoingReplies(KeyedBatch):
     def refused(self, error: BrokerRefused, now_ms: int) -> None:
         """Settle, repeat or give up replies that the broker refused.
 
-        A service in memory takes no steps and no level: the replies leave without them.
+        A service in memory takes no steps and no level: the replies leave again without them, for
+        which the refusal becomes `wait`. `conflict` says that another has answered the request.
         """
         if (
             not self.last
