@@ -66,8 +66,8 @@ class OutgoingReplies(KeyedBatch):
         """Settle, repeat or give up replies that the broker refused.
 
         A service in memory takes no steps and no level: the replies leave again without them, for
-        which the refusal becomes `wait`. A key that was used for another reply (`conflict`) is told as
-        `not_held`.
+        which the refusal becomes `wait`. A key that was used for another reply (`conflict`) is told
+        as `not_held`.
         """
         if (
             not self.last
