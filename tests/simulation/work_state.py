@@ -321,7 +321,7 @@ class State:
             for number in self._of(base, rows, lambda job: bool(job.holder)):
                 job = self._job(number, "received")
                 if not job.holder:
-                    raise Violation("two_hands", f"request {number} is received, nobody has it")
+                    raise Violation("two_hands", f"request {number} is received, no worker has it")
                 job.received = True
 
     def _work_returned(self, change: r.WorkReturned, lsn: int) -> None:
@@ -329,7 +329,9 @@ class State:
             for number in self._of(base, rows, lambda job: bool(job.holder)):
                 job = self._job(number, f"returned ({change.why})")
                 if not job.holder:
-                    raise Violation("two_hands", f"request {number} comes back from nobody")
+                    raise Violation(
+                        "two_hands", f"request {number} comes back, and no worker had it"
+                    )
                 job.spared = job.spared or change.why in ("withdrawn", "released", "requeued")
                 if change.why == "released" or (change.why == "withdrawn" and not job.received):
                     # It was not begun, or its worker stopped: that was no attempt.

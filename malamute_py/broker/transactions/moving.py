@@ -175,12 +175,15 @@ class Moving:
     def _later(self, bundle: _Bundle) -> None:
         """Try a bundle again in a while: its bodies could not be read, or a ring refused it."""
         lane, refusal = bundle.lane, bundle.refusal
-        if refusal is None or refusal[0] == "wait":
+        pause_ms = 10 * self._shard.settings.retry_ms
+        if refusal is None:
             lane.queue.appendleft(bundle.transaction)
+        elif refusal[0] == "wait":
+            lane.queue.appendleft(bundle.transaction)
+            pause_ms = self._shard.settings.retry_ms
         else:
             # The ring may take what others have: they have their turn before this one has another.
             lane.queue.append(bundle.transaction)
-        pause_ms = 10 * self._shard.settings.retry_ms
         self._timers.set(self._shard.now_ms + pause_ms, partial(self._resume, bundle.lane))
 
     def _resume(self, lane: _Lane) -> None:

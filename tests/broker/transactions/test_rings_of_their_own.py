@@ -345,3 +345,18 @@ def test_a_caller_is_told_when_ring_main_fails_before_the_commit_is_durable() ->
     shell.run()
     refused = [each for each in peer.commands if isinstance(each, wire.Refused)]
     assert [each.code for each in refused if each.reference == 55] == ["put_off"]
+
+
+def test_a_ring_that_asks_for_patience_is_given_some_before_a_caller_is_told() -> None:
+    world = apart()
+    shell = world.shell
+    shell.refuse[ring_of(world)] = ("wait", "it is being opened")
+    world.begin()
+    world.stage("own", [b"1"])
+    world.commit(1)
+    peer = shell.send(1, wire.AwaitTransaction(55, ID))
+    shell.wait(3 * shell.broker._shard.settings.retry_ms)
+    assert not shell.events_of("transaction_put_off")
+    del shell.refuse[ring_of(world)]
+    shell.wait(2 * shell.broker._shard.settings.retry_ms)
+    assert [each.request for each in peer.commands if isinstance(each, wire.Result)] == [1, 55]

@@ -34,7 +34,7 @@ def _coming_forgotten(stack: contextlib.ExitStack) -> None:
 
 PLANTS: dict[str, Planted] = {
     "expired-delivered": Planted(
-        "work", "nobody asks whether a message has expired when it is handed out",
+        "work", "no code asks whether a message has expired when it is handed out",
         _expired_delivered, codes("expired"), 60,
     ),
     "notices-forgotten": Planted(
