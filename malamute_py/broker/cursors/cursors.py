@@ -194,7 +194,7 @@ class Cursors:
                 "conflict", f"the log was rewound: {next} is no position of epoch {command.epoch}"
             )
         place = stream.number, name
-        stands = self._stands(place)
+        stands = self._next_after_moves(place)
         if stands is None:
             self._check_new(stream, name, link.owner)
         elif not command.force:
@@ -212,7 +212,7 @@ class Cursors:
         moving = _Moving(self, stream, name, [next], link.owner)
         return changing([change], [moving], memory=memory, level=stream.level)
 
-    def _stands(self, place: Place) -> int | None:
+    def _next_after_moves(self, place: Place) -> int | None:
         """Return where a cursor will stand once all moves on their way are appended."""
         coming = self._coming.get(place)
         if coming:
@@ -222,7 +222,7 @@ class Cursors:
 
     def has(self, place: Place) -> bool:
         """Whether a name is a cursor's, or that of one on its way into the log."""
-        return self._stands(place) is not None
+        return self._next_after_moves(place) is not None
 
     def _check_new(self, stream: Stream, name: str, by: str) -> None:
         """Raise BrokerRefused if a stream cannot have one more cursor, or not of this name."""
@@ -240,8 +240,8 @@ class Cursors:
             raise self._shard.quotas.over_all(by, "cursors", f"at most {most} cursors")
         self._shard.quotas.check(by, "cursors")
 
-    def _go(self, place: Place, going: list[int], by: str) -> None:
-        """Note that a position is on its way; a new cursor counts for its owner from now on."""
+    def _begin_move(self, place: Place, going: list[int], by: str) -> None:
+        """Note that a move is on its way into the log; a new cursor counts from now on."""
         coming = self._coming.get(place)
         if coming is None:
             coming = self._coming[place] = []
@@ -250,8 +250,8 @@ class Cursors:
                 self._shard.quotas.add(by, "cursors")
         coming.append(going)
 
-    def _arrived(self, place: Place, going: list[int]) -> None:
-        """Forget a position on its way: the log has it or has refused it."""
+    def _end_move(self, place: Place, going: list[int]) -> None:
+        """Forget a move that was on its way: the log has it or has refused it."""
         left = [other for other in self._coming.pop(place) if other is not going]
         if left:
             self._coming[place] = left
@@ -279,7 +279,7 @@ class Cursors:
         pins = settings.pin and (known is None or settings != known)
         if pins and not self._shard.settings.permit(link.owner, "manage_streams", command.stream):
             raise BrokerRefused("forbidden", f"you may not pin stream '{command.stream}'")
-        stands = self._stands(place)
+        stands = self._next_after_moves(place)
         if stands is not None:
             self._edit(link, command, stream, stands, "edited")
             return
@@ -307,7 +307,7 @@ class Cursors:
             self._answers.refuse(link, command, "stream_removed", f"'{stream.name}' was removed")
         else:
             # Another command may have created the cursor meanwhile, or a group of its name.
-            stands = self._stands((stream.number, command.cursor))
+            stands = self._next_after_moves((stream.number, command.cursor))
             if stands is None:
                 try:
                     self._check_new(stream, command.cursor, link.owner)
@@ -424,7 +424,7 @@ class _Moving(Effect):
 
     def taken(self, part: Part) -> None:
         """Count the position as on its way, and a new cursor for its owner."""
-        self.cursors._go(self.place, self.going, self.by)
+        self.cursors._begin_move(self.place, self.going, self.by)
 
     def appended(self, part: Part, end_lsn: int) -> None:
         """Take up the cursor's row from the tables, which have the new position."""
@@ -438,6 +438,6 @@ class _Moving(Effect):
     def _come(self) -> None:
         """Count the position as on its way no more; so too the settings that went with it."""
         cursors, place = self.cursors, self.place
-        cursors._arrived(place, self.going)
+        cursors._end_move(place, self.going)
         if self.settings is not None and cursors._edits.get(place) is self.settings:
             del cursors._edits[place]

@@ -226,5 +226,5 @@ class _Returning(Effect):
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
         """Give the rows back to their workers, since the log did not take their return."""
         self._moved()
-        self.returns._ends.take_back(self.released)
+        self.returns._ends.undo_let_go(self.released)
         self.released.clear()

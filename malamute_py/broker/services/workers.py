@@ -54,12 +54,12 @@ class Offers:
         """Accept an offer. Raises BrokerRefused."""
         offer = self._prepare_offer(link, command)
         if offer.service.state == STANDING:
-            self._stands(offer, 0)
+            self._accepted(offer, 0)
         else:
-            made = Then(partial(self._stands, offer), partial(self._not_made, offer, command))
+            made = Then(partial(self._accepted, offer), partial(self._not_made, offer, command))
             self._registry.make(offer.service, made)
 
-    def _stands(self, offer: Offer, _: int) -> None:
+    def _accepted(self, offer: Offer, _: int) -> None:
         """Tell the worker that its offer is accepted, and serve it: the log has the service."""
         if offer.ended:
             return

@@ -326,10 +326,9 @@ class StreamAdmin:
 
 
 def _add_given_up(plan: dict[str, Any], first: int) -> None:
-    """Let a plan of a stream with keys begin where it was to begin.
+    """Let a plan begin at `first`, although the ring has given up the segments from there on.
 
-    The journal leaves out what its ring gave up in between: copies of newest records in it are
-    read by their offsets all the same.
+    Newest records of these segments have moved into copies, which are read by their offsets.
     """
     splits = plan["splits"]
     begin = splits[0][0] if splits else plan["to"]

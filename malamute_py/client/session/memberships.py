@@ -293,7 +293,7 @@ class Membership(Opened):
     # --- steps -------------------------------------------------------------------------------
 
     def lend(self, numbers: list[int]) -> None:
-        """A step acknowledges these.
+        """Give records in hand to an atomic step, which alone acknowledges them.
 
         Raises BrokerRefused `not_held`: nothing was lent. What the reader has since an earlier
         link is then shown to it again, should the broker hand it out to this member.
