@@ -68,6 +68,7 @@ from malamute_py.broker.subscriptions.matching import Matching
 from malamute_py.broker.subscriptions.on_demand import OnDemand
 from malamute_py.broker.subscriptions.subscriptions import Subscriptions
 from malamute_py.broker.transactions.administration import TransactionAdmin
+from malamute_py.broker.transactions.awaiting import Awaiting
 from malamute_py.broker.transactions.transactions import Transactions
 from malamute_py.changelog.records import (
     Change,
@@ -172,12 +173,13 @@ class Broker:
             shard, self._links, self._catalogue, self._publishing, self._producers, starts,
             self._steps, answers,
         )  # fmt: skip
+        awaiting = Awaiting(self._links, answers)
         self._transactions = Transactions(
             shard, self._steps, self._bodies, self._catalogue, self._publishing,
-            self._arrivals, self._groups.timers, self._when_visible,
+            self._arrivals, self._groups.timers, awaiting, self._when_visible,
         )  # fmt: skip
         self._transaction_admin = TransactionAdmin(
-            shard, self._links, self._catalogue, answers, self._transactions
+            shard, self._catalogue, answers, self._transactions, awaiting
         )
         self._intake = Intake(
             shard, self._links, self._steps, self._publishing, self._catalogue,
