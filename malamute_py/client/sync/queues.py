@@ -59,7 +59,7 @@ from malamute_py.client.session.memberships import (
     failed,
     group_visibility,
 )
-from malamute_py.client.session.steps import Step
+from malamute_py.client.session.step import Step
 from malamute_py.client.session.subscription import Notice
 from malamute_py.client.settings import Wait
 from malamute_py.client.sync.link import Pending, SyncVerbs, ThreadLink
