@@ -245,6 +245,7 @@ class _TypedRows:
         return self._chunk(pa.Table.from_batches([batch.select(kept)]), rows)
 
     def _chunk(self, table: Any, rows: list[Row]) -> _Chunk:
+        """Make a chunk of the rows of a table, encoded for the typed stream."""
         from malamute_protocol.limits import DEFAULT_LIMITS
         from malamute_py.client.session.tables import TableRows
 

@@ -77,6 +77,7 @@ def removed(options: SourceOptions) -> None:
 
 
 def _decide(options: SourceOptions, what: str) -> None:
+    """Raise DataLoss, or log where failOnDataLoss is false."""
     if options.fail_on_data_loss:
         raise DataLoss(f"malamute source: {what}. {_GO_ON}")
     LOG.warning("malamute source: %s; going on, since failOnDataLoss is false", what)

@@ -115,6 +115,7 @@ class Cursors:
             self._steps.take([Part(changes[at : at + REMOVED_AT_ONCE])])
 
     def _say_clamped(self, stream: Stream, name: str, before: int, after: int, code: str) -> None:
+        """Count and report a cursor that was moved into its stream."""
         self._shard.counters["cursors_clamped"] += 1
         facts = {"stream": stream.name, "cursor": name, "from": before, "to": after, "code": code}
         level = "info" if code == "purged" else "warning"

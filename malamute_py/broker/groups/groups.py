@@ -203,6 +203,7 @@ class Groups:
             group.row = row
 
     def _clamped(self, stream: Stream, name: str, before: int, after: int, code: str) -> None:
+        """Count and report a group whose position was moved into its stream."""
         self._shard.counters["groups_clamped"] += 1
         facts = {"stream": stream.name, "group": name, "from": before, "to": after, "code": code}
         level = "info" if code == "purged" else "warning"

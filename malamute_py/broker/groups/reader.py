@@ -577,6 +577,7 @@ class GroupReader:
         self._drop_before(group, group.stream.first_to_read(self._shard.now_ms))
 
     def _drop_before(self, group: Group, first: int) -> None:
+        """Drop what a group wants of offsets that retention has removed, with a GAP."""
         low = group.holdings.low
         if low < first:
             self._gap(group, (low, first, "retention", ""))

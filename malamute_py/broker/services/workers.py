@@ -111,6 +111,7 @@ class Offers:
         return offer
 
     def _lease_ms(self, service: Service, asked_ms: int) -> int:
+        """Return an offer's lease: as asked, else the service's, else the broker's; bounded."""
         settings = self._shard.settings
         lease_ms = asked_ms or service.row.settings.lease_ms or settings.lease_ms
         return max(settings.lease_min_ms, min(lease_ms, settings.lease_max_ms))

@@ -289,6 +289,7 @@ class StreamAdmin:
             self._answers.result(link, command, self._producer_facts(known))
 
     def _open(self, link: Link, command: OpenProducer, change: ProducerOpened) -> None:
+        """Log that a producer is opened; the answer follows when that is durable."""
         answer = Answer(self._answers, link, command)
         opened = partial(self._opened, change, answer), partial(self._not_opened, change, answer)
         self._steps.propose(change, Then(*opened))
@@ -310,6 +311,7 @@ class StreamAdmin:
         answer.refuse(*why)
 
     def _refuse_unknown(self, link: Link, command: OpenProducer) -> None:
+        """Refuse an OPEN_PRODUCER for a producer of another identity, or of none."""
         self._answers.refuse(
             link, command, "unknown_producer",
             f"there is no producer {command.id} of this identity",

@@ -186,7 +186,7 @@ class SyncStreamCursor(CursorName):
         """Change its settings, or create it where `start` says; settings that are not named stay.
 
         replace: those not named go back to what a new one has.
-        settings, by name or as a mapping: pin=True (the stream keeps what lies behind the cursor),
+        settings, by name or as a mapping: pin=True (what it has not passed is kept),
         pin_bytes_max (how much at most; 0: the broker's bound), description.
         Raises BrokerRefused.
         """
@@ -224,7 +224,7 @@ class SyncMember(MemberBase):
             self._members = link.session.memberships
             self._membership = self._members.join(asked)
             link.wake_up()
-        # `for record in client.group(...)` with a break leaves no one to close it.
+        # `for record in client.group(...)` with a break leaves no caller that closes it.
         self._finalizer = weakref.finalize(self, link.dropped, self._membership)
         self._finalizer.atexit = False
 
