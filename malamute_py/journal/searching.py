@@ -31,7 +31,10 @@ class Searches:
     # --- by time ----------------------------------------------------------------------
 
     def closest_offset(self, stream: int, time_ms: int, inclusive: bool) -> int:
-        """See Ring.closest_offset."""
+        """Offset of the first record appended at the time or later; else the next offset.
+
+        See Ring.closest_offset.
+        """
         least = time_ms if inclusive else time_ms + 1
         for segment, entries in self._files.entries(stream):
             if segment.spans[stream].last_time_ms < least:
@@ -53,7 +56,10 @@ class Searches:
         return self._streams.bounds(stream)[1]
 
     def closest_client_time(self, stream: int, time_ms: int) -> int:
-        """See Ring.closest_client_time."""
+        """Offset of the first record (by offset) whose client time is this or later.
+
+        See Ring.closest_client_time.
+        """
         first, _ = self._streams.bounds(stream)
         for segment, entries in self._files.entries(stream):
             if segment.spans[stream].client_max_ms < time_ms:
@@ -86,7 +92,10 @@ class Searches:
     def last_per_subject(
         self, stream: int, search: Candidates | None, end_offset: int | None
     ) -> list[tuple[tuple[str, ...], int]]:
-        """See Ring.last_per_subject."""
+        """(keys, offset) of the latest record of each distinct subject, by offset.
+
+        See Ring.last_per_subject.
+        """
         state = self._streams.states.get(stream)
         if state is None:
             return []

@@ -69,7 +69,7 @@ class Survey:
         self._steps = self._all(stream, wanted, content, self._texts, self._places, self._numbers)
 
     def run(self, more: Callable[[], bool]) -> bool:
-        """See matching.Job."""
+        """Go on until all is done (True) or `more`, asked after each step, says no."""
         return all(more() for _ in self._steps)
 
     @property
