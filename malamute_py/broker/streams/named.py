@@ -39,7 +39,7 @@ class Named(Generic[_T, _Coming]):
         self._sorted: dict[int, list[str]] = {}
         self._count = 0
         self.coming: dict[Place, list[_Coming]] = {}
-        """What is on its way into the log, or waits for it, by the name that it is for."""
+        """Changes on their way into the log, or callers that wait for one, by place."""
         self._creators: dict[Place, str] = {}
         """Owner that an object which is being created counts for."""
 
