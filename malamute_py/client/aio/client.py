@@ -838,10 +838,10 @@ class BulkPublisher:
             # The link sends this batch while the next one is encoded.
             await asyncio.sleep(0)  # asyncio only
 
-    async def _add(self, content: bytes | bytearray, count: int) -> None:
+    async def _add(self, content: bytes | bytearray, count: int, taker: Any = None) -> None:
         """Put an encoded batch on its way once the window has room.
 
-        Raises what an earlier one met.
+        taker: of its outcome; None: this. Raises what an earlier one met.
         """
         link = self._link
         if True:  # sync: with link.lock:
@@ -849,7 +849,7 @@ class BulkPublisher:
                 await link.room(len(content), self._timeout_ms, self._stream)
             if self.error is not None:
                 raise self.error
-            self._publisher.add_content(self._stream, self._level, content, count, self)
+            self._publisher.add_content(self._stream, self._level, content, count, taker or self)
             self._open += 1
             self.published += count
             link.wake_up()

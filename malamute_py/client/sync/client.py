@@ -794,10 +794,10 @@ class SyncBulkPublisher:
         ):
             self._add(content, count)
 
-    def _add(self, content: bytes | bytearray, count: int) -> None:
+    def _add(self, content: bytes | bytearray, count: int, taker: Any = None) -> None:
         """Put an encoded batch on its way once the window has room.
 
-        Raises what an earlier one met.
+        taker: of its outcome; None: this. Raises what an earlier one met.
         """
         link = self._link
         with link.lock:
@@ -805,7 +805,7 @@ class SyncBulkPublisher:
                 link.room(self._timeout_ms, self._stream)
             if self.error is not None:
                 raise self.error
-            self._publisher.add_content(self._stream, self._level, content, count, self)
+            self._publisher.add_content(self._stream, self._level, content, count, taker or self)
             self._open += 1
             self.published += count
             link.wake_up()
