@@ -1,4 +1,4 @@
-"""What a start finds in the data directory: opening it, recovering its rings, and the report.
+"""The start of a broker's rings: opens the data directory, recovers its rings, and reports.
 
 Owns what is logged of a recovery, and the damage that BROKER_INFO shows while the broker runs. The
 rule: anything wrong is one StartError that says what to do, and leaves everything as it was.
