@@ -22,7 +22,7 @@ from malamute_py.journal.types import UNINDEXED_FROM, Candidates
 
 
 class Searches:
-    """The searches of one ring."""
+    """All searches of one ring."""
 
     def __init__(self, files: SegmentFiles) -> None:
         self._files = files

@@ -1,4 +1,4 @@
-"""The start of a broker's rings: opens the data directory, recovers its rings, and reports.
+"""The data directory at a start: opening it, recovering its rings, and the report.
 
 Owns what is logged of a recovery, and the damage that BROKER_INFO shows while the broker runs. The
 rule: anything wrong is one StartError that says what to do, and leaves everything as it was.
