@@ -21,6 +21,7 @@ from malamute_py.broker.administration import Administration
 from malamute_py.broker.atomic import Intake
 from malamute_py.broker.context import Shard
 from malamute_py.broker.cursors.cursors import Cursors
+from malamute_py.broker.groups.group import Group
 from malamute_py.broker.groups.groups import Groups
 from malamute_py.broker.limits import BrokerSettings
 from malamute_py.broker.links.links import Link, Links
@@ -52,6 +53,7 @@ from malamute_py.broker.streams.arrivals import Arrivals
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.conditions import Conditions
 from malamute_py.broker.streams.key_commands import KeyCommands
+from malamute_py.broker.streams.named import Named
 from malamute_py.broker.streams.producers import Producers
 from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.broker.streams.recovery import recover, recover_queues
@@ -143,14 +145,13 @@ class Broker:
             shard, self._links, self._steps, self._bodies, self._mail.puts,
             answers,
         )  # fmt: skip
+        groups: Named[Group, Any] = Named(shard.quotas, "groups")
         self._cursors = Cursors(
-            shard, self._links, self._catalogue, self._steps, starts, answers,
-            # The groups are made next, and know the cursors.
-            is_group=lambda place: self._groups.has(place),  # noqa: PLW0108 - it is not there yet
-        )  # fmt: skip
+            shard, self._links, self._catalogue, self._steps, starts, answers, groups.has
+        )
         self._groups = Groups(
             shard, self._links, self._catalogue, self._steps, starts, self._delivery,
-            self._matching, answers, self._mail.puts, self._cursors.has,
+            self._matching, answers, self._mail.puts, groups, self._cursors.has,
         )  # fmt: skip
         self._subscriptions = Subscriptions(
             shard, self._links, self._delivery, self._lagging, starts

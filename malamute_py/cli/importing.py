@@ -97,7 +97,7 @@ def import_(
         total = file.stat().st_size
         rows_of = _TypedRows(facts.settings) if typed else None
         if form == JSON_LINES[0]:
-            defaults = inputs.Defaults([], {}, {}, None, None, "none")
+            defaults = inputs.Defaults()
             make = None if rows_of is None else rows_of.from_json
             pieces = inputs.read_rows(source, defaults, parts=True, typed=make)
             chunks = _chunks(pieces) if rows_of is None else rows_of.chunks(pieces)

@@ -40,8 +40,8 @@ from malamute_py.client.session.calls import (
     Properties,
     Time,
     content_count,
-    make_pattern,
     make_row,
+    purge_pattern,
     request_terms,
 )
 from malamute_py.client.session.lanes import OVER
@@ -419,11 +419,11 @@ class Step:
     def purge(self, stream: str, pattern: str | Pattern, before: int | Position) -> None:
         """Remove the records of some subjects before an offset, or a subscription's position.
 
-        pattern: on subjects; a str is a topic. The identity needs the permission `trim`. The step
-        is refused `limit` when too many purges of the stream still hide records.
+        pattern: on subjects; a str is a topic, and "" refused. Needs the permission `trim`. The
+        step is refused `limit` when too many purges of the stream still hide records.
         """
         offset, *place = self._removing(stream, before)
-        wanted = tuple_of(make_pattern(pattern))
+        wanted = tuple_of(purge_pattern(pattern))
         self.parts.setdefault((PURGE, stream, *place, wanted), []).append(offset)
 
     def _removing(self, stream: str, before: int | Position) -> tuple[int, int, bytes]:
