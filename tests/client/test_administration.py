@@ -10,6 +10,7 @@ import pytest
 
 from malamute_protocol.commands import ListLinks
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError
+from malamute_protocol.pattern import PatternError
 from malamute_protocol.stamp import message_id
 from malamute_py.client.aio.client import Client
 from malamute_py.client.facts import CursorFacts, GroupFacts, MailboxFacts, place_of
@@ -209,6 +210,9 @@ async def test_records_are_purged_by_subject_until_now_and_within_a_step(shell: 
     await stepped(shell, ("purge", "log", ["prefix", "e"], 4), ("purge", "log", "ann", 1))
     assert len((await shell.do("stream_info", "log")).purges) == 3
     await refused(shell, "bad_pattern", "purge", "log", ["fields", "all", [["a"]]])
+    with pytest.raises(PatternError, match="every subject is asked for as '#'"):
+        await shell.do("purge", "log", "")
+    assert len((await shell.do("stream_info", "log")).purges) == 3
     await shell.do("publish", "log", b"new", subject="bob")
     assert await shell.do("trim", "log", 4) == 4
     assert (await shell.do("stream_info", "log")).purges == []

@@ -61,7 +61,7 @@ from malamute_py.client.session.memberships import (
     failed,
     group_visibility,
 )
-from malamute_py.client.session.steps import Step
+from malamute_py.client.session.step import Step
 from malamute_py.client.session.subscription import Notice
 from malamute_py.client.settings import Wait
 from malamute_py.client.words import AckWhen, ConfirmAt, GroupKind, GroupVisibility
@@ -497,8 +497,8 @@ class QueueVerbs(AsyncVerbs):
 
         pattern: on subjects; a str is a topic. Returns the offset from which on records of these
         subjects stay: a record published later is delivered. Needs the permissions as trim().
-        Raises BrokerRefused: `bad_pattern`, or `limit` when too many purges of the stream still
-        hide records.
+        Raises BrokerRefused: `bad_pattern`, also for "" ("#" is every subject), or `limit` when too
+        many purges of the stream still hide records.
         """
         found = await self._found(stream, before)
         step = AtomicStep(self._link)

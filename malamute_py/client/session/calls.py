@@ -18,7 +18,7 @@ from malamute_protocol.commands import PlanRead
 from malamute_protocol.content import HEAD
 from malamute_protocol.errors import LocalProtocolError, MalamuteError
 from malamute_protocol.limits import DEFAULT_LIMITS, REQUEST_PRIORITY_MAX
-from malamute_protocol.pattern import Pattern, from_text, validate
+from malamute_protocol.pattern import Pattern, PatternError, from_text, validate
 from malamute_py.client.arguments import (
     codec_of,
     column_of,
@@ -382,3 +382,13 @@ def make_pattern(pattern: str | Pattern) -> Pattern:
     if isinstance(pattern, str):
         return ["all"] if pattern in ("", "#") else from_text(pattern)
     return validate(pattern_of(pattern))
+
+
+def purge_pattern(pattern: str | Pattern) -> Pattern:
+    """Wire form of a pattern whose records are removed: a name left empty must not remove all.
+
+    Raises PatternError, also for "", or LocalProtocolError.
+    """
+    if pattern == "":
+        raise PatternError("bad_pattern", "a purge of every subject is asked for as '#'")
+    return make_pattern(pattern)

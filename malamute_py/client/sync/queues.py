@@ -59,7 +59,7 @@ from malamute_py.client.session.memberships import (
     failed,
     group_visibility,
 )
-from malamute_py.client.session.steps import Step
+from malamute_py.client.session.step import Step
 from malamute_py.client.session.subscription import Notice
 from malamute_py.client.settings import Wait
 from malamute_py.client.sync.link import Pending, SyncVerbs, ThreadLink
@@ -487,8 +487,8 @@ class SyncQueueVerbs(SyncVerbs):
 
         pattern: on subjects; a str is a topic. Returns the offset from which on records of these
         subjects stay: a record published later is delivered. Needs the permissions as trim().
-        Raises BrokerRefused: `bad_pattern`, or `limit` when too many purges of the stream still
-        hide records.
+        Raises BrokerRefused: `bad_pattern`, also for "" ("#" is every subject), or `limit` when too
+        many purges of the stream still hide records.
         """
         found = self._found(stream, before)
         step = SyncAtomicStep(self._link)
