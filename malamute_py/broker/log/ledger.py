@@ -105,6 +105,11 @@ class Ledger:
         return self._pieces[0][0] if self._pieces else 0
 
     @property
+    def recovered_end(self) -> int:
+        """Offset after the records that were recovered; 0: none of them is left."""
+        return next((piece[0] for piece in reversed(self._pieces) if not piece[2]), 0)
+
+    @property
     def coarse(self) -> bool:
         """Whether the first piece was recovered, so that its age is not known."""
         return bool(self._pieces) and not self._pieces[0][2]

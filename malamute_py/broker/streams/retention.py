@@ -127,10 +127,10 @@ class Retention:
         """The ledger has no times of recovered records: the index is asked."""
 
         def found(value: Any) -> None:
+            if value is None:  # Every record is older.
+                value = stream.ledger.recovered_end
             if isinstance(value, int):
-                value = min(value, stream.pinned)
-            if isinstance(value, int):
-                self.trim(stream, value)
+                self.trim(stream, min(value, stream.pinned))
 
         self._shard.ask(
             stream.ring.name, stream.number, "find_time",

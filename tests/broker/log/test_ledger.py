@@ -12,12 +12,14 @@ def test_a_recovered_piece_is_whole_until_it_is_split_or_gone() -> None:
     assert (ledger.whole, ledger.bytes, ledger.first_piece_end) == (False, 9_000, 50)
     ledger.split([(100, 1)])
     assert ledger.bytes == 9_000
+    ledger.add(110, 500, 1)
+    assert ledger.recovered_end == 100
     gone = Ledger(0, 100, 10_000)
     gone.add(110, 500, 1)
     gone.trimmed(100)
     assert (gone.whole, gone.bytes) == (False, 500)
     gone.split([(110, 1)])
-    assert gone.bytes == 500
+    assert (gone.bytes, gone.recovered_end) == (500, 0)
     assert not Ledger(5, 5, 0).whole
 
 
