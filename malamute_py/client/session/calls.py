@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias, TypedDict
 import numpy as np
 
 from malamute_protocol.batch import encode_bulk, encode_columns, encode_lists
-from malamute_protocol.commands import ListStreams, PlanRead
+from malamute_protocol.commands import PlanRead
 from malamute_protocol.content import HEAD
 from malamute_protocol.errors import LocalProtocolError, MalamuteError
 from malamute_protocol.limits import DEFAULT_LIMITS, REQUEST_PRIORITY_MAX
@@ -372,11 +372,6 @@ def make_plan(
         VISIBILITIES[visibility],
         times,
     )
-
-
-def make_page(prefix: str, after: str) -> Callable[[int], ListStreams]:
-    """LIST_STREAMS of the page after a name, by its request number."""
-    return lambda number: ListStreams(number, prefix, after)
 
 
 def make_pattern(pattern: str | Pattern) -> Pattern:
