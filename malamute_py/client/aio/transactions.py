@@ -26,9 +26,10 @@ from malamute_py.client.session.calls import (
     Properties,
     Time,
     make_row,
+    rows_of_columns,
 )
 from malamute_py.client.session.rows import OutgoingRow
-from malamute_py.client.session.steps import KEY_BYTES, Step, rows_of_columns
+from malamute_py.client.session.steps import KEY_BYTES, Step
 from malamute_py.client.session.transactions import ID_BYTES, OpenTransaction
 from malamute_py.client.settings import Wait
 from malamute_py.client.words import ConfirmAt
@@ -202,6 +203,7 @@ class Transaction:
         bodies: Bodies,
         *,
         subject: str | Sequence[str | Sequence[str]] = "",
+        subjects: Sequence[str | Sequence[str]] | None = None,
         fields: Fields | Sequence[Fields | None] | None = None,
         client_time_ms: int | Sequence[int | None] | None = None,
         expires_at_ms: int | Sequence[int | None] | None = None,
@@ -214,7 +216,7 @@ class Transaction:
         """
         name_of("stream", stream)
         rows = rows_of_columns(
-            bodies, subject, fields, client_time_ms, expires_at_ms, properties, codec
+            bodies, subject, subjects, fields, client_time_ms, expires_at_ms, properties, codec
         )
         await self._add(stream, rows)
 

@@ -209,7 +209,10 @@ class Transport:
                 reason = f"{self.endpoint} refused the credential"
                 return Failure("unauthenticated", reason, value != _TRY_AGAIN)
             case zmq.Event.HANDSHAKE_FAILED_PROTOCOL if value == _MECHANISM_MISMATCH:
-                reason = f"{self.endpoint} asks for another kind of credential"
+                reason = (
+                    f"{self.endpoint} asks for another kind of credential: "
+                    "none, a password or a key"
+                )
                 return Failure("unauthenticated", reason, True)
             case zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
                 # A wrong server key shows as this, a broker that dies just then, and mostly another

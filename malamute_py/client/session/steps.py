@@ -10,8 +10,8 @@ docs/design.md, Queues and the checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby, repeat
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
@@ -40,7 +40,6 @@ from malamute_protocol.pattern import Pattern
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.client.arguments import (
     NAMES,
-    column_of,
     duration,
     integer,
     key_of,
@@ -48,7 +47,6 @@ from malamute_py.client.arguments import (
     name_of,
     priority_of,
     reason_of,
-    several,
     text,
     wrong,
 )
@@ -64,6 +62,7 @@ from malamute_py.client.session.calls import (
     make_pattern,
     make_row,
     request_terms,
+    rows_of_columns,
 )
 from malamute_py.client.session.events import Event, Settled
 from malamute_py.client.session.lanes import (
@@ -220,6 +219,7 @@ class Step:
         bodies: Bodies,
         *,
         subject: str | Sequence[str | Sequence[str]] = "",
+        subjects: Sequence[str | Sequence[str]] | None = None,
         fields: Fields | Sequence[Fields | None] | None = None,
         client_time_ms: int | Sequence[int | None] | None = None,
         expires_at_ms: int | Sequence[int | None] | None = None,
@@ -232,7 +232,7 @@ class Step:
         """
         name_of("stream", stream)
         rows = rows_of_columns(
-            bodies, subject, fields, client_time_ms, expires_at_ms, properties, codec
+            bodies, subject, subjects, fields, client_time_ms, expires_at_ms, properties, codec
         )
         for row in rows:
             self._add((_PUBLISH, stream), row)
@@ -530,41 +530,6 @@ def staged(place: Place, transaction: bytes, number: int) -> Place:
     if kind == _CONTENT:
         return _STAGE_CONTENT, stream, transaction, number
     return _STAGE, stream, transaction, number, *packing
-
-
-def rows_of_columns(
-    bodies: Bodies,
-    subject: str | Sequence[str | Sequence[str]],
-    fields: Fields | Sequence[Fields | None] | None,
-    client_time_ms: int | Sequence[int | None] | None,
-    expires_at_ms: int | Sequence[int | None] | None,
-    properties: Properties | Sequence[Properties | None] | None,
-    codec: str | None,
-) -> list[OutgoingRow]:
-    """Return a row for each body; what is given as a sequence has one value a record.
-
-    Raises LocalProtocolError: the columns differ in length, or a body is none.
-    """
-    several("bodies", bodies)
-    count = len(bodies)
-    return [
-        make_row(body, keys, named, time_ms, expiry_ms, kept, None, codec)
-        for body, keys, named, time_ms, expiry_ms, kept in zip(
-            bodies,
-            _column("subject", subject, count),
-            _column("fields", fields, count),
-            _column("client_time_ms", client_time_ms, count),
-            _column("expires_at_ms", expires_at_ms, count),
-            _column("properties", properties, count),
-            strict=False,
-        )
-    ]
-
-
-def _column(name: str, value: Any, count: int) -> Iterable[Any]:
-    if value is None or isinstance(value, str | int | Mapping):
-        return repeat(value, count)
-    return column_of(name, value, count)
 
 
 class OutgoingSteps(OutgoingBatch):
