@@ -1,4 +1,4 @@
-"""What a caller reads after a usual mistake: what happened, to what, and what to do next."""
+"""Messages of usual mistakes say what happened, to what, and what to do next."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A client that connect() has not opened yet: it is awaited, or entered.
+"""Clients that connect() has not opened yet, for their caller has neither awaited nor entered them.
 
-Owns the time before the client is there. The rule: whoever uses it before reads how to get one.
+Owns the time before the client is there. The rule: a caller that uses it before reads how to get one.
 """
 
 from __future__ import annotations
