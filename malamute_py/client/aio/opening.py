@@ -1,6 +1,6 @@
 """Clients that connect() has not opened yet, for their caller has neither awaited nor entered them.
 
-Owns the time before the client is there. The rule: a caller that uses it before reads how to get one.
+Owns the time before the client is there. The rule: a caller that is too early reads how to get it.
 """
 
 from __future__ import annotations
