@@ -57,9 +57,10 @@ from malamute_py.client.session.memberships import (
     RELEASED,
     GroupOptions,
     HeldBatch,
-    Membership,
+    decided,
     failed,
     group_visibility,
+    has_left,
 )
 from malamute_py.client.session.steps import Step
 from malamute_py.client.session.subscription import Notice
@@ -67,6 +68,7 @@ from malamute_py.client.settings import Wait
 from malamute_py.client.words import AckWhen, ConfirmAt, GroupKind, GroupVisibility
 
 JOINING: Final = "the membership"
+LEAVING: Final = "the end of the membership"
 _PAUSE_EVERY: Final = 256  # asyncio only
 """Records after which the event loop gets its turn, though more are at hand."""
 
@@ -634,11 +636,8 @@ class QueueVerbs(AsyncVerbs):
         gets it, for members that join from then on; 0: none), description. Raises BrokerRefused.
         """
         named, swap = settings_of(settings, more), truth("replace", replace)
-        link = self._link
-        if True:  # sync: with link.lock:
-            # The first member makes the group, and its command may be on its way yet.
-            for member in link.session.memberships_of(stream, group):
-                await link.until(partial(_decided, member), member, "default", OPENED, JOINING)
+        # The first member makes the group, and its command may be on its way yet.
+        await self._link.members(stream, group, decided, OPENED, JOINING)
         value = await self._link.ask(lambda number: c.EditGroup(number, stream, group, named, swap))
         return facts(GroupFacts, {"stream": stream, "group": group, **value})
 
@@ -663,11 +662,13 @@ class QueueVerbs(AsyncVerbs):
         again. Raises BrokerRefused: `in_use` when there are members, `bad_start`, `unknown_group`.
         """
         at = start_on_wire(start)
+        await self._link.members(stream, group, has_left, ACKED, LEAVING)
         value = await self._link.ask(lambda number: c.ResetGroup(number, stream, group, at, force))
         return facts(GroupFacts, {"stream": stream, "group": group, **value})
 
     async def remove_group(self, stream: str, group: str) -> None:
         """Forget a group without members. Raises BrokerRefused `in_use`, `unknown_group`."""
+        await self._link.members(stream, group, has_left, ACKED, LEAVING)
         await self._link.ask(lambda number: c.RemoveGroup(number, stream, group))
 
     # --- mailboxes ---------------------------------------------------------------------------
@@ -821,11 +822,6 @@ class QueueVerbs(AsyncVerbs):
 
 def _following_transactions(after: bytes, number: int) -> Any:
     return c.ListTransactions(number, after)
-
-
-def _decided(member: Membership) -> bool:
-    """Whether the broker has accepted or refused a membership."""
-    return member.accepted or member.ended
 
 
 def _following(make: Callable[[int, str], Any], after: str, number: int) -> Any:

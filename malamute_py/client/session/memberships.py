@@ -653,3 +653,13 @@ class Memberships(Acknowledging):
             if due_ms and membership.progressed and (at is None or due_ms < at):
                 at = due_ms
         return at
+
+
+def decided(member: Membership) -> bool:
+    """Whether the broker has accepted or refused a membership."""
+    return member.accepted or member.ended
+
+
+def has_left(member: Membership) -> bool:
+    """Whether a membership whose reader is gone has ended at the broker; True: it has a reader."""
+    return member.ended or not member.leaving

@@ -55,9 +55,10 @@ from malamute_py.client.session.memberships import (
     RELEASED,
     GroupOptions,
     HeldBatch,
-    Membership,
+    decided,
     failed,
     group_visibility,
+    has_left,
 )
 from malamute_py.client.session.steps import Step
 from malamute_py.client.session.subscription import Notice
@@ -67,6 +68,7 @@ from malamute_py.client.sync.transactions import SyncTransaction
 from malamute_py.client.words import AckWhen, ConfirmAt, GroupKind, GroupVisibility
 
 JOINING: Final = "the membership"
+LEAVING: Final = "the end of the membership"
 
 Kind = TypeVar("Kind", bound=Facts)
 
@@ -624,11 +626,8 @@ class SyncQueueVerbs(SyncVerbs):
         gets it, for members that join from then on; 0: none), description. Raises BrokerRefused.
         """
         named, swap = settings_of(settings, more), truth("replace", replace)
-        link = self._link
-        with link.lock:
-            # The first member makes the group, and its command may be on its way yet.
-            for member in link.session.memberships_of(stream, group):
-                link.until(partial(_decided, member), "default", OPENED, JOINING)
+        # The first member makes the group, and its command may be on its way yet.
+        self._link.members(stream, group, decided, OPENED, JOINING)
         value = self._link.ask(lambda number: c.EditGroup(number, stream, group, named, swap))
         return facts(GroupFacts, {"stream": stream, "group": group, **value})
 
@@ -653,11 +652,13 @@ class SyncQueueVerbs(SyncVerbs):
         again. Raises BrokerRefused: `in_use` when there are members, `bad_start`, `unknown_group`.
         """
         at = start_on_wire(start)
+        self._link.members(stream, group, has_left, ACKED, LEAVING)
         value = self._link.ask(lambda number: c.ResetGroup(number, stream, group, at, force))
         return facts(GroupFacts, {"stream": stream, "group": group, **value})
 
     def remove_group(self, stream: str, group: str) -> None:
         """Forget a group without members. Raises BrokerRefused `in_use`, `unknown_group`."""
+        self._link.members(stream, group, has_left, ACKED, LEAVING)
         self._link.ask(lambda number: c.RemoveGroup(number, stream, group))
 
     # --- mailboxes ---------------------------------------------------------------------------
@@ -807,11 +808,6 @@ class SyncQueueVerbs(SyncVerbs):
 
 def _following_transactions(after: bytes, number: int) -> Any:
     return c.ListTransactions(number, after)
-
-
-def _decided(member: Membership) -> bool:
-    """Whether the broker has accepted or refused a membership."""
-    return member.accepted or member.ended
 
 
 def _following(make: Callable[[int, str], Any], after: str, number: int) -> Any:
