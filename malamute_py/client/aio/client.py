@@ -53,6 +53,7 @@ from malamute_py.client.facts import (
     fact_list,
     facts,
 )
+from malamute_py.client.options import StreamOptions
 from malamute_py.client.position import Confirmation, StartPoint, start_on_wire
 from malamute_py.client.session.attempts import LinkState
 from malamute_py.client.session.calls import (
@@ -553,7 +554,11 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
     # --- asking --------------------------------------------------------------------------------
 
     async def create_stream(
-        self, stream: str, settings: Mapping[str, Any] | None = None, /, **more: Any
+        self,
+        stream: str,
+        settings: Mapping[str, Any] | None = None,
+        /,
+        **more: Unpack[StreamOptions],
     ) -> StreamFacts:
         """Create a stream; the same again succeeds.
 
@@ -578,7 +583,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         /,
         *,
         replace: bool = False,
-        **more: Any,
+        **more: Unpack[StreamOptions],
     ) -> StreamFacts:
         """Change settings of a stream; those not named stay.
 

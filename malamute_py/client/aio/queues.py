@@ -12,12 +12,13 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from operator import index
 from types import TracebackType
-from typing import Any, Final, SupportsIndex, TypeVar
+from typing import Any, Final, SupportsIndex, TypeVar, Unpack
 
 from malamute_protocol import commands as c
 from malamute_protocol.batch import Record
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError, Timeout
 from malamute_protocol.pattern import Pattern
+from malamute_py.client import options
 from malamute_py.client.aio.link import AsyncVerbs, LoopLink
 from malamute_py.client.aio.transactions import Transaction
 from malamute_py.client.arguments import (
@@ -56,6 +57,7 @@ from malamute_py.client.session.memberships import (
     DONE,
     RELEASED,
     GroupOptions,
+    Held,
     HeldBatch,
     decided,
     failed,
@@ -185,7 +187,7 @@ class StreamCursor(CursorName):
         *,
         start: StartPoint = "earliest",
         replace: bool = False,
-        **more: Any,
+        **more: Unpack[options.CursorOptions],
     ) -> CursorFacts:
         """Change its settings, or create it where `start` says; settings that are not named stay.
 
@@ -329,11 +331,11 @@ class Member(MemberBase):
             self._membership.ack(self._take_handed(), form)
             self._link.wake_up()
 
-    def ack_nowait(self, held: Any) -> asyncio.Future[bool]:
+    def ack_nowait(self, held: Held) -> asyncio.Future[bool]:
         """Say that a record or batch is done; the future is what ack() returns."""
         return self._ack(held, DONE)
 
-    async def ack(self, held: Any, timeout_ms: Wait = "default") -> bool:
+    async def ack(self, held: Held, timeout_ms: Wait = "default") -> bool:
         """A record or batch is done. True: confirmed.
 
         False: the broker does not take all of it for ours (any more), as the link was lost in
@@ -343,7 +345,7 @@ class Member(MemberBase):
         future = self._ack(held, DONE)
         return await self._link.limit(future, timeout_ms, ACKED, "an acknowledgement")
 
-    async def nack(self, held: Any, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
+    async def nack(self, held: Held, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
         """A record or batch is wanted again, by any member, after a time. As ack().
 
         It is an attempt that has ended, where the group has a bound of attempts.
@@ -351,7 +353,7 @@ class Member(MemberBase):
         future = self._ack(held, AckForm(0, duration("delay_ms", delay_ms)))
         return await self._link.limit(future, timeout_ms, ACKED, "an acknowledgement")
 
-    async def release(self, held: Any, timeout_ms: Wait = "default") -> bool:
+    async def release(self, held: Held, timeout_ms: Wait = "default") -> bool:
         """A record or batch is wanted again at once; it counts as no attempt. As ack().
 
         For a member that stops, not for a record that cannot be done: that one would never end.
@@ -359,7 +361,7 @@ class Member(MemberBase):
         future = self._ack(held, RELEASED)
         return await self._link.limit(future, timeout_ms, ACKED, "an acknowledgement")
 
-    async def renew(self, held: Any, timeout_ms: Wait = "default") -> bool:
+    async def renew(self, held: Held, timeout_ms: Wait = "default") -> bool:
         """Begin the leases of a record or batch anew, for one that takes long. As ack().
 
         Records that were not handed over yet are renewed by themselves while records are asked for
@@ -372,12 +374,12 @@ class Member(MemberBase):
             self._link.wake_up()
         return await self._link.limit(future, timeout_ms, ACKED, "a renewal")
 
-    async def fail(self, held: Any, reason: str = "", timeout_ms: Wait = "default") -> bool:
+    async def fail(self, held: Held, reason: str = "", timeout_ms: Wait = "default") -> bool:
         """Give a record or batch up: to the group's dead letters, with the reason. As ack()."""
         future = self._ack(held, failed(reason))
         return await self._link.limit(future, timeout_ms, ACKED, "an acknowledgement")
 
-    def _ack(self, held: Any, form: AckForm) -> asyncio.Future[bool]:
+    def _ack(self, held: Held, form: AckForm) -> asyncio.Future[bool]:
         """Acknowledge a record or batch; the future gets True, or False: it came too late."""
         offsets = numbers_of(held, self._membership)
         future: asyncio.Future[bool] = self._link.loop.create_future()
@@ -625,7 +627,7 @@ class QueueVerbs(AsyncVerbs):
         /,
         *,
         replace: bool = False,
-        **more: Any,
+        **more: Unpack[options.GroupOptions],
     ) -> GroupFacts:
         """Change the settings of a group; those not named stay.
 
@@ -713,7 +715,7 @@ class QueueVerbs(AsyncVerbs):
         /,
         *,
         replace: bool = False,
-        **more: Any,
+        **more: Unpack[options.MailboxOptions],
     ) -> MailboxFacts:
         """Create a mailbox or change its settings; those not named stay.
 
@@ -768,7 +770,7 @@ class QueueVerbs(AsyncVerbs):
         /,
         *,
         replace: bool = False,
-        **more: Any,
+        **more: Unpack[options.ServiceOptions],
     ) -> ServiceFacts:
         """Create a service queue or change its settings; those not named stay.
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from malamute_protocol.batch import Batch
+from malamute_protocol.batch import Batch, Record
 from malamute_protocol.commands import (
     AckRecords,
     Cover,
@@ -153,6 +153,10 @@ class HeldBatch(Batch):
     def cut(self, first: int, end: int) -> HeldBatch:
         """The records [first, end), counted among those delivered."""
         return HeldBatch(cut(self, first, end), self.opened, self.uuid, self.attempts)
+
+
+Held: TypeAlias = HeldBatch | Record
+"""Hand-out that a member acknowledges: a batch that it was given, or a record of one."""
 
 
 class Membership(Opened):

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 import msgspec
 
 from malamute_protocol.address import NAME_BYTES_MAX
+from malamute_protocol.batch import Record
 from malamute_protocol.commands import (
     Atomic,
     Command,
@@ -130,6 +131,30 @@ class HandedOut(Protocol):
     @property
     def number(self) -> int:
         """Return the number of the message or request, or the offset of the record."""
+
+
+class HandedOutRequest(HandedOut, Protocol):
+    """One request in a worker's hand."""
+
+    @property
+    def reply_to(self) -> str:
+        """Return the mailbox of its replies."""
+
+
+class HandedOutTogether(Protocol):
+    """Messages in hand that were sent together."""
+
+    @property
+    def opened(self) -> Any:
+        """Return the Holder that they were handed out by."""
+
+    @property
+    def numbers(self) -> list[int]:
+        """Return the numbers of the messages."""
+
+
+InHand: TypeAlias = HandedOut | HandedOutTogether | Record
+"""Hand-out that a step acknowledges: mail, a request, a record of a group, or a batch of these."""
 
 
 class Move(NamedTuple):
@@ -330,7 +355,7 @@ class Step:
 
     def reply(
         self,
-        request: Any,
+        request: HandedOutRequest,
         body: Body,
         *,
         last: bool = True,
@@ -355,24 +380,24 @@ class Step:
 
     # --- acknowledgements -----------------------------------------------------------------------
 
-    def complete(self, request: HandedOut) -> None:
+    def complete(self, request: HandedOutRequest) -> None:
         """A request in hand is done, without a (further) reply. Raises BrokerRefused."""
         _of_a_worker(request)
         self._acknowledge(request, AckForm(WorkState.COMPLETED, 0))
 
-    def fail(self, request: HandedOut, reason: str = "") -> None:
+    def fail(self, request: HandedOutRequest, reason: str = "") -> None:
         """A request in hand becomes a dead letter. Raises BrokerRefused `not_held`."""
         _of_a_worker(request)
         self._acknowledge(request, AckForm(WorkState.FAILED, 0, reason_of(reason)))
 
-    def ack(self, held: Any) -> None:
+    def ack(self, held: InHand) -> None:
         """Mail, a record of a group, or a batch of these is done.
 
         Raises BrokerRefused `not_held`, LocalProtocolError: it came from no inbox or group.
         """
         self._acknowledge(held, AckForm())
 
-    def nack(self, held: Any, delay_ms: int = 0) -> None:
+    def nack(self, held: InHand, delay_ms: int = 0) -> None:
         """Mail, a record of a group, a batch of these, or a request is wanted again.
 
         delay_ms: milliseconds until it is delivered again. Raises as ack().

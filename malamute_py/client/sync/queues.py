@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import index
 from types import TracebackType
-from typing import Any, Final, SupportsIndex, TypeVar
+from typing import Any, Final, SupportsIndex, TypeVar, Unpack
 
 from malamute_protocol import commands as c
 from malamute_protocol.batch import Record
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError
 from malamute_protocol.pattern import Pattern
+from malamute_py.client import options
 from malamute_py.client.arguments import (
     beginning,
     duration,
@@ -54,6 +55,7 @@ from malamute_py.client.session.memberships import (
     DONE,
     RELEASED,
     GroupOptions,
+    Held,
     HeldBatch,
     decided,
     failed,
@@ -183,7 +185,7 @@ class SyncStreamCursor(CursorName):
         *,
         start: StartPoint = "earliest",
         replace: bool = False,
-        **more: Any,
+        **more: Unpack[options.CursorOptions],
     ) -> CursorFacts:
         """Change its settings, or create it where `start` says; settings that are not named stay.
 
@@ -319,11 +321,11 @@ class SyncMember(MemberBase):
             self._membership.ack(self._take_handed(), form)
             self._link.wake_up()
 
-    def ack_nowait(self, held: Any) -> Pending[bool]:
+    def ack_nowait(self, held: Held) -> Pending[bool]:
         """Say that a record or batch is done; its result is what ack() returns."""
         return self._ack(held, DONE)
 
-    def ack(self, held: Any, timeout_ms: Wait = "default") -> bool:
+    def ack(self, held: Held, timeout_ms: Wait = "default") -> bool:
         """A record or batch is done. True: confirmed.
 
         False: the broker does not take all of it for ours (any more), as the link was lost in
@@ -333,7 +335,7 @@ class SyncMember(MemberBase):
         pending = self._ack(held, DONE)
         return pending.result(timeout_ms, ACKED, "an acknowledgement")
 
-    def nack(self, held: Any, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
+    def nack(self, held: Held, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
         """A record or batch is wanted again, by any member, after a time. As ack().
 
         It is an attempt that has ended, where the group has a bound of attempts.
@@ -341,7 +343,7 @@ class SyncMember(MemberBase):
         pending = self._ack(held, AckForm(0, duration("delay_ms", delay_ms)))
         return pending.result(timeout_ms, ACKED, "an acknowledgement")
 
-    def release(self, held: Any, timeout_ms: Wait = "default") -> bool:
+    def release(self, held: Held, timeout_ms: Wait = "default") -> bool:
         """A record or batch is wanted again at once; it counts as no attempt. As ack().
 
         For a member that stops, not for a record that cannot be done: that one would never end.
@@ -349,7 +351,7 @@ class SyncMember(MemberBase):
         pending = self._ack(held, RELEASED)
         return pending.result(timeout_ms, ACKED, "an acknowledgement")
 
-    def renew(self, held: Any, timeout_ms: Wait = "default") -> bool:
+    def renew(self, held: Held, timeout_ms: Wait = "default") -> bool:
         """Begin the leases of a record or batch anew, for one that takes long. As ack().
 
         Records that were not handed over yet are renewed by themselves while records are asked for
@@ -362,12 +364,12 @@ class SyncMember(MemberBase):
             self._link.wake_up()
         return pending.result(timeout_ms, ACKED, "a renewal")
 
-    def fail(self, held: Any, reason: str = "", timeout_ms: Wait = "default") -> bool:
+    def fail(self, held: Held, reason: str = "", timeout_ms: Wait = "default") -> bool:
         """Give a record or batch up: to the group's dead letters, with the reason. As ack()."""
         pending = self._ack(held, failed(reason))
         return pending.result(timeout_ms, ACKED, "an acknowledgement")
 
-    def _ack(self, held: Any, form: AckForm) -> Pending[bool]:
+    def _ack(self, held: Held, form: AckForm) -> Pending[bool]:
         """Acknowledge a record or batch; the future gets True, or False: it came too late."""
         offsets = numbers_of(held, self._membership)
         pending: Pending[bool] = Pending(self._link)
@@ -615,7 +617,7 @@ class SyncQueueVerbs(SyncVerbs):
         /,
         *,
         replace: bool = False,
-        **more: Any,
+        **more: Unpack[options.GroupOptions],
     ) -> GroupFacts:
         """Change the settings of a group; those not named stay.
 
@@ -701,7 +703,7 @@ class SyncQueueVerbs(SyncVerbs):
         /,
         *,
         replace: bool = False,
-        **more: Any,
+        **more: Unpack[options.MailboxOptions],
     ) -> MailboxFacts:
         """Create a mailbox or change its settings; those not named stay.
 
@@ -756,7 +758,7 @@ class SyncQueueVerbs(SyncVerbs):
         /,
         *,
         replace: bool = False,
-        **more: Any,
+        **more: Unpack[options.ServiceOptions],
     ) -> ServiceFacts:
         """Create a service queue or change its settings; those not named stay.
 
