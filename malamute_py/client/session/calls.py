@@ -7,19 +7,18 @@ wrong is raised before anything was queued.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from itertools import repeat
 from typing import Any, Final, TypeAlias, TypedDict
 
 import numpy as np
 
 from malamute_protocol.batch import encode_bulk, encode_columns, encode_lists
-from malamute_protocol.commands import ListStreams, PlanRead
+from malamute_protocol.commands import PlanRead
 from malamute_protocol.content import HEAD
 from malamute_protocol.errors import LocalProtocolError, MalamuteError
 from malamute_protocol.limits import DEFAULT_LIMITS, REQUEST_PRIORITY_MAX
-from malamute_protocol.pattern import Pattern, from_text, validate
+from malamute_protocol.pattern import Pattern, PatternError, from_text, validate
 from malamute_py.client.arguments import (
     codec_of,
     column_of,
@@ -375,51 +374,6 @@ def make_plan(
     )
 
 
-def rows_of_columns(
-    bodies: Bodies,
-    subject: str | Sequence[str | Sequence[str]],
-    subjects: Sequence[str | Sequence[str]] | None,
-    fields: Fields | Sequence[Fields | None] | None,
-    client_time_ms: int | Sequence[int | None] | None,
-    expires_at_ms: int | Sequence[int | None] | None,
-    properties: Properties | Sequence[Properties | None] | None,
-    codec: str | None,
-) -> list[OutgoingRow]:
-    """Return a row for each body; what is given as a sequence has one value a record.
-
-    Raises LocalProtocolError: the columns differ in length, or a body is none.
-    """
-    several("bodies", bodies)
-    count = len(bodies)
-    if subjects is not None and subject != "":
-        raise LocalProtocolError("bad_batch", "give subject or subjects, not both")
-    return [
-        make_row(body, keys, named, time_ms, expiry_ms, kept, None, codec)
-        for body, keys, named, time_ms, expiry_ms, kept in zip(
-            bodies,
-            _column("subject", subject, count)
-            if subjects is None
-            else column_of("subjects", subjects, count),
-            _column("fields", fields, count),
-            _column("client_time_ms", client_time_ms, count),
-            _column("expires_at_ms", expires_at_ms, count),
-            _column("properties", properties, count),
-            strict=False,
-        )
-    ]
-
-
-def _column(name: str, value: Any, count: int) -> Iterable[Any]:
-    if value is None or isinstance(value, str | int | Mapping):
-        return repeat(value, count)
-    return column_of(name, value, count)
-
-
-def make_page(prefix: str, after: str) -> Callable[[int], ListStreams]:
-    """LIST_STREAMS of the page after a name, by its request number."""
-    return lambda number: ListStreams(number, prefix, after)
-
-
 def make_pattern(pattern: str | Pattern) -> Pattern:
     """Wire form of a pattern; "#" and "" select everything.
 
@@ -428,3 +382,13 @@ def make_pattern(pattern: str | Pattern) -> Pattern:
     if isinstance(pattern, str):
         return ["all"] if pattern in ("", "#") else from_text(pattern)
     return validate(pattern_of(pattern))
+
+
+def purge_pattern(pattern: str | Pattern) -> Pattern:
+    """Wire form of a pattern whose records are removed: a name left empty must not remove all.
+
+    Raises PatternError, also for "", or LocalProtocolError.
+    """
+    if pattern == "":
+        raise PatternError("bad_pattern", "a purge of every subject is asked for as '#'")
+    return make_pattern(pattern)
