@@ -101,7 +101,10 @@ class Retention:
             )  # fmt: skip
 
     def _split_ledger(self, stream: Stream) -> None:
-        """Ask the index how the bytes of a recovered stream lie, unless it is asked already."""
+        """Ask the index how many bytes of a recovered stream lie where, unless it is asked already.
+
+        The ledger has but the sum of them.
+        """
         ledger = stream.ledger
         if ledger.split_asked:
             return
@@ -124,7 +127,7 @@ class Retention:
         )  # fmt: skip
 
     def _find_age(self, stream: Stream, since_ms: int) -> None:
-        """The ledger has no times of recovered records: the index is asked."""
+        """Ask the index which recovered records are too old: the ledger has no times of them."""
 
         def found(value: Any) -> None:
             if value is None:  # Every record is older.
