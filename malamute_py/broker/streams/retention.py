@@ -101,7 +101,10 @@ class Retention:
             )  # fmt: skip
 
     def _split_ledger(self, stream: Stream) -> None:
-        """Ask the index how the bytes of a recovered stream lie, unless it is asked already."""
+        """Ask the index how many bytes of a recovered stream lie where, unless it is asked already.
+
+        The ledger has but the sum of them.
+        """
         ledger = stream.ledger
         if ledger.split_asked:
             return
