@@ -130,6 +130,7 @@ def send(
 
 
 def _delivery(at: str | None, after: str | None) -> int:
+    """Return the time at which a message is delivered; 0: at once."""
     if after is not None:
         return now_ms() + duration_ms(after)
     return 0 if at is None else later_ms(at)

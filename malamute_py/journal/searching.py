@@ -31,7 +31,10 @@ class Searches:
     # --- by time ----------------------------------------------------------------------
 
     def closest_offset(self, stream: int, time_ms: int, inclusive: bool) -> int:
-        """See Ring.closest_offset."""
+        """Offset of the first record appended at the time or later; else the next offset.
+
+        See Ring.closest_offset.
+        """
         least = time_ms if inclusive else time_ms + 1
 
         def begin(batch: Batch, view: memoryview) -> int:
@@ -41,7 +44,10 @@ class Searches:
         return self._first(stream, "last_time_ms", "last_time", least, begin)
 
     def closest_client_time(self, stream: int, time_ms: int) -> int:
-        """See Ring.closest_client_time."""
+        """Offset of the first record (by offset) whose client time is this or later.
+
+        See Ring.closest_client_time.
+        """
         first, _ = self._streams.bounds(stream)
 
         def begin(batch: Batch, view: memoryview) -> int:
@@ -90,7 +96,10 @@ class Searches:
     def last_per_subject(
         self, stream: int, search: Candidates | None, end_offset: int | None
     ) -> list[tuple[tuple[str, ...], int]]:
-        """See Ring.last_per_subject."""
+        """(keys, offset) of the latest record of each distinct subject, by offset.
+
+        See Ring.last_per_subject.
+        """
         state = self._streams.states.get(stream)
         if state is None:
             return []

@@ -52,7 +52,7 @@ class Subscription(SubscriptionBase):
         if True:  # sync: with link.lock:
             self._reading = link.session.subscribe(request)
             link.wake_up()
-        # `async for record in client.subscribe(...)` with a break leaves no one to close it.
+        # `async for record in client.subscribe(...)` with a break leaves no caller that closes it.
         self._finalizer = weakref.finalize(self, link.dropped, self._reading)
         self._finalizer.atexit = False
 

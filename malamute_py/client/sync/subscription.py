@@ -49,7 +49,7 @@ class SyncSubscription(SubscriptionBase):
         with link.lock:
             self._reading = link.session.subscribe(request)
             link.wake_up()
-        # `for record in client.subscribe(...)` with a break leaves no one to close it.
+        # `for record in client.subscribe(...)` with a break leaves no caller that closes it.
         self._finalizer = weakref.finalize(self, link.dropped, self._reading)
         self._finalizer.atexit = False
 
