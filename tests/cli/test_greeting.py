@@ -1,4 +1,4 @@
-"""What `malamute broker` tells the person who starts it at a terminal."""
+"""The words of `malamute broker` for the person who starts it at a terminal."""
 
 from __future__ import annotations
 
