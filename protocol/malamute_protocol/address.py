@@ -1,4 +1,4 @@
-"""Names of streams, mailboxes and services, and their addresses as URIs.
+"""Names of streams, mailboxes and services.
 
 Owns which names are allowed. The rule: reserved names are refused today, so that they can be given
 a meaning later without breaking any program. Source: SPEC.md, section 12.
@@ -7,31 +7,15 @@ a meaning later without breaking any program. Source: SPEC.md, section 12.
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple
-
-from malamute_protocol.errors import LocalProtocolError
+from typing import Final
 
 NAME_BYTES_MAX: Final = 255
-KINDS: Final = ("stream", "mailbox", "service")
-SCHEME: Final = "malamute://"
 REPLICA: Final = "{n}"
 """Text in a template of identities that stands for the number of a replica."""
 REPLICA_DIGITS: Final = 7
 """Digits that a number may have beside the rest of a template."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+=-]*", re.ASCII)
-
-
-class Address(NamedTuple):
-    """A stream, mailbox or service at a broker: malamute://BROKER/KIND/NAME."""
-
-    broker: str
-    """Host with an optional port, as the user wrote it."""
-    kind: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{SCHEME}{self.broker}/{self.kind}/{self.name}"
 
 
 def name_fault(name: str) -> str:
@@ -76,19 +60,3 @@ def replica_number(template: str, name: str) -> int:
         return -1
     number = int(digits)
     return number if replica_name(template, number) == name else -1
-
-
-def parse_address(text: str) -> Address:
-    """Take an address apart.
-
-    Raises LocalProtocolError `bad_name`: not an address, or its name is not allowed.
-    """
-    parts = text.removeprefix(SCHEME).split("/") if text.startswith(SCHEME) else []
-    if len(parts) != 3 or parts[1] not in KINDS or not parts[0]:
-        raise LocalProtocolError(
-            "bad_name", f"{text!r} is no address; write {SCHEME}BROKER/stream/NAME"
-        )
-    fault = name_fault(parts[2])
-    if fault:
-        raise LocalProtocolError("bad_name", fault)
-    return Address(*parts)

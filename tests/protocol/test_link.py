@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from malamute_protocol import commands as c
-from malamute_protocol.address import name_fault, parse_address
+from malamute_protocol.address import name_fault
 from malamute_protocol.errors import LocalProtocolError, RemoteProtocolError
 from malamute_protocol.framing import COMMANDS
 from malamute_protocol.link import (
@@ -112,12 +112,3 @@ def test_reserved_and_odd_names_are_refused_with_the_reason() -> None:
         ("a\n", "made of"),
     ):
         assert reason in name_fault(name)
-
-
-def test_an_address_names_broker_kind_and_place() -> None:
-    address = parse_address("malamute://host:9999/stream/flights")
-    assert address == ("host:9999", "stream", "flights")
-    assert str(address) == "malamute://host:9999/stream/flights"
-    for text in ("flights", "malamute://h/queue/x", "malamute://h/stream/", "malamute:///stream/x"):
-        with pytest.raises(LocalProtocolError):
-            parse_address(text)

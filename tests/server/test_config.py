@@ -57,6 +57,19 @@ def test_each_key_reaches_the_setting_of_the_core_whose_default_it_has() -> None
         assert getattr(given, name) == getattr(own, name), name
 
 
+def test_a_key_is_the_setting_of_its_name_only_in_its_section() -> None:
+    given = load(
+        overrides={
+            "streams.streams_max": "7", "memory.reads_max": "3", "services.offers_max": "4",
+            "mailboxes.reads_max": "5", "links.queries_max": "9",
+        }
+    )  # fmt: skip
+    settings = core_settings(given, no_reload, dict)
+    assert (settings.streams_max, settings.reads_max, settings.offers_max) == (7, 3, 4)
+    assert (settings.mail_reads_max, settings.link_queries_max) == (5, 9)
+    assert settings.queries_max == BrokerSettings().queries_max
+
+
 def test_variables_override_the_file_and_the_command_line_overrides_both(tmp_path: Path) -> None:
     file = tmp_path / "malamute.toml"
     file.write_text(

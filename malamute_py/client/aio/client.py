@@ -234,12 +234,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
     async def __aenter__(self) -> Client:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Close; after an exception without waiting for what is unconfirmed."""
         await self.close(flush_ms=FLUSH_MS if kind is None else 0)
 
@@ -875,12 +870,7 @@ class BulkPublisher:
     async def __aenter__(self) -> BulkPublisher:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Wait for all confirms, unless the block raised."""
         if kind is None:
             await self.wait()

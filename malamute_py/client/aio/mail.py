@@ -10,7 +10,6 @@ import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from types import TracebackType
 from typing import Any, Final
 
 from malamute_protocol.commands import CancelRequest
@@ -617,12 +616,7 @@ class Inbox(InboxBase[Mail]):
     async def __aenter__(self) -> Inbox:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Close; the message at hand counts as read unless the block raised."""
         if True:  # sync: with self._link.lock:
             if kind is None:

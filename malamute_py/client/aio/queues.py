@@ -11,7 +11,6 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from operator import index
-from types import TracebackType
 from typing import Any, Final, SupportsIndex, TypeVar, Unpack
 
 from malamute_protocol import commands as c
@@ -96,12 +95,7 @@ class AtomicStep(Step):
     async def __aenter__(self) -> AtomicStep:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Commit; after an exception nothing of it happens."""
         if kind is None:
             await self.commit()
@@ -410,12 +404,7 @@ class Member(MemberBase):
     async def __aenter__(self) -> Member:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Leave; without an exception what was handed over last is done, too (ack="next").
 
         After one (but not after a cancellation) what was handed over last has had an attempt.

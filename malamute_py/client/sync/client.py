@@ -14,7 +14,6 @@ from collections.abc import (
     Sequence,
 )
 from functools import partial
-from types import TracebackType
 from typing import Any, Unpack
 
 import zmq
@@ -222,12 +221,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
     def __enter__(self) -> SyncClient:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Close; after an exception without waiting for what is unconfirmed."""
         self.close(flush_ms=FLUSH_MS if kind is None else 0)
 
@@ -851,12 +845,7 @@ class SyncBulkPublisher:
     def __enter__(self) -> SyncBulkPublisher:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Wait for all confirms, unless the block raised."""
         if kind is None:
             self.wait()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Generator, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from malamute_protocol.commands import CancelRequest
@@ -603,12 +602,7 @@ class SyncInbox(InboxBase[SyncMail]):
     def __enter__(self) -> SyncInbox:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Close; the message at hand counts as read unless the block raised."""
         with self._link.lock:
             if kind is None:

@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import index
-from types import TracebackType
 from typing import Any, Final, SupportsIndex, TypeVar, Unpack
 
 from malamute_protocol import commands as c
@@ -94,12 +93,7 @@ class SyncAtomicStep(Step):
     def __enter__(self) -> SyncAtomicStep:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Commit; after an exception nothing of it happens."""
         if kind is None:
             self.commit()
@@ -400,12 +394,7 @@ class SyncMember(MemberBase):
     def __enter__(self) -> SyncMember:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Leave; without an exception what was handed over last is done, too (ack="next").
 
         After one (but not after a cancellation) what was handed over last has had an attempt.
