@@ -112,7 +112,7 @@ class SyncAtomicStep(Step):
             super()._lend(holder, numbers)
 
     def commit(self, timeout_ms: Wait = "default") -> Confirmation | None:
-        """Have it taken, and wait for the confirm; None: there was nothing in it.
+        """Have the step taken, and wait for the confirm; None: there was nothing in it.
 
         Raises BrokerRefused (nothing of it happened), LocalProtocolError (nothing was sent),
         Timeout or ConnectionLost (it may have been taken, as a whole).
@@ -190,7 +190,7 @@ class SyncStreamCursor(CursorName):
         """Change its settings, or create it where `start` says; settings that are not named stay.
 
         replace: those not named go back to what a new one has.
-        settings, by name or as a mapping: pin=True (the stream keeps what lies behind the cursor),
+        settings, by name or as a mapping: pin=True (what it has not passed is kept),
         pin_bytes_max (how much at most; 0: the broker's bound), description.
         Raises BrokerRefused.
         """
@@ -228,7 +228,7 @@ class SyncMember(MemberBase):
             self._members = link.session.memberships
             self._membership = self._members.join(asked)
             link.wake_up()
-        # `for record in client.group(...)` with a break leaves no one to close it.
+        # `for record in client.group(...)` with a break leaves no caller that closes it.
         self._finalizer = weakref.finalize(self, link.dropped, self._membership)
         self._finalizer.atexit = False
 
@@ -326,25 +326,25 @@ class SyncMember(MemberBase):
         return self._ack(held, DONE)
 
     def ack(self, held: Held, timeout_ms: Wait = "default") -> bool:
-        """A record or batch is done. True: confirmed.
+        """Say that a record or batch is done; returns True once the broker has confirmed it.
 
-        False: the broker does not take all of it for ours (any more), as the link was lost in
-        between: some member gets it again. Raises Timeout, or LocalProtocolError: not from
+        False: this member does not hold all of it any more, as the link was lost in between:
+        some member gets it again. Raises Timeout, or LocalProtocolError: not from
         this member.
         """
         pending = self._ack(held, DONE)
         return pending.result(timeout_ms, ACKED, "an acknowledgement")
 
     def nack(self, held: Held, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
-        """A record or batch is wanted again, by any member, after a time. As ack().
+        """Give a record or batch back, for any member to get after a delay. As ack().
 
-        It is an attempt that has ended, where the group has a bound of attempts.
+        That counts as an attempt, where the group has a bound of attempts.
         """
         pending = self._ack(held, AckForm(0, duration("delay_ms", delay_ms)))
         return pending.result(timeout_ms, ACKED, "an acknowledgement")
 
     def release(self, held: Held, timeout_ms: Wait = "default") -> bool:
-        """A record or batch is wanted again at once; it counts as no attempt. As ack().
+        """Give a record or batch back at once, which counts as no attempt. As ack().
 
         For a member that stops, not for a record that cannot be done: that one would never end.
         """
