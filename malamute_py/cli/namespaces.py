@@ -19,14 +19,23 @@ app = group("namespace")
 
 @app.command(
     "ls",
-    epilog="""In a pipe a line has, with tabs between: name, prefix, patterns of its users, and the
+    epilog="""\b
+Examples:
+  malamute namespace ls
+  malamute namespace ls --json
+
+In a pipe a line has, with tabs between: name, prefix, patterns of its users, and the
 resource nearest to its bound with what is held and the bound (empty: nothing is bounded). --json
 has all that is held, and all bounds.""",
 )
-def ls(ctx: typer.Context, as_json: output.Json = False) -> None:
+def ls(
+    ctx: typer.Context,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="At most so many.")] = 1000,
+    as_json: output.Json = False,
+) -> None:
     """List the namespaces; a user of one sees that one."""
     with linked(ctx) as client:
-        found = client.list_namespaces()
+        found = client.list_namespaces(limit=limit)
     if as_json:
         output.print_json([_told(each) for each in found])
         return
@@ -45,7 +54,11 @@ def ls(ctx: typer.Context, as_json: output.Json = False) -> None:
 
 @app.command(
     "show",
-    epilog="""In a pipe a line has, with tabs between: resource, amount held, bound (0: none). A
+    epilog="""\b
+Examples:
+  malamute namespace show acme
+
+In a pipe a line has, with tabs between: resource, amount held, bound (0: none). A
 rate has a bound, and nothing of it is held. --json has what came in and what was refused, too.""",
 )
 def show(

@@ -218,7 +218,7 @@ def subject_of(value: Any) -> Any:
     if isinstance(value, str):
         text("subject", value, limits.subject_bytes_max, "bad_batch")
         return value
-    if isinstance(value, bytes | bytearray | Mapping) or not isinstance(value, Sequence):
+    if isinstance(value, bytes | bytearray | memoryview) or not isinstance(value, Sequence):
         kind = type(value).__name__
         raise wrong("subject", value, f"a str, or a sequence of several, not a {kind}", "bad_batch")
     if not 1 <= len(value) <= limits.keys_max:
@@ -361,6 +361,8 @@ def _in_words(command: Command, error: LocalProtocolError) -> LocalProtocolError
         allowed = _SORTS.get(sort, "what MessagePack has")
         if sort is int and isinstance(value, int):
             allowed += " of at most 64 bits"
+        elif sort in _SORTS and isinstance(value, sort):
+            allowed += f" of what MessagePack has ({cause})"
         else:
             allowed += f", not a {type(value).__name__}"
             allowed += f" ({cause})" if sort not in _SORTS else ""

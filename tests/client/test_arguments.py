@@ -147,6 +147,7 @@ CALLS: list[Wrong] = [
     ("prefix", "list_mailboxes", (5,), {}),
     ("after", "peek", ("m",), {"after": "x"}),
     ("numbers", "requeue", ("v", None), {}),
+    ("subject=<memory", "send", ("m", b""), {"subject": memoryview(b"a")}),
     ("numbers=<memory", "requeue", ("v", memoryview(bytes(4)).cast("B", (2, 2))), {}),
     ("limit='all': allowed is an integer", "transactions", (), {"limit": "all"}),
     ("limit=1.5: allowed is an integer", "transactions", (), {"limit": 1.5}),

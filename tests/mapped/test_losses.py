@@ -493,6 +493,39 @@ def test_a_reader_from_the_earliest_record_begins_at_the_first_young_one(
     assert records(reading) == filled(3, 4)
 
 
+@pytest.mark.parametrize("tidy", [False, True])
+def test_only_the_newest_records_that_the_stream_keeps_are_read(
+    log: Log, reader: LogReader, tidy: bool
+) -> None:
+    number = log.create("few", max_records=3)
+    log.put(number, *(body_at(offset) for offset in range(10)))
+    log.fill(number, 1)
+    if tidy:
+        log.tidy()
+    assert records(reader.read("few", until="tail", strict=True)) == filled(8, 11)
+    notes = Noted()
+    assert records(reader.read("few", start=2, until="tail", on_notice=notes.append)) == filled(
+        8, 11
+    )
+    assert notes.gone() == [(2, 8, "retention")]
+    assert records(reader.read("few", start=9, until="tail", strict=True)) == filled(9, 11)
+
+
+def test_a_reader_that_looks_seldom_gets_only_the_newest_records(
+    log: Log, reader: LogReader
+) -> None:
+    number, notes = log.create("few", max_records=3), Noted()
+    log.fill(number, 1)
+    reading = reader.read("few", on_notice=notes.append)
+    assert records(reading) == filled(0, 1)
+    for _ in range(2):
+        log.fill(number, 70)  # more than a segment
+        log.tidy()
+        end = log.next(number)
+        assert records(reading) == filled(end - 3, end)
+    assert notes.gone() == [(1, 68, "retention"), (71, 138, "retention")]
+
+
 def test_records_that_grow_too_old_while_they_are_read_are_one_gap(
     log: Log, reader: LogReader, clock: list[int]
 ) -> None:

@@ -62,11 +62,9 @@ class Cursors:
         self._steps = steps
         self._starts = starts
         self._answers = answers
-        self._cursors: Named[Cursor] = Named(shard.quotas, "cursors")
-        self._creators: dict[Place, str] = {}
-        """Owner that a cursor which is being created counts for."""
-        self._coming: dict[Place, list[list[int]]] = {}
-        """Positions on their way into the log, in order; each in a list of its own."""
+        self._cursors: Named[Cursor, list[int]] = Named(shard.quotas, "cursors")
+        """Cursors, and positions on their way into the log in order, each in a list of its own."""
+        self.has = self._cursors.has
         self._edits: dict[Place, CursorSettings] = {}
         """Settings on their way into the log; the next edit begins from them."""
         self.pins = Pins(shard)
@@ -115,6 +113,7 @@ class Cursors:
             self._steps.take([Part(changes[at : at + REMOVED_AT_ONCE])])
 
     def _say_clamped(self, stream: Stream, name: str, before: int, after: int, code: str) -> None:
+        """Count and report a cursor that was moved into its stream."""
         self._shard.counters["cursors_clamped"] += 1
         facts = {"stream": stream.name, "cursor": name, "from": before, "to": after, "code": code}
         level = "info" if code == "purged" else "warning"
@@ -194,7 +193,7 @@ class Cursors:
                 "conflict", f"the log was rewound: {next} is no position of epoch {command.epoch}"
             )
         place = stream.number, name
-        stands = self._stands(place)
+        stands = self._next_after_moves(place)
         if stands is None:
             self._check_new(stream, name, link.owner)
         elif not command.force:
@@ -212,17 +211,13 @@ class Cursors:
         moving = _Moving(self, stream, name, [next], link.owner)
         return changing([change], [moving], memory=memory, level=stream.level)
 
-    def _stands(self, place: Place) -> int | None:
+    def _next_after_moves(self, place: Place) -> int | None:
         """Return where a cursor will stand once all moves on their way are appended."""
-        coming = self._coming.get(place)
+        coming = self._cursors.coming.get(place)
         if coming:
             return coming[-1][0]
         cursor = self._cursors.get(place)
         return None if cursor is None else cursor.row.next
-
-    def has(self, place: Place) -> bool:
-        """Whether a name is a cursor's, or that of one on its way into the log."""
-        return self._stands(place) is not None
 
     def _check_new(self, stream: Stream, name: str, by: str) -> None:
         """Raise BrokerRefused if a stream cannot have one more cursor, or not of this name."""
@@ -235,29 +230,22 @@ class Cursors:
                 f"'{name}' is a group of stream '{stream.name}', which a cursor would not move:"
                 " RESET_GROUP does",
             )
-        most = self._shard.settings.cursors_max
-        if len(self._cursors) + len(self._coming) >= most:
-            raise self._shard.quotas.over_all(by, "cursors", f"at most {most} cursors")
-        self._shard.quotas.check(by, "cursors")
+        self._cursors.check_room(by, self._shard.settings.cursors_max)
 
-    def _go(self, place: Place, going: list[int], by: str) -> None:
-        """Note that a position is on its way; a new cursor counts for its owner from now on."""
-        coming = self._coming.get(place)
-        if coming is None:
-            coming = self._coming[place] = []
-            if self._cursors.get(place) is None:
-                self._creators[place] = by
-                self._shard.quotas.add(by, "cursors")
-        coming.append(going)
+    def _begin_move(self, place: Place, going: list[int], by: str) -> None:
+        """Note that a move is on its way into the log; a new cursor counts from now on."""
+        if not self._cursors.has(place):
+            self._cursors.begin(place, by)
+        self._cursors.coming.setdefault(place, []).append(going)
 
-    def _arrived(self, place: Place, going: list[int]) -> None:
-        """Forget a position on its way: the log has it or has refused it."""
-        left = [other for other in self._coming.pop(place) if other is not going]
+    def _end_move(self, place: Place, going: list[int]) -> None:
+        """Forget a move that was on its way: the log has it or has refused it."""
+        coming = self._cursors.coming
+        left = [other for other in coming.pop(place) if other is not going]
         if left:
-            self._coming[place] = left
-        elif place in self._creators:
-            # From here on the cursor itself counts, if it was created.
-            self._shard.quotas.add(self._creators.pop(place), "cursors", -1)
+            coming[place] = left
+        else:
+            self._cursors.begun(place)
 
     def _set(self, stream: Stream, name: str) -> None:
         """Load the row of a cursor that was moved or edited."""
@@ -279,7 +267,7 @@ class Cursors:
         pins = settings.pin and (known is None or settings != known)
         if pins and not self._shard.settings.permit(link.owner, "manage_streams", command.stream):
             raise BrokerRefused("forbidden", f"you may not pin stream '{command.stream}'")
-        stands = self._stands(place)
+        stands = self._next_after_moves(place)
         if stands is not None:
             self._edit(link, command, stream, stands, "edited")
             return
@@ -307,7 +295,7 @@ class Cursors:
             self._answers.refuse(link, command, "stream_removed", f"'{stream.name}' was removed")
         else:
             # Another command may have created the cursor meanwhile, or a group of its name.
-            stands = self._stands((stream.number, command.cursor))
+            stands = self._next_after_moves((stream.number, command.cursor))
             if stands is None:
                 try:
                     self._check_new(stream, command.cursor, link.owner)
@@ -424,7 +412,7 @@ class _Moving(Effect):
 
     def taken(self, part: Part) -> None:
         """Count the position as on its way, and a new cursor for its owner."""
-        self.cursors._go(self.place, self.going, self.by)
+        self.cursors._begin_move(self.place, self.going, self.by)
 
     def appended(self, part: Part, end_lsn: int) -> None:
         """Take up the cursor's row from the tables, which have the new position."""
@@ -438,6 +426,6 @@ class _Moving(Effect):
     def _come(self) -> None:
         """Count the position as on its way no more; so too the settings that went with it."""
         cursors, place = self.cursors, self.place
-        cursors._arrived(place, self.going)
+        cursors._end_move(place, self.going)
         if self.settings is not None and cursors._edits.get(place) is self.settings:
             del cursors._edits[place]

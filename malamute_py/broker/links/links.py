@@ -520,8 +520,10 @@ class Links:
 
     def count_query(self, link: Link) -> None:
         """Count a question that is answered later. Raises BrokerRefused: the link has too many."""
-        if link.queries >= self._shard.settings.link_queries_max:
-            raise BrokerRefused("wait", "too many unanswered questions on this link")
+        settings = self._shard.settings
+        if link.queries >= settings.link_queries_max:
+            reason = "too many unanswered questions on this link"
+            raise BrokerRefused("wait", reason, settings.retry_ms)
         link.queries += 1
 
     def credit(self, link: Link, command: Credit) -> None:
@@ -550,6 +552,7 @@ class Links:
             receiver.owner.end(receiver, "cancelled")
 
     def _refuse_unknown(self, link: Link, command: Credit | Unsubscribe) -> None:
+        """Refuse a command for a receiver that the link does not have."""
         number = command.subscription
         self.refuse(
             link, NUMBERS[type(command)], number, "unknown_subscription",
@@ -674,6 +677,7 @@ class Links:
     # --- room of a link: what transport and peer accept ---------------------------------
 
     def _share(self) -> int:
+        """Return the bytes that a link may be sent and not have read: an equal share, bounded."""
         settings = self._shard.settings
         share = settings.outstanding_bytes // max(1, len(self.table))
         return max(settings.share_min_bytes, min(share, settings.share_max_bytes))

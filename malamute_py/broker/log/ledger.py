@@ -53,7 +53,7 @@ class Ledger:
             self._join()
 
     def _join(self) -> None:
-        """Halve the count of pieces."""
+        """Join neighbouring pieces into pieces of twice the size, so that fewer are kept."""
         self._piece_bytes *= 2
         joined: deque[list[int]] = deque()
         for piece in self._pieces:

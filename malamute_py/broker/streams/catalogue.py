@@ -431,6 +431,7 @@ class Catalogue:
         self._steps.propose(edited, Then(failed=partial(self._not_edited, stream)), effect)
 
     def _not_edited(self, stream: Stream, *_: Any) -> None:
+        """Go back to the settings that hold, since the log refused an edit."""
         self._weigh(stream.number)
         if stream.number in self._declaring:
             self._declaring.discard(stream.number)

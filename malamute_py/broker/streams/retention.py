@@ -97,7 +97,7 @@ class Retention:
             )  # fmt: skip
 
     def _split_ledger(self, stream: Stream) -> None:
-        """Ask the index how the bytes of a recovered stream lie: the ledger has one piece."""
+        """Ask the index how many bytes lie where: of a recovered stream the ledger has the sum."""
 
         def planned(value: Any) -> None:
             if isinstance(value, dict):
@@ -115,7 +115,7 @@ class Retention:
         )  # fmt: skip
 
     def _find_age(self, stream: Stream, since_ms: int) -> None:
-        """The ledger has no times of recovered records: the index is asked."""
+        """Ask the index which recovered records are too old: the ledger has no times of them."""
 
         def found(value: Any) -> None:
             if isinstance(value, int):

@@ -155,7 +155,7 @@ class Transport:
         return True
 
     def pending(self, *, to_send: bool) -> bool:
-        """There is something to be done at once.
+        """Whether the socket or its monitor can be read, or written if `to_send`, at once.
 
         To be asked before sleeping on the descriptors: both sockets must be looked at for
         theirs to signal again, the monitor's for the first time too (without that look, a

@@ -114,7 +114,7 @@ class OutgoingRequests(KeyedBatch):
         self.lane.owner.confirmed(self, confirm, keep=self._may_be_lost(confirm))
 
     def _may_be_lost(self, confirm: Confirm) -> bool:
-        """Unless it and its reply outlive everything, it is sent again over a later link.
+        """Whether the request or its reply may be lost, so that a later link sends it again.
 
         A power loss takes back what was only stored, and a temporary mailbox ends with the broker
         or a while after its link; the REQUEST that comes again by its key is queued anew, or the

@@ -41,8 +41,8 @@ from malamute_py.client.session.calls import (
     Properties,
     Time,
     content_count,
-    make_pattern,
     make_row,
+    purge_pattern,
     request_terms,
 )
 from malamute_py.client.session.lanes import OVER
@@ -124,8 +124,17 @@ class Step:
     """The parts of one step, in the order of the calls."""
 
     __slots__ = (
-        "choosy", "confirmation", "count", "first", "key", "lent", "level", "parts", "size",
-        "state", "token",
+        "confirmation",
+        "count",
+        "first",
+        "key",
+        "lent",
+        "level",
+        "merge_limited",
+        "parts",
+        "size",
+        "state",
+        "token",
     )  # fmt: skip
 
     def __init__(self, confirm: ConfirmAt = "default", key: bytes = b"") -> None:
@@ -141,7 +150,7 @@ class Step:
         self.size = 0
         self.count = 0
         """Records and numbers."""
-        self.choosy = False
+        self.merge_limited = False
         """Whether the step moves a cursor, or has a request with a name of the caller's or an
         encoded content: not every step may be taken together with it."""
         self.lent: list[tuple[Holder, list[int]]] = []
@@ -167,7 +176,7 @@ class Step:
         properties: Properties | None = None,
         codec: str | None = None,
     ) -> None:
-        """A record for a stream. Raises LocalProtocolError: an argument is wrong."""
+        """Add a record for a stream. Raises LocalProtocolError: an argument is wrong."""
         if type(stream) is not str or stream not in NAMES:
             name_of("stream", stream)
         row = make_row(
@@ -187,7 +196,7 @@ class Step:
         properties: Properties | Sequence[Properties | None] | None = None,
         codec: str | None = None,
     ) -> None:
-        """Records for a stream; what is given as a sequence has one value a record.
+        """Add records for a stream; what is given as a sequence has one value a record.
 
         Raises LocalProtocolError: the columns differ in length, or a body is none.
         """
@@ -208,7 +217,7 @@ class Step:
         self.count += len(rows)
 
     def publish_batch(self, stream: str, content: bytes) -> None:
-        """Records for a stream, as one batch content that malamute_protocol.batch encoded.
+        """Add records for a stream, as one content that malamute_protocol.batch encoded.
 
         The step is merged with no other. Raises LocalProtocolError: the content is no batch, or
         has a producer.
@@ -221,7 +230,7 @@ class Step:
         self.parts[CONTENT, stream, len(self.parts)] = [content]
         self.size += len(content) + STAMP_BYTES
         self.count += count
-        self.choosy = True
+        self.merge_limited = True
 
     def send(
         self,
@@ -236,7 +245,7 @@ class Step:
         deliver_at_ms: Time = 0,
         priority: int = 0,
     ) -> None:
-        """A message for a mailbox. Raises LocalProtocolError: an argument is wrong."""
+        """Add a message for a mailbox. Raises LocalProtocolError: an argument is wrong."""
         # Whatever most callers leave out costs them a comparison.
         if type(mailbox) is not str or mailbox not in NAMES:
             name_of("mailbox", mailbox)
@@ -264,7 +273,7 @@ class Step:
         delay_ms: int = 0,
         priority: int = 0,
     ) -> StepRequest:
-        """A request for a service, whose replies come as mail to `reply_to`.
+        """Add a request for a service, whose replies come as mail to `reply_to`.
 
         reply_to: empty: the own mailbox. key: the caller's own name for it; else one is drawn.
         need_workers: the step is refused `no_workers` when no worker offers the service.
@@ -280,7 +289,7 @@ class Step:
             timeout_ms = duration("timeout_ms", timeout_ms)
         if type(key) is not bytes or key:
             key = key_of(key)
-            self.choosy = True
+            self.merge_limited = True
         asked = StepRequest(key)
         row = make_row(body, subject, fields, None, expires_at_ms, properties, asked, codec)
         terms = PLAIN
@@ -301,7 +310,7 @@ class Step:
         codec: str | None = None,
         expires_at_ms: Time | None = None,
     ) -> None:
-        """An answer to a request in hand. last: it completes the request.
+        """Add an answer to a request in hand. last: it completes the request.
 
         Raises BrokerRefused `not_held`, or LocalProtocolError as send().
         """
@@ -327,14 +336,14 @@ class Step:
         self._acknowledge(request, AckForm(WorkState.FAILED, 0, reason_of(reason)))
 
     def ack(self, held: Any) -> None:
-        """Mail, a record of a group, or a batch of these is done.
+        """Have mail, a record of a group, or a batch of these count as done.
 
         Raises BrokerRefused `not_held`, LocalProtocolError: it came from no inbox or group.
         """
         self._acknowledge(held, AckForm())
 
     def nack(self, held: Any, delay_ms: int = 0) -> None:
-        """Mail, a record of a group, a batch of these, or a request is wanted again.
+        """Give mail, a record of a group, a batch of these, or a request back, to come again.
 
         delay_ms: milliseconds until it is delivered again. Raises as ack().
         """
@@ -375,7 +384,7 @@ class Step:
         since: int | None = None,
         force: bool = False,
     ) -> None:
-        """A cursor is to stand at `next`: an offset, or a subscription's position.
+        """Move a cursor to `next`: an offset, or a subscription's position.
 
         since: where it stands until now: the step is refused `conflict` when another client moved
         it meanwhile. Without it any place before `next` will do. force: any place at all.
@@ -395,7 +404,7 @@ class Step:
         else:
             move = Move(integer("next", next, 0, code="bad_start"), before, force=force)
         self.parts[moved] = [move]
-        self.choosy = True
+        self.merge_limited = True
 
     # --- removal ------------------------------------------------------------------------------
 
@@ -411,11 +420,11 @@ class Step:
     def purge(self, stream: str, pattern: str | Pattern, before: int | Position) -> None:
         """Remove the records of some subjects before an offset, or a subscription's position.
 
-        pattern: on subjects; a str is a topic. The identity needs the permission `trim`. The step
-        is refused `limit` when too many purges of the stream still hide records.
+        pattern: on subjects; a str is a topic, and "" refused. Needs the permission `trim`. The
+        step is refused `limit` when too many purges of the stream still hide records.
         """
         offset, *place = self._removing(stream, before)
-        wanted = tuple_of(make_pattern(pattern))
+        wanted = tuple_of(purge_pattern(pattern))
         self.parts.setdefault((PURGE, stream, *place, wanted), []).append(offset)
 
     def _removing(self, stream: str, before: int | Position) -> tuple[int, int, bytes]:
@@ -453,7 +462,7 @@ class Step:
             self.regain()
 
     def regain(self, error: MalamuteError | None = None) -> None:
-        """Return what the step acknowledged to the caller, unless the broker says `not_held`."""
+        """Let readers hold again what the step took from them; drop it after `not_held`."""
         not_held = isinstance(error, BrokerRefused) and error.code == "not_held"
         for holder, numbers in self.lent:
             holder.regained(numbers)

@@ -107,7 +107,7 @@ class SyncAtomicStep(Step):
             super()._lend(holder, numbers)
 
     def commit(self, timeout_ms: Wait = "default") -> Confirmation | None:
-        """Have it taken, and wait for the confirm; None: there was nothing in it.
+        """Have the step taken, and wait for the confirm; None: there was nothing in it.
 
         Raises BrokerRefused (nothing of it happened), LocalProtocolError (nothing was sent),
         Timeout or ConnectionLost (it may have been taken, as a whole).
@@ -185,7 +185,7 @@ class SyncStreamCursor(CursorName):
         """Change its settings, or create it where `start` says; settings that are not named stay.
 
         replace: those not named go back to what a new one has.
-        settings, by name or as a mapping: pin=True (the stream keeps what lies behind the cursor),
+        settings, by name or as a mapping: pin=True (what it has not passed is kept),
         pin_bytes_max (how much at most; 0: the broker's bound), description.
         Raises BrokerRefused.
         """
@@ -223,7 +223,7 @@ class SyncMember(MemberBase):
             self._members = link.session.memberships
             self._membership = self._members.join(asked)
             link.wake_up()
-        # `for record in client.group(...)` with a break leaves no one to close it.
+        # `for record in client.group(...)` with a break leaves no caller that closes it.
         self._finalizer = weakref.finalize(self, link.dropped, self._membership)
         self._finalizer.atexit = False
 
@@ -321,25 +321,25 @@ class SyncMember(MemberBase):
         return self._ack(held, DONE)
 
     def ack(self, held: Any, timeout_ms: Wait = "default") -> bool:
-        """A record or batch is done. True: confirmed.
+        """Say that a record or batch is done; returns True once the broker has confirmed it.
 
-        False: the broker does not take all of it for ours (any more), as the link was lost in
-        between: some member gets it again. Raises Timeout, or LocalProtocolError: not from
+        False: this member does not hold all of it any more, as the link was lost in between:
+        some member gets it again. Raises Timeout, or LocalProtocolError: not from
         this member.
         """
         pending = self._ack(held, DONE)
         return pending.result(timeout_ms, ACKED, "an acknowledgement")
 
     def nack(self, held: Any, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
-        """A record or batch is wanted again, by any member, after a time. As ack().
+        """Give a record or batch back, for any member to get after a delay. As ack().
 
-        It is an attempt that has ended, where the group has a bound of attempts.
+        That counts as an attempt, where the group has a bound of attempts.
         """
         pending = self._ack(held, AckForm(0, duration("delay_ms", delay_ms)))
         return pending.result(timeout_ms, ACKED, "an acknowledgement")
 
     def release(self, held: Any, timeout_ms: Wait = "default") -> bool:
-        """A record or batch is wanted again at once; it counts as no attempt. As ack().
+        """Give a record or batch back at once, which counts as no attempt. As ack().
 
         For a member that stops, not for a record that cannot be done: that one would never end.
         """
@@ -452,18 +452,9 @@ class SyncQueueVerbs(SyncVerbs):
 
         Needs manage_clients; without it the client is told of its own. limit: at most; 0: all.
         """
-        integer("limit", limit, 0)
-        found: list[TransactionFacts] = []
-        after = b""
-        while True:
-            value = self._link.ask(partial(_following_transactions, after))
-            page = fact_list(TransactionFacts, value, "transactions")
-            found += page
-            if limit and len(found) >= limit:
-                return found[:limit]
-            if not page or not value.get("more"):
-                return found
-            after = page[-1].transaction
+        return self._pages(
+            TransactionFacts, c.ListTransactions, limit, listed="transactions", first=b""
+        )
 
     def end_transaction(self, transaction: bytes) -> None:
         """Roll back a transaction of any client; needs the permission manage_clients.
@@ -494,8 +485,8 @@ class SyncQueueVerbs(SyncVerbs):
 
         pattern: on subjects; a str is a topic. Returns the offset from which on records of these
         subjects stay: a record published later is delivered. Needs the permissions as trim().
-        Raises BrokerRefused: `bad_pattern`, or `limit` when too many purges of the stream still
-        hide records.
+        Raises BrokerRefused: `bad_pattern`, also for "" ("#" is every subject), or `limit` when too
+        many purges of the stream still hide records.
         """
         found = self._found(stream, before)
         step = SyncAtomicStep(self._link)
@@ -785,17 +776,23 @@ class SyncQueueVerbs(SyncVerbs):
         value = self._link.ask(lambda number: c.RemoveService(number, service, service))
         return int(value.get("count", 0))
 
-    def _pages(self, kind: type[Kind], make: Callable[[int, str], Any], limit: int) -> list[Kind]:
+    def _pages(
+        self, kind: type[Kind], make: Callable[[int, Any], Any], limit: int, *,
+        listed: str = "entries", first: Any = "",
+    ) -> list[Kind]:  # fmt: skip
         """Return the entries of all pages, or `limit` of them if that is not 0.
 
-        make: (request number, after) -> the question.
+        make: (request number, after) -> the question. listed: key of the entries in the answer.
+        first: what `after` is for the first page.
         """
         integer("limit", limit, 0)
         found: list[Kind] = []
-        after = ""
+        after = first
         while True:
             value = self._link.ask(partial(_following, make, after))
-            page = fact_list(kind, value, "entries")
+            page = fact_list(kind, value, listed)
+            if page and place_of(page[-1]) == after:
+                return found  # An earlier broker ignores `after`: this is its first page again.
             found += page
             if limit and len(found) >= limit:
                 return found[:limit]
@@ -804,14 +801,10 @@ class SyncQueueVerbs(SyncVerbs):
             after = place_of(page[-1])
 
 
-def _following_transactions(after: bytes, number: int) -> Any:
-    return c.ListTransactions(number, after)
-
-
 def _decided(member: Membership) -> bool:
     """Whether the broker has accepted or refused a membership."""
     return member.accepted or member.ended
 
 
-def _following(make: Callable[[int, str], Any], after: str, number: int) -> Any:
+def _following(make: Callable[[int, Any], Any], after: Any, number: int) -> Any:
     return make(number, after)

@@ -295,6 +295,19 @@ def test_limits_of_groups_and_members() -> None:
     assert join(shell, 9, pattern=["regex", "("]).last(wire.Refused).code == "bad_pattern"
 
 
+def test_a_question_too_many_for_the_start_of_a_group_is_refused_for_a_while() -> None:
+    shell = world(ask=False, link_queries_max=1)
+    shell.publish(1, "s", [b"x"])
+    for number in (5, 6):
+        shell.send(1, wire.JoinGroup(number, "s", f"g{number}", ["all"], "shared", [3, 5, True]))
+    refused = shell.peers[1].last(wire.Refused)
+    assert (refused.reference, refused.code) == (6, "wait")
+    assert refused.retry_ms == shell.settings.retry_ms
+    shell.answer_queries()
+    shell.run()
+    assert shell.broker.gauges["groups"] == 1
+
+
 def test_members_that_came_before_their_stream_begin_with_it() -> None:
     shell = world(sync=False)
     join(shell, 2, visibility=0)

@@ -14,7 +14,6 @@ import socket
 import subprocess
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from tests.waiting import WAIT_S
@@ -69,12 +68,16 @@ class Chromium:
         }
         made = self._ask("POST", "/session", {"capabilities": {"alwaysMatch": options}})
         self._session = f"/session/{made['sessionId']}"
+        self.resize(width, height)
+        return self
+
+    def resize(self, width: int, height: int) -> None:
+        """Show the page in a window of this size."""
         # Emulated: a window has a least width, and a phone's is below it.
         self.devtools(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
             mobile=width < 600,
         )  # fmt: skip
-        return self
 
     def _wait_for_driver(self) -> None:
         deadline = time.monotonic() + WAIT_S
@@ -86,12 +89,7 @@ class Chromium:
                 time.sleep(0.05)
         raise AssertionError("chromedriver did not come up")
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._session:
             self._ask("DELETE", self._session)
         self._driver.terminate()
