@@ -14,7 +14,6 @@ from collections.abc import (
     Sequence,
 )
 from functools import partial
-from types import TracebackType
 from typing import Any, Unpack
 
 import zmq
@@ -210,6 +209,10 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         until they have finished what they have begun, drain_ms at most (None: as long as it
         takes).
         """
+        if self._link.loop.is_closed():  # asyncio only
+            self.abort()
+            return
+        self._link.stay()  # asyncio only
         offerings = self._session.offerings
         if drain and self._session.state is not LinkState.CLOSED:
             if True:  # sync: with self._link.lock:
