@@ -13,7 +13,8 @@ import threading
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -22,12 +23,13 @@ from pyroaring import BitMap
 from malamute_protocol.content import Content
 from malamute_protocol.errors import BatchError
 from malamute_protocol.gather import BYTES_A_ROW, Row, weight_of
-from malamute_protocol.stamp import PADDING, STAMP_BYTES, Stamp
+from malamute_protocol.stamp import PADDING, STAMP_BYTES
 from malamute_py.journal.check import check
 from malamute_py.journal.choosing import WantedSpots, choose, wanted_spots, weights_of
 from malamute_py.journal.chunks import Batch, Part, Runs, batches_in, group_entries, pick_in
+from malamute_py.journal.cutting import Cutter
 from malamute_py.journal.errors import JournalCorrupt
-from malamute_py.journal.gathering import RareRows, WantedRows, cost, least_cost
+from malamute_py.journal.gathering import RareRows, WantedRows
 from malamute_py.journal.index import (
     Entries,
     LiveIndex,
@@ -40,6 +42,7 @@ from malamute_py.journal.segment import Segment
 from malamute_py.journal.spots import Matches
 from malamute_py.journal.storage import File, Storage, read_around, read_file
 from malamute_py.journal.streams import StreamTable
+from malamute_py.journal.taking import Out, Wanted, parts
 from malamute_py.journal.types import (
     SEGMENT_HEADER_BYTES,
     UNINDEXED_FROM,
@@ -50,7 +53,6 @@ from malamute_py.journal.types import (
     Plan,
     RingSettings,
     Run,
-    Split,
 )
 
 _SAMPLED_FROM_BYTES = 32 << 20
@@ -189,7 +191,7 @@ class Reader:
         wanted = None
         if chosen_rows is not None:
             wanted = WantedRows(chosen_rows, client_time, position, end)
-        out = _Out(runs, gaps, gathering, wanted)
+        out = Out(self._ring, runs, gaps, gathering, wanted)
         told = 0
         for segment in self._segments():
             span = segment.spans.get(stream)
@@ -258,14 +260,14 @@ class Reader:
         position: int,
         end: int,
         left: int,
-        out: _Out,
+        out: Out,
     ) -> tuple[int, int]:
         """Read the chosen entries of a segment from `position` up to `end`, into `out`.
 
         left: bytes that the read may still return. Returns the offset come to, and the bytes left.
         """
         rows = entries.rows
-        wanted: list[tuple[int, int, int, int]] = []
+        wanted: list[Wanted] = []
         wanted_bytes = 0
         stop = position
         cut = False
@@ -282,15 +284,32 @@ class Reader:
                 self._name_gap(stream, stop, min(base, end), f"amid {segment.name}", out.gaps)
             stop = after
             if take:
-                wanted.append((at, size, base, after))
-                wanted_bytes += size if out.wanted is None else least_cost(size)
+                entry = out.entry(segment, at, size, base, after)
+                wanted.append(entry)
+                wanted_bytes += out.least(entry)
                 if wanted_bytes >= left:
                     cut = after < end
                     break
-        for part in group_entries(wanted):
-            position, left, whole = self._read_part(segment, stream, part, position, end, left, out)
-            if not whole:
+        read = None
+        for known, part in parts(wanted):
+            if left <= 0:
                 return position, left
+            found = None
+            if known is not None and read is None and (file := self._opened(segment)):
+                read = partial(self._storage.read, file)
+            if known is not None and out.wanted is not None and read is not None:
+                found = out.wanted.of_known(known, read, part.position)
+            if known is None or found is None:
+                position, left, whole = self._read_part(
+                    segment, stream, part, position, end, left, out
+                )
+                if not whole:
+                    return position, left
+                continue
+            if segment.retired:
+                return position, left
+            left = out.gather(found, known.stamp, left, known=True)
+            position = min(known.stamp.next_offset, end)
         # What was not even wanted for want of room is for the next read, whatever is left.
         return min(max(stop, position), end), 0 if cut else left
 
@@ -303,7 +322,7 @@ class Reader:
         position: int,
         end: int,
         left: int,
-        out: _Out,
+        out: Out,
     ) -> tuple[int, int]:
         """Read rare rows by themselves, and between them the chosen entries, into `out`.
 
@@ -342,7 +361,7 @@ class Reader:
         position: int,
         after: int,
         left: int,
-        out: _Out,
+        out: Out,
     ) -> tuple[int, int]:
         """Read the rare rows [first, last), all that is wanted up to offset `after`, into `out`.
 
@@ -407,7 +426,7 @@ class Reader:
         position: int,
         end: int,
         left: int,
-        out: _Out,
+        out: Out,
     ) -> tuple[int, int, bool]:
         """Read the batches of one part of a segment into `out`.
 
@@ -441,9 +460,7 @@ class Reader:
             else:
                 if rows:
                     builder.close()
-                    stamp = batch.found.stamp
-                    gathering.add(rows, stamp.epoch, stamp.lsn)
-                left = 0 if gathering.full else left - cost(batch.size, rows)
+                left = out.gather(rows, batch.found.stamp, left)
             position = min(batch.next, end)
         builder.close()
         return position, left, True
@@ -778,7 +795,7 @@ class Reader:
         position = self._skip_retired(stream, from_offset, end, gaps)
         if records_max > 0:
             end = min(end, position + records_max)
-        cutter = _Cutter(position, bytes_max)
+        cutter = Cutter(position, bytes_max)
         whole: list[tuple[Segment, Any]] = []
         for segment in self._segments():
             span = segment.spans.get(stream)
@@ -835,65 +852,6 @@ class Reader:
             if share > 0.5:
                 return 1
         return int(1 / share)
-
-
-class _Out(NamedTuple):
-    """Where what is read goes."""
-
-    runs: list[Run]
-    gaps: list[Gap]
-    gathering: RareRows
-    wanted: WantedRows | None
-    """Takes few wanted rows out of their batch; None: batches leave whole."""
-
-    def rows_of(self, view: memoryview, batch: Batch, stamp: Stamp) -> list[Row] | None:
-        """Return the rows that are wanted of a good batch; None: it leaves whole."""
-        if self.wanted is None:
-            return None
-        begin = batch.at + stamp.stamp_bytes
-        return self.wanted.of(stamp, Content(view[begin : batch.at + batch.size]))
-
-
-class _Cutter:
-    """Cuts a walk over entries into splits."""
-
-    def __init__(self, start: int, bytes_max: int) -> None:
-        self.position = start
-        self.total = 0
-        self._start = start
-        self._bytes_max = bytes_max if bytes_max > 0 else 1 << 62
-        self._entries: list[tuple[int, int]] = []
-
-    def full(self) -> bool:
-        return self.total >= self._bytes_max
-
-    def add(self, weight: int, after: int) -> None:
-        """Count an entry that ends before an offset; an entry that was counted is passed over.
-
-        weight: its bytes; 0: nothing in it is selected.
-        """
-        if after <= self.position:
-            return
-        self.position = after
-        self.total += weight
-        self._entries.append((weight, after))
-
-    def splits(self, stop: int, split_bytes: int, one_in: int) -> tuple[Split, ...]:
-        """Return the splits up to `stop`, each of about `split_bytes` if any; 0: a single one.
-
-        one_in: of so many bytes of entries about one is wanted.
-        """
-        most = split_bytes * one_in if split_bytes > 0 else 1 << 62
-        found: list[Split] = []
-        begin, size = self._start, 0
-        for weight, after in self._entries:
-            size += weight
-            if size >= most:
-                found.append(Split(begin, after, -(-size // one_in)))
-                begin, size = after, 0
-        if stop > begin:
-            found.append(Split(begin, stop, -(-size // one_in)))
-        return tuple(found)
 
 
 def _content(batch: Batch, view: memoryview) -> Content:
