@@ -29,8 +29,8 @@ from malamute_py.journal.check import CRC_FROM
 KNOWN_FROM: Final = 64 << 10
 """Size of a batch from which on it is known: a smaller one is read whole as fast."""
 KNOWN_BYTES_MAX: Final = 16 << 20
-"""Bytes that what is known may take, about: enough for some 20 GiB of batches of 1 MiB."""
-_BLOCK_BYTES: Final = 4 << 10
+"""Bytes that what is known may take, about: enough for some 14 GiB of batches of 1 MiB."""
+_BLOCK_BYTES: Final = 8 << 10
 _BYTES_A_BATCH: Final = 600
 """Bytes of what is known of one batch beside its checksums and its header table, about."""
 _TABLE_FACTOR: Final = 8
@@ -158,7 +158,7 @@ class KnownBatches:
         return len(self._held)
 
     def get(self, ring: bytes, lsn: int, size: int) -> KnownBatch | None:
-        """What is known of a batch of this size at a position of a ring; None: nothing."""
+        """The known batch of this size at a position of a ring; None: it is not known."""
         if size < KNOWN_FROM:
             return None
         key = ring, lsn
