@@ -26,6 +26,7 @@ from malamute_py.journal.gathering import WantedRows
 from malamute_py.journal.index import Entries, StoredIndex
 from malamute_py.journal.known import KnownBatch, Read
 from malamute_py.journal.types import HeaderIndex
+from malamute_py.mapped.walk import OfKnown, Spots
 from malamute_py.matcher import ByKey, candidates, compile_pattern, rows_by_subject
 
 _HEADERS_MAX: Final = 65_536
@@ -84,6 +85,11 @@ class Selection:
             hit = np.array([matches(*header) for header in found.headers], np.bool_)
             kept &= ~hit[found.codes] | (found.spots["offset"] >= before)
         return found._replace(spots=found.spots[kept], codes=found.codes[kept])
+
+    @property
+    def alone(self) -> tuple[Spots, OfKnown]:
+        """The choices of rows that a walk reads without their batch."""
+        return self.spots, self.of_known
 
     def of_known(self, batch: KnownBatch, read: Read, at: int) -> list[Row] | None:
         """Return the wanted rows of a known batch, at any offset; None: it is to be read whole.

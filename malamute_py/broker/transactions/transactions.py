@@ -31,6 +31,7 @@ from malamute_py.broker.streams.arrivals import Arrivals
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.broker.structures.timers import Timers
+from malamute_py.broker.transactions.awaiting import Awaiting
 from malamute_py.broker.transactions.moving import Moving
 from malamute_py.broker.transactions.transaction import State, Transaction
 from malamute_py.changelog.records import (
@@ -63,6 +64,7 @@ class Transactions:
         publishing: Publishing,
         arrivals: Arrivals,
         timers: Timers,
+        awaiting: Awaiting,
         when_visible: Callable[[int, Settlement], None],
     ) -> None:
         self._shard = shard
@@ -71,14 +73,11 @@ class Transactions:
         self._catalogue = catalogue
         self._publishing = publishing
         self._timers = timers
+        self._awaiting = awaiting
         self._moving = Moving(
             shard, steps, bodies, catalogue, publishing, arrivals, timers, when_visible,
-            self._finished, self._put_off, self.weigh,
+            self._finished, awaiting.put_off, self.weigh,
         )  # fmt: skip
-        self.told: Callable[[Transaction, int], None] = _untold
-        """Called with a transaction that is over, and the LSN of its end."""
-        self.put_off: Callable[[Transaction, str, str], None] = _not_put_off
-        """Called with a committed transaction whose batches a ring refuses for now, and why."""
         self._armed_ms = 0
         """Time at which the timer fires next; 0: it is not set."""
         self.by_id: dict[bytes, Transaction] = {}
@@ -141,10 +140,7 @@ class Transactions:
     def _finished(self, transaction: Transaction, end_lsn: int) -> None:
         """Forget a transaction of which all is in its streams."""
         self.forget(transaction)
-        self.told(transaction, end_lsn)
-
-    def _put_off(self, transaction: Transaction, code: str, reason: str) -> None:
-        self.put_off(transaction, code, reason)
+        self._awaiting.appended(transaction, end_lsn)
 
     def _undecided(self) -> int:
         """Count the transactions that a client may still commit.
@@ -322,14 +318,6 @@ class Transactions:
         self._arm(transaction.deadline_ms)
 
 
-def _untold(transaction: Transaction, end_lsn: int) -> None:
-    """Do nothing at the end of a transaction: no caller waits for it."""
-
-
-def _not_put_off(transaction: Transaction, code: str, reason: str) -> None:
-    """Do nothing for a transaction that is put off: no caller waits for it."""
-
-
 class _Beginning(Effect):
     """A transaction that begins."""
 
@@ -430,7 +418,7 @@ class _Ending(Effect):
         for base in transaction.bases:
             transactions._bodies.drop(base)
         transactions.forget(transaction)
-        transactions.told(transaction, end_lsn)
+        transactions._awaiting.appended(transaction, end_lsn)
         if self.why in _WHY:
             transactions.note_ended(transaction, self.why)
 
