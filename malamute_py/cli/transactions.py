@@ -18,7 +18,12 @@ app = group("transaction")
 
 @app.command(
     "ls",
-    epilog="""In a pipe a line has, with tabs between: id, identity, state, time of the beginning
+    epilog="""\b
+Examples:
+  malamute transaction ls
+  malamute transaction ls --json
+
+In a pipe a line has, with tabs between: id, identity, state, time of the beginning
 and of the newest batch in milliseconds, time at which the broker rolls it back, records, bytes,
 streams with commas between. --json names them.""",
 )
@@ -62,7 +67,12 @@ def ls(
     )
 
 
-@app.command("end")
+@app.command(
+    "end",
+    epilog="""\b
+Examples:
+  malamute transaction end 6b1f0c52a94d4e0f8a7be1d26cf08d31""",
+)
 def end(
     ctx: typer.Context,
     transaction: Annotated[

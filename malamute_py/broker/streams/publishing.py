@@ -250,7 +250,9 @@ class Publishing:
         if stream.number not in producer.streams:
             settings = self._shard.settings
             full = self._producers.places >= settings.producer_places_max
-            if full and (self.forgetting or self.forget_producers(self._producers.wide(producer))):
+            if full and (
+                self.forgetting or self.forget_producers(self._producers.crowded_out(producer))
+            ):
                 self.refuse(link, command, "wait", "producers that were long unused make room")
                 return False
             if full or len(producer.streams) >= settings.producer_streams_max:
@@ -371,10 +373,15 @@ class Publishing:
     def _check_apart(self, command: Publish | Stage, stream: Stream, content: Content) -> None:
         """Raise BrokerRefused unless a batch may be staged for a stream beside ring main."""
         name = stream.name
-        if stream.ring.memory or isinstance(command, Publish):
+        if stream.ring.memory:
+            raise BrokerRefused(
+                "cross_ring", f"stream '{name}' is in memory, which no step or transaction reaches"
+            )
+        if isinstance(command, Publish):
             raise BrokerRefused(
                 "cross_ring",
-                f"stream '{name}' has a ring of its own or lives in memory: one step is one ring",
+                f"stream '{name}' has a ring of its own, and a step is written to ring main alone; "
+                "a transaction reaches both",
             )
         if stream.ring.failed is not None:
             raise BrokerRefused(*stream.ring.failed)
