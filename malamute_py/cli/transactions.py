@@ -12,6 +12,7 @@ from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.linking import linked
 from malamute_py.cli.output import Cell, Column
 from malamute_py.cli.values import duration_text, size_text
+from malamute_py.client.facts import PutOffFacts
 
 app = group("transaction")
 
@@ -20,7 +21,8 @@ app = group("transaction")
     "ls",
     epilog="""In a pipe a line has, with tabs between: id, identity, state, time of the beginning
 and of the newest batch in milliseconds, time at which the broker rolls it back, records, bytes,
-streams with commas between. --json names them.""",
+streams with commas between, and where its commit is put off: stream, time since then in
+milliseconds, and why. --json names them.""",
 )
 def ls(
     ctx: typer.Context,
@@ -42,6 +44,7 @@ def ls(
             Column("records", "Records", right=True),
             Column("bytes", "Bytes", right=True),
             Column("streams", "Streams", spare=True),
+            Column("put_off", "Put off"),
         ],
         [
             (
@@ -54,12 +57,27 @@ def ls(
                 each.records,
                 Cell(each.bytes, size_text(each.bytes)),
                 ",".join(each.streams),
+                _put_off(each.put_off, now_ms, as_json=as_json),
             )
             for each in found
         ],
         as_json=as_json,
         empty="no transactions",
     )
+
+
+def _put_off(found: list[PutOffFacts], now_ms: int, *, as_json: bool) -> Cell:
+    """Say which streams get their records later, for how long that has been so, and why."""
+    text = "; ".join(
+        f"{each.stream or 'ring main'} for {duration_text(max(0, now_ms - each.since_ms))}: "
+        f"{each.code}: {each.reason}"
+        for each in found
+    )
+    if as_json:
+        names = ("stream", "code", "reason", "since_ms", "records")
+        return Cell([{name: getattr(each, name) for name in names} for each in found], text)
+    plain = [f"{each.stream} {each.since_ms} {each.code}: {each.reason}" for each in found]
+    return Cell(plain, text, "yellow")
 
 
 @app.command("end")

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from malamute_py import EmbeddedBroker
+import contextlib
+import os
+
+import pytest
+
+from malamute_py import BrokerRefused, EmbeddedBroker
+from malamute_py.client.sync.client import SyncClient
 from tests.cli.running import Run
 
 
@@ -20,3 +26,36 @@ def test_open_transactions_are_listed_and_ended(m: Run, broker: EmbeddedBroker) 
     assert failed.code != 0
     assert "no transaction" in failed.err
     assert m("transaction", "end", "x").code == 2
+
+
+def put_off(client: SyncClient) -> bytes:
+    """Commit a record for a stream whose ring is full; returns the transaction's id."""
+    client.create_stream("own", ring_bytes=1 << 20, full="refuse")
+    with contextlib.suppress(BrokerRefused):
+        for _ in range(20):
+            client.publish("own", os.urandom(100_000))
+    transaction = client.transaction()
+    transaction.begin()
+    transaction.publish("own", os.urandom(200_000))
+    transaction.publish("other", b"z")
+    with pytest.raises(BrokerRefused) as refused:
+        transaction.commit()
+    assert refused.value.code == "put_off"
+    return transaction.id
+
+
+def test_a_commit_that_is_put_off_is_listed_with_since_when_for_which_stream_and_why(
+    m: Run, broker: EmbeddedBroker
+) -> None:
+    with broker.connect_sync(identity="loader") as client:
+        id = put_off(client)
+        (listed,) = m("transaction", "ls", "--json").ok().json
+        (waiting,) = listed["put_off"]
+        assert (listed["transaction"], listed["state"]) == (id.hex(), "committed")
+        assert (waiting["stream"], waiting["code"], waiting["records"]) == ("own", "full", 1)
+        (row,) = m("transaction", "ls").ok().rows
+        assert row[-1].startswith(f"own {waiting['since_ms']} full: ")
+        client.trim("own", 10)
+        while client.transactions():
+            pass
+        assert client.stream_info("other").records == 1

@@ -15,6 +15,7 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.answers import Answer, Answers
+from malamute_py.broker.ready import MAIN
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.transactions.transaction import State, Transaction
 from malamute_py.broker.transactions.transactions import ENDED, Transactions
@@ -80,7 +81,20 @@ class TransactionAdmin:
             "touched_ms": transaction.touched_ms, "timeout_ms": row.timeout_ms,
             "deadline_ms": transaction.deadline_ms, "batches": len(transaction.staged),
             "records": transaction.records, "bytes": transaction.bytes,
-            "streams": names[:STREAMS_MAX],
+            "streams": names[:STREAMS_MAX], "committed_ms": row.committed_ms,
+            "put_off": [
+                self._why_put_off(transaction, ring) for ring in transaction.put_off
+            ],
+        }  # fmt: skip
+
+    def _why_put_off(self, transaction: Transaction, ring: str) -> dict[str, Any]:
+        """Facts of a ring that takes nothing of a transaction for now. stream: "": of ring main."""
+        why, waiting = transaction.put_off[ring], transaction.in_order(ring)
+        stream = self._catalogue.by_number(waiting[0].stream) if waiting else None
+        return {
+            "stream": "" if stream is None or ring == MAIN else stream.name, "code": why.code,
+            "reason": why.reason, "since_ms": why.since_ms,
+            "records": sum(batch.count for batch in waiting),
         }  # fmt: skip
 
     def end_transaction(self, link: Link, command: EndTransaction) -> None:

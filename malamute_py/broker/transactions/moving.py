@@ -31,7 +31,7 @@ from malamute_py.broker.streams.arrivals import Arrival, Arrivals, marked
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.broker.structures.timers import Timers
-from malamute_py.broker.transactions.transaction import Transaction
+from malamute_py.broker.transactions.transaction import PutOff, Transaction
 from malamute_py.changelog.records import TransactionEnded, TransactionMoved, TransactionStaged
 from malamute_py.changelog.tables import StagedRow
 
@@ -127,7 +127,7 @@ class Moving:
         """Queue a transaction for a ring, unless its commit will never be durable."""
         if failure is not None:
             # Ring main has failed before the commit was durable: a start finds the commit or not.
-            self._put_off(transaction, *failure)
+            self._note(transaction, MAIN, *failure)
             return
         lane = self._lanes.get(ring)
         if lane is None:
@@ -232,6 +232,7 @@ class Moving:
         """Take the news that the log has a bundle."""
         transaction, lane = bundle.transaction, bundle.lane
         lane.told, lane.waited = "", 0
+        transaction.put_off.pop(lane.ring, None)
         for stream, batch in bundle.lost:
             self._lost(transaction, stream, batch)
         for batch in bundle.batches:
@@ -361,8 +362,15 @@ class Moving:
                 ring=lane.ring, code=code, reason=reason,
             )  # fmt: skip
         for waiting in (transaction, *lane.queue):
-            self._put_off(waiting, code, reason)
+            self._note(waiting, lane.ring, code, reason)
         self._later(bundle)
+
+    def _note(self, transaction: Transaction, ring: str, code: str, reason: str) -> None:
+        """Note why a ring takes nothing of a transaction for now, and tell all that wait for it."""
+        known = transaction.put_off.get(ring)
+        since_ms = self._shard.now_ms if known is None else known.since_ms
+        transaction.put_off[ring] = PutOff(code, reason, since_ms)
+        self._put_off(transaction, code, reason)
 
     def _forget(self, batches: list[Staged], failure: tuple[str, str] | None) -> None:
         """Drop the marks of batches that are durably staged no more."""

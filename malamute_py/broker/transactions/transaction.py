@@ -10,6 +10,8 @@ from __future__ import annotations
 import enum
 from typing import Any
 
+import msgspec
+
 from malamute_py.broker.links.links import Link
 from malamute_py.broker.ready import MAIN
 from malamute_py.changelog.records import TransactionStaged
@@ -28,11 +30,20 @@ class State(enum.Enum):
     """The log has been given the end."""
 
 
+class PutOff(msgspec.Struct, gc=False):
+    """Why a ring takes nothing of a committed transaction for now."""
+
+    code: str
+    reason: str
+    since_ms: int
+    """Time from which on the ring has refused, without taking anything in between."""
+
+
 class Transaction:
     """One transaction that is open, or committed and not yet appended."""
 
     __slots__ = (
-        "apart", "bytes", "deadline_ms", "ending", "records", "row", "staged", "state",
+        "apart", "bytes", "deadline_ms", "ending", "put_off", "records", "row", "staged", "state",
         "touched_ms", "waiting",
     )  # fmt: skip
 
@@ -47,6 +58,8 @@ class Transaction:
         """Place -> ring of a batch whose stream has a ring of its own; mostly empty."""
         self.ending: list[int] | None = None
         """Numbers in the change that ends it, once that is on its way."""
+        self.put_off: dict[str, PutOff] = {}
+        """Ring -> why it takes nothing of it for now; mostly empty."""
         self.bytes = 0
         self.records = 0
         self.touched_ms = row.at_ms

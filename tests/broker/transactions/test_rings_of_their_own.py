@@ -163,6 +163,10 @@ def test_a_ring_that_refuses_is_named_and_gets_the_records_once_there_is_room() 
     assert [(one["state"], one["streams"]) for one in listed["transactions"]] == [
         ("committed", ["own"])
     ]
+    (put_off,) = listed["transactions"][0]["put_off"]
+    since_ms = put_off.pop("since_ms")
+    assert put_off == {"stream": "own", "code": "full", "reason": "no room", "records": 1}
+    assert shell.now_ms - 3_000 <= since_ms < shell.now_ms - 1_000, "since the first refusal"
     assert shell.events_of("transaction_put_off")
     shell.refuse.clear()
     shell.wait(2_000)
