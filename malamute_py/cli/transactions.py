@@ -86,9 +86,19 @@ def end(
     transaction: Annotated[
         str, typer.Argument(metavar="ID", help="Id of it, as `transaction ls` shows it.")
     ],
+    give_up: Annotated[
+        bool,
+        typer.Option(
+            "--give-up",
+            help="Of a committed one, drop the records that a ring puts off, for good.",
+        ),
+    ] = False,
     as_json: output.Json = False,
 ) -> None:
-    """Roll an open transaction back; its client is told at its next call."""
+    """Roll an open transaction back, or give up what is put off of a committed one.
+
+    Its client is told at its next call, and a client that waits for the commit at once.
+    """
     try:
         id = bytes.fromhex(transaction)
     except ValueError:
@@ -97,5 +107,10 @@ def end(
             USAGE,
         ) from None
     with linked(ctx) as client:
-        client.end_transaction(id)
-    output.done(f"rolled back transaction {transaction}", {"ended": transaction}, as_json=as_json)
+        given_up = client.end_transaction(id, give_up=give_up)
+    told = f"rolled back transaction {transaction}"
+    if give_up:
+        lost = ", ".join(f"{count} records for {name}" for name, count in given_up.items())
+        told = f"gave up {lost or 'nothing'} of transaction {transaction}"
+    facts = {"ended": transaction, "given_up": given_up}
+    output.done(told, facts, as_json=as_json)

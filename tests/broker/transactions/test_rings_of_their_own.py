@@ -364,3 +364,154 @@ def test_a_ring_that_asks_for_patience_is_given_some_before_a_caller_is_told() -
     del shell.refuse[ring_of(world)]
     shell.wait(2 * shell.broker._shard.settings.retry_ms)
     assert [each.request for each in peer.commands if isinstance(each, wire.Result)] == [1, 55]
+
+
+# --- what an operator gives up ---------------------------------------------------------------
+
+
+def put_off(**settings: Any) -> World:
+    """Return a world whose transaction is committed, and whose ring `own` is full."""
+    world = apart(**settings)
+    world.begin()
+    world.stage("own", [b"1", b"2"])
+    world.stage("a", [b"x"])
+    world.stage("own", [b"3"])
+    world.shell.refuse[ring_of(world)] = ("full", "no room")
+    world.commit(3)
+    return world
+
+
+def ended(world: World, request: int = 70) -> Any:
+    """Return the answer to END_TRANSACTION, of link 1."""
+    found = [
+        each
+        for each in world.shell.peers[1].commands
+        if (isinstance(each, wire.Result) and each.request == request)
+        or (isinstance(each, wire.Refused) and each.reference == request)
+    ]
+    return found[0] if found else None
+
+
+def give_up(world: World, request: int = 70) -> None:
+    world.shell.send(1, wire.EndTransaction(request, ID, give_up=True))
+
+
+def test_an_operator_who_does_not_say_give_up_is_told_what_waits_and_drops_nothing() -> None:
+    world = put_off()
+    world.shell.send(1, wire.EndTransaction(70, ID))
+    refused = ended(world)
+    assert code(refused) == "conflict"
+    assert "3 records for stream own (full: no room)" in refused.reason
+    world.shell.refuse.clear()
+    world.shell.wait(2_000)
+    assert seen(world) == [b"1", b"2", b"3"]
+
+
+def test_given_up_records_never_come_and_all_who_ask_are_told() -> None:
+    world = put_off()
+    shell = world.shell
+    ring = ring_of(world)
+    give_up(world)
+    peer = shell.send(1, wire.AwaitTransaction(71, ID))
+    shell.wait(2_000)
+    assert ended(world).value == {"given_up": {"own": 3}}
+    assert world.gauges == (0, 0)
+    assert world.seen()[0] == [b"x"]
+    (event,) = shell.events_of("transaction_given_up")
+    facts = {name: event.facts[name] for name in ("by", "identity", "stream", "records", "code")}
+    assert facts == {
+        "by": "writer", "identity": "writer", "stream": "own", "records": 3, "code": "full",
+    }  # fmt: skip
+    assert shell.broker.counters["given_up_records"] == 3
+    shell.send(1, wire.AwaitTransaction(72, ID))
+    told = [each for each in peer.commands if isinstance(each, wire.Refused)]
+    assert [(each.reference, each.code) for each in told] == [(71, "given_up"), (72, "given_up")]
+    shell.refuse.clear()
+    restart(world)
+    shell.wait(2_000)
+    assert seen(world) == []
+    assert not shell.broker._shard.queues.staged
+    assert ring not in shell.rings or not shell.rings[ring]
+
+
+def test_giving_up_waits_for_the_disk_and_a_power_loss_before_takes_it_back() -> None:
+    world = put_off()
+    shell = world.shell
+    shell.auto_sync = False
+    give_up(world)
+    shell.wait(2_000)
+    assert ended(world) is None
+    shell.refuse.clear()
+    restart(world, power_loss=True)
+    shell.auto_sync = True
+    shell.sync()
+    shell.run()
+    shell.wait(2_000)
+    assert seen(world) == [b"1", b"2", b"3"]
+
+
+def test_what_its_ring_has_is_kept_when_the_rest_is_given_up() -> None:
+    world = apart(commit_bytes=1)
+    shell = world.shell
+    world.begin()
+    for body in (b"1", b"2", b"3"):
+        world.stage("own", [body])
+    send_commit(world, 3)
+    while not seen(world):
+        shell._do(shell.broker.take_ready())
+        shell.sync()
+    shell.refuse[ring_of(world)] = ("full", "no room")
+    shell.run()
+    shell.wait(2_000)
+    give_up(world)
+    shell.wait(2_000)
+    lost = ended(world).value["given_up"]["own"]
+    assert 0 < lost < 3
+    shell.refuse.clear()
+    restart(world)
+    shell.wait(2_000)
+    assert seen(world) == [b"1", b"2", b"3"][: 3 - lost]
+
+
+def test_another_transaction_that_the_ring_puts_off_is_left_alone() -> None:
+    world = put_off()
+    world.begin(id=b"second")
+    world.stage("own", [b"4"], id=b"second")
+    world.commit(1, id=b"second")
+    world.shell.wait(2_000)
+    give_up(world)
+    world.shell.wait(2_000)
+    assert ended(world).value == {"given_up": {"own": 3}}
+    world.shell.refuse.clear()
+    world.shell.wait(2_000)
+    assert seen(world) == [b"4"]
+    assert world.gauges == (0, 0)
+
+
+def test_a_failed_ring_can_be_given_up_and_others_get_their_records() -> None:
+    world = apart()
+    world.begin()
+    world.stage("own", [b"1"])
+    world.stage("a", [b"x"])
+    world.shell.auto_sync = False
+    world.commit(2)
+    world.shell.broker.ring_failed(ring_of(world), "journal_failed", "the disk is gone")
+    world.shell.auto_sync = True
+    world.shell.sync("main")
+    world.shell.run()
+    world.shell.wait(2_000)
+    give_up(world)
+    world.shell.wait(2_000)
+    assert ended(world).value == {"given_up": {"own": 1}}
+    assert world.seen()[0] == [b"x"]
+    assert world.gauges == (0, 0)
+
+
+def test_giving_up_is_refused_where_nothing_is_put_off() -> None:
+    world = apart()
+    world.begin()
+    world.stage("own", [b"1"])
+    give_up(world)
+    assert code(ended(world)) == "conflict"
+    assert isinstance(world.commit(1), wire.Confirm)
+    assert seen(world) == [b"1"]
