@@ -42,7 +42,7 @@ class Asked(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """What the copy of ring main says of the batches that transactions staged."""
+    """Facts about the batches that transactions staged, from the copy of ring main."""
 
     waiting: frozenset[int]
     """Numbers of those whose transaction is committed: a start appends them."""
@@ -113,10 +113,10 @@ class Cut:
         """Number of each marked batch -> position of the batch; -1: a snapshot has the mark."""
 
     def find(self, first: int, end: int) -> int:
-        """Return the end of the copy: `end`, or the end of a bundle before it.
+        """Return the position at which the copy ends: `end`, or the end of an earlier bundle.
 
         first: begin of the segment in which the ring ended when the snapshot was asked for.
-        Damage ends the search: whoever verifies the copy is told of it.
+        Damage ends the search: verify() reports the damage.
         """
         with contextlib.suppress(FollowLost):
             for stamp, content in self._follower.read(first, end, self._wanted):

@@ -283,9 +283,9 @@ class _Copy:
         yield from (name for name in sorted(ring_names(self._storage)) if name != MAIN)
 
     def _decided(self, main: _RingCopy) -> Decided:
-        """Return what the copies of tables and ring main say of transactions; damage is no reason.
+        """Return the facts about transactions that the copies of tables and ring main have.
 
-        Whoever verifies the copy is told of the damage.
+        No ring's copy is cut where damage hides the facts: verify() reports the damage.
         """
         try:
             return main.decided(self._target / DATABASE)
@@ -434,7 +434,7 @@ class _RingCopy:
         return Asked(end, None)
 
     def decided(self, database: Path) -> Decided:
-        """Return what this copy, of ring main, and the copied tables say of transactions."""
+        """Return the facts about transactions that this copy, of ring main, and the tables have."""
         copy = FileStorage(self._to, read_only=True)
         return decided(database, copy, self._meta, self._first, self._at)
 

@@ -515,3 +515,65 @@ def test_giving_up_is_refused_where_nothing_is_put_off() -> None:
     assert code(ended(world)) == "conflict"
     assert isinstance(world.commit(1), wire.Confirm)
     assert seen(world) == [b"1"]
+
+
+# --- publishes of others in the turn of a refused batch ----------------------------------------
+
+
+def in_one_turn(world: World, stream: str = "own", after: int = 2) -> list[Any]:
+    """Have the ring refuse a batch of a transaction with publishes behind it in the same turn.
+
+    Returns their answers, as soon as there are any.
+    """
+    shell = world.shell
+    world.begin()
+    world.stage(stream, [b"large"])
+
+    def judge(bundle: Any) -> tuple[str, str] | None:
+        large = b"large" in bytes(bundle.batches[0].content)
+        return ("full", "no room") if large else None
+
+    shell.judge = judge
+    send_commit(world, 1)
+    while not shell.broker._publishing._queue:
+        shell._do(shell.broker.take_ready())
+        shell.sync()
+    trackers = range(300, 300 + after)
+    for tracker in trackers:
+        command = wire.Publish(stream, tracker, 3)
+        frame = of_bodies([b"small %d" % tracker])
+        shell.broker.receive(1, "", [command], [frame], shell.now_ms)
+    shell.run()
+    shell.sync()
+    shell.run()
+    return [
+        each
+        for each in shell.peers[1].commands
+        if getattr(each, "tracker", getattr(each, "reference", 0)) in trackers
+    ]
+
+
+def test_a_publish_behind_a_refused_batch_of_a_transaction_gets_an_answer_of_its_own() -> None:
+    world = apart()
+    answers = in_one_turn(world)
+    assert [type(each) for each in answers] == [wire.Confirm, wire.Confirm]
+    assert [each.offset for each in answers] == [0, 1]
+    assert seen(world) == [b"small 300", b"small 301"]
+    world.shell.judge = None
+    world.shell.wait(2_000)
+    assert seen(world) == [b"small 300", b"small 301", b"large"]
+    assert world.shell.broker._publishing.unsettled_bytes == 0
+
+
+def test_a_publish_for_keys_behind_a_refused_batch_is_told_to_come_again() -> None:
+    world = World()
+    settings = {"ring_bytes": 1 << 20, "keep": "last-per-subject"}
+    world.shell.send(1, wire.CreateStream(1, "state", settings))
+    answers = in_one_turn(world, "state")
+    assert [each.code for each in answers] == ["wait", "wait"]
+    assert all(each.retry_ms for each in answers)
+    peer = world.shell.publish(1, "state", [b"small"], tracker=400)
+    assert peer.last(wire.Confirm).tracker == 400
+    world.shell.judge = None
+    world.shell.wait(2_000)
+    assert world.gauges == (0, 0)
