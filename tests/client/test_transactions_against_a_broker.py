@@ -93,7 +93,20 @@ async def test_a_stream_in_memory_is_refused_by_name(connect: Connect) -> None:
     with pytest.raises(BrokerRefused) as refused:
         await shell.call(transaction.commit)
     assert refused.value.code == "cross_ring"
+    assert "(Stage): stream 'quick' is in memory" in refused.value.reason
+    assert refused.value.reason.endswith("publish to it beside, or make it a stream on disk")
     assert await shell.do("transactions") == []
+    assert (await shell.do("stream_info", "quick")).tail == 0
+
+
+async def test_a_step_for_a_ring_of_its_own_is_told_to_use_a_transaction(connect: Connect) -> None:
+    shell = await connect()
+    await shell.do("create_stream", "own", ring_bytes=1 << 20)
+    step = shell.client.atomic()
+    step.publish("own", b"1")
+    with pytest.raises(BrokerRefused, match=r"a ring of its own.* use a transaction") as refused:
+        await shell.call(step.commit)
+    assert refused.value.code == "cross_ring"
 
 
 async def test_a_large_transaction_is_staged_and_comes_in_order(connect: Connect) -> None:

@@ -32,7 +32,7 @@ from malamute_py.broker.ready import (
     Appended,
     AppendRefused,
 )
-from malamute_py.broker.streams.arrivals import Arrival
+from malamute_py.broker.streams.arrivals import Arrival, check_ring
 from malamute_py.broker.streams.conditions import UNCONDITIONAL, Conditions, check_staged
 from malamute_py.broker.streams.producers import FORGOTTEN, Pending, Producers, ProducerStream
 from malamute_py.broker.streams.validation import Validation
@@ -375,12 +375,7 @@ class Publishing:
 
     def _check_apart(self, command: Publish | Stage, stream: Stream, content: Content) -> None:
         """Raise BrokerRefused unless a batch may be staged for a stream beside ring main."""
-        name = stream.name
-        if stream.ring.memory or isinstance(command, Publish):
-            raise BrokerRefused(
-                "cross_ring",
-                f"stream '{name}' has a ring of its own or lives in memory: one step is one ring",
-            )
+        check_ring(stream, staged=not isinstance(command, Publish))
         if stream.ring.failed is not None:
             raise BrokerRefused(*stream.ring.failed)
         check_staged(stream, content, self._shard.settings.keys_max)
