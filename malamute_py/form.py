@@ -1,4 +1,4 @@
-"""The installed form of the hot modules, and the one that runs: compiled by mypyc, or plain.
+"""The installed version and its form, and the form that runs: compiled by mypyc, or plain.
 
 Tells which files lie in the packages' folders and which of them this process has loaded. The list
 of compiled modules is in pyproject.toml, and both forms do the same (ARCHITECTURE.md). A measuring
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import metadata
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -19,6 +20,14 @@ ASKED = "MALAMUTE_FORM"
 PLAIN = "plain Python"
 _SUFFIX = EXTENSION_SUFFIXES[0]
 _PACKAGES = ("malamute_py", "malamute_protocol")
+
+
+def version() -> str:
+    """Return the version of the installed package; "unknown" where it is not installed."""
+    try:
+        return metadata.version("malamute-py")
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def compiled_modules() -> int:

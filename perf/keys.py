@@ -3,14 +3,14 @@
 Owns a small measurement beside the suite: one broker in a process of its own with the journal on
 disk, one asyncio client; beside it the persisted key-value forms of NATS (JetStream's) and Redis
 (appendfsync always), where their servers and Python clients are installed. The rule: every value
-that is read is compared with the one that was put. `python -m perf.keys [keys]`.
+that is read is compared with the one that was put. `python -m perf.keys [keys]`, `--help`.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -187,7 +187,7 @@ def peer(name: str, server: Peer, mode: str, folder: Path, count: int, of: Any) 
     column = next(
         (each for each in server.columns() if each.mode == mode and each.client == "python"), None
     )
-    if column is None:
+    if server.missing() or column is None:
         print(f"{server.name}: not measured: {why or f'it has no {mode}'}")
         return
 
@@ -201,7 +201,9 @@ def peer(name: str, server: Peer, mode: str, folder: Path, count: int, of: Any) 
 
 def main() -> None:
     """Measure."""
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("keys", type=int, nargs="?", default=100_000, help="how many there are")
+    count = parser.parse_args().keys
     OUT.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="keys-", dir=OUT) as directory:
         malamute(Path(directory) / "malamute", count)

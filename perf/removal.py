@@ -114,12 +114,12 @@ async def measure(endpoint: str, seconds: float) -> None:
 
 def main() -> None:
     """Measure."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=4.0)
-    arguments = parser.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each round")
+    options = parser.parse_args()
     OUT.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=OUT) as folder, Daemon(Path(folder)) as daemon:
-        asyncio.run(measure(daemon.endpoint, arguments.seconds))
+        asyncio.run(measure(daemon.endpoint, options.seconds))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ rule: the streams are counted afterwards. `python -m perf.transactions [rounds]`
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -112,7 +112,9 @@ async def measured(rounds: int) -> None:
 
 def main() -> None:
     """Measure as many rounds as the command line says."""
-    asyncio.run(measured(int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("rounds", type=int, nargs="?", default=ROUNDS, help="of each kind")
+    asyncio.run(measured(parser.parse_args().rounds))
 
 
 if __name__ == "__main__":

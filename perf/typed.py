@@ -133,12 +133,12 @@ def measure(rows: int) -> list[Figure]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--rows", type=int, default=2_000_000)
-    arguments = parser.parse_args()
-    figures = measure(arguments.rows)
-    show(figures, as_json=arguments.json)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--rows", type=int, default=2_000_000, help="of the table")
+    options = parser.parse_args()
+    figures = measure(options.rows)
+    show(figures, as_json=options.json)
 
 
 if __name__ == "__main__":

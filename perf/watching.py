@@ -170,11 +170,12 @@ def show(what: str, without: float, watched: float, digits: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--seconds", type=float, default=3)
-    parser.add_argument("--things", type=int, default=0)
-    parser.add_argument("--console", action="store_true")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--rounds", type=int, default=12, help="of each kind")
+    parser.add_argument("--seconds", type=float, default=3, help="of each round")
+    parser.add_argument("--things", type=int, default=0,
+                        help="streams, mailboxes and services besides")  # fmt: skip
+    parser.add_argument("--console", action="store_true", help="a person looks on")
     options = parser.parse_args()
     settings = ["http.bind=127.0.0.1:9798"]
     with broker(settings) as daemon, connect_sync(daemon.endpoint) as client:

@@ -7,7 +7,9 @@ Source: SPEC.md, section 4; docs/design.md, Safety.
 
 from __future__ import annotations
 
-from itertools import islice
+from bisect import bisect_right
+from heapq import nsmallest
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from msgspec.structs import asdict
@@ -82,10 +84,13 @@ class Administration:
         if not settings.permit(link.owner, "manage_clients", "links"):
             raise BrokerRefused("forbidden", "you may not list links")
         limit = max(1, min(command.limit, settings.page_max))
-        shown = (one for one in self._links if settings.shares_namespace(link.owner, one.owner))
-        page = [_link_facts(other) for other in islice(shown, limit)]
-        more = next(shown, None) is not None
-        self._answers.result(link, command, {"links": page, "more": more})
+        shown = (
+            one for one in self._links
+            if one.number > command.after and settings.shares_namespace(link.owner, one.owner)
+        )  # fmt: skip
+        first = nsmallest(limit + 1, shown, key=attrgetter("number"))
+        page = [_link_facts(other) for other in first[:limit]]
+        self._answers.result(link, command, {"links": page, "more": len(first) > limit})
 
     def kick(self, link: Link, command: Kick) -> None:
         """End another link, for administrators only."""
@@ -117,13 +122,14 @@ class Administration:
         settings = self._shard.settings
         if not settings.permit(link.owner, "manage_users", "broker"):
             raise BrokerRefused("forbidden", "you may not list users")
-        if len(command.verb) > NAME_BYTES_MAX or len(command.name) > NAME_BYTES_MAX:
+        if max(map(len, (command.verb, command.name, command.after))) > NAME_BYTES_MAX:
             raise BrokerRefused("bad_name", "no verb or name is so long")
         users = settings.users(command.verb, command.name)
         namespace = settings.namespace_of(link.owner)
         if namespace is not None:
             users = [user for user in users if user["namespace"] == namespace.name]
-        most = settings.page_max
+        users = users[bisect_right(users, command.after, key=itemgetter("user")) :]
+        most = max(1, min(command.limit, settings.page_max))
         self._answers.result(link, command, {"users": users[:most], "more": len(users) > most})
 
     def list_namespaces(self, link: Link, command: ListNamespaces) -> None:
@@ -132,8 +138,15 @@ class Administration:
         own = settings.namespace_of(link.owner)
         if own is None and not settings.permit(link.owner, "list_namespaces", "broker"):
             raise BrokerRefused("forbidden", "you may not list namespaces")
-        shown = settings.namespaces if own is None else (own,)
-        page = shown[: settings.page_max]
+        shown = sorted(
+            (
+                each
+                for each in (settings.namespaces if own is None else (own,))
+                if each.name > command.after
+            ),
+            key=attrgetter("name"),
+        )
+        page = shown[: max(1, min(command.limit, settings.page_max))]
         self._answers.result(
             link, command,
             {

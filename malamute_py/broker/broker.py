@@ -1,9 +1,9 @@
 """The broker core: commands in, a Ready out.
 
-Owns the table of the handlers of commands, and the order of a turn. The rules: nothing that a peer
-sends raises; a malformed message costs the peer its link and no other peer anything; the core has
-no socket, clock, thread, environment or randomness of its own. Source: docs/design.md, The core and
-its shell; SPEC.md, sections 3 and 4.
+Owns the parts of the core, the table of the handlers of commands, and the order of a turn. The
+rules: nothing that a peer sends raises; a malformed message costs the peer its link and no other
+peer anything; the core has no socket, clock, thread, environment or randomness of its own. Source:
+docs/design.md, The core and its shell; SPEC.md, sections 3 and 4.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ from malamute_protocol.commands import Command
 from malamute_protocol.content import Content, has_large_table
 from malamute_protocol.errors import BatchError, BrokerRefused
 from malamute_protocol.framing import NUMBERS
-from malamute_protocol.link import State
 from malamute_py.broker.administration import Administration
 from malamute_py.broker.atomic import Intake
 from malamute_py.broker.context import Shard
 from malamute_py.broker.cursors.cursors import Cursors
+from malamute_py.broker.groups.group import Group
 from malamute_py.broker.groups.groups import Groups
 from malamute_py.broker.limits import BrokerSettings
-from malamute_py.broker.links.links import RECEIVES, Link, Links
+from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.answers import Answers, reference_of
 from malamute_py.broker.log.bodies import Bodies
 from malamute_py.broker.log.confirms import Confirms
 from malamute_py.broker.log.ring import RingState, Settlement
 from malamute_py.broker.log.steps import Steps
-from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.mail.mail import Mail
 from malamute_py.broker.ready import (
     CHANGE_STREAM,
@@ -47,12 +46,14 @@ from malamute_py.broker.ready import (
     Ready,
     RecoveredState,
 )
+from malamute_py.broker.reception import Reception
 from malamute_py.broker.services.services import Services
 from malamute_py.broker.streams.administration import StreamAdmin
 from malamute_py.broker.streams.arrivals import Arrivals
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.conditions import Conditions
 from malamute_py.broker.streams.key_commands import KeyCommands
+from malamute_py.broker.streams.named import Named
 from malamute_py.broker.streams.producers import Producers
 from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.broker.streams.recovery import recover, recover_queues
@@ -68,6 +69,7 @@ from malamute_py.broker.subscriptions.matching import Matching
 from malamute_py.broker.subscriptions.on_demand import OnDemand
 from malamute_py.broker.subscriptions.subscriptions import Subscriptions
 from malamute_py.broker.transactions.administration import TransactionAdmin
+from malamute_py.broker.transactions.awaiting import Awaiting
 from malamute_py.broker.transactions.transactions import Transactions
 from malamute_py.changelog.records import (
     Change,
@@ -79,18 +81,11 @@ from malamute_py.changelog.records import (
 from malamute_py.changelog.snapshots import PackedSnapshot, encode_snapshot
 from malamute_py.changelog.tables import Tables
 
-ANSWERED: Final = frozenset(kind for kind in NUMBERS if "request" in kind.__struct_fields__)
-"""Commands that a RESULT answers: a RESULT is bounded in size, and the waiting ones in number."""
 NUMBERS_SHIFT: Final = 28
 """Where the log was not closed in order, numbers of messages go on at epoch << 28: after all
 numbers of earlier runs, and below 2^53 for as many starts as a broker will see."""
 UNSYNCED_NUMBERS: Final = 1 << 20
 """Numbers that are skipped, at least, after the newest one that is left."""
-_BESIDE_ACKS: Final = frozenset({wire.Request, wire.Reply, wire.AckWork})
-"""Commands after which acknowledgements of mail may be taken; a SEND would find its mailbox
-full."""
-PUBLISHING_MAX: Final = 1_000
-"""Streams of a link for which a PUBLISH needs no look-up."""
 
 
 class Broker:
@@ -150,14 +145,13 @@ class Broker:
             shard, self._links, self._steps, self._bodies, self._mail.puts,
             answers,
         )  # fmt: skip
+        groups: Named[Group, Any] = Named(shard.quotas, "groups")
         self._cursors = Cursors(
-            shard, self._links, self._catalogue, self._steps, starts, answers,
-            # The groups are made next, and know the cursors.
-            is_group=lambda place: self._groups.has(place),  # noqa: PLW0108 - it is not there yet
-        )  # fmt: skip
+            shard, self._links, self._catalogue, self._steps, starts, answers, groups.has
+        )
         self._groups = Groups(
             shard, self._links, self._catalogue, self._steps, starts, self._delivery,
-            self._matching, answers, self._mail.puts, self._cursors.has,
+            self._matching, answers, self._mail.puts, groups, self._cursors.has,
         )  # fmt: skip
         self._subscriptions = Subscriptions(
             shard, self._links, self._delivery, self._lagging, starts
@@ -172,12 +166,13 @@ class Broker:
             shard, self._links, self._catalogue, self._publishing, self._producers, starts,
             self._steps, answers,
         )  # fmt: skip
+        awaiting = Awaiting(self._links, answers)
         self._transactions = Transactions(
             shard, self._steps, self._bodies, self._catalogue, self._publishing,
-            self._arrivals, self._groups.timers, self._when_visible,
+            self._arrivals, self._groups.timers, awaiting, self._when_visible,
         )  # fmt: skip
         self._transaction_admin = TransactionAdmin(
-            shard, self._links, self._catalogue, answers, self._transactions
+            shard, self._catalogue, answers, self._transactions, awaiting
         )
         self._intake = Intake(
             shard, self._links, self._steps, self._publishing, self._catalogue,
@@ -203,9 +198,10 @@ class Broker:
         self._key_commands = KeyCommands(
             shard, self._links, self._catalogue, self._publishing, answers
         )
-        self._acks: list[tuple[Link, wire.AckMail]] = []
-        """Acknowledgements that no caller waits for: they are taken when nothing else is left to
-        do."""
+        self._reception = Reception(
+            shard, self._links, self._catalogue, self._publishing, self._mail, self._intake,
+            self._key_commands, answers, self._table(),
+        )  # fmt: skip
         self._ahead = False
         """Whether header tables of a message that waits are still to be read in steps."""
         self._queues: Final = (
@@ -213,9 +209,6 @@ class Broker:
             *self._groups.reader.turns.queues, *self._services.queues, *self._mail.queues,
         )  # fmt: skip
         """All queues of runnable work: while they are empty no part is asked."""
-        self._handlers = self._table()
-        self._handling: Command | None = None
-        """The command that is being handled, of the message that is being received."""
         for part in (
             self._mail, self._services, self._cursors, self._groups, self._key_commands,
             self._transactions,
@@ -270,7 +263,7 @@ class Broker:
             self._mail, self._services, self._cursors, self._groups, self._transaction_admin,
         ):  # fmt: skip
             for kind in part.handlers():
-                self._handlers[kind] = partial(self._refuse_lost, reason)
+                self._reception.handlers[kind] = partial(self._refuse_lost, reason)
 
     def _refuse_lost(self, reason: str, link: Link, command: Command) -> None:
         number = NUMBERS[type(command)]
@@ -378,13 +371,15 @@ class Broker:
             peer = self._links.heard(link, identity)
         else:
             peer.heard_ms = shard.now_ms
-        self._take_acks()
+        reception = self._reception
+        if reception.acks:
+            reception.take_acks()
         if peer is not None:
-            self._handling = None
+            reception.handling = None
             try:
-                self._receive(peer, commands, frames)
+                reception.receive(peer, commands, frames)
             except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
-                self._failed(peer, self._handling, error)
+                reception.failed(peer, reception.handling, error)
         if shard.contents:
             shard.was_read(())
         if shard.verdicts:
@@ -397,19 +392,6 @@ class Broker:
         peer = self._links.heard(link, "")
         if peer is not None:
             peer.address = address
-
-    def _failed(self, link: Link, command: Command | None, error: Exception) -> None:
-        """End the link of a peer whose message caused an error that no code foresaw.
-
-        command: the command that was being handled, if there was one.
-        """
-        if command is None:
-            self._links.fail(link, "message", error)
-        else:
-            number = NUMBERS[type(command)]
-            self._links.fail(
-                link, type(command).__name__.upper(), error, number, reference_of(command)
-            )
 
     def reconfigure(
         self, settings: BrokerSettings, ending: Callable[[str, str], tuple[str, str] | None]
@@ -440,162 +422,21 @@ class Broker:
             self._shard.erred(doing, error, link=link)
         self._clean_up()
 
-    def _receive(self, link: Link, commands: Sequence[Command], frames: Sequence[Any]) -> None:
-        """Take up the commands of one message in order, each with the frames that it owns."""
-        commands_max = self._shard.settings.limits.message_commands_max
-        if len(commands) > commands_max:
-            self._malformed(
-                link, "too_large",
-                f"{len(commands)} commands in a message, at most {commands_max}",
-            )  # fmt: skip
-            return
-        place = skip = 0
-        publishing = link.publishing
-        allowed = RECEIVES[link.state]
-        opened = link.state is State.OPEN
-        for number, command in enumerate(commands, 1):
-            kind = type(command)
-            if kind is wire.Publish and opened and link.state is State.OPEN and not skip:
-                # PUBLISH is the one command for which a shortcut pays.
-                if place >= len(frames):
-                    self._malformed(link, "malformed", "a PUBLISH without its content frame")
-                    return
-                frame = frames[place]
-                place += 1
-                try:
-                    stream = publishing.get(command.stream)  # type: ignore[attr-defined]
-                    if stream is None or stream.removed:
-                        self._first_publish(link, command, frame)
-                    else:
-                        self._publishing.publish(link, command, stream, frame)  # type: ignore[arg-type]
-                except Exception:
-                    # The command is noted here and not before: an assignment for each PUBLISH would
-                    # cost all.
-                    self._handling = command
-                    raise
-                continue
-            self._handling = command
-            first = place
-            place += command.content_frames
-            if place > len(frames) or place < first:
-                self._malformed(link, "malformed", "fewer content frames than its commands own")
-                return
-            if skip:
-                skip -= 1
-                continue
-            if kind not in allowed:
-                self._out_of_order(link, command)
-                return
-            if kind is wire.Atomic:
-                skip = command.count  # type: ignore[attr-defined]
-                if not 0 <= skip <= len(commands) - number:
-                    self._malformed(link, "malformed", f"a step of {skip} commands")
-                    return
-                parts = self._parts(commands[number : number + skip], frames[place:])
-                if parts is None:
-                    self._malformed(link, "malformed", "fewer content frames than its commands own")
-                    return
-                self._take_acks()
-                self._intake.atomic(link, command, parts)  # type: ignore[arg-type]
-            elif kind is wire.AckMail and self._may_put_off(link, command):  # type: ignore[arg-type]
-                self._acks.append((link, command))  # type: ignore[arg-type]
-            elif kind in self._intake.kinds:
-                if kind not in _BESIDE_ACKS:
-                    self._take_acks()
-                self._intake.single(link, command, frames[first] if place > first else None)
-            elif kind is wire.UpdateKey:
-                self._key_commands.update_key(link, command, frames[first])  # type: ignore[arg-type]
-            else:
-                self._take_acks()
-                self._dispatch(link, kind, command)
-            if link.state is State.CLOSED:
-                return
-            if kind is wire.Hello:
-                # The rest of this message is ignored: its sender has seen no WELCOME yet.
-                allowed = RECEIVES[State.GREETED]
-        if place != len(frames):
-            self._malformed(link, "malformed", f"{len(frames) - place} frames that no command owns")
-
-    def _may_put_off(self, link: Link, command: wire.AckMail) -> bool:
-        """Whether an acknowledgement may be taken after the requests that it came with.
-
-        No caller waits for one of a mailbox in memory, which takes 12 us of a lone round trip.
-        """
-        return not command.tracker and self._mail.in_memory(link, command.subscription)
-
-    def _take_acks(self) -> None:
-        """Take acknowledgements that were put off, before any command that may depend on them."""
-        if self._acks:
-            acks, self._acks = self._acks, []
-            for link, command in acks:
-                if link.open:
-                    try:
-                        self._intake.single(link, command, None)
-                    except Exception as error:  # noqa: BLE001 - as in receive()
-                        self._failed(link, command, error)
-
-    @staticmethod
-    def _parts(
-        commands: Sequence[Command], frames: Sequence[Any]
-    ) -> list[tuple[Command, Any]] | None:
-        """Return the parts of a step, each with its content frame; None: frames are missing."""
-        parts: list[tuple[Command, Any]] = []
-        place = 0
-        for command in commands:
-            owned = command.content_frames
-            if owned < 0 or place + owned > len(frames):
-                return None
-            parts.append((command, frames[place] if owned else None))
-            place += owned
-        return parts
-
-    def _dispatch(self, link: Link, kind: type[Command], command: Command) -> None:
-        """Call the handler of a command, unless too many results wait to be sent on the link."""
-        handler = self._handlers.get(kind)
-        settings = self._shard.settings
-        if handler is None:
-            self._links.refuse(
-                link, NUMBERS[kind], reference_of(command), "unsupported",
-                f"this broker has no {kind.__name__}",
-            )  # fmt: skip
-        elif link.results >= settings.link_results_max and kind in ANSWERED:
-            self._links.refuse(
-                link, NUMBERS[kind], reference_of(command), "wait",
-                "too many results wait to be sent", settings.retry_ms,
-            )  # fmt: skip
-        else:
-            try:
-                handler(link, command)
-            except BrokerRefused as error:
-                self._answers.refuse_with(link, command, error)
-
-    def _out_of_order(self, link: Link, command: Command) -> None:
-        """End a link that sent what its state does not allow."""
-        reason = f"{type(command).__name__.upper()} on a link that is {link.state.value}"
-        number = NUMBERS[type(command)]
-        self._links.refuse(link, number, reference_of(command), "unexpected", reason)
-        self._links.close(link, "refused", "unexpected", reason)
-
     def malformed(self, link: int, code: str, reason: str, now_ms: int) -> None:
         """End the link of a peer whose message could not be decoded."""
         self._shard.advance(now_ms)
-        self._take_acks()
+        self._reception.take_acks()
         peer = self._links.get(link)
         if peer is None:
             peer = self._links.heard(link, "")
         if peer is not None:
-            self._malformed(peer, code, reason)
+            self._reception.malformed(peer, code, reason)
         self._clean_up()
-
-    def _malformed(self, link: Link, code: str, reason: str) -> None:
-        self._shard.counters["malformed"] += 1
-        self._links.refuse(link, 0, 0, code, reason)
-        self._links.close(link, "malformed", code, reason)
 
     def link_lost(self, link: int, now_ms: int) -> None:
         """Forget a link whose peer the transport has lost."""
         self._shard.advance(now_ms)
-        self._take_acks()
+        self._reception.take_acks()
         peer = self._links.get(link)
         if peer is not None:
             self._links.close(peer, "lost", "closed", "the transport lost the peer")
@@ -616,7 +457,7 @@ class Broker:
     def drain(self, now_ms: int) -> None:
         """End every link by name, before the broker stops."""
         self._shard.advance(now_ms)
-        self._take_acks()
+        self._reception.take_acks()
         for link in list(self._links):
             self._links.close(link, "draining", "draining", "the broker is about to stop")
         self._clean_up()
@@ -625,56 +466,6 @@ class Broker:
         # A client that says BYE with another code leaves this link and comes back on another.
         happened = "bye" if command.code == "closed" else "lost"
         self._links.close(link, happened, "closed", command.reason[:200])
-
-    # --- commands that need a stream ----------------------------------------------------------
-
-    def _first_publish(self, link: Link, command: Any, frame: Any) -> None:
-        """Take a PUBLISH to a stream that the link has not written to before."""
-        name = command.stream
-        refuse = self._publishing.refuse
-        bound = None
-        if not self._shard.settings.permit(link.owner, "write", name):
-            bound = self._shard.settings.subjects(link.owner, name)
-            if bound is None:
-                refuse(link, command, "forbidden", f"you may not write to stream '{name}'")
-                return
-        size = len(memoryview(frame))
-        if link.unconfirmed_bytes and link.unconfirmed_bytes + size > link.window_bytes:
-            refuse(link, command, "window", link.overrun(self._shard.settings.window_bytes))
-            return
-        link.unconfirmed_bytes += size
-        use = partial(self._publish_to, link, command, frame, size, self._shard.contents, bound)
-        self._catalogue.use(
-            name, link.owner,
-            self._links.contained(link, "PUBLISH", use, 10, command.tracker),
-            partial(self._not_published, link, command, size),
-        )  # fmt: skip
-
-    def _publish_to(
-        self, link: Link, command: Any, frame: Any, size: int, contents: Any, bound: Any,
-        stream: Stream,
-    ) -> None:  # fmt: skip
-        """Take a PUBLISH to a stream that stands. bound: test of its keys; None: none is bound."""
-        link.unconfirmed_bytes -= size
-        if not link.open:
-            return
-        # The stream may be created first: what was read of the frame is still good afterwards.
-        self._shard.contents = contents
-        if bound is None:
-            if len(link.publishing) >= PUBLISHING_MAX:
-                link.publishing.clear()
-            link.publishing[command.stream] = stream
-            self._publishing.publish(link, command, stream, frame)
-        else:
-            # The link is not noted as one that may publish: each of its batches comes by here.
-            self._publishing.publish_bound(link, command, stream, frame, bound)
-        self._shard.contents = {}
-
-    def _not_published(
-        self, link: Link, command: Any, size: int, code: str, reason: str, retry_ms: int
-    ) -> None:
-        link.unconfirmed_bytes -= size
-        self._publishing.refuse(link, command, code, reason, retry_ms)
 
     def _subscribe(self, link: Link, command: wire.Subscribe) -> None:
         """Check a SUBSCRIBE, enter it, and begin it once its stream is there."""
@@ -849,12 +640,12 @@ class Broker:
         """Return all that is to be done now; each bundle is answered before the next call."""
         shard, on_demand, groups = self._shard, self._on_demand.turns, self._groups.reader.turns
         if (
-            self._acks
+            self._reception.acks
             and self._steps.idle
             and not self._links.dirty
             and not self._services.runnable
         ):
-            self._take_acks()
+            self._reception.take_acks()
         if any(self._queues):
             self._work()
         if self._links.ended:
@@ -921,7 +712,7 @@ class Broker:
         is known. Where bundles were answered since, there is more to be done anyway.
         """
         mail, services, groups = self._mail, self._services, self._groups
-        if self._acks or self._ahead or self._links.ended or not self._steps.idle:
+        if self._reception.acks or self._ahead or self._links.ended or not self._steps.idle:
             return self._shard.now_ms
         if any(self._queues) and (
             self._on_demand.turns.runnable or mail.runnable or services.runnable

@@ -247,7 +247,7 @@ def check_numbers(settings: msgspec.Struct, *names: str) -> None:
     """Raise BrokerRefused `bad_setting` when a number is negative or absurdly large."""
     for name in names:
         if not 0 <= getattr(settings, name) < 1 << 62:
-            raise BrokerRefused("bad_setting", f"{name} is a number of at least 0")
+            raise BrokerRefused("bad_setting", f"{name} is a number from 0 to 2^62 - 1")
 
 
 def check_level(level: str) -> None:

@@ -28,11 +28,9 @@ app = typer.Typer(
 def _show_version(wanted: bool) -> None:
     """Print the version and end, if --version was given."""
     if wanted:
-        from importlib import metadata
+        from malamute_py.form import form, version
 
-        from malamute_py.form import form
-
-        print(f"malamute {metadata.version('malamute-py')} ({form()})")
+        print(f"malamute {version()} ({form()})")
         raise typer.Exit
 
 

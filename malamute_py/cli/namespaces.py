@@ -23,10 +23,14 @@ app = group("namespace")
 resource nearest to its bound with what is held and the bound (empty: nothing is bounded). --json
 has all that is held, and all bounds.""",
 )
-def ls(ctx: typer.Context, as_json: output.Json = False) -> None:
+def ls(
+    ctx: typer.Context,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="At most so many.")] = 1000,
+    as_json: output.Json = False,
+) -> None:
     """List the namespaces; a user of one sees that one."""
     with linked(ctx) as client:
-        found = client.list_namespaces()
+        found = client.list_namespaces(limit=limit)
     if as_json:
         output.print_json([_told(each) for each in found])
         return

@@ -7,6 +7,7 @@ acknowledged, only after it was printed; Ctrl-C ends in order and says where to 
 
 from __future__ import annotations
 
+import re
 import time
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -46,6 +47,7 @@ _MOVE_EVERY_S: Final = 1.0
 """Least time between two moves of a cursor while records come; a pause also brings a move."""
 _IDLE_MS: Final = 100
 _MEMBER_CREDIT: Final = 1024
+_MESSAGE_ID: Final = re.compile("[0-9a-fA-F]{32}")
 _KINDS: Final = ("prefix", "regex", "fields", "any")
 
 
@@ -57,8 +59,8 @@ def sub(
         str | None,
         typer.Option(
             metavar="POINT",
-            help="earliest, latest, last (newest of each subject), an OFFSET or TIME. Default:"
-            " latest; earliest with --until-tail, a new cursor or a new group.",
+            help="earliest, latest, last (newest of each subject), an OFFSET, ID or TIME; after:ID"
+            " leaves it out. Default: latest; earliest with --until-tail, a new cursor or group.",
         ),
     ] = None,
     count: Annotated[
@@ -370,8 +372,17 @@ def check_kind(pattern: str) -> None:
 
 
 def start_point(text: str) -> StartPoint:
-    """Return a start point as typed. Raises CommandFailed."""
-    from malamute_py.client.position import AtTime, LastPerSubject, Position
+    """Return a start point as typed. Raises CommandFailed.
+
+    `after:` before an offset, a message id or a time leaves out the record that it names.
+    """
+    from malamute_py.client.position import (
+        AfterMessage,
+        AtMessage,
+        AtTime,
+        LastPerSubject,
+        Position,
+    )
 
     lowered = text.strip().lower()
     if lowered == "earliest":
@@ -380,16 +391,23 @@ def start_point(text: str) -> StartPoint:
         return "latest"
     if lowered == "last":
         return LastPerSubject()
-    if is_offset(text):
-        return int(text)
-    if text.count("/") == 2:
-        return Position.parse(text)
+    place = text.strip()
+    after = lowered.startswith("after:")
+    if after:
+        place = place[len("after:") :].strip()
+    if _MESSAGE_ID.fullmatch(place):
+        return (AfterMessage if after else AtMessage)(bytes.fromhex(place))
+    if is_offset(place):
+        return int(place) + after
+    if place.count("/") == 2 and not after:
+        return Position.parse(place)
     try:
-        return AtTime(time_ms(text))
+        return AtTime(time_ms(place), inclusive=not after)
     except CommandFailed:
         raise CommandFailed(
-            f"{text!r} is no place to start; write earliest, latest, last, an offset, or a time:"
-            f" {TIMES}",
+            f"{text!r} is no place to start; write earliest, latest, last, an offset, a message id"
+            f" (32 hexadecimal digits) or a time: {TIMES}; after: before one of these three leaves"
+            " out what it names",
             USAGE,
         ) from None
 

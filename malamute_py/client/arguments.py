@@ -349,6 +349,8 @@ def _in_words(command: Command, error: LocalProtocolError) -> LocalProtocolError
         allowed = _SORTS.get(sort, "what MessagePack has")
         if sort is int and isinstance(value, int):
             allowed += " of at most 64 bits"
+        elif sort in _SORTS and isinstance(value, sort):
+            allowed += f" of what MessagePack has ({cause})"
         else:
             allowed += f", not a {type(value).__name__}"
             allowed += f" ({cause})" if sort not in _SORTS else ""

@@ -409,11 +409,19 @@ def fact_list(kind: type[Kind], value: Mapping[str, Any], name: str) -> list[Kin
     return [facts(kind, entry) for entry in entries]
 
 
-def place_of(entry: Facts) -> str:
-    """Return the name of an entry of a page, for the page after it."""
-    if isinstance(entry, CursorFacts):
-        return f"{entry.stream}/{entry.cursor}"
-    if isinstance(entry, GroupFacts):
-        return f"{entry.stream}/{entry.group}"
-    name: str = entry.name  # type: ignore[attr-defined]  # mailboxes and services
-    return name
+def place_of(entry: Any) -> Any:
+    """Return what names an entry of a page, for the page after it."""
+    match entry:
+        case CursorFacts():
+            return f"{entry.stream}/{entry.cursor}"
+        case GroupFacts():
+            return f"{entry.stream}/{entry.group}"
+        case TransactionFacts():
+            return entry.transaction
+        case LinkFacts():
+            return entry.link
+        case UserFacts():
+            return entry.user
+        case NamespaceFacts():
+            return entry.namespace
+    return entry.name

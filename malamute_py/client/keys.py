@@ -16,7 +16,6 @@ from malamute_protocol.batch import Record
 from malamute_protocol.content import LIST, Content
 from malamute_protocol.errors import LocalProtocolError, RemoteProtocolError
 from malamute_protocol.keys import DELETION_FIELD, is_deletion
-from malamute_protocol.limits import NUMBERS_MAX
 from malamute_protocol.pattern import Pattern, prefix, topic
 from malamute_py.client.arguments import integer, text
 
@@ -47,7 +46,7 @@ def key_of(key: Any) -> str:
 
 def revision_of(revision: Any) -> int:
     """Return a revision. Raises LocalProtocolError."""
-    return integer("revision", revision, 0, NUMBERS_MAX)
+    return integer("revision", revision, 0)
 
 
 def changed_fields(fields: Mapping[str, str] | None) -> Mapping[str, str] | None:

@@ -8,8 +8,10 @@ conventions for messaging spans; ARCHITECTURE.md, Tracing.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import contextmanager
+from time import time_ns
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -78,6 +80,8 @@ class Spans:
         self._propagator = propagator
         self._common: dict[str, Any] = {"messaging.system": "malamute", **(common or {})}
         self._identity = identity
+        self._due: deque[tuple[Span, int]] = deque()
+        """Spans that are over, and when in ns: those of windows of threads."""
 
     def connected(self, endpoints: tuple[str, ...], identity: Callable[[], str]) -> Spans:
         """Return the maker for a client."""
@@ -176,6 +180,19 @@ class Spans:
         # A part of the forwarded context without its like in the new one would be of another trace.
         own = {name: value for name, value in given.items() if name not in self._propagator.fields}
         return {**own, **context}
+
+    def ends_later(self, span: Span) -> None:
+        """Note that a span is over now; end_due() ends it, in a thread that may wait."""
+        self._due.append((span, time_ns()))
+
+    def end_due(self) -> None:
+        """End the spans that are over, each as of then."""
+        while self._due:
+            try:
+                span, ended_ns = self._due.popleft()
+            except IndexError:  # another thread was faster
+                return
+            span.end(ended_ns)
 
     # --- what arrives ------------------------------------------------------------------------
 

@@ -171,7 +171,7 @@ class Source:
                     _allowed(client.list_services(limit=LISTED_MAX)),
                     _allowed(client.list_cursors(limit=LISTED_MAX)),
                     _allowed(client.list_groups(limit=LISTED_MAX)),
-                    _allowed(client.list_namespaces()),
+                    _allowed(client.list_namespaces(limit=LISTED_MAX)),
                 )
                 named = self.labels.of("stream", ((each.name,) for each in streams))
                 details = await asyncio.gather(

@@ -43,10 +43,13 @@ from malamute_py.journal.layout import (
 from malamute_py.journal.manifest import STREAMS_MAX, Manifest
 from malamute_py.journal.mapping import Mappings
 from malamute_py.journal.marks import find_meta, read_mark
+from malamute_py.journal.planning import Planner
 from malamute_py.journal.reading import Reader
 from malamute_py.journal.recovery import Scan
 from malamute_py.journal.repair import finish_truncation, repair
+from malamute_py.journal.searching import Searches
 from malamute_py.journal.segment import Segment
+from malamute_py.journal.segment_files import SegmentFiles
 from malamute_py.journal.space import Space
 from malamute_py.journal.spots import Matches
 from malamute_py.journal.storage import Storage, replace_file
@@ -110,27 +113,16 @@ class Ring:
         self._streams: StreamTable = scan.streams
         self._synced = scan.end_lsn
         self._space = Space(
-            self._storage,
-            self.uuid,
-            self.epoch,
-            self.settings,
-            self._streams,
-            self._forget,
-            lambda: self._appender.end,
-            lambda: self._synced,
-            self.sync,
-            self._expect,
-            self._detach,
-        )
-        self._reader = Reader(
-            self._storage,
-            self.uuid,
-            self.settings,
-            self._streams,
-            lambda: self._space.segments,
-            self._rebuild_index,
-            self._mappings,
-        )
+            self._storage, self.uuid, self.epoch, self.settings, self._streams, self._forget,
+            lambda: self._appender.end, lambda: self._synced, self.sync, self._expect, self._detach,
+        )  # fmt: skip
+        self._files = SegmentFiles(
+            self._storage, self.uuid, self.settings, self._streams,
+            lambda: self._space.segments, self._rebuild_index, self._mappings,
+        )  # fmt: skip
+        self._searches = Searches(self._files)
+        self._reader = Reader(self._files, self._searches)
+        self._planner = Planner(self._files)
         self._appender = Appender(
             self._storage, self._space, self._streams, self.epoch, scan, self._fail
         )
@@ -557,14 +549,14 @@ class Ring:
 
         inclusive: False wants later ones only.
         """
-        return self._reader.closest_offset(stream, time_ms, inclusive)
+        return self._searches.closest_offset(stream, time_ms, inclusive)
 
     def closest_client_time(self, stream: int, time_ms: int) -> int:
         """Offset of the first record (by offset) whose client time is this or later.
 
         The next offset when there is none.
         """
-        return self._reader.closest_client_time(stream, time_ms)
+        return self._searches.closest_client_time(stream, time_ms)
 
     def last_per_subject(
         self, stream: int, candidates: Candidates | None = None, end_offset: int | None = None
@@ -574,7 +566,7 @@ class Ring:
         candidates: looks only at entries that may match. end_offset: as if the stream
         ended there.
         """
-        return self._reader.last_per_subject(stream, candidates, end_offset)
+        return self._searches.last_per_subject(stream, candidates, end_offset)
 
     def plan(
         self,
@@ -596,7 +588,7 @@ class Ring:
         read(); given them, of rare rows their own bytes count, and the parts of a long read in
         which few rows are wanted are larger: their bytes are an estimate by a few batches.
         """
-        return self._reader.plan(
+        return self._planner.plan(
             stream, from_offset, end_offset, candidates, records_max, bytes_max, split_bytes, left,
             matches, rows,
         )  # fmt: skip
@@ -643,7 +635,7 @@ class Ring:
 
         Its newest index entry always stays. Housekeeping thread: it reads indexes.
         """
-        offset = self._reader.offset_within(stream, bytes_max)
+        offset = self._searches.offset_within(stream, bytes_max)
         return self.remove_before(stream, offset=offset)
 
     def prepare_step(self, budget_bytes: int = 1 << 20, now_ms: int | None = None) -> bool:
@@ -686,7 +678,7 @@ class Ring:
 
     def _forget(self, number: int) -> None:
         """Drop what the reader has cached of a segment that is retired."""
-        self._reader.forget(number)
+        self._files.forget(number)
 
     def _detach(self, segment: Segment) -> bool:
         """Give what readers hold of a segment memory of its own; False: its file must stay."""
@@ -703,7 +695,7 @@ class Ring:
     def _rebuild_index(self, segment: Segment) -> LiveIndex:
         """Index a finished segment by reading it (reader and housekeeping threads)."""
         scan = Scan(self._storage, RingMeta(self.uuid, self._segment_bytes), self._space.settings)
-        return scan.index_one(segment, self._reader.file(segment))
+        return scan.index_one(segment, self._files.file(segment))
 
 
 def _facts(state: StreamState, spans: Sequence[Span]) -> StreamFacts:

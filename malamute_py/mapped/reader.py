@@ -84,8 +84,8 @@ class LogReader:
         until="tail" the reading follows what is written, which it looks for each 2 ms; "durable"
         follows what the files say is synced: by the next batch, or once the ring rests.
         Trims and purges hold from when the reading looks: at its beginning, and each 0.25 s at the
-        end of the log. Records past the stream's age are a gap, even if a cursor pins them: only
-        the broker knows the pins.
+        end of the log. Records past the stream's age, or before its newest max_records when the
+        reading looks, are a gap, even if a cursor pins them: only the broker knows the pins.
         copy: batches own their bytes. By default they are views of the broker's files: right when
         they are handed out, until the ring comes round; that is checked when the next one is asked
         for, by MappedBatch.check(), and for tables by Reading.check().

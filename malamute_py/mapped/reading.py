@@ -50,7 +50,9 @@ from malamute_py.mapped.walk import (
     Walk,
     begin_of,
     epoch_end,
+    next_from,
     next_offset,
+    young_from,
 )
 
 if TYPE_CHECKING:
@@ -139,12 +141,14 @@ class Reading:
         self._floor = self._read_floor()
         self._missing = missing(tail.stopped_lsn)
         stop = 0
-        if request.until or request.start[0] != StartKind.EARLIEST or self._missing.newest:
+        bounded = request.until or entry.settings.max_records
+        if bounded or request.start[0] != StartKind.EARLIEST or self._missing.newest:
             stop = next_offset(segments, entry.number, self._bound)
         self._missing_to = 0
         """Offset up to which records are known to have been in missing segments at the end."""
         if self._missing.newest and self._missing.next(entry.number) > stop:
             self._missing_to = stop = self._missing.next(entry.number)
+        self._raise_floor(stop)
         self._until_lsn = self._bound if request.until else END
         self._end = min(END if request.end is None else request.end, stop if request.until else END)
         self._next = self._handed = self._begin(request.start, stop)
@@ -477,18 +481,13 @@ class Reading:
         oldest_ms = self._oldest_ms()
         if not oldest_ms:
             return offset
-        walk = Walk(
-            self._segments, self._entry.number, lsn, offset, contents=False,
-            choose=lambda index, entries: (entries.rows["last_time"] >= oldest_ms).tolist(),
-        )  # fmt: skip
-        for step in walk.run(self._bound):
-            if isinstance(step, Found):
-                if step.stamp.append_time_ms >= oldest_ms:
-                    break
-                offset = max(offset, step.stamp.next_offset)
-            elif isinstance(step, Passed):
-                offset = max(offset, step.next)
-        return min(offset, self._end)
+        young = young_from(self._segments, self._entry.number, lsn, offset, oldest_ms, self._bound)
+        return min(young, self._end)
+
+    def _raise_floor(self, next: int) -> None:
+        """Leave out records that the stream's max_records does not keep of those before `next`."""
+        most = self._entry.settings.max_records
+        self._floor = max(self._floor, next - most if most else 0)
 
     def _lose_aged(self, lsn: int) -> None:
         """Report the next records as one gap as far as they are past the stream's age."""
@@ -514,6 +513,9 @@ class Reading:
         self._idle = 0
         self._look_again(time.monotonic())
         self._floor = self._read_floor()
+        if self._entry.settings.max_records:
+            stream, lsn = self._entry.number, self._at.lsn
+            self._raise_floor(next_from(self._segments, stream, lsn, self._next, self._bound))
         if self._floor > self._next:
             self._lose(self._floor, "retention", _BOUNDS)
         self._lose_aged(self._at.lsn)

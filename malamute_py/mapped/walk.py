@@ -305,11 +305,41 @@ def next_offset(segments: Segments, stream: int, bound_lsn: int) -> int:
         if snapshot is None or snapshot.facts.as_of_lsn > bound_lsn:
             continue
         row = snapshot.facts.streams.get(stream, StreamRow(0, 0, []))
-        walk = Walk(segments, stream, snapshot.facts.as_of_lsn, row.next, contents=False)
-        for _ in walk.run(bound_lsn):
-            pass
-        return walk.next
+        return next_from(segments, stream, snapshot.facts.as_of_lsn, row.next, bound_lsn)
     return 0
+
+
+def next_from(segments: Segments, stream: int, lsn: int, offset: int, bound_lsn: int) -> int:
+    """The offset after a stream's last record before a position, at least `offset`.
+
+    lsn: position in the ring from which to look for records from that offset on.
+    """
+    walk = Walk(segments, stream, lsn, offset, contents=False)
+    for _ in walk.run(bound_lsn):
+        pass
+    return walk.next
+
+
+def young_from(
+    segments: Segments, stream: int, lsn: int, offset: int, oldest_ms: int, bound_lsn: int
+) -> int:
+    """Return the first offset from `offset` on that was appended at a time or later.
+
+    lsn: position in the ring from which to look for it. Without such a record before the bound it
+    is the offset after the last one.
+    """
+    walk = Walk(
+        segments, stream, lsn, offset, contents=False,
+        choose=lambda index, entries: (entries.rows["last_time"] >= oldest_ms).tolist(),
+    )  # fmt: skip
+    for step in walk.run(bound_lsn):
+        if isinstance(step, Found):
+            if step.stamp.append_time_ms >= oldest_ms:
+                break
+            offset = max(offset, step.stamp.next_offset)
+        elif isinstance(step, Passed):
+            offset = max(offset, step.next)
+    return offset
 
 
 def epoch_end(segments: Segments, stream: int, epoch: int) -> int:

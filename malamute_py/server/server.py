@@ -10,7 +10,6 @@ its shell; Journal; Safety).
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import resource
 import signal
@@ -20,50 +19,30 @@ import time
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
 import zmq
 
-from malamute_py.broker import Broker, BrokerSettings
+from malamute_py.broker import Broker
 from malamute_py.broker.ready import MAIN, RecoveredState, RingFacts
 from malamute_py.config import Config
 from malamute_py.config_check import Examined
-from malamute_py.form import form
-from malamute_py.journal import (
-    DiskFull,
-    FileStorage,
-    JournalCorrupt,
-    JournalError,
-    JournalFailed,
-    JournalLocked,
-    MemoryStorage,
-    NewerFormat,
-    Recovery,
-    Storage,
-)
+from malamute_py.form import form, version
+from malamute_py.journal import FileStorage, JournalFailed, Storage
 from malamute_py.journal.directory import Journal
 from malamute_py.server.authentication.authenticator import Authenticator
-from malamute_py.server.authentication.credentials import carriers_of
-from malamute_py.server.authentication.in_force import UsersInForce
-from malamute_py.server.authentication.namespaces import Namespaces, check_namespaces
-from malamute_py.server.authentication.permissions import Permissions, QuotaTable
+from malamute_py.server.authentication.namespaces import check_namespaces
 from malamute_py.server.authentication.users_file import with_users
 from malamute_py.server.checkpointing.checkpoints import Checkpoints
-from malamute_py.server.checkpointing.recovered import (
-    QueuesFound,
-    QueuesLost,
-    find_queues,
-    ring_facts,
-    rings_asked,
-)
+from malamute_py.server.checkpointing.recovered import QueuesFound, QueuesLost, find_queues
 from malamute_py.server.clock import Clock
 from malamute_py.server.collector import Collector
 from malamute_py.server.connections.descriptors import counts_bytes
 from malamute_py.server.connections.guard import Guard
 from malamute_py.server.connections.watchdog import Watchdog
+from malamute_py.server.core_settings import core_settings
 from malamute_py.server.defaults import check_defaults
 from malamute_py.server.errors import ServerFailed, StartError
 from malamute_py.server.http_process import HttpCredential, HttpProcess, admit, first_line
@@ -82,8 +61,9 @@ from malamute_py.server.reloading import (
 )
 from malamute_py.server.result_queue import ResultQueue
 from malamute_py.server.sockets import Endpoint, Listener, check_public, parse_endpoint
+from malamute_py.server.stored_rings import StoredRings, open_journal
 from malamute_py.server.supervisor import Supervisor
-from malamute_py.server.validating import Validator, can_validate
+from malamute_py.server.validating import Validator
 from malamute_py.store.bodies import StoredBodies
 from malamute_py.store.database import DATABASE
 from malamute_py.telemetry import Limiter, Log, open_log
@@ -93,7 +73,6 @@ EXIT_BUG = 70
 """Exit code EX_SOFTWARE of sysexits.h, an internal software error: a supervisor starts the broker
 again."""
 _KEPT_BYTES = 4 << 20
-_DAMAGE_SHOWN = 100
 _CHANGES_SHOWN = 1_000
 """Changes of a configuration that are logged and told, of one reading."""
 _FILES_KEPT, _FILES_MIN = 256, 16
@@ -143,8 +122,7 @@ class Server:
         self._listeners: list[Listener] = []
         self._started_ms = 0
         self._queues_lost = ""
-        self._damage: list[str] = []
-        """Data that was missing or damaged at the start."""
+        self._found: StoredRings
         self._results: ResultQueue
         self._rings: Rings
         self._core: Broker
@@ -292,7 +270,8 @@ class Server:
                         verdicts[who] = "permissions_changed", "open a link with what you may do"
                 return verdicts[who]
 
-            self._core.reconfigure(self._broker_settings(after), ending)
+            settings = core_settings(after, self.request_reload, self._facts)
+            self._core.reconfigure(settings, ending)
             if gone:
                 self._loop.revoke(gone, now_ms)
         self._rereading.release()
@@ -351,7 +330,7 @@ class Server:
             "shell": dict(self._counters),
             "disk": self._rings.facts(),
             **self._disk_facts(),
-            "damage": self._damage,
+            "damage": self._found.damage,
             "bounds": self._bounds(),
             "latency": {**self._rings.latencies.facts(), **self._core.latencies},
             **self._checkpoint_facts(),
@@ -439,12 +418,13 @@ class Server:
                 parts.callback(context.term)
             self._results = ResultQueue()
             parts.callback(self._results.close)
-            self._journal = self._open_journal()
+            self._journal = open_journal(config, self._storage)
             self._rings = Rings(
                 self._journal, config.journal, self._results, config.limits.batch_bytes_max
             )
             parts.callback(self._close_journal)
-            facts = self._recover()
+            self._found = StoredRings(self._journal, self._rings, config.journal.full, self.log)
+            facts = self._found.recover(held=self._directory is not None)
             queues: QueuesFound | None = None
             try:
                 queues = self._find_queues(facts)
@@ -533,100 +513,11 @@ class Server:
             endpoints=self.endpoints,
             data=self._journal.storage.describe(),
             epoch=self._journal.epoch,
-            version=_version(),
+            version=version(),
             form=form(),
             **({"server_key": self.public_key} if self.public_key else {}),
         )
         self._supervisor.tell(f"READY=1\nSTATUS=listens on {', '.join(self.endpoints)}")
-
-    def _open_journal(self) -> Journal:
-        """Open the data directory. Raises StartError, with what to do about it."""
-        directory, mapped = self.config.data_directory, self.config.journal.mapped_reads
-        where = directory or "memory"
-        elsewhere = "or choose another: malamute broker --data DIRECTORY"
-        try:
-            if self._storage is not None:
-                return Journal.open(self._storage, mapped=mapped)
-            return Journal.open(directory or MemoryStorage(), mapped=mapped)
-        except JournalLocked as error:
-            raise StartError(error.what, where, "one directory serves one broker") from error
-        except DiskFull as error:
-            raise StartError(str(error), where, f"free space on its disk, {elsewhere}") from error
-        except (JournalCorrupt, NewerFormat) as error:
-            raise StartError(str(error), where, "nothing was changed") from error
-        except JournalError as error:
-            raise StartError(str(error), where, elsewhere.removeprefix("or ")) from error
-        except OSError as error:
-            raise _explained(error, where, elsewhere) from error
-
-    def _recover(self) -> dict[str, RingFacts]:
-        """Open the rings that are there, ring main first, and report what was found."""
-        where = self._journal.storage.describe()
-        exposed = self._journal.exposure
-        if exposed:
-            self.log.warning(
-                "directory_exposed", directory=where, reason=exposed,
-                do=f"let it belong to the broker's user alone: chmod -R go-rwx {where}",
-            )  # fmt: skip
-        unmapped = self._journal.unmapped
-        way = {"way": "pread", "reason": unmapped} if unmapped else {"way": "mapped"}
-        self.log.info("history_reads", **way)
-        for file, reason in self._journal.restored:
-            self.log.error("file_restored", file=file, reason=reason)
-            self._note_damage(f"{file}: {reason}")
-        if self._journal.moved:
-            self.log.warning(
-                "directory_moved", directory=where, differs=list(self._journal.moved),
-                epoch=self._journal.epoch,
-                do="nothing if it was moved, or its disk. If it is a copy and the original goes on,"
-                " let no client use both: make second directories with malamute snapshot restore",
-            )  # fmt: skip
-        for unknown in self._journal.unknown:
-            self.log.warning("file_left_alone", file=unknown.file, reason=unknown.reason)
-        try:
-            asked = {"full": self.config.journal.full}
-            facts = {MAIN: self._recover_ring(MAIN, asked, held=self._directory is not None)}
-            if not facts[MAIN].end_lsn:
-                # At the start a full disk is a reason not to go on; and the first publish need not
-                # wait.
-                self._rings.prepare(MAIN)
-            wanted = rings_asked(facts[MAIN])
-            for name in self._journal.names():
-                if name == MAIN:
-                    continue
-                if name not in wanted:
-                    self.log.warning(
-                        "ring_left_alone", ring=name, reason="no stream lives in it any more"
-                    )
-                    continue
-                facts[name] = self._recover_ring(name, wanted[name])
-        except DiskFull as error:
-            raise StartError(str(error), where, "free space on its disk") from error
-        except JournalError as error:
-            raise StartError(
-                str(error), where, f"look at it with: malamute journal verify {where}"
-            ) from error
-        except ValueError as error:
-            raise StartError(str(error), where, "see the section [journal]") from error
-        except OSError as error:
-            raise _explained(error, where, "") from error
-        return facts
-
-    def _recover_ring(self, name: str, asked: dict[str, Any], *, held: bool = False) -> RingFacts:
-        """Open one ring and report what was found. Raises JournalError.
-
-        asked: the ring's own settings. held: nothing of it is used again before the tables follow.
-        Raises JournalCorrupt where ring main has lost the table of streams.
-        """
-        ring, recovery = self._rings.recover(name, asked, held=held)
-        self._report(name, recovery)
-        if recovery.unreadable_state and name == MAIN:
-            raise JournalCorrupt(
-                f"ring {name}",
-                "no snapshot of the table of streams can be read, and to go on without it could "
-                "give a new stream an old one's records; restore the directory from a backup",
-            )
-        return ring_facts(name, ring, recovery)
 
     # --- the queues and their tables -----------------------------------------------------
 
@@ -654,7 +545,7 @@ class Server:
     def _make_core(self, config: Config, state: RecoveredState) -> Broker:
         """Make the core. Raises QueuesLost: while the log after the tables was read."""
         return Broker(
-            self._broker_settings(config),
+            core_settings(config, self.request_reload, self._facts),
             uuid=self._journal.uuid,
             epoch=self._journal.epoch,
             state=state,
@@ -665,7 +556,7 @@ class Server:
         """Serve streams, and nothing that the lost tables had."""
         self._queues_lost = str(lost)
         self.log.error("queues_lost", reason=str(lost), do=lost.remedy)
-        self._note_damage(f"{DATABASE}: {lost}")
+        self._found.note_damage(f"{DATABASE}: {lost}")
         self._rings.bodies = None
         # Mail and requests that the log still has stay as long as there is room for streams beside
         # them.
@@ -690,10 +581,10 @@ class Server:
                 "see queues_loss_accepted" if found.accepted else "nothing: the log had all of it"
             )
             self.log.warning("queues_rebuilt", reason=found.rebuilt, lost=lost)
-            self._note_damage(f"{DATABASE} was made anew ({found.rebuilt}); lost: {lost}")
+            self._found.note_damage(f"{DATABASE} was made anew ({found.rebuilt}); lost: {lost}")
         if found.accepted:
             self.log.error("queues_loss_accepted", reason=found.accepted)
-            self._note_damage(f"{DATABASE}: accepted: {found.accepted}")
+            self._found.note_damage(f"{DATABASE}: accepted: {found.accepted}")
         for damage in found.damages:
             self.log.error("checkpoint_met_damage", damage=damage)
         checkpoints = Checkpoints(
@@ -718,141 +609,6 @@ class Server:
     def _stop_checkpoints(self) -> None:
         if self._checkpoints is not None:
             self._checkpoints.stop()
-
-    def _report(self, name: str, recovery: Recovery) -> None:
-        """Log what the recovery of a ring found, and show damage in BROKER_INFO."""
-        for damage in recovery.damages:
-            self.log.error("journal_damaged", ring=name, **damage._asdict())
-            self._note_damage(
-                f"ring {name}, positions {damage.from_lsn} to {damage.to_lsn}: {damage.reason}"
-            )
-        for dropped in recovery.dropped:
-            self.log.warning("unconfirmed_tail_dropped", ring=name, **dropped._asdict())
-        for unknown in recovery.unknown:
-            self.log.error("file_left_alone", ring=name, **unknown._asdict())
-            self._note_damage(f"ring {name}, {unknown.file}: {unknown.reason}")
-        for file, reason in recovery.restored:
-            self.log.error("file_restored", ring=name, file=file, reason=reason)
-            self._note_damage(f"ring {name}, {file}: {reason}")
-        for number, (first, following) in recovery.skipped.items():
-            self.log.error(
-                "offsets_left_out", ring=name, stream=number, **{"from": first, "to": following}
-            )
-        for file in recovery.rewritten:
-            self.log.warning("segment_rewritten", ring=name, file=file)
-        if recovery.end_lsn:
-            self.log.info("recovered", ring=name, end_lsn=recovery.end_lsn, clean=recovery.clean)
-
-    def _note_damage(self, text: str) -> None:
-        """Show damage in BROKER_INFO, while the broker runs."""
-        if len(self._damage) < _DAMAGE_SHOWN:
-            self._damage.append(text)
-
-    def _broker_settings(self, config: Config) -> BrokerSettings:
-        """Return the core's settings, by the configuration."""
-        links, streams, memory = config.links, config.streams, config.memory
-        mailboxes, services, groups = config.mailboxes, config.services, config.groups
-        transactions = config.transactions
-        carriers = carriers_of(config.authentication)
-        namespaces = Namespaces(config.namespaces)
-        permissions = Permissions(config.permissions, carriers, namespaces)
-        return BrokerSettings(
-            limits=config.limits.of_messages(),
-            software=f"malamute-py {_version()}",
-            permit=permissions,
-            subjects=permissions.subjects,
-            quota=QuotaTable(config.quotas).of,
-            known=carriers.knows,
-            reload=self.request_reload,
-            users=UsersInForce(config, permissions),
-            namespaces=namespaces.all,
-            namespace_of=namespaces.of,
-            carrier=carriers,
-            facts=self._facts,
-            validates=can_validate(),
-            meter=time.perf_counter_ns,
-            matching_share=1_000 * config.loop.matching_us,
-            links_max=links.links_max,
-            replicas_max=links.replicas_max,
-            replica_grace_ms=links.replica_grace_ms,
-            heartbeat_ms=links.heartbeat_ms,
-            heartbeat_min_ms=links.heartbeat_min_ms,
-            heartbeat_max_ms=links.heartbeat_max_ms,
-            expiry_beats=links.expiry_beats,
-            window_bytes=links.window_bytes,
-            outbox_commands_max=links.outbox_commands_max,
-            link_queries_max=links.queries_max,
-            outstanding_bytes=memory.outstanding_bytes,
-            share_min_bytes=memory.share_min_bytes,
-            share_max_bytes=memory.share_max_bytes,
-            streams_max=streams.streams_max,
-            rings_max=streams.rings_max,
-            rings_bytes_max=streams.rings_bytes_max,
-            rings_memory_bytes_max=streams.rings_memory_bytes_max,
-            settings_bytes_max=streams.settings_bytes_max,
-            all_settings_bytes_max=streams.all_settings_bytes_max,
-            link_subscriptions_max=streams.link_subscriptions_max,
-            subscriptions_max=streams.subscriptions_max,
-            pattern_bytes_max=streams.pattern_bytes_max,
-            all_patterns_bytes_max=streams.all_patterns_bytes_max,
-            producers_max=streams.producers_max,
-            producer_streams_max=streams.producer_streams_max,
-            producer_places_max=streams.producer_places_max,
-            auto_create=streams.auto_create,
-            default_stream=streams.default,
-            unsynced_bytes_max=memory.unsynced_bytes_max,
-            hot_bytes=memory.hot_bytes,
-            quantum_bytes=memory.quantum_bytes,
-            step_bytes=memory.step_bytes,
-            reads_max=memory.reads_max,
-            last_per_subject_max=streams.last_per_subject_max,
-            keys_max=streams.keys_max,
-            all_keys_bytes_max=streams.all_keys_bytes_max,
-            deleted_keys_ms=streams.deleted_keys_ms,
-            retention_ms=streams.retention_ms,
-            retry_ms=streams.retry_ms,
-            mailboxes_max=mailboxes.mailboxes_max,
-            default_mailbox=mailboxes.default,
-            mailbox_messages_max=mailboxes.messages_max,
-            mailbox_bytes_max=mailboxes.bytes_max,
-            mail_bytes_max=mailboxes.all_bytes_max,
-            mail_memory_bytes_max=mailboxes.memory_bytes_max,
-            temporary_bytes_max=mailboxes.temporary_bytes_max,
-            mail_hot_bytes=mailboxes.hot_bytes,
-            mail_read_bytes=mailboxes.read_bytes,
-            mail_reads_max=mailboxes.reads_max,
-            inbox_read_bytes=mailboxes.inbox_read_bytes,
-            inbox_reads=mailboxes.inbox_reads,
-            peek_bytes_max=mailboxes.peek_bytes_max,
-            services_max=services.services_max,
-            default_service=services.default,
-            service_requests_max=services.requests_max,
-            service_bytes_max=services.bytes_max,
-            all_requests_bytes_max=services.all_bytes_max,
-            request_rows_max=services.rows_max,
-            request_subjects_max=services.subjects_max,
-            offers_max=services.offers_max,
-            lease_ms=services.lease_ms,
-            lease_min_ms=services.lease_min_ms,
-            lease_max_ms=services.lease_max_ms,
-            attempts_max=services.attempts_max,
-            backoff_ms=services.backoff_ms,
-            backoff_max_ms=services.backoff_max_ms,
-            cursors_max=groups.cursors_max,
-            pin_bytes_max=groups.pin_bytes_max,
-            groups_max=groups.groups_max,
-            group_members_max=groups.members_max,
-            group_window_records=groups.window_records,
-            group_hold_ms=groups.hold_ms,
-            group_hold_max_ms=groups.hold_max_ms,
-            group_flush_ms=groups.flush_ms,
-            transactions_max=transactions.transactions_max,
-            transaction_bytes_max=transactions.bytes_max,
-            transaction_batches_max=transactions.batches_max,
-            staged_bytes_max=transactions.all_bytes_max,
-            transaction_timeout_ms=transactions.timeout_ms,
-            transaction_timeout_max_ms=transactions.timeout_max_ms,
-        )
 
     def _connections_for(self, config: Config) -> int:
         """Return how many connections leave the journal its descriptors."""
@@ -926,13 +682,6 @@ class Server:
             self.log.error("ring_not_closed", reason=str(error))
 
 
-def _version() -> str:
-    try:
-        return metadata.version("malamute-py")
-    except metadata.PackageNotFoundError:
-        return "unknown"
-
-
 def _raise_open_files() -> tuple[int, int]:
     """Raise the limit of open files as far as allowed; returns it before and after."""
     soft, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -941,18 +690,3 @@ def _raise_open_files() -> tuple[int, int]:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, allowed))
     return soft, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-
-
-def _explained(error: OSError, where: str, elsewhere: str) -> StartError:
-    """Return the StartError for an error of the system, with what to do about it.
-
-    where: the directory. elsewhere: how to choose another.
-    """
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return StartError(
-            f"no permission ({error})", where,
-            f"run the broker as the owner of the directory, {elsewhere}".rstrip(", "),
-        )  # fmt: skip
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StartError(f"the disk is full ({error})", where, "free space there")
-    return StartError(str(error), where, "look at the directory and its disk")

@@ -422,10 +422,12 @@ class BrokerInfo(Command, tag=37, frozen=True):
 
 
 class ListLinks(Command, tag=38, frozen=True):
-    """List the links with identity, state, subscriptions and the work they hold."""
+    """List the links with identity, state, subscriptions and the work they hold, by number."""
 
     request: int
     limit: int = 1000
+    after: int = 0
+    """Links with a number above this."""
 
 
 class Kick(Command, tag=39, frozen=True):
@@ -1081,12 +1083,20 @@ class ListUsers(Command, tag=91, frozen=True):
     """Verb of a permission; empty: nothing is asked of each user."""
     name: str = ""
     """Stream, mailbox or service that the verb is about."""
+    after: str = ""
+    """Users after this one, by name."""
+    limit: int = 1000
+    """At most so many entries."""
 
 
 class ListNamespaces(Command, tag=100, frozen=True):
     """Ask for the namespaces and what each holds; a user of one is told of that one alone."""
 
     request: int
+    after: str = ""
+    """Namespaces after this one, by name."""
+    limit: int = 1000
+    """At most so many entries."""
 
 
 # --- 93 to 99: open transactions (feature TRANSACTIONS) --------------------------------

@@ -123,7 +123,7 @@ def test_an_error_while_a_command_is_handled_ends_its_link_and_no_other(
     with monkeypatch.context() as planted:
         planted.setattr(shell.broker._publishing, "publish", boom)
         planted.setattr(shell.broker._stream_admin, "stream_info", boom)
-        shell.broker._handlers = shell.broker._table()
+        shell.broker._reception.handlers = shell.broker._table()
         if frames:
             peer = shell.publish(1, "s", [b"x"], tracker=9)
         else:

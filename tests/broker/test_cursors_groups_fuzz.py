@@ -200,8 +200,8 @@ class Chaos:
         gauges = shell.broker.gauges
         assert gauges["group_members"] == gauges["group_reads_under_way"] == 0
         assert gauges["group_records_held"] == gauges["unsettled_bytes"] == 0
-        assert not shell.broker._groups._coming
-        assert not shell.broker._cursors._coming
+        assert not shell.broker._groups._groups.coming
+        assert not shell.broker._cursors._cursors.coming
         for group in shell.broker._groups._groups:
             assert not any(audience_of(group.stream).wakers)
             assert group.absent_holder is group.holder is None

@@ -130,6 +130,9 @@ def test_links_transactions_and_users_are_those_of_the_namespace() -> None:
     assert [each["identity"] for each in post.ask(3, wire.ListLinks)["links"]] == ["bert", "carla"]
     assert post.ask(3, wire.ListLinks, 1)["more"]
     assert not post.ask(3, wire.ListLinks, 2)["more"]
+    first = post.ask(3, wire.ListLinks, 1)["links"][0]["link"]
+    [second] = post.ask(3, wire.ListLinks, 1, first)["links"]
+    assert second["identity"] == "carla"
     assert len(post.ask(1, wire.ListLinks)["links"]) == 3
     opened = post.ask(3, wire.ListTransactions)["transactions"]
     assert [each["identity"] for each in opened] == ["bert"]
@@ -138,6 +141,10 @@ def test_links_transactions_and_users_are_those_of_the_namespace() -> None:
     assert post.ask(3, wire.EndTransaction, b"bert") == {}
     assert post.ask(3, wire.ListUsers)["users"] == users[1:]
     assert post.ask(1, wire.ListUsers)["users"] == users
+    first = post.ask(1, wire.ListUsers, "", "", "", 1)
+    assert (first["users"], first["more"]) == (users[:1], True)
+    following = post.ask(1, wire.ListUsers, "", "", users[0]["user"])
+    assert (following["users"], following["more"]) == (users[1:], False)
     assert post.ask(3, wire.Kick, 1).code == "unknown_link"
     assert post.ask(3, wire.Kick, 2) == {}
     assert post.ask(1, wire.Kick, 3) == {}
@@ -472,6 +479,13 @@ def test_namespaces_are_told_to_their_users_and_to_those_who_manage_users() -> N
     post = Post(permit=but_bert, **settings)
     told = post.ask(1, wire.ListNamespaces)
     assert [each["namespace"] for each in told["namespaces"]] == ["acme", "beta"]
+    assert not told["more"]
+    first = post.ask(1, wire.ListNamespaces, "", 1)
+    assert ([each["namespace"] for each in first["namespaces"]], first["more"]) == (["acme"], True)
+    second = post.ask(1, wire.ListNamespaces, "acme", 1)
+    assert [each["namespace"] for each in second["namespaces"]] == ["beta"]
+    assert not second["more"]
+    assert post.ask(3, wire.ListNamespaces, "acme")["namespaces"] == []
     assert post.ask(2, wire.ListNamespaces).code == "forbidden"
     [own] = post.ask(3, wire.ListNamespaces)["namespaces"]
     assert own == {

@@ -174,6 +174,23 @@ def test_start_points_and_counts(m: Run, stream: str) -> None:
     assert m("sub", stream, "--start", "1", "--until-tail", "--durable").ok().lines == list("123")
 
 
+def test_a_start_names_a_record_by_id_offset_or_time_and_may_leave_it_out(
+    m: Run, stream: str
+) -> None:
+    pub = m("pub", stream, "0", "--json").ok().json
+    m("pub", stream, stdin="1\n2\n").ok()
+    for point, first in (
+        (pub["id"], 0), (f"after:{pub['id'].upper()}", 1), ("after:0", 1), ("AFTER: 1", 2),
+        (f"@{pub['time']}", 0), ("after:now-1h", 0), ("after:now", 3),
+    ):  # fmt: skip
+        told = m("sub", stream, "--start", point, "--until-tail").ok().lines
+        assert told == [str(number) for number in range(first, 3)], point
+    m("stream", "trim", stream, "--before", f"after:{pub['id']}", "--yes").ok()
+    assert m("sub", stream, "--until-tail").ok().lines == ["1", "2"]
+    m("stream", "trim", stream, "--before", "after:1", "--yes").ok()
+    assert m("sub", stream, "--until-tail").ok().lines == ["2"]
+
+
 def test_fields_are_columns_in_a_pipe(m: Run, stream: str) -> None:
     m("pub", stream, "body", "-s", "s", "-f", "a=1", "-f", "b=2").ok()
     assert m("sub", stream, "--until-tail", "--fields").ok().rows == [["s", "a=1,b=2", "body"]]
@@ -200,6 +217,8 @@ def test_a_misspelt_stream_is_not_made_but_named(m: Run, stream: str) -> None:
     ("args", "says"),
     [
         (["--start", "sometime"], "no place to start"),
+        (["--start", "after:latest"], "no place to start"),
+        (["--start", "ab" * 15], "no place to start"),
         (["a*b"], "bad_pattern"),
         (["regex:("], "bad_pattern"),
         (["--count", "0"], "--count"),

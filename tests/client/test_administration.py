@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from malamute_protocol.commands import ListLinks
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError
+from malamute_protocol.pattern import PatternError
 from malamute_protocol.stamp import message_id
+from malamute_py.client.aio.client import Client
 from malamute_py.client.facts import CursorFacts, GroupFacts, MailboxFacts, place_of
 from malamute_py.client.position import AfterMessage, AtTime, FromCursor, Position
 from tests.waiting import WAIT_S
@@ -67,6 +71,40 @@ async def test_a_listing_ends_where_the_caller_has_enough(shell: Any, limit: int
         some = await shell.do(name, limit=limit)
         assert some == (await shell.do(name))[:limit], name
         assert len(some) == limit
+
+
+class Pages:
+    """A link to a broker that tells three links, in pages of two."""
+
+    def __init__(self, *, earlier: bool = False) -> None:
+        """earlier: the broker is of a version that ignores `after`."""
+        self.asked: list[tuple[int, int]] = []
+        self._earlier = earlier
+
+    async def ask(self, make: Callable[[int], Any]) -> dict[str, Any]:
+        command = make(1)
+        assert isinstance(command, ListLinks)
+        self.asked.append((command.limit, command.after))
+        left = [{"link": n} for n in (3, 7, 8) if self._earlier or n > command.after]
+        return {"links": left[:2], "more": len(left) > 2}
+
+
+@pytest.mark.parametrize(
+    ("earlier", "limit", "told", "asked"),
+    [
+        (False, 0, [3, 7, 8], [(1000, 0), (1000, 7)]),
+        (False, 3, [3, 7, 8], [(3, 0), (3, 7)]),
+        (False, 2, [3, 7], [(2, 0)]),
+        (True, 0, [3, 7], [(1000, 0), (1000, 7)]),
+    ],
+)
+async def test_links_are_asked_for_page_by_page_until_there_are_no_more(
+    earlier: bool, limit: int, told: list[int], asked: list[tuple[int, int]]
+) -> None:
+    client = object.__new__(Client)
+    pages = client._link = Pages(earlier=earlier)  # type: ignore[assignment]
+    assert [each.link for each in await client.list_links(limit)] == told
+    assert pages.asked == asked
 
 
 async def test_peeking_takes_nothing_and_purging_takes_all(shell: Any) -> None:
@@ -172,6 +210,9 @@ async def test_records_are_purged_by_subject_until_now_and_within_a_step(shell: 
     await stepped(shell, ("purge", "log", ["prefix", "e"], 4), ("purge", "log", "ann", 1))
     assert len((await shell.do("stream_info", "log")).purges) == 3
     await refused(shell, "bad_pattern", "purge", "log", ["fields", "all", [["a"]]])
+    with pytest.raises(PatternError, match="every subject is asked for as '#'"):
+        await shell.do("purge", "log", "")
+    assert len((await shell.do("stream_info", "log")).purges) == 3
     await shell.do("publish", "log", b"new", subject="bob")
     assert await shell.do("trim", "log", 4) == 4
     assert (await shell.do("stream_info", "log")).purges == []

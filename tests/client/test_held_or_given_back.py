@@ -13,7 +13,7 @@ from malamute_protocol import commands as c
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.client.engine.engine import clock_ms
 from malamute_py.client.session.offer_options import RETURNED
-from malamute_py.client.session.steps import Step
+from malamute_py.client.session.step import Step
 from malamute_py.embedded import EmbeddedBroker
 from tests.client.script import Script
 from tests.client.session.conversation import accept, confirm, of, opened, outcomes, warnings

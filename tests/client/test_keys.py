@@ -54,6 +54,31 @@ def test_an_update_says_the_revision_that_the_key_has(client: SyncClient) -> Non
     assert raised.value.revision == 0
 
 
+@pytest.mark.parametrize("revision", [(1 << 20) + 1, (1 << 63) - 1])
+def test_a_revision_may_be_any_offset(client: SyncClient, revision: int) -> None:
+    kv = client.kv("s")
+    known = kv.put("colour", b"red")
+    with pytest.raises(RevisionConflict) as raised:
+        kv.update("colour", b"blue", revision=revision)
+    assert raised.value.revision == known
+    with pytest.raises(RevisionConflict) as raised:
+        kv.delete("colour", revision=revision)
+    assert raised.value.revision == known
+    with pytest.raises(LocalProtocolError, match="revision=-1: allowed is an integer from 0"):
+        kv.update("colour", b"blue", revision=-1)
+
+
+def test_a_key_is_updated_after_more_changes_than_a_command_has_numbers(client: SyncClient) -> None:
+    kv, body = client.kv("s"), [b""] * 20_000
+    while client.stream_info("s").tail <= 1 << 20:
+        client.publish_many("s", body, subject="busy")
+    revision = kv.put("colour", b"red")
+    assert revision > 1 << 20
+    assert kv.update("colour", b"green", revision=revision) == revision + 1
+    kv.delete("colour", revision=revision + 1)
+    assert kv.get("colour") is None
+
+
 def test_keys_by_pattern_and_history(client: SyncClient) -> None:
     kv = client.kv("s")
     for number in range(3):

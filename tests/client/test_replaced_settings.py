@@ -65,3 +65,19 @@ async def test_queues_groups_and_cursors_are_replaced_the_same_way(shell: Any) -
 async def test_replace_is_a_truth_value(shell: Any) -> None:
     with pytest.raises(LocalProtocolError, match="replace"):
         await shell.do("edit_stream", "s", replace="all")
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "words"),
+    [
+        (1 << 62, r"max_age_ms is a number from 0 to 2\^62 - 1"),
+        (-1, r"max_age_ms is a number from 0 to 2\^62 - 1"),
+        (1 << 64, r"settings=.*allowed is a mapping by str of what MessagePack has \(.*2"),
+    ],
+)
+async def test_a_number_that_a_setting_cannot_have_is_refused_by_what_it_may_be(
+    shell: Any, age_ms: int, words: str
+) -> None:
+    await shell.do("create_stream", "s")
+    with pytest.raises((BrokerRefused, LocalProtocolError), match=words):
+        await shell.do("edit_stream", "s", max_age_ms=age_ms)

@@ -14,7 +14,7 @@ from malamute_protocol.errors import BrokerRefused, ConnectionLost
 from malamute_py.client.session.attempts import LinkState
 from malamute_py.client.session.events import Confirmed, Published, Settled, Warned
 from malamute_py.client.session.rows import OutgoingRow
-from malamute_py.client.session.steps import Step
+from malamute_py.client.session.step import Step
 from malamute_py.client.settings import SettingError, make_settings
 from malamute_py.embedded import EmbeddedBroker
 from malamute_py.server.authentication.credentials import hash_password

@@ -6,6 +6,8 @@ import asyncio
 import logging
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -23,7 +25,8 @@ from malamute_protocol.errors import BrokerRefused, LocalProtocolError
 from malamute_protocol.limits import DEFAULT_LIMITS, UNBOUNDED
 from malamute_py import EmbeddedBroker, Tracing
 from malamute_py.client.session.letters import RequestFailed
-from tests.client.shells import SHELLS, AsyncShell, SyncShell
+from tests.client.fakes import FakeBroker
+from tests.client.shells import FAST, SHELLS, AsyncShell, SyncShell
 from tests.house.test_extras import run_without
 
 
@@ -421,6 +424,67 @@ async def test_a_window_has_a_span_a_call_and_a_group_names_itself(traced: Trace
     assert attributes(published)["batch.message_count"] == 2
     assert attributes(received)["consumer.group.name"] == "crew"
     assert parent_of(traced.one(f"process {traced.name}")) == id_of(published)
+
+
+@pytest.fixture(params=SHELLS, ids=lambda shell: shell.kind)
+async def lonely(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Traced, FakeBroker]]:
+    """A traced client whose broker has gone, and comes back when it is started."""
+    fake = FakeBroker()
+    made = Traced(request.param(), "lonely")
+    await made.shell.connect(fake.endpoint, tracing=made.tracing, **FAST)
+    fake.stop()
+    yield made, fake
+    await made.shell.do("close", flush_ms=0)
+    fake.close()
+
+
+async def test_a_span_of_a_window_ends_with_the_confirm_of_its_last_batch(
+    lonely: tuple[Traced, FakeBroker],
+) -> None:
+    traced, fake = lonely
+    exporting: set[str] = set()
+    export = traced.exporter.export
+
+    def noted(spans: Any) -> Any:
+        exporting.add(threading.current_thread().name)
+        return export(spans)
+
+    traced.exporter.export = noted  # type: ignore[method-assign]
+    window = traced.client.publisher("s")
+    await traced.shell.call(window.publish_many, bodies=[b"x" * 1_000] * 1_000, subject="gate")
+    assert not traced.spans()
+    before_ns = time.time_ns()
+    fake.start()
+    await traced.shell.call(window.wait)
+    span = traced.one("publish s")
+    assert span.end_time is not None
+    assert span.end_time > before_ns
+    assert span.status.status_code is StatusCode.UNSET
+    assert attributes(span)["batch.message_count"] == 1_000
+    assert "malamute-client" not in exporting
+
+
+async def test_a_span_of_a_window_that_fails_has_the_failure_as_its_status(traced: Traced) -> None:
+    window = traced.client.publisher(".")
+    await traced.shell.call(window.publish_many, bodies=[b"1"], subject="gate")
+    with pytest.raises(BrokerRefused) as refused:
+        await traced.shell.call(window.wait)
+    span = traced.one("publish .")
+    assert span.status.status_code is StatusCode.ERROR
+    assert (span.attributes or {})["error.type"] == refused.value.code
+    with pytest.raises(BrokerRefused):
+        await traced.shell.call(window.publish_many, bodies=[b"2"], subject="gate")
+    assert [each.status.status_code for each in traced.spans()] == [StatusCode.ERROR] * 2
+
+
+async def test_a_span_of_a_window_ends_when_its_client_is_closed_before_the_confirm(
+    lonely: tuple[Traced, FakeBroker],
+) -> None:
+    traced, _ = lonely
+    window = traced.client.publisher("s")
+    await traced.shell.call(window.publish_many, bodies=[b"1"], subject="gate")
+    await traced.shell.do("close", flush_ms=0)
+    assert attributes(traced.one("publish s"))["error.type"] == "ConnectionLost"
 
 
 async def test_a_table_and_a_change_of_a_key_carry_their_contexts(traced: Traced) -> None:

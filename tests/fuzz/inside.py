@@ -33,11 +33,11 @@ from malamute_py.config import load
 from malamute_py.journal import MemoryStorage
 from malamute_py.journal.directory import Journal
 from malamute_py.server.checkpointing.recovered import ring_facts
+from malamute_py.server.core_settings import core_settings
 from malamute_py.server.journaling.journal_threads import Synced
 from malamute_py.server.journaling.rings import Rings
 from malamute_py.server.loop import Loop
 from malamute_py.server.result_queue import ResultQueue
-from malamute_py.server.server import Server
 from tests.fuzz.messages import Messages, Step
 
 SETTINGS: Final[dict[str, Any]] = {
@@ -150,11 +150,10 @@ class Inside:
         chance = random.Random(seed)
         config = load(overrides=SETTINGS | (settings or {}))
         self.now_ms = START_MS
-        asked = Server(config, log=_Log())._broker_settings(config)
         # Work is counted and not timed: a seed makes equal messages on any machine, slices
         # included.
         bound = msgspec.structs.replace(
-            asked, facts=dict, meter=partial(next, count(0, _ASKED_NS)), reload=no_reload
+            core_settings(config, no_reload, dict), meter=partial(next, count(0, _ASKED_NS))
         )
         self.limits = bound.limits
         self._results = ResultQueue()

@@ -16,6 +16,7 @@ from malamute_protocol.content import Content
 from malamute_protocol.link import CLIENT_COMMANDS
 from malamute_py.broker import Broker
 from malamute_py.broker.ready import Ready, Send
+from malamute_py.broker.reception import Reception
 from tests.fuzz.inside import Found, minimised, replay, run
 from tests.fuzz.messages import Step, read_steps, write_steps
 
@@ -69,14 +70,14 @@ def _a_property_is_read(patch: pytest.MonkeyPatch) -> None:
 
 def _a_number_overflows(patch: pytest.MonkeyPatch) -> None:
     """Have an answer add to a number that a peer chose."""
-    receive = Broker._dispatch
+    receive = Reception._dispatch
 
-    def dispatch(self: Broker, link: Any, kind: Any, command: Any) -> None:
+    def dispatch(self: Reception, link: Any, kind: Any, command: Any) -> None:
         if kind is wire.Ping:
             command = wire.Ping(command.token + 1)
         receive(self, link, kind, command)
 
-    patch.setattr(Broker, "_dispatch", dispatch)
+    patch.setattr(Reception, "_dispatch", dispatch)
 
 
 def _a_confirm_is_forgotten(patch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ class Asked:
             raise BrokerRefused("queues_lost", "lost")
         return []
 
-    async def list_namespaces(self) -> list[NamespaceFacts]:
+    async def list_namespaces(self, *, limit: int) -> list[NamespaceFacts]:
         self.calls.append("namespaces")
         return [NamespaceFacts(namespace="acme")]
 

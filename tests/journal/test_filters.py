@@ -409,7 +409,7 @@ def sealed(place: Place) -> Ring:
 def test_an_index_of_an_earlier_version_has_its_batches_read_whole(tmp_path: Path) -> None:
     place = file_place(tmp_path)
     ring = sealed(place)
-    segment = ring._reader._segments()[0]
+    segment = ring._files.segments()[0]
     end = segment.spans[1].next
     found = stored(ring, place)
     assert 5 in found.entries(1, 0, end).ordinals
@@ -418,7 +418,7 @@ def test_an_index_of_an_earlier_version_has_its_batches_read_whole(tmp_path: Pat
     older = read_index(pack_file(found._stored), ring.uuid, 0)
     assert older is not None
     assert older.headers(1).subject("absent") == older.headers(1).everything()
-    ring._reader._indexes[0] = older
+    ring._files._indexes[0] = older
     for number in range(0, 4000, 123):
         assert (number, b"%d" % number) in records(search(ring, ["topic", f"c{number}"]))
 
@@ -460,7 +460,7 @@ def test_filters_that_do_not_fit_are_made_anew_from_the_segment(
     monkeypatch.setattr(Scan, "index_one", noted)
     assert 7 in {offset for offset, _ in records(search(ring, ["topic", "c7"]))}
     assert rebuilt == [0]
-    index = ring._reader.index(ring._reader._segments()[0])
+    index = ring._files.index(ring._files.segments()[0])
     assert isinstance(index, LiveIndex)
     again = read_index(index.pack(ring.uuid, 0, 1, 1), ring.uuid, 0)
     assert again is not None

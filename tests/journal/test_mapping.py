@@ -155,7 +155,7 @@ def test_a_file_that_is_cut_off_after_it_was_mapped_is_damage_and_no_signal(tmp_
 
     ring = ring_of(FileStorage(tmp_path), Mappings())
     fill(ring, 20)
-    ring._reader._storage = Cut(FileStorage(tmp_path))
+    ring._files.storage = Cut(FileStorage(tmp_path))
     found = ring.read(1, 0, 8, 1 << 30)
     assert lost(found) == list(range(3, 8))
 
@@ -175,7 +175,7 @@ def test_a_page_that_cannot_be_read_costs_its_batch_and_has_a_name(
     mappings = Mappings()
     ring = ring_of(FileStorage(tmp_path), mappings)
     fill(ring, 20)
-    ring._reader._storage = Bad(FileStorage(tmp_path))
+    ring._files.storage = Bad(FileStorage(tmp_path))
     monkeypatch.setattr(FilePart, "bring", bring)
     found = ring.read(1, 0, 8, 1 << 30)
     assert [tuple(gap)[:3] for gap in found.gaps] == [(1, 2, "damaged")]

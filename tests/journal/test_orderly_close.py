@@ -101,7 +101,7 @@ def facts(ring: Ring, recovery: Recovery) -> dict[str, Any]:
         "subjects": {stream: ring.last_per_subject(stream) for stream in ring.streams()},
     }
     for segment in ring._space.segments:
-        index = ring._reader.index(segment)
+        index = ring._files.index(segment)
         headers = {stream: index.headers(stream) for stream in segment.spans}
         out[segment.name] = (
             index.table() if isinstance(index, LiveIndex) else index.table,

@@ -13,7 +13,7 @@ from malamute_protocol.batch import Batch, iter_batches
 from malamute_protocol.content import Content
 from malamute_py.broker.streams.start_positions import may_match
 from malamute_py.journal import History, Plan, Ring, RingSettings
-from malamute_py.journal import reading as reading_module
+from malamute_py.journal import planning as planning_module
 from malamute_py.journal.gathering import ROWS_MAX
 from malamute_py.journal.index import read_index
 from malamute_py.journal.layout import index_name, pack_file
@@ -126,8 +126,8 @@ def test_an_index_of_an_earlier_version_has_the_batches_read_whole(tmp_path: Pat
     older = read_index(pack_file(found._stored), ring.uuid, 0)
     assert older is not None
     assert older.spots(1) is None
-    ring._reader._indexes[0] = older
-    ring._reader._segments()[0].live = None
+    ring._files._indexes[0] = older
+    ring._files.segments()[0].live = None
     history = search(ring, RARE)
     assert {batch.stamp.derived for batch, _ in batches_of(history)} == {True, False}
     assert len(selected(history, RARE, 0, 1200)) == 12
@@ -218,7 +218,7 @@ def test_spots_cost_at_most_a_hundredth_of_their_batch(place: Place) -> None:
     ring, _ = place.open(SETTINGS)
     subjects = ["common"] * 50 + [f"rare.{n}" for n in range(50)]
     size = put(ring, 1, *[b"x" * 300] * 100, subject=subjects).stamps[0]
-    spots = ring._reader._segments()[-1].live.spots(1)  # type: ignore[union-attr]
+    spots = ring._files.segments()[-1].live.spots(1)  # type: ignore[union-attr]
     assert spots is not None
     held = spots.by_header(lambda keys, fields: True)
     assert 0 < sum(len(rows) for _, rows in held) <= 33_000 // BATCH_BYTES_A_SPOT
@@ -413,7 +413,7 @@ def test_a_long_plan_of_which_few_rows_are_wanted_has_larger_parts(
         many(ring, {number: b"rare"})
     short = plan(ring, RARE, split_bytes=30_000)
     assert len(short.splits) > 8
-    monkeypatch.setattr(reading_module, "_SAMPLED_FROM_BYTES", 100_000)
+    monkeypatch.setattr(planning_module, "_SAMPLED_FROM_BYTES", 100_000)
     long = plan(ring, RARE, split_bytes=30_000)
     assert len(long.splits) == 1
     assert (long.end, long.bytes) == (short.end, short.bytes)

@@ -127,6 +127,6 @@ def test_a_segment_retired_under_the_read_gives_none(place: Place) -> None:
                     ring.append([mail(ring, bytes(20_000))])
             return data
 
-    ring._reader._storage = Lapping(place.storage)
+    ring._files.storage = Lapping(place.storage)
     first = ring.first_offset(MAIL)
     assert ring.read_batches(MAIL, [first, 8])[0] is None

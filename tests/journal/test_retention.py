@@ -273,7 +273,7 @@ def test_a_reader_amid_a_segment_that_is_retired_gets_a_named_gap(place: Place) 
                 fill(ring, 9)
             return data
 
-    ring._reader._storage = Lapping(storage)
+    ring._files.storage = Lapping(storage)
     history = ring.read(1, 0, 9, 1 << 30)
     gone = {o for gap in history.gaps for o in range(gap.from_offset, gap.to_offset)}
     assert {gap.code for gap in history.gaps} == {"retention"}

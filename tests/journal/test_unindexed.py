@@ -63,7 +63,7 @@ def test_it_has_few_entries_and_no_headers(place: Place) -> None:
     ring, _ = place.open(SETTINGS)
     send(ring, 500)
     for segment in ring._space.segments:
-        index = ring._reader.index(segment)
+        index = ring._files.index(segment)
         span = segment.spans[MAIL]
         rows = index.entries(MAIL, span.first, span.next).rows
         # Batches of others lie in between, and still an entry covers 4 KiB of the file.
@@ -81,7 +81,7 @@ def test_whatever_keys_are_given_nothing_is_indexed(place: Place, keys: object) 
     content, crc = content_of([b"x"])
     ring.append([Append(UNINDEXED_FROM, 0, 1, 1000, content, crc, keys)])
     (segment,) = ring._space.segments
-    assert len(ring._reader.index(segment).headers(UNINDEXED_FROM)) == 0
+    assert len(ring._files.index(segment).headers(UNINDEXED_FROM)) == 0
     assert everything(ring, UNINDEXED_FROM) == [(0, b"x")]
 
 
@@ -90,7 +90,7 @@ def test_no_keys_on_an_indexed_stream_counts_as_none_given(place: Place) -> None
     content, crc = content_of([b"x"], subject="told")
     ring.append([Append(UNINDEXED_FROM - 1, 0, 1, 1000, content, crc, NO_KEYS)])
     (segment,) = ring._space.segments
-    headers = ring._reader.index(segment).headers(UNINDEXED_FROM - 1)
+    headers = ring._files.index(segment).headers(UNINDEXED_FROM - 1)
     assert [keys for keys, _ in headers.subjects()] == [("told",)]
 
 
@@ -111,7 +111,7 @@ def test_recovery_and_a_rebuilt_index_agree_with_what_was_written(place: Place) 
     assert ring.facts(MAIL).next == facts.next
     assert bodies(ring) == [b"%d" % n for n in range(500)]
     for segment in ring._space.segments:
-        assert ring._reader.index(segment).table == tables[segment.number] or (
+        assert ring._files.index(segment).table == tables[segment.number] or (
             segment.live is not None and segment.live.table() == tables[segment.number]
         )
         # Thrown away and read from the batches.
@@ -124,7 +124,7 @@ def test_a_lost_index_file_is_made_anew(tmp_path: Path) -> None:
     ring.sync()
     tidy(ring)
     (tmp_path / index_name(1)).unlink()
-    ring._reader.forget(1)
+    ring._files.forget(1)
     assert bodies(ring) == [b"%d" % n for n in range(500)]
 
 

@@ -9,12 +9,13 @@ import pytest
 
 from malamute_py.journal import open_reader
 from malamute_py.mapped import LogReader
-from tests.mapped.logs import Log
+from tests.mapped.logs import SETTINGS, Log
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Iterator[Log]:
-    opened = Log(tmp_path / "data")
+def log(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Log]:
+    """A log with rings as `RING` of the test's module, or of SETTINGS, says."""
+    opened = Log(tmp_path / "data", getattr(request.module, "RING", SETTINGS))
     yield opened
     opened.close()
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import malamute_py as malamute
 from malamute_protocol.batch import Batch
 from malamute_protocol.stamp import CHANGE
 from malamute_py.changelog.applying import apply
@@ -19,6 +20,9 @@ from malamute_py.mapped import Reading
 from tests.journal.rings import S, batch
 
 SETTINGS = RingSettings(segment_bytes=S, ring_bytes=8 * S, index_interval_bytes=2048)
+SMALL = RingSettings(segment_bytes=S, ring_bytes=4 * S, index_interval_bytes=2048)
+LAP = 300
+"""Records that go more than once around a ring of SMALL."""
 BODY = 1000
 """Bytes of a body that fill() writes: some 60 of them are a segment."""
 
@@ -114,3 +118,27 @@ def batches(reading: Reading) -> Iterator[Batch]:
 def filled(first: int, end: int) -> list[tuple[int, bytes]]:
     """Return what records() gives for the offsets [first, end) that fill() wrote."""
     return [(offset, body_at(offset)) for offset in range(first, end)]
+
+
+class Noted(list[malamute.Notice]):
+    """Notices, and what they say is gone."""
+
+    def gone(self) -> list[tuple[int, int, str]]:
+        gaps = [each for each in self if isinstance(each, malamute.GapNotice)]
+        return [(gap.from_offset, gap.to_offset, gap.code) for gap in gaps]
+
+
+def lap(log: Log, number: int) -> None:
+    for _ in range(LAP // 20):
+        log.fill(number, 20)
+        log.tidy()
+
+
+def flip(log: Log, lsn: int) -> None:
+    """Turn a byte of ring main over."""
+    number, position = divmod(lsn, S)
+    with (log.path / "rings" / "main" / f"{number:012d}.seg").open("r+b") as file:
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([byte ^ 1]))

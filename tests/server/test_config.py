@@ -10,10 +10,10 @@ import pytest
 
 from malamute_py import EmbeddedBroker
 from malamute_py.broker import BrokerSettings
+from malamute_py.broker.limits import no_reload
 from malamute_py.config import KEYS, Config, from_table, load
 from malamute_py.sections import ConfigError, parse_bind
-from malamute_py.server import Server
-from tests.server.fakes import Lines
+from malamute_py.server.core_settings import core_settings
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "malamute.toml"
 
@@ -52,7 +52,7 @@ SHELL_OWN = {
 
 
 def test_each_key_reaches_the_setting_of_the_core_whose_default_it_has() -> None:
-    given, own = Server(Config(), log=Lines())._broker_settings(Config()), BrokerSettings()
+    given, own = core_settings(Config(), no_reload, dict), BrokerSettings()
     for name in set(BrokerSettings.__struct_fields__) - SHELL_OWN:
         assert getattr(given, name) == getattr(own, name), name
 

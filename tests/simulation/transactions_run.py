@@ -258,10 +258,10 @@ class TransactionsRun:
             if self.rng.random() < 0.7:
                 shell.wait(2_000)
             self.trace.note("give up", id)
-            for one in shell.peers[1].commands:
-                if isinstance(one, wire.Result) and one.request == number:
-                    (given,) = (load for load in self.loads if load.id == id)
-                    given.lost |= one.value["given_up"]
+            for told in shell.peers[1].commands:
+                if isinstance(told, wire.Result) and told.request == number:
+                    (given,) = (each for each in self.loads if each.id == id)
+                    given.lost |= told.value["given_up"]
         if self.rng.random() < 0.7:
             shell.refuse.clear()
 

@@ -238,7 +238,8 @@ class Peer(Client):
         sub = self.subs[command.subscription - 1]
         for number, serial in rows_of(command.rows, frames):
             sub.got += 1
-            if sub.wanted:
+            # Before it is open, what comes was given to the membership that the peer has left.
+            if sub.wanted and sub.open:
                 sent = self.world.records.get(serial)
                 sub.held[number] = Held(
                     number, serial, getattr(command, "reply_to", ""), sent.subject if sent else ""

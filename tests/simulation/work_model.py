@@ -170,6 +170,11 @@ class WorkModel(WorkLog):
             if state.records.get((stream, command.offset)) != first.serials[0]:
                 code = "wrong_duplicate" if command.duplicate else "wrong_confirm"
                 raise Violation(code, f"offset {command.offset} for {act}")
+            named = state.places[stream, command.offset]
+            if named < state.serials[first.serials[0]]:
+                # The broker forgot the key before the act came again: it is in the log twice, and
+                # this confirms the earlier copy.
+                return {named}
         return lsns
 
     def _ended_by(self, act: Act, number: int) -> int | None:

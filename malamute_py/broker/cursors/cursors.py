@@ -62,11 +62,9 @@ class Cursors:
         self._steps = steps
         self._starts = starts
         self._answers = answers
-        self._cursors: Named[Cursor] = Named(shard.quotas, "cursors")
-        self._creators: dict[Place, str] = {}
-        """Owner that a cursor which is being created counts for."""
-        self._coming: dict[Place, list[list[int]]] = {}
-        """Positions on their way into the log, in order; each in a list of its own."""
+        self._cursors: Named[Cursor, list[int]] = Named(shard.quotas, "cursors")
+        """Cursors, and positions on their way into the log in order, each in a list of its own."""
+        self.has = self._cursors.has
         self._edits: dict[Place, CursorSettings] = {}
         """Settings on their way into the log; the next edit begins from them."""
         self.pins = Pins(shard)
@@ -214,15 +212,11 @@ class Cursors:
 
     def _stands(self, place: Place) -> int | None:
         """Return where a cursor will stand once all moves on their way are appended."""
-        coming = self._coming.get(place)
+        coming = self._cursors.coming.get(place)
         if coming:
             return coming[-1][0]
         cursor = self._cursors.get(place)
         return None if cursor is None else cursor.row.next
-
-    def has(self, place: Place) -> bool:
-        """Whether a name is a cursor's, or that of one on its way into the log."""
-        return self._stands(place) is not None
 
     def _check_new(self, stream: Stream, name: str, by: str) -> None:
         """Raise BrokerRefused if a stream cannot have one more cursor, or not of this name."""
@@ -235,29 +229,22 @@ class Cursors:
                 f"'{name}' is a group of stream '{stream.name}', which a cursor would not move:"
                 " RESET_GROUP does",
             )
-        most = self._shard.settings.cursors_max
-        if len(self._cursors) + len(self._coming) >= most:
-            raise self._shard.quotas.over_all(by, "cursors", f"at most {most} cursors")
-        self._shard.quotas.check(by, "cursors")
+        self._cursors.check_room(by, self._shard.settings.cursors_max)
 
     def _go(self, place: Place, going: list[int], by: str) -> None:
         """Note that a position is on its way; a new cursor counts for its owner from now on."""
-        coming = self._coming.get(place)
-        if coming is None:
-            coming = self._coming[place] = []
-            if self._cursors.get(place) is None:
-                self._creators[place] = by
-                self._shard.quotas.add(by, "cursors")
-        coming.append(going)
+        if not self._cursors.has(place):
+            self._cursors.begin(place, by)
+        self._cursors.coming.setdefault(place, []).append(going)
 
     def _arrived(self, place: Place, going: list[int]) -> None:
         """Forget a position on its way: the log has it or has refused it."""
-        left = [other for other in self._coming.pop(place) if other is not going]
+        coming = self._cursors.coming
+        left = [other for other in coming.pop(place) if other is not going]
         if left:
-            self._coming[place] = left
-        elif place in self._creators:
-            # From here on the cursor itself counts, if it was created.
-            self._shard.quotas.add(self._creators.pop(place), "cursors", -1)
+            coming[place] = left
+        else:
+            self._cursors.begun(place)
 
     def _set(self, stream: Stream, name: str) -> None:
         """Load the row of a cursor that was moved or edited."""

@@ -135,13 +135,12 @@ class Acknowledgements:
         why: how the attempt ended. after_ms: pause before the records are handed out again.
         """
         stream = group.stream
-        # Records that a holder had before it was lost may wait already; they go on to wait.
+        # Records that a holder had before it was lost may wait already; they go on to wait. If all
+        # do, the change names none, and its confirm has the level that the command asks for.
         held = [
             (page, mask & page.held.get(member, 0)) for page, mask in picked
             if mask & page.held.get(member, 0)
         ]  # fmt: skip
-        if not held:
-            return self._unlogged_return_part(group, member, picked, after_ms)
         memory = self.shard.queues if stream.ring.memory else None
         returning = _Returning(self, group, member, held, [], after_ms)
         change = self._returns.change(group, held, why)

@@ -47,7 +47,7 @@ class GroupAdministration:
         catalogue: Catalogue,
         steps: Steps,
         answers: Answers,
-        groups: Named[Group],
+        groups: Named[Group, Any],
         mailboxes: Mailboxes,
         wake: Callable[[Group], None],
     ) -> None:

@@ -84,9 +84,10 @@ class Groups:
         matching: Matching,
         answers: Answers,
         puts: Puts,
+        groups: Named[Group, Any],
         is_cursor: Callable[[Place], bool],
     ) -> None:
-        """is_cursor: whether a name is a cursor's, or that of one on its way into the log."""
+        """groups: empty. is_cursor: whether a name is, or is to be, a cursor's."""
         self._shard = shard
         self._is_cursor = is_cursor
         self._links = links
@@ -94,13 +95,10 @@ class Groups:
         self._steps = steps
         self._starts = starts
         self._answers = answers
-        self._groups: Named[Group] = Named(shard.quotas, "groups")
+        self._groups: Named[Group, tuple[Member, JoinGroup]] = groups
+        """Groups, and members that wait for one whose creation or reset is on its way."""
         self._members: dict[Member, Group | None] = {}
         """The group of each member; None until the group is there."""
-        self._coming: dict[Place, list[tuple[Member, JoinGroup]]] = {}
-        """Groups whose creation is on its way, each with the members that wait for it."""
-        self._creators: dict[Place, str] = {}
-        """The identity whose quota each of these groups counts for."""
         self.timers: Final = Timers()
         """Calls that give up a kept place, bring back delayed records or log a position."""
         self._progress = progress = Progress(shard, steps, self.timers)
@@ -216,10 +214,6 @@ class Groups:
         self._holders.take_up(group, self._give_up)
         return group
 
-    def has(self, place: Place) -> bool:
-        """Whether a name is a group's, or that of one on its way into the log."""
-        return place in self._coming or self._groups.get(place) is not None
-
     # --- members ------------------------------------------------------------------------------
 
     def join(self, link: Link, command: JoinGroup) -> None:
@@ -298,7 +292,7 @@ class Groups:
             self._turn_away(member, error.code, error.reason, self._shard.settings.retry_ms)
             return
         place = stream.number, command.group
-        waiting = self._coming.get(place)
+        waiting = self._groups.coming.get(place)
         if waiting is not None:
             waiting.append((member, command))
             return
@@ -306,36 +300,14 @@ class Groups:
         if group is not None:
             self._enter(member, command, group)
             return
-        settings, link = self._shard.settings, member.link
-        if self._is_cursor(place):
-            self._turn_away(
-                member, "conflict",
-                f"'{command.group}' is a cursor of stream '{stream.name}', which a group would not"
-                " move: name the group otherwise, or remove the cursor",
-            )  # fmt: skip
-            return
-        if len(self._groups) + len(self._coming) >= settings.groups_max:
-            reason = f"at most {settings.groups_max} groups"
-            refused = self._shard.quotas.over_all(link.owner, "groups", reason)
-            self._turn_away(member, refused.code, refused.reason)
-            return
+        link = member.link
         try:
-            self._shard.quotas.check(link.owner, "groups")
+            self._check_new(link, command, stream)
         except BrokerRefused as error:
-            self._turn_away(member, error.code, error.reason)
+            self._turn_away(member, error.code, error.reason, error.retry_ms)
             return
-        if command.start and command.start[0] == StartKind.LAST_PER_SUBJECT:
-            self._turn_away(member, "bad_start", "a group reads every record from its start on")
-            return
-        if link.queries >= settings.link_queries_max:
-            self._turn_away(
-                member, "wait", "too many unanswered questions on this link", settings.retry_ms
-            )
-            return
-        self._coming[place] = [(member, command)]
-        self._creators[place] = link.owner
-        self._shard.quotas.add(link.owner, "groups")
-        link.queries += 1
+        self._groups.coming[place] = [(member, command)]
+        self._groups.begin(place, link.owner)
 
         def found(begin: Begin | BrokerRefused) -> None:
             """Create the group at the start that was found, or turn the waiting members away."""
@@ -363,6 +335,22 @@ class Groups:
             end=stream.next, asker=link, wanted=lambda: True,
         )  # fmt: skip
 
+    def _check_new(self, link: Link, command: JoinGroup, stream: Stream) -> None:
+        """Raise BrokerRefused unless a link may create a group; counts the question for its start.
+
+        The answer to that question counts it off.
+        """
+        if self._is_cursor((stream.number, command.group)):
+            raise BrokerRefused(
+                "conflict",
+                f"'{command.group}' is a cursor of stream '{stream.name}', which a group would not"
+                " move: name the group otherwise, or remove the cursor",
+            )
+        self._groups.check_room(link.owner, self._shard.settings.groups_max)
+        if command.start and command.start[0] == StartKind.LAST_PER_SUBJECT:
+            raise BrokerRefused("bad_start", "a group reads every record from its start on")
+        self._links.count_query(link)
+
     def _create(self, stream: Stream, command: JoinGroup, next: int, link: Link) -> None:
         """Log a new group with the pattern and settings of its first member."""
         place = stream.number, command.group
@@ -382,7 +370,7 @@ class Groups:
         if stream.removed:
             self._not_created(place, "stream_removed", f"'{stream.name}' was removed", 0)
             return
-        self._come(place)
+        self._groups.begun(place)
         group = self._take_up(stream, self._shard.queues.groups[place])
         # A group that a power loss could take back could begin again at a later record.
         self._answers.settle(end_lsn, partial(self._let_in, stream, group))
@@ -398,20 +386,14 @@ class Groups:
         if group is not awaited or group.gone:
             # The group was reset meanwhile: they wait until its newest position is durable.
             return
-        for member, join in self._coming.pop(place, ()):
+        for member, join in self._groups.coming.pop(place, ()):
             if not member.ended:
                 self._enter(member, join, group)
 
-    def _come(self, place: Place) -> None:
-        """Count a group's creation no longer: the group itself counts, if it came to be."""
-        creator = self._creators.pop(place, None)
-        if creator is not None:
-            self._shard.quotas.add(creator, "groups", -1)
-
     def _not_created(self, place: Place, code: str, reason: str, retry_ms: int) -> None:
         """Turn away the members that wait for a group which does not come to be."""
-        self._come(place)
-        for member, _ in self._coming.pop(place, ()):
+        self._groups.begun(place)
+        for member, _ in self._groups.coming.pop(place, ()):
             self._turn_away(member, code, reason, retry_ms)
 
     def _enter(self, member: Member, command: JoinGroup, group: Group) -> None:
@@ -592,7 +574,7 @@ class Groups:
 
     def _set_aside(self, group: Group) -> None:
         """End the memberships of a group that is being reset; members that join now wait."""
-        self._coming.setdefault((group.stream.number, group.name), [])
+        self._groups.coming.setdefault((group.stream.number, group.name), [])
         # What members, timers and the log still say of this run of the group has no effect.
         group.gone = True
         # An exclusive group's holder, which is the first, goes last: none of the others follows it.

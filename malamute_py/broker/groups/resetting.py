@@ -35,7 +35,7 @@ class Resetting:
         steps: Steps,
         starts: Starts,
         answers: Answers,
-        groups: Named[Group],
+        groups: Named[Group, Any],
         *,
         set_aside: Callable[[Group], None],
         renewed: Callable[[Group, int], None],

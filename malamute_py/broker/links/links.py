@@ -520,8 +520,10 @@ class Links:
 
     def count_query(self, link: Link) -> None:
         """Count a question that is answered later. Raises BrokerRefused: the link has too many."""
-        if link.queries >= self._shard.settings.link_queries_max:
-            raise BrokerRefused("wait", "too many unanswered questions on this link")
+        settings = self._shard.settings
+        if link.queries >= settings.link_queries_max:
+            reason = "too many unanswered questions on this link"
+            raise BrokerRefused("wait", reason, settings.retry_ms)
         link.queries += 1
 
     def credit(self, link: Link, command: Credit) -> None:

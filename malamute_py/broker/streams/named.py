@@ -1,8 +1,9 @@
 """Named: objects of a stream that have names of their own: its cursors and its groups.
 
-Owns finding and listing them. The rule: a listing is a page in the order of (stream, name), and
-costs by the page, apart from sorting one stream's names after they have changed; streams that the
-identity may not read are left out. Source: SPEC.md, section 4.7.
+Owns finding and listing them, and which of them are on their way into the log. The rule: a listing
+is a page in the order of (stream, name), and costs by the page, apart from sorting one stream's
+names after they have changed; streams that the identity may not read are left out. Source: SPEC.md,
+section 4.7.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from malamute_py.broker.quotas import Quotas
 from malamute_py.broker.streams.catalogue import Catalogue
 
 _T = TypeVar("_T")
+_Coming = TypeVar("_Coming")
 
 Place = tuple[int, str]
 """(number of the stream, name)."""
 
 
-class Named(Generic[_T]):
+class Named(Generic[_T, _Coming]):
     """Objects by stream and name, each counted for its creator's quota.
 
     A cursor counts for the identity that moved it last, as the log knows no other; while the broker
@@ -36,6 +38,10 @@ class Named(Generic[_T]):
         self._of: dict[int, dict[str, _T]] = {}
         self._sorted: dict[int, list[str]] = {}
         self._count = 0
+        self.coming: dict[Place, list[_Coming]] = {}
+        """Changes on their way into the log, or callers that wait for one, by place."""
+        self._creators: dict[Place, str] = {}
+        """Owner that an object which is being created counts for."""
 
     def __len__(self) -> int:
         return self._count
@@ -48,6 +54,28 @@ class Named(Generic[_T]):
         """The object of this name in this stream."""
         things = self._of.get(place[0])
         return None if things is None else things.get(place[1])
+
+    def has(self, place: Place) -> bool:
+        """Whether there is an object of this name, or one is on its way into the log."""
+        return place in self.coming or self.get(place) is not None
+
+    def check_room(self, by: str, most: int) -> None:
+        """Raise BrokerRefused if one more object would exceed the bound or its creator's quota."""
+        if self._count + len(self.coming) >= most:
+            reason = f"at most {most} {self._resource}"
+            raise self._quotas.over_all(by, self._resource, reason)
+        self._quotas.check(by, self._resource)
+
+    def begin(self, place: Place, by: str) -> None:
+        """Count an object that is being created for its creator."""
+        self._creators[place] = by
+        self._quotas.add(by, self._resource)
+
+    def begun(self, place: Place) -> None:
+        """Count a creation no longer: the object itself counts, if it came to be."""
+        creator = self._creators.pop(place, None)
+        if creator is not None:
+            self._quotas.add(creator, self._resource, -1)
 
     def of(self, stream: int) -> Iterable[_T]:
         """All objects of one stream."""

@@ -109,13 +109,11 @@ class Subscriptions:
                 self._start(sub, begin)
 
         link = sub.link
-        if link.queries >= self._shard.settings.link_queries_max:
-            self.refuse(
-                sub, "wait", "too many unanswered questions on this link",
-                self._shard.settings.retry_ms,
-            )  # fmt: skip
+        try:
+            self._links.count_query(link)
+        except BrokerRefused as error:
+            self.refuse(sub, error.code, error.reason, error.retry_ms)
             return
-        link.queries += 1
         self._starts.resolve(
             stream, command.start, sub.durable, sub.pattern,
             self._links.contained(link, "SUBSCRIBE", found),

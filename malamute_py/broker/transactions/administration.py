@@ -14,10 +14,11 @@ from typing import Any
 from malamute_protocol.commands import AwaitTransaction, EndTransaction, ListTransactions
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
-from malamute_py.broker.links.links import Link, Links
+from malamute_py.broker.links.links import Link
 from malamute_py.broker.log.answers import Answer, Answers
 from malamute_py.broker.ready import MAIN
 from malamute_py.broker.streams.catalogue import Catalogue
+from malamute_py.broker.transactions.awaiting import Awaiting
 from malamute_py.broker.transactions.transaction import State, Transaction
 from malamute_py.broker.transactions.transactions import ENDED, GIVEN_UP, WHY, Transactions
 
@@ -29,16 +30,14 @@ class TransactionAdmin:
     """The commands about transactions that a RESULT answers."""
 
     def __init__(
-        self, shard: Shard, links: Links, catalogue: Catalogue, answers: Answers,
-        transactions: Transactions,
+        self, shard: Shard, catalogue: Catalogue, answers: Answers, transactions: Transactions,
+        awaiting: Awaiting,
     ) -> None:  # fmt: skip
         self._shard = shard
-        self._links = links
         self._catalogue = catalogue
         self._answers = answers
         self._transactions = transactions
-        transactions.told = self._appended
-        transactions.put_off = self._put_off
+        self._awaiting = awaiting
 
     def handlers(self) -> dict[type, Callable[[Link, Any], None]]:
         """Handlers of the commands that are no parts of steps."""
@@ -161,35 +160,4 @@ class TransactionAdmin:
         elif transaction.state is State.OPEN:
             raise BrokerRefused("conflict", "the transaction is open")
         else:
-            self._links.count_query(link)
-            transaction.waiting.append((link, command))
-
-    def _appended(self, transaction: Transaction, end_lsn: int) -> None:
-        """Have all that wait for a transaction answered once its end is durable."""
-        if transaction.waiting:
-            given_up = WHY[GIVEN_UP] if transaction.given_up else None
-            waiting, transaction.waiting = transaction.waiting, []
-            self._answers.settle(
-                end_lsn, lambda failure: self._answer(waiting, failure or given_up)
-            )
-
-    def _put_off(self, transaction: Transaction, code: str, reason: str) -> None:
-        """Tell all that wait for a transaction that a ring takes none of its batches for now."""
-        waiting, transaction.waiting = transaction.waiting, []
-        why = (
-            f"the transaction is committed, and {len(transaction.staged)} of its batches follow "
-            f"later ({code}: {reason})"
-        )
-        self._answer(waiting, ("put_off", why))
-
-    def _answer(self, waiting: list[tuple[Link, Any]], failure: tuple[str, str] | None) -> None:
-        """Answer the commands that waited for a transaction's end.
-
-        failure: the end is not durable.
-        """
-        for link, command in waiting:
-            link.queries -= 1
-            if failure is None:
-                self._answers.result(link, command, {})
-            else:
-                self._answers.refuse(link, command, *failure)
+            self._awaiting.add(link, command, transaction)

@@ -32,6 +32,7 @@ from malamute_py.broker.streams.arrivals import Arrivals
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.broker.structures.timers import Timers
+from malamute_py.broker.transactions.awaiting import RECORDS_GIVEN_UP, Awaiting
 from malamute_py.broker.transactions.moving import Moving
 from malamute_py.broker.transactions.transaction import State, Transaction
 from malamute_py.changelog.records import (
@@ -50,10 +51,7 @@ GIVEN_UP: Final = "given_up"
 WHY: Final = {
     TIMED_OUT: ("transaction_timed_out", "the transaction was open for too long: rolled back"),
     ENDED: ("transaction_ended", "an operator rolled the transaction back"),
-    GIVEN_UP: (
-        "given_up",
-        "the transaction is committed, and an operator gave up records that a ring did not take",
-    ),
+    GIVEN_UP: RECORDS_GIVEN_UP,
 }
 
 
@@ -69,6 +67,7 @@ class Transactions:
         publishing: Publishing,
         arrivals: Arrivals,
         timers: Timers,
+        awaiting: Awaiting,
         when_visible: Callable[[int, Settlement], None],
     ) -> None:
         self._shard = shard
@@ -77,14 +76,11 @@ class Transactions:
         self._catalogue = catalogue
         self._publishing = publishing
         self._timers = timers
+        self._awaiting = awaiting
         self._moving = Moving(
             shard, steps, bodies, catalogue, publishing, arrivals, timers, when_visible,
-            self._finished, self._put_off, self.weigh,
+            self._finished, awaiting.put_off, self.weigh,
         )  # fmt: skip
-        self.told: Callable[[Transaction, int], None] = _untold
-        """Called with a transaction that is over, and the LSN of its end."""
-        self.put_off: Callable[[Transaction, str, str], None] = _not_put_off
-        """Called with a committed transaction whose batches a ring refuses for now, and why."""
         self._armed_ms = 0
         """Time at which the timer fires next; 0: it is not set."""
         self.by_id: dict[bytes, Transaction] = {}
@@ -149,7 +145,7 @@ class Transactions:
         self.forget(transaction)
         if transaction.given_up:
             self.note_ended(transaction, GIVEN_UP)
-        self.told(transaction, end_lsn)
+        self._awaiting.appended(transaction, end_lsn)
 
     def give_up(self, transaction: Transaction, ender: Answer) -> None:
         """Give up what rings put off of a committed transaction. ender: answered when it is."""
@@ -158,9 +154,6 @@ class Transactions:
     def was_given_up(self, id: bytes) -> bool:
         """Whether records of a committed transaction that is over are known to be given up."""
         return self._ended.get(id) == GIVEN_UP
-
-    def _put_off(self, transaction: Transaction, code: str, reason: str) -> None:
-        self.put_off(transaction, code, reason)
 
     def _undecided(self) -> int:
         """Count the transactions that a client may still commit.
@@ -338,14 +331,6 @@ class Transactions:
         self._arm(transaction.deadline_ms)
 
 
-def _untold(transaction: Transaction, end_lsn: int) -> None:
-    """Do nothing at the end of a transaction: no caller waits for it."""
-
-
-def _not_put_off(transaction: Transaction, code: str, reason: str) -> None:
-    """Do nothing for a transaction that is put off: no caller waits for it."""
-
-
 class _Beginning(Effect):
     """A transaction that begins."""
 
@@ -446,7 +431,7 @@ class _Ending(Effect):
         for base in transaction.bases:
             transactions._bodies.drop(base)
         transactions.forget(transaction)
-        transactions.told(transaction, end_lsn)
+        transactions._awaiting.appended(transaction, end_lsn)
         if self.why in WHY:
             transactions.note_ended(transaction, self.why)
 

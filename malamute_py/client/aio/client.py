@@ -41,7 +41,7 @@ from malamute_py.client.aio.queues import AtomicStep, Member, QueueVerbs
 from malamute_py.client.aio.subscription import Subscription
 from malamute_py.client.aio.transactions import Transaction
 from malamute_py.client.aio.work import Served, Worker, WorkVerbs
-from malamute_py.client.arguments import integer, name_of, settings_of, truth
+from malamute_py.client.arguments import name_of, settings_of, truth
 from malamute_py.client.engine.waits import ACKED, OPENED, PUBLISHED, WINDOW
 from malamute_py.client.facts import (
     BrokerFacts,
@@ -51,7 +51,6 @@ from malamute_py.client.facts import (
     ReloadedSetting,
     StreamFacts,
     UserFacts,
-    fact_list,
     facts,
 )
 from malamute_py.client.position import Confirmation, StartPoint, start_on_wire
@@ -66,7 +65,6 @@ from malamute_py.client.session.calls import (
     Time,
     arrow_contents,
     content_count,
-    make_page,
     make_plan,
     make_row,
     subscribe_options,
@@ -633,18 +631,12 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
 
         limit: at most so many, the first by name; 0: all.
         """
-        integer("limit", limit, 0)
-        found: list[StreamFacts] = []
-        after = ""
-        while True:
-            value = await self._link.ask(make_page(prefix, after))
-            page = fact_list(StreamFacts, value, "streams")
-            found += page
-            if limit and len(found) >= limit:
-                return found[:limit]
-            if not page or not value.get("more"):
-                return found
-            after = page[-1].name
+        return await self._pages(
+            StreamFacts,
+            lambda number, after: c.ListStreams(number, prefix, after),
+            limit,
+            listed="streams",
+        )
 
     async def find_offset(self, stream: str, start: StartPoint) -> int:
         """The offset that a start point stands for. Raises BrokerRefused."""
@@ -688,9 +680,17 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         return facts(BrokerFacts, await self._link.ask(c.BrokerInfo))
 
     async def list_links(self, limit: int = 1000) -> list[LinkFacts]:
-        """The links that the broker has. Raises BrokerRefused `forbidden`."""
-        value = await self._link.ask(lambda number: c.ListLinks(number, limit))
-        return fact_list(LinkFacts, value, "links")
+        """The links that the broker has, the oldest first. Raises BrokerRefused `forbidden`.
+
+        limit: at most so many; 0: all.
+        """
+        return await self._pages(
+            LinkFacts,
+            lambda number, after: c.ListLinks(number, limit or 1000, after),
+            limit,
+            listed="links",
+            first=0,
+        )
 
     async def kick(self, link: int, reason: str = "") -> None:
         """End a link by its number. Raises BrokerRefused."""
@@ -702,16 +702,20 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         verb, name: what each user is asked about, such as "read" and a stream's name: see `may`.
         Raises BrokerRefused.
         """
-        value = await self._link.ask(lambda number: c.ListUsers(number, verb, name))
-        return fact_list(UserFacts, value, "users")
+        return await self._pages(
+            UserFacts,
+            lambda number, after: c.ListUsers(number, verb, name, after),
+            0,
+            listed="users",
+        )
 
-    async def list_namespaces(self) -> list[NamespaceFacts]:
-        """Ask for the namespaces and what each holds, or for the caller's own alone.
+    async def list_namespaces(self, *, limit: int = 0) -> list[NamespaceFacts]:
+        """Ask for the namespaces by name and what each holds, or for the caller's own alone.
 
-        Raises BrokerRefused `forbidden`: the caller is in no namespace and may not manage users.
+        limit: at most so many; 0: all. Raises BrokerRefused `forbidden`: the caller is in no
+        namespace and may not manage users.
         """
-        value = await self._link.ask(c.ListNamespaces)
-        return fact_list(NamespaceFacts, value, "namespaces")
+        return await self._pages(NamespaceFacts, c.ListNamespaces, limit, listed="namespaces")
 
     async def reload_config(self) -> list[ReloadedSetting]:
         """Have the broker read its configuration and users anew. Raises BrokerRefused.
@@ -838,10 +842,10 @@ class BulkPublisher:
             # The link sends this batch while the next one is encoded.
             await asyncio.sleep(0)  # asyncio only
 
-    async def _add(self, content: bytes | bytearray, count: int) -> None:
+    async def _add(self, content: bytes | bytearray, count: int, taker: Any = None) -> None:
         """Put an encoded batch on its way once the window has room.
 
-        Raises what an earlier one met.
+        taker: of its outcome; None: this. Raises what an earlier one met.
         """
         link = self._link
         if True:  # sync: with link.lock:
@@ -849,7 +853,7 @@ class BulkPublisher:
                 await link.room(len(content), self._timeout_ms, self._stream)
             if self.error is not None:
                 raise self.error
-            self._publisher.add_content(self._stream, self._level, content, count, self)
+            self._publisher.add_content(self._stream, self._level, content, count, taker or self)
             self._open += 1
             self.published += count
             link.wake_up()

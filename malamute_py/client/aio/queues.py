@@ -61,7 +61,7 @@ from malamute_py.client.session.memberships import (
     failed,
     group_visibility,
 )
-from malamute_py.client.session.steps import Step
+from malamute_py.client.session.step import Step
 from malamute_py.client.session.subscription import Notice
 from malamute_py.client.settings import Wait
 from malamute_py.client.words import AckWhen, ConfirmAt, GroupKind, GroupVisibility
@@ -462,17 +462,9 @@ class QueueVerbs(AsyncVerbs):
         Needs the permission manage_clients; without it the client is told of its own. limit: at
         most so many; 0: all.
         """
-        found: list[TransactionFacts] = []
-        after = b""
-        while True:
-            value = await self._link.ask(partial(_following_transactions, after))
-            page = fact_list(TransactionFacts, value, "transactions")
-            found += page
-            if limit and len(found) >= limit:
-                return found[:limit]
-            if not page or not value.get("more"):
-                return found
-            after = page[-1].transaction
+        return await self._pages(
+            TransactionFacts, c.ListTransactions, limit, listed="transactions", first=b""
+        )
 
     async def end_transaction(self, transaction: bytes, *, give_up: bool = False) -> dict[str, int]:
         """Roll back a transaction of any client; needs the permission manage_clients.
@@ -508,8 +500,8 @@ class QueueVerbs(AsyncVerbs):
 
         pattern: on subjects; a str is a topic. Returns the offset from which on records of these
         subjects stay: a record published later is delivered. Needs the permissions as trim().
-        Raises BrokerRefused: `bad_pattern`, or `limit` when too many purges of the stream still
-        hide records.
+        Raises BrokerRefused: `bad_pattern`, also for "" ("#" is every subject), or `limit` when too
+        many purges of the stream still hide records.
         """
         found = await self._found(stream, before)
         step = AtomicStep(self._link)
@@ -802,18 +794,22 @@ class QueueVerbs(AsyncVerbs):
         return int(value.get("count", 0))
 
     async def _pages(
-        self, kind: type[Kind], make: Callable[[int, str], Any], limit: int
-    ) -> list[Kind]:
+        self, kind: type[Kind], make: Callable[[int, Any], Any], limit: int, *,
+        listed: str = "entries", first: Any = "",
+    ) -> list[Kind]:  # fmt: skip
         """Return the entries of all pages, or `limit` of them if that is not 0.
 
-        make: (request number, after) -> the question.
+        make: (request number, after) -> the question. listed: key of the entries in the answer.
+        first: what `after` is for the first page.
         """
         integer("limit", limit, 0)
         found: list[Kind] = []
-        after = ""
+        after = first
         while True:
             value = await self._link.ask(partial(_following, make, after))
-            page = fact_list(kind, value, "entries")
+            page = fact_list(kind, value, listed)
+            if page and place_of(page[-1]) == after:
+                return found  # An earlier broker ignores `after`: this is its first page again.
             found += page
             if limit and len(found) >= limit:
                 return found[:limit]
@@ -822,14 +818,10 @@ class QueueVerbs(AsyncVerbs):
             after = place_of(page[-1])
 
 
-def _following_transactions(after: bytes, number: int) -> Any:
-    return c.ListTransactions(number, after)
-
-
 def _decided(member: Membership) -> bool:
     """Whether the broker has accepted or refused a membership."""
     return member.accepted or member.ended
 
 
-def _following(make: Callable[[int, str], Any], after: str, number: int) -> Any:
+def _following(make: Callable[[int, Any], Any], after: Any, number: int) -> Any:
     return make(number, after)

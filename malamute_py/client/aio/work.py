@@ -196,7 +196,7 @@ class Request(RequestBase):
         Raises LocalProtocolError `conflict` when it was finished already; BrokerRefused or
         ConnectionLost: then it is still in hand; Timeout: it may still be confirmed.
         """
-        link: LoopLink = self.offering.offerings.link
+        link: LoopLink = self.offering.link
         future: asyncio.Future[Confirmation | None] | None = (
             link.loop.create_future() if wait else None
         )
@@ -271,7 +271,7 @@ class Request(RequestBase):
         reason: str = "",
     ) -> bool:
         """Give a request an end, and wait for the broker's word on it where that is asked for."""
-        link: LoopLink = self.offering.offerings.link
+        link: LoopLink = self.offering.link
         future: asyncio.Future[bool] | None = link.loop.create_future() if wait else None
         if True:  # sync: with link.lock:
             if not self.offering.offerings.end(
@@ -285,7 +285,7 @@ class Request(RequestBase):
 
     async def _report(self, state: int, timeout_ms: Wait) -> bool:
         """Report the request as received or renewed; False: it is over, or another worker's."""
-        link: LoopLink = self.offering.offerings.link
+        link: LoopLink = self.offering.link
         future: asyncio.Future[bool] = link.loop.create_future()
         if True:  # sync: with link.lock:
             if not self.offering.offerings.report(self, state, future):
@@ -304,8 +304,7 @@ class Worker:
         self._link = link
         self._timeout_ms = timeout_ms
         if True:  # sync: with link.lock:
-            link.session.offerings.link = link
-            self._offering = link.session.offerings.offer(offered, Request)
+            self._offering = link.session.offerings.offer(offered, Request, link)
             link.wake_up()
         self._waker = RequestWaker(self._offering)  # asyncio only
         link.watch(self._offering, self._waker)  # asyncio only

@@ -13,7 +13,7 @@ from malamute_protocol.address import name_fault
 from malamute_protocol.errors import LocalProtocolError
 from malamute_py.client.arguments import name_of
 from malamute_py.client.position import Position
-from malamute_py.client.session.steps import Step
+from malamute_py.client.session.step import Step
 
 Moving = TypeVar("Moving", bound=Step)
 

@@ -14,11 +14,11 @@ from typing import Any, Final, TypeAlias, TypedDict
 import numpy as np
 
 from malamute_protocol.batch import encode_bulk, encode_columns, encode_lists
-from malamute_protocol.commands import ListStreams, PlanRead
+from malamute_protocol.commands import PlanRead
 from malamute_protocol.content import HEAD
 from malamute_protocol.errors import LocalProtocolError, MalamuteError
 from malamute_protocol.limits import DEFAULT_LIMITS, REQUEST_PRIORITY_MAX
-from malamute_protocol.pattern import Pattern, from_text, validate
+from malamute_protocol.pattern import Pattern, PatternError, from_text, validate
 from malamute_py.client.arguments import (
     codec_of,
     column_of,
@@ -374,11 +374,6 @@ def make_plan(
     )
 
 
-def make_page(prefix: str, after: str) -> Callable[[int], ListStreams]:
-    """LIST_STREAMS of the page after a name, by its request number."""
-    return lambda number: ListStreams(number, prefix, after)
-
-
 def make_pattern(pattern: str | Pattern) -> Pattern:
     """Wire form of a pattern; "#" and "" select everything.
 
@@ -387,3 +382,13 @@ def make_pattern(pattern: str | Pattern) -> Pattern:
     if isinstance(pattern, str):
         return ["all"] if pattern in ("", "#") else from_text(pattern)
     return validate(pattern_of(pattern))
+
+
+def purge_pattern(pattern: str | Pattern) -> Pattern:
+    """Wire form of a pattern whose records are removed: a name left empty must not remove all.
+
+    Raises PatternError, also for "", or LocalProtocolError.
+    """
+    if pattern == "":
+        raise PatternError("bad_pattern", "a purge of every subject is asked for as '#'")
+    return make_pattern(pattern)

@@ -189,8 +189,6 @@ class ReplyToken(msgspec.Struct):
 class OfferingOwner(Protocol):
     """The part of a session that an offer and its requests call."""
 
-    link: Any
-    """The shell's, for its requests."""
     acks: Acks
     warnings: Warnings
     finished: Callable[[Opened], None]
@@ -245,12 +243,14 @@ class Offering(Opened):
     consumes = True
 
     def __init__(
-        self, number: int, asked: OfferOptions, kind: type[RequestBase], offerings: OfferingOwner
-    ) -> None:
-        """kind: what is made of each request."""
+        self, number: int, asked: OfferOptions, kind: type[RequestBase], offerings: OfferingOwner,
+        link: Any,
+    ) -> None:  # fmt: skip
+        """kind: what is made of each request. link: the shell's, by which callers answer them."""
         super().__init__(number, asked.concurrency, asked.credit_bytes)
         self.asked = asked
         self.offerings = offerings
+        self.link = link
         self.queue: deque[RequestBase] = deque()
         """Not begun, in the order of arrival; take from it with take()."""
         self.in_hand: dict[int, RequestBase] = {}

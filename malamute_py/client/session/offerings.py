@@ -58,8 +58,6 @@ class Offerings(Acknowledging):
         broker_ms: the broker's clock, about.
         """
         super().__init__(Acks(trackers, self.told, outbox.new_key), emit)
-        self.link: Any = None
-        """The shell's, for its requests."""
         self.arrived = arrived
         self.broker_ms = broker_ms
         self.finished = finished
@@ -78,9 +76,9 @@ class Offerings(Acknowledging):
 
     # --- what callers do -----------------------------------------------------------------------
 
-    def offer(self, asked: OfferOptions, kind: type[RequestBase]) -> Offering:
-        """Begin to offer. Raises what ended the session."""
-        offering = self._begin(lambda number: Offering(number, asked, kind, self))
+    def offer(self, asked: OfferOptions, kind: type[RequestBase], link: Any = None) -> Offering:
+        """Begin to offer. link: the shell's, for the requests. Raises what ended the session."""
+        offering = self._begin(lambda number: Offering(number, asked, kind, self, link))
         self._offerings[offering] = None
         return offering
 

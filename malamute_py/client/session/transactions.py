@@ -25,7 +25,8 @@ from malamute_protocol.limits import Limits
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.client.session.calls import content_count
 from malamute_py.client.session.rows import ROW_BYTES, OutgoingRow
-from malamute_py.client.session.steps import COMMAND, PARTS_MAX, Place, Step, staged
+from malamute_py.client.session.step import COMMAND, Place, Step, staged
+from malamute_py.client.session.steps import PARTS_MAX
 from malamute_py.client.words import ConfirmAt
 
 CHUNK_BYTES: Final = 1 << 20

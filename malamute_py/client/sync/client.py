@@ -32,7 +32,7 @@ from malamute_protocol.errors import (
 from malamute_protocol.pattern import Pattern
 from malamute_protocol.schema import Schemas
 from malamute_protocol.version import Feature
-from malamute_py.client.arguments import integer, name_of, settings_of, truth
+from malamute_py.client.arguments import name_of, settings_of, truth
 from malamute_py.client.engine.waits import ACKED, OPENED, PUBLISHED, WINDOW
 from malamute_py.client.facts import (
     BrokerFacts,
@@ -42,7 +42,6 @@ from malamute_py.client.facts import (
     ReloadedSetting,
     StreamFacts,
     UserFacts,
-    fact_list,
     facts,
 )
 from malamute_py.client.position import Confirmation, StartPoint, start_on_wire
@@ -57,7 +56,6 @@ from malamute_py.client.session.calls import (
     Time,
     arrow_contents,
     content_count,
-    make_page,
     make_plan,
     make_row,
     subscribe_options,
@@ -595,18 +593,12 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
 
         limit: at most so many, the first by name; 0: all.
         """
-        integer("limit", limit, 0)
-        found: list[StreamFacts] = []
-        after = ""
-        while True:
-            value = self._link.ask(make_page(prefix, after))
-            page = fact_list(StreamFacts, value, "streams")
-            found += page
-            if limit and len(found) >= limit:
-                return found[:limit]
-            if not page or not value.get("more"):
-                return found
-            after = page[-1].name
+        return self._pages(
+            StreamFacts,
+            lambda number, after: c.ListStreams(number, prefix, after),
+            limit,
+            listed="streams",
+        )
 
     def find_offset(self, stream: str, start: StartPoint) -> int:
         """The offset that a start point stands for. Raises BrokerRefused."""
@@ -650,9 +642,17 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         return facts(BrokerFacts, self._link.ask(c.BrokerInfo))
 
     def list_links(self, limit: int = 1000) -> list[LinkFacts]:
-        """The links that the broker has. Raises BrokerRefused `forbidden`."""
-        value = self._link.ask(lambda number: c.ListLinks(number, limit))
-        return fact_list(LinkFacts, value, "links")
+        """The links that the broker has, the oldest first. Raises BrokerRefused `forbidden`.
+
+        limit: at most so many; 0: all.
+        """
+        return self._pages(
+            LinkFacts,
+            lambda number, after: c.ListLinks(number, limit or 1000, after),
+            limit,
+            listed="links",
+            first=0,
+        )
 
     def kick(self, link: int, reason: str = "") -> None:
         """End a link by its number. Raises BrokerRefused."""
@@ -664,16 +664,20 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         verb, name: what each user is asked about, such as "read" and a stream's name: see `may`.
         Raises BrokerRefused.
         """
-        value = self._link.ask(lambda number: c.ListUsers(number, verb, name))
-        return fact_list(UserFacts, value, "users")
+        return self._pages(
+            UserFacts,
+            lambda number, after: c.ListUsers(number, verb, name, after),
+            0,
+            listed="users",
+        )
 
-    def list_namespaces(self) -> list[NamespaceFacts]:
-        """Ask for the namespaces and what each holds, or for the caller's own alone.
+    def list_namespaces(self, *, limit: int = 0) -> list[NamespaceFacts]:
+        """Ask for the namespaces by name and what each holds, or for the caller's own alone.
 
-        Raises BrokerRefused `forbidden`: the caller is in no namespace and may not manage users.
+        limit: at most so many; 0: all. Raises BrokerRefused `forbidden`: the caller is in no
+        namespace and may not manage users.
         """
-        value = self._link.ask(c.ListNamespaces)
-        return fact_list(NamespaceFacts, value, "namespaces")
+        return self._pages(NamespaceFacts, c.ListNamespaces, limit, listed="namespaces")
 
     def reload_config(self) -> list[ReloadedSetting]:
         """Have the broker read its configuration and users anew. Raises BrokerRefused.
@@ -794,10 +798,10 @@ class SyncBulkPublisher:
         ):
             self._add(content, count)
 
-    def _add(self, content: bytes | bytearray, count: int) -> None:
+    def _add(self, content: bytes | bytearray, count: int, taker: Any = None) -> None:
         """Put an encoded batch on its way once the window has room.
 
-        Raises what an earlier one met.
+        taker: of its outcome; None: this. Raises what an earlier one met.
         """
         link = self._link
         with link.lock:
@@ -805,7 +809,7 @@ class SyncBulkPublisher:
                 link.room(self._timeout_ms, self._stream)
             if self.error is not None:
                 raise self.error
-            self._publisher.add_content(self._stream, self._level, content, count, self)
+            self._publisher.add_content(self._stream, self._level, content, count, taker or self)
             self._open += 1
             self.published += count
             link.wake_up()

@@ -59,7 +59,7 @@ from malamute_py.client.session.memberships import (
     failed,
     group_visibility,
 )
-from malamute_py.client.session.steps import Step
+from malamute_py.client.session.step import Step
 from malamute_py.client.session.subscription import Notice
 from malamute_py.client.settings import Wait
 from malamute_py.client.sync.link import Pending, SyncVerbs, ThreadLink
@@ -454,17 +454,9 @@ class SyncQueueVerbs(SyncVerbs):
         Needs the permission manage_clients; without it the client is told of its own. limit: at
         most so many; 0: all.
         """
-        found: list[TransactionFacts] = []
-        after = b""
-        while True:
-            value = self._link.ask(partial(_following_transactions, after))
-            page = fact_list(TransactionFacts, value, "transactions")
-            found += page
-            if limit and len(found) >= limit:
-                return found[:limit]
-            if not page or not value.get("more"):
-                return found
-            after = page[-1].transaction
+        return self._pages(
+            TransactionFacts, c.ListTransactions, limit, listed="transactions", first=b""
+        )
 
     def end_transaction(self, transaction: bytes, *, give_up: bool = False) -> dict[str, int]:
         """Roll back a transaction of any client; needs the permission manage_clients.
@@ -498,8 +490,8 @@ class SyncQueueVerbs(SyncVerbs):
 
         pattern: on subjects; a str is a topic. Returns the offset from which on records of these
         subjects stay: a record published later is delivered. Needs the permissions as trim().
-        Raises BrokerRefused: `bad_pattern`, or `limit` when too many purges of the stream still
-        hide records.
+        Raises BrokerRefused: `bad_pattern`, also for "" ("#" is every subject), or `limit` when too
+        many purges of the stream still hide records.
         """
         found = self._found(stream, before)
         step = SyncAtomicStep(self._link)
@@ -789,17 +781,23 @@ class SyncQueueVerbs(SyncVerbs):
         value = self._link.ask(lambda number: c.RemoveService(number, service, service))
         return int(value.get("count", 0))
 
-    def _pages(self, kind: type[Kind], make: Callable[[int, str], Any], limit: int) -> list[Kind]:
+    def _pages(
+        self, kind: type[Kind], make: Callable[[int, Any], Any], limit: int, *,
+        listed: str = "entries", first: Any = "",
+    ) -> list[Kind]:  # fmt: skip
         """Return the entries of all pages, or `limit` of them if that is not 0.
 
-        make: (request number, after) -> the question.
+        make: (request number, after) -> the question. listed: key of the entries in the answer.
+        first: what `after` is for the first page.
         """
         integer("limit", limit, 0)
         found: list[Kind] = []
-        after = ""
+        after = first
         while True:
             value = self._link.ask(partial(_following, make, after))
-            page = fact_list(kind, value, "entries")
+            page = fact_list(kind, value, listed)
+            if page and place_of(page[-1]) == after:
+                return found  # An earlier broker ignores `after`: this is its first page again.
             found += page
             if limit and len(found) >= limit:
                 return found[:limit]
@@ -808,14 +806,10 @@ class SyncQueueVerbs(SyncVerbs):
             after = place_of(page[-1])
 
 
-def _following_transactions(after: bytes, number: int) -> Any:
-    return c.ListTransactions(number, after)
-
-
 def _decided(member: Membership) -> bool:
     """Whether the broker has accepted or refused a membership."""
     return member.accepted or member.ended
 
 
-def _following(make: Callable[[int, str], Any], after: str, number: int) -> Any:
+def _following(make: Callable[[int, Any], Any], after: Any, number: int) -> Any:
     return make(number, after)

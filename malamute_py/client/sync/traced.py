@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from functools import wraps
 from inspect import signature
 from types import TracebackType
@@ -26,6 +27,8 @@ from opentelemetry.trace import (
 )
 
 from malamute_protocol.batch import Batch
+from malamute_protocol.commands import Confirm
+from malamute_protocol.errors import MalamuteError
 from malamute_py.client.engine.log import LINK_LOG, LOG
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.letters import HandoutBatch, Reply
@@ -144,6 +147,65 @@ def of_stream(verb: Verb, *, many: bool = False) -> Verb:
     return cast("Verb", call)
 
 
+class _WindowCall:
+    """Batches of one call of a window, whose span ends once each of them has its outcome."""
+
+    __slots__ = ("_open", "_span", "_window")
+
+    def __init__(self, window: SyncTracedBulkPublisher, span: Span) -> None:
+        self._window = window
+        self._span = span
+        self._open = 1
+        """Batches without an outcome, and 1 more until the call returns."""
+
+    def added(self) -> None:
+        """Count a batch, before it is in the window; for threads under the link's lock."""
+        self._open += 1
+
+    def settled(self, count: int, outcome: Confirm | MalamuteError) -> None:
+        """Take the outcome of a batch of `count` records; called by the link."""
+        self._window.settled(count, outcome)
+        self.less(None if isinstance(outcome, Confirm) else outcome)
+
+    def less(self, error: BaseException | None = None) -> None:
+        """Count off a batch, or the call, and note what it met; locking as for added()."""
+        if error is not None:
+            failed(self._span, error)
+        self._open -= 1
+        if not self._open:
+            # The confirm comes in the thread of the link, which no exporter may hold up.
+            spans_of(self._window._link).ends_later(self._span)
+
+
+_WINDOW_CALL: ContextVar[_WindowCall] = ContextVar("malamute_window_call")
+"""The call of a window that this task or thread is in."""
+
+
+def of_window(verb: Verb, *, many: bool = False) -> Verb:
+    """Make of a call of a window one with a span, which ends once its last batch is confirmed."""
+    of_call = _Call("publish", verb, _PRODUCER, many=many, named=False)
+
+    @wraps(verb)
+    def call(self: Any, *given: Any, **options: Any) -> Any:
+        spans_of(self._link).end_due()
+        named = [self._stream, *given]
+        batches = _WindowCall(self, of_call.begin(self._link, named, options))
+        outer = _WINDOW_CALL.set(batches)
+        met: BaseException | None = None
+        try:
+            return verb(self, *named[1:], **options)
+        except BaseException as error:
+            met = error
+            raise
+        finally:
+            _WINDOW_CALL.reset(outer)
+            with self._link.lock:
+                batches.less(met)
+            spans_of(self._link).end_due()
+
+    return cast("Verb", call)
+
+
 def of_step(verb: Verb) -> Verb:
     """Make of what puts records into a step one whose records carry the context of its span."""
 
@@ -169,11 +231,29 @@ def staged(verb: Verb, *, many: bool = False) -> Verb:
 
 
 class SyncTracedBulkPublisher(SyncBulkPublisher):
-    """A run of publishing in which each call has a span."""
+    """A run of publishing in which each call has a span, from it to its last batch's confirm."""
 
-    publish_many = of_stream(SyncBulkPublisher.publish_many, many=True)
-    publish_batch = of_stream(SyncBulkPublisher.publish_batch)
-    publish_table = of_stream(SyncBulkPublisher.publish_table)
+    publish_many = of_window(SyncBulkPublisher.publish_many, many=True)
+    publish_batch = of_window(SyncBulkPublisher.publish_batch)
+    publish_table = of_window(SyncBulkPublisher.publish_table)
+
+    def _add(self, content: bytes | bytearray, count: int, taker: Any = None) -> None:
+        call = _WINDOW_CALL.get()
+        with self._link.lock:
+            call.added()
+        try:
+            super()._add(content, count, call)
+        except BaseException:
+            with self._link.lock:
+                call.less()
+            raise
+
+    def wait(self, timeout_ms: Wait = "default") -> None:
+        """Return once everything is confirmed; see SyncBulkPublisher.wait()."""
+        try:
+            super().wait(timeout_ms)
+        finally:
+            spans_of(self._link).end_due()
 
 
 class SyncTracedKeyView(SyncKeyView):
@@ -391,6 +471,11 @@ class SyncTracedClient(SyncClient):
     ) -> SyncBulkPublisher:
         """A run of publishing in which each call has a span; see SyncClient.publisher()."""
         return self._window(stream, confirm, timeout_ms, keep, SyncTracedBulkPublisher)
+
+    def abort(self) -> None:
+        """End at once, with the spans of what is unconfirmed; see SyncClient.abort()."""
+        super().abort()
+        spans_of(self._link).end_due()
 
     def requests(self, service: str, body: Any, **options: Any) -> Generator[Reply, None, None]:
         """Ask a service for several replies, within one span; see SyncClient.requests()."""

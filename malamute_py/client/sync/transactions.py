@@ -29,7 +29,8 @@ from malamute_py.client.session.calls import (
     make_row,
 )
 from malamute_py.client.session.rows import OutgoingRow
-from malamute_py.client.session.steps import KEY_BYTES, Step, rows_of_columns
+from malamute_py.client.session.step import Step, rows_of_columns
+from malamute_py.client.session.steps import KEY_BYTES
 from malamute_py.client.session.transactions import ID_BYTES, OpenTransaction
 from malamute_py.client.settings import Wait
 from malamute_py.client.sync.link import Pending, ThreadLink

@@ -186,7 +186,7 @@ class SyncRequest(RequestBase):
         Raises LocalProtocolError `conflict` when it was finished already; BrokerRefused or
         ConnectionLost: then it is still in hand; Timeout: it may still be confirmed.
         """
-        link: ThreadLink = self.offering.offerings.link
+        link: ThreadLink = self.offering.link
         pending: Pending[Confirmation | None] | None = Pending(link) if wait else None
         row = make_row(
             body, subject, fields, None, None, properties, ReplyToken(self, pending), codec
@@ -259,7 +259,7 @@ class SyncRequest(RequestBase):
         reason: str = "",
     ) -> bool:
         """Give a request an end, and wait for the broker's word on it where that is asked for."""
-        link: ThreadLink = self.offering.offerings.link
+        link: ThreadLink = self.offering.link
         pending: Pending[bool] | None = Pending(link) if wait else None
         with link.lock:
             if not self.offering.offerings.end(
@@ -273,7 +273,7 @@ class SyncRequest(RequestBase):
 
     def _report(self, state: int, timeout_ms: Wait) -> bool:
         """Report the request as received or renewed; False: it is over, or another worker's."""
-        link: ThreadLink = self.offering.offerings.link
+        link: ThreadLink = self.offering.link
         pending: Pending[bool] = Pending(link)
         with link.lock:
             if not self.offering.offerings.report(self, state, pending):
@@ -292,8 +292,7 @@ class SyncWorker:
         self._link = link
         self._timeout_ms = timeout_ms
         with link.lock:
-            link.session.offerings.link = link
-            self._offering = link.session.offerings.offer(offered, SyncRequest)
+            self._offering = link.session.offerings.offer(offered, SyncRequest, link)
             link.wake_up()
         self._finalizer = weakref.finalize(self, link.dropped, self._offering)
         self._finalizer.atexit = False

@@ -51,7 +51,9 @@ async def overview(session: Session, query: Query) -> Values:
     return {
         "facts": broker,
         # Of the broker as a whole a user of a namespace is told nothing.
-        "namespaces": await session.client.list_namespaces() if "namespace" in broker else [],
+        "namespaces": await session.client.list_namespaces(limit=LISTED_MAX)
+        if "namespace" in broker
+        else [],
         "resources": _resources,
         "reason": everything.facts.reason,
         "troubles": found[: troubles.SHOWN_MAX],

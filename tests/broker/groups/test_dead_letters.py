@@ -445,3 +445,23 @@ def test_only_those_who_administer_the_stream_may_requeue() -> None:
     shell = world(permit=lambda owner, action, name: action != "manage_streams")
     join(shell, 2)
     assert requeue(shell) == "forbidden"
+
+
+@pytest.mark.parametrize("level", [wire.Level.STORED, wire.Level.SYNCED])
+def test_a_holder_that_joined_again_gives_back_what_waits_at_any_level_of_confirm(
+    level: wire.Level,
+) -> None:
+    """REFUSED had `unsupported` here, as if the group were in memory."""
+    shell = world()
+    bounded(shell, 2, "exclusive")
+    publish(shell, 3)
+    shell.send(
+        2,
+        wire.Unsubscribe(M),
+        wire.JoinGroup(M, "s", "g", ["all"], "exclusive", [], 0, MUCH),
+        wire.AckRecords(M, [(0, 2)], 4, level, again_ms=0),
+        wire.Credit(M, 10, MUCH),
+    )
+    assert not shell.peers[2].of(wire.Refused)
+    assert shell.peers[2].last(wire.Confirm).level == level
+    assert attempts(shell, 2)[-3:] == [(0, 1), (1, 1), (2, 1)]

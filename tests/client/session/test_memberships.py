@@ -15,7 +15,7 @@ from malamute_py.client.session.acknowledgements import AckForm
 from malamute_py.client.session.attempts import LinkState
 from malamute_py.client.session.events import Settled
 from malamute_py.client.session.memberships import DONE, GroupOptions, HeldBatch, Membership
-from malamute_py.client.session.steps import Step
+from malamute_py.client.session.step import Step
 from malamute_py.client.session.subscription import (
     GapNotice,
     PassedOverNotice,

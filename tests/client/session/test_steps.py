@@ -19,7 +19,7 @@ from malamute_protocol.limits import RANGES_MAX
 from malamute_py.client.position import Confirmation, Position
 from malamute_py.client.session.acknowledgements import AckForm
 from malamute_py.client.session.events import Settled
-from malamute_py.client.session.steps import Step
+from malamute_py.client.session.step import Step
 from tests.client.script import STREAM_UUID, Script, bodies_of
 
 TIME_MS = 1_700_000_000_000

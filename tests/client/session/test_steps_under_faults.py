@@ -21,7 +21,7 @@ from malamute_py.client.position import Confirmation
 from malamute_py.client.session.attempts import LinkState
 from malamute_py.client.session.events import Settled
 from malamute_py.client.session.session import Session
-from malamute_py.client.session.steps import Step
+from malamute_py.client.session.step import Step
 from malamute_py.client.settings import ClientSettings
 from tests.client.script import bodies_of, welcome
 from tests.seeds import seeds

@@ -10,7 +10,7 @@ from malamute_protocol import commands as c
 from malamute_protocol.errors import LocalProtocolError
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 from malamute_py.client.session.calls import make_row
-from malamute_py.client.session.steps import Step
+from malamute_py.client.session.step import Step
 from malamute_py.client.session.transactions import CHUNK_ROWS, OpenTransaction
 from tests.client.session.test_steps import Stepping
 

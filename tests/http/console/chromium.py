@@ -69,12 +69,16 @@ class Chromium:
         }
         made = self._ask("POST", "/session", {"capabilities": {"alwaysMatch": options}})
         self._session = f"/session/{made['sessionId']}"
+        self.resize(width, height)
+        return self
+
+    def resize(self, width: int, height: int) -> None:
+        """Show the page in a window of this size."""
         # Emulated: a window has a least width, and a phone's is below it.
         self.devtools(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
             mobile=width < 600,
         )  # fmt: skip
-        return self
 
     def _wait_for_driver(self) -> None:
         deadline = time.monotonic() + WAIT_S

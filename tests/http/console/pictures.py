@@ -22,6 +22,12 @@ from tests.http.running import at
 
 SUBJECTS: Final = ("forex.eur", "forex.gbp", "forex.usd", "metal.gold")
 DRAWN_S: Final = 40.0
+OPENED: Final = """
+for (const title of ["publish-title", "settings-title"])
+  document.querySelector(`#${title} ~ details`).open = true;
+document.getElementById("publish-title").scrollIntoView();
+"""
+"""Script that opens the forms of a stream's page, and shows them."""
 
 
 def prepare(client: SyncClient) -> None:
@@ -102,6 +108,11 @@ def main() -> None:
                 window.click("#tail-button")
                 window.until("return document.querySelectorAll('#tail-rows tr').length > 20")
                 window.picture(folder / "console-stream.png")
+                window.click("#tail-button")
+                window.resize(1160, 1500)
+                window.run(OPENED)
+                window.picture(folder / "console-changes.png")
+                window.resize(1160, 860)
                 window.go(f"{url}/service?name=render")
                 window.picture(folder / "console-service.png")
             with Chromium(Path(profiles) / "phone", width=380, height=760) as phone:

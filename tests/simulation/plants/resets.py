@@ -59,7 +59,7 @@ def _reset_untold(stack: contextlib.ExitStack) -> None:
 def _who_waits_forgotten(stack: contextlib.ExitStack) -> None:
     def make(original: Any) -> Any:
         def set_aside(self: Any, group: Any) -> None:
-            self._coming.pop((group.stream.number, group.name), None)
+            self._groups.coming.pop((group.stream.number, group.name), None)
             original(self, group)
 
         return set_aside

@@ -69,10 +69,16 @@
     const rows = $("tail-rows"), state = $("tail-state"), button = $("tail-button");
     let source = null, shown = 0, skipped = 0;
     const say = (text) => { state.textContent = text; };
-    const cell = (text, kind) => {
-      const made = document.createElement("td");
+    const element = (tag, text, kind) => {
+      const made = document.createElement(tag);
       made.textContent = text;
       if (kind) made.className = kind;
+      return made;
+    };
+    const cell = (text, kind) => element("td", text, kind);
+    const marked = (text, marks) => {
+      const made = cell(text);
+      for (const mark of marks) made.append(" ", element("span", mark, "key"));
       return made;
     };
     const put = (row) => {
@@ -118,9 +124,9 @@
         passed(came.skipped);
         for (const record of came.rows) {
           const row = document.createElement("tr");
-          const fields = Object.entries(record.fields).map(([name, value]) => name + "=" + value).join(" ");
+          const fields = Object.entries(record.fields).map(([name, value]) => name + "=" + value);
           row.append(cell(record.offset, "number"), cell(record.time, "time"),
-            cell([record.subject, ...record.keys].join(" ")), cell(fields), cell(record.body, "body"));
+            marked(record.subject, record.keys), marked("", fields), cell(record.body, "body"));
           put(row);
         }
         shown += came.rows.length;

@@ -1,0 +1,275 @@
+"""Messages of peers: which handler each command gets, in which order.
+
+Owns the walk over the commands of one message. The rules: a command is handled before the next one
+is looked at; a malformed message, or a command that the link's state does not allow, ends the link;
+an acknowledgement that no caller waits for may be taken after the rest. Source: SPEC.md, sections 3
+and 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from malamute_protocol import commands as wire
+from malamute_protocol.commands import Command
+from malamute_protocol.errors import BrokerRefused
+from malamute_protocol.framing import NUMBERS
+from malamute_protocol.link import State
+from malamute_py.broker.atomic import Intake
+from malamute_py.broker.context import Shard
+from malamute_py.broker.links.links import RECEIVES, Link, Links
+from malamute_py.broker.log.answers import Answers, reference_of
+from malamute_py.broker.log.stream import Stream
+from malamute_py.broker.mail.mail import Mail
+from malamute_py.broker.streams.catalogue import Catalogue
+from malamute_py.broker.streams.key_commands import KeyCommands
+from malamute_py.broker.streams.publishing import Publishing
+
+ANSWERED: Final = frozenset(kind for kind in NUMBERS if "request" in kind.__struct_fields__)
+"""Commands that a RESULT answers: a RESULT is bounded in size, and the waiting ones in number."""
+_BESIDE_ACKS: Final = frozenset({wire.Request, wire.Reply, wire.AckWork})
+"""Commands after which acknowledgements of mail may be taken; a SEND would find its mailbox
+full."""
+PUBLISHING_MAX: Final = 1_000
+"""Streams of a link for which a PUBLISH needs no look-up."""
+
+
+class Reception:
+    """The commands of peers, on their way to their handlers."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        links: Links,
+        catalogue: Catalogue,
+        publishing: Publishing,
+        mail: Mail,
+        intake: Intake,
+        key_commands: KeyCommands,
+        answers: Answers,
+        handlers: dict[type[Command], Callable[[Link, Any], None]],
+    ) -> None:
+        """handlers: of the commands that are no parts of steps; the link's state is checked."""
+        self._shard = shard
+        self._links = links
+        self._catalogue = catalogue
+        self._publishing = publishing
+        self._mail = mail
+        self._intake = intake
+        self._key_commands = key_commands
+        self._answers = answers
+        self.handlers = handlers
+        self.acks: list[tuple[Link, wire.AckMail]] = []
+        """Acknowledgements that no caller waits for: they are taken when nothing else is left to
+        do."""
+        self.handling: Command | None = None
+        """The command that is being handled, of the message that is being received."""
+
+    def receive(self, link: Link, commands: Sequence[Command], frames: Sequence[Any]) -> None:
+        """Take up the commands of one message in order, each with the frames that it owns."""
+        commands_max = self._shard.settings.limits.message_commands_max
+        if len(commands) > commands_max:
+            self.malformed(
+                link, "too_large",
+                f"{len(commands)} commands in a message, at most {commands_max}",
+            )  # fmt: skip
+            return
+        place = skip = 0
+        publishing = link.publishing
+        allowed = RECEIVES[link.state]
+        opened = link.state is State.OPEN
+        for number, command in enumerate(commands, 1):
+            kind = type(command)
+            if kind is wire.Publish and opened and link.state is State.OPEN and not skip:
+                # PUBLISH is the one command for which a shortcut pays.
+                if place >= len(frames):
+                    self.malformed(link, "malformed", "a PUBLISH without its content frame")
+                    return
+                frame = frames[place]
+                place += 1
+                try:
+                    stream = publishing.get(command.stream)  # type: ignore[attr-defined]
+                    if stream is None or stream.removed:
+                        self._first_publish(link, command, frame)
+                    else:
+                        self._publishing.publish(link, command, stream, frame)  # type: ignore[arg-type]
+                except Exception:
+                    # The command is noted here and not before: an assignment for each PUBLISH would
+                    # cost all.
+                    self.handling = command
+                    raise
+                continue
+            self.handling = command
+            first = place
+            place += command.content_frames
+            if place > len(frames) or place < first:
+                self.malformed(link, "malformed", "fewer content frames than its commands own")
+                return
+            if skip:
+                skip -= 1
+                continue
+            if kind not in allowed:
+                self._out_of_order(link, command)
+                return
+            if kind is wire.Atomic:
+                skip = command.count  # type: ignore[attr-defined]
+                if not 0 <= skip <= len(commands) - number:
+                    self.malformed(link, "malformed", f"a step of {skip} commands")
+                    return
+                parts = self._parts(commands[number : number + skip], frames[place:])
+                if parts is None:
+                    self.malformed(link, "malformed", "fewer content frames than its commands own")
+                    return
+                self.take_acks()
+                self._intake.atomic(link, command, parts)  # type: ignore[arg-type]
+            elif kind is wire.AckMail and self._may_put_off(link, command):  # type: ignore[arg-type]
+                self.acks.append((link, command))  # type: ignore[arg-type]
+            elif kind in self._intake.kinds:
+                if kind not in _BESIDE_ACKS:
+                    self.take_acks()
+                self._intake.single(link, command, frames[first] if place > first else None)
+            elif kind is wire.UpdateKey:
+                self._key_commands.update_key(link, command, frames[first])  # type: ignore[arg-type]
+            else:
+                self.take_acks()
+                self._dispatch(link, kind, command)
+            if link.state is State.CLOSED:
+                return
+            if kind is wire.Hello:
+                # The rest of this message is ignored: its sender has seen no WELCOME yet.
+                allowed = RECEIVES[State.GREETED]
+        if place != len(frames):
+            self.malformed(link, "malformed", f"{len(frames) - place} frames that no command owns")
+
+    def _may_put_off(self, link: Link, command: wire.AckMail) -> bool:
+        """Whether an acknowledgement may be taken after the requests that it came with.
+
+        No caller waits for one of a mailbox in memory, which takes 12 us of a lone round trip.
+        """
+        return not command.tracker and self._mail.in_memory(link, command.subscription)
+
+    def take_acks(self) -> None:
+        """Take acknowledgements that were put off, before any command that may depend on them."""
+        if self.acks:
+            acks, self.acks = self.acks, []
+            for link, command in acks:
+                if link.open:
+                    try:
+                        self._intake.single(link, command, None)
+                    except Exception as error:  # noqa: BLE001 - as in receive()
+                        self.failed(link, command, error)
+
+    @staticmethod
+    def _parts(
+        commands: Sequence[Command], frames: Sequence[Any]
+    ) -> list[tuple[Command, Any]] | None:
+        """Return the parts of a step, each with its content frame; None: frames are missing."""
+        parts: list[tuple[Command, Any]] = []
+        place = 0
+        for command in commands:
+            owned = command.content_frames
+            if owned < 0 or place + owned > len(frames):
+                return None
+            parts.append((command, frames[place] if owned else None))
+            place += owned
+        return parts
+
+    def _dispatch(self, link: Link, kind: type[Command], command: Command) -> None:
+        """Call the handler of a command, unless too many results wait to be sent on the link."""
+        handler = self.handlers.get(kind)
+        settings = self._shard.settings
+        if handler is None:
+            self._links.refuse(
+                link, NUMBERS[kind], reference_of(command), "unsupported",
+                f"this broker has no {kind.__name__}",
+            )  # fmt: skip
+        elif link.results >= settings.link_results_max and kind in ANSWERED:
+            self._links.refuse(
+                link, NUMBERS[kind], reference_of(command), "wait",
+                "too many results wait to be sent", settings.retry_ms,
+            )  # fmt: skip
+        else:
+            try:
+                handler(link, command)
+            except BrokerRefused as error:
+                self._answers.refuse_with(link, command, error)
+
+    # --- links that end by what they sent -----------------------------------------------------
+
+    def failed(self, link: Link, command: Command | None, error: Exception) -> None:
+        """End the link of a peer whose message caused an error that no code foresaw.
+
+        command: the command that was being handled, if there was one.
+        """
+        if command is None:
+            self._links.fail(link, "message", error)
+        else:
+            number = NUMBERS[type(command)]
+            self._links.fail(
+                link, type(command).__name__.upper(), error, number, reference_of(command)
+            )
+
+    def _out_of_order(self, link: Link, command: Command) -> None:
+        """End a link that sent what its state does not allow."""
+        reason = f"{type(command).__name__.upper()} on a link that is {link.state.value}"
+        number = NUMBERS[type(command)]
+        self._links.refuse(link, number, reference_of(command), "unexpected", reason)
+        self._links.close(link, "refused", "unexpected", reason)
+
+    def malformed(self, link: Link, code: str, reason: str) -> None:
+        """End a link whose message no code can take up."""
+        self._shard.counters["malformed"] += 1
+        self._links.refuse(link, 0, 0, code, reason)
+        self._links.close(link, "malformed", code, reason)
+
+    # --- the first PUBLISH to a stream ----------------------------------------------------------
+
+    def _first_publish(self, link: Link, command: Any, frame: Any) -> None:
+        """Take a PUBLISH to a stream that the link has not written to before."""
+        name = command.stream
+        refuse = self._publishing.refuse
+        bound = None
+        if not self._shard.settings.permit(link.owner, "write", name):
+            bound = self._shard.settings.subjects(link.owner, name)
+            if bound is None:
+                refuse(link, command, "forbidden", f"you may not write to stream '{name}'")
+                return
+        size = len(memoryview(frame))
+        if link.unconfirmed_bytes and link.unconfirmed_bytes + size > link.window_bytes:
+            refuse(link, command, "window", link.overrun(self._shard.settings.window_bytes))
+            return
+        link.unconfirmed_bytes += size
+        use = partial(self._publish_to, link, command, frame, size, self._shard.contents, bound)
+        self._catalogue.use(
+            name, link.owner,
+            self._links.contained(link, "PUBLISH", use, 10, command.tracker),
+            partial(self._not_published, link, command, size),
+        )  # fmt: skip
+
+    def _publish_to(
+        self, link: Link, command: Any, frame: Any, size: int, contents: Any, bound: Any,
+        stream: Stream,
+    ) -> None:  # fmt: skip
+        """Take a PUBLISH to a stream that stands. bound: test of its keys; None: none is bound."""
+        link.unconfirmed_bytes -= size
+        if not link.open:
+            return
+        # The stream may be created first: what was read of the frame is still good afterwards.
+        self._shard.contents = contents
+        if bound is None:
+            if len(link.publishing) >= PUBLISHING_MAX:
+                link.publishing.clear()
+            link.publishing[command.stream] = stream
+            self._publishing.publish(link, command, stream, frame)
+        else:
+            # The link is not noted as one that may publish: each of its batches comes by here.
+            self._publishing.publish_bound(link, command, stream, frame, bound)
+        self._shard.contents = {}
+
+    def _not_published(
+        self, link: Link, command: Any, size: int, code: str, reason: str, retry_ms: int
+    ) -> None:
+        link.unconfirmed_bytes -= size
+        self._publishing.refuse(link, command, code, reason, retry_ms)

@@ -1,0 +1,159 @@
+"""Planning a bounded read: where it may be cut, and how much it brings.
+
+Owns the walk over the indexes that no byte of a batch is needed for, but for a few samples. The
+rule: a plan names the gaps that are known already, and splits between entries only. Source:
+FORMAT.md, section 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from malamute_protocol.errors import BatchError
+from malamute_py.journal.choosing import choose, wanted_spots, weights_of
+from malamute_py.journal.reading import skip_retired
+from malamute_py.journal.segment import Segment
+from malamute_py.journal.segment_files import SegmentFiles
+from malamute_py.journal.spots import Matches
+from malamute_py.journal.types import Candidates, ChosenRows, Gap, Plan, Split
+
+_SAMPLED_FROM_BYTES = 32 << 20
+"""Bytes of a planned read from which on a few batches are looked at for how much is wanted."""
+_SAMPLES = 4
+_SAMPLE_BYTES_MAX = 4 << 20
+_FEWEST = 16
+"""A planned part has at most so many times as many bytes of batches as were asked for: where few
+rows are wanted, looking for them costs about that much."""
+
+
+class Planner:
+    """The plans of reads of one ring."""
+
+    def __init__(self, files: SegmentFiles) -> None:
+        self._files = files
+        self._streams = files.streams
+
+    def plan(
+        self,
+        stream: int,
+        from_offset: int,
+        end_offset: int,
+        search: Candidates | None,
+        records_max: int,
+        bytes_max: int,
+        split_bytes: int,
+        left: Sequence[tuple[Candidates, int]],
+        matches: Matches | None,
+        rows_of: ChosenRows | None,
+    ) -> Plan:
+        """See Ring.plan."""
+        state = self._streams.states.get(stream)
+        if state is None:
+            return Plan(from_offset, (), 0)
+        end = min(end_offset, state.next)
+        gaps: list[Gap] = []
+        position = skip_retired(self._streams, stream, from_offset, end, gaps)
+        if records_max > 0:
+            end = min(end, position + records_max)
+        cutter = _Cutter(position, bytes_max)
+        whole: list[tuple[Segment, Any]] = []
+        for segment in self._files.segments():
+            span = segment.spans.get(stream)
+            if span is None or span.next <= position:
+                continue
+            if span.first >= end or cutter.full():
+                break
+            index = self._files.index(segment)
+            entries = index.entries(stream, position, end)
+            rows = entries.rows
+            chosen = np.asarray(choose(index, stream, entries, search, None), np.bool_)
+            for those_left, before in left:
+                if before > position and len(rows):
+                    kept = choose(index, stream, entries, those_left, None)
+                    chosen &= np.asarray(kept, np.bool_) | (rows["next"] > before)
+            weighed = np.where(chosen, rows["bytes"], 0).astype(np.int64)
+            if matches is not None and search is not None and not left:
+                rare = wanted_spots(index, stream, entries, search, matches, None, position, end)
+                if rare is not None:
+                    weighed = weights_of(rare, rows)
+                    chosen = np.asarray(rare.chosen, np.bool_)
+            if chosen.any():
+                whole.append((segment, rows[chosen]))
+            weights = weighed.tolist()
+            for weight, after in zip(weights, rows["next"].tolist(), strict=True):
+                cutter.add(weight, min(after, end))
+                if cutter.full():
+                    break
+            position = max(position, cutter.position)
+        stop = cutter.position if cutter.full() else max(end, from_offset)
+        one_in = 1
+        if rows_of is not None and cutter.total >= _SAMPLED_FROM_BYTES and split_bytes > 0:
+            one_in = self._one_in(stream, whole, rows_of)
+        return Plan(stop, cutter.splits(stop, split_bytes, one_in), cutter.total, tuple(gaps))
+
+    def _one_in(self, stream: int, entries: list[tuple[Segment, Any]], rows_of: ChosenRows) -> int:
+        """Return of how many bytes of some entries about one is wanted: 1 to _FEWEST.
+
+        A few batches are looked at, and the one of which most is wanted counts.
+        """
+        share = 1 / _FEWEST
+        for segment, rows in entries[:: -(-len(entries) // _SAMPLES) or 1]:
+            row = rows[len(rows) // 2]
+            if row["bytes"] > _SAMPLE_BYTES_MAX:
+                return 1
+            for _, content in self._files.contents(segment, stream, row):
+                try:
+                    found = rows_of(content)
+                except BatchError:
+                    found = None
+                if found is None:
+                    return 1
+                share = max(share, len(found) / max(1, content.head.count))
+            if share > 0.5:
+                return 1
+        return int(1 / share)
+
+
+class _Cutter:
+    """Cuts a walk over entries into splits."""
+
+    def __init__(self, start: int, bytes_max: int) -> None:
+        self.position = start
+        self.total = 0
+        self._start = start
+        self._bytes_max = bytes_max if bytes_max > 0 else 1 << 62
+        self._entries: list[tuple[int, int]] = []
+
+    def full(self) -> bool:
+        return self.total >= self._bytes_max
+
+    def add(self, weight: int, after: int) -> None:
+        """Count an entry that ends before an offset; an entry that was counted is passed over.
+
+        weight: its bytes; 0: nothing in it is selected.
+        """
+        if after <= self.position:
+            return
+        self.position = after
+        self.total += weight
+        self._entries.append((weight, after))
+
+    def splits(self, stop: int, split_bytes: int, one_in: int) -> tuple[Split, ...]:
+        """Return the splits up to `stop`, each of about `split_bytes` if any; 0: a single one.
+
+        one_in: of so many bytes of entries about one is wanted.
+        """
+        most = split_bytes * one_in if split_bytes > 0 else 1 << 62
+        found: list[Split] = []
+        begin, size = self._start, 0
+        for weight, after in self._entries:
+            size += weight
+            if size >= most:
+                found.append(Split(begin, after, -(-size // one_in)))
+                begin, size = after, 0
+        if stop > begin:
+            found.append(Split(begin, stop, -(-size // one_in)))
+        return tuple(found)

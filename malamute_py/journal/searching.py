@@ -1,0 +1,201 @@
+"""Searching a ring: offsets by time, and the newest record of each subject.
+
+Owns the questions to the indexes that no batch answers alone. The rule: a batch that is damaged
+counts as one that may be meant, so that what is found is never too late. Source: FORMAT.md,
+section 8.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from pyroaring import BitMap
+
+from malamute_py.journal.choosing import choose
+from malamute_py.journal.chunks import Batch
+from malamute_py.journal.segment import Segment
+from malamute_py.journal.segment_files import SegmentFiles, content_of
+from malamute_py.journal.types import UNINDEXED_FROM, Candidates
+
+
+class Searches:
+    """All searches of one ring."""
+
+    def __init__(self, files: SegmentFiles) -> None:
+        self._files = files
+        self._streams = files.streams
+
+    # --- by time ----------------------------------------------------------------------
+
+    def closest_offset(self, stream: int, time_ms: int, inclusive: bool) -> int:
+        """See Ring.closest_offset."""
+        least = time_ms if inclusive else time_ms + 1
+        for segment, entries in self._files.entries(stream):
+            if segment.spans[stream].last_time_ms < least:
+                continue
+            rows = entries.rows
+            for place in np.flatnonzero(rows["last_time"] >= least).tolist():
+                damaged = -1
+                for batch in self._batches_of(segment, stream, rows[place]):
+                    if batch.found is None:
+                        # Its time cannot be read: it may be the first.
+                        damaged = batch.base if damaged < 0 else damaged
+                    elif batch.found.stamp.append_time_ms >= least:
+                        begin = batch.base if damaged < 0 else damaged
+                        return max(begin, self._streams.bounds(stream)[0])
+                    else:
+                        damaged = -1
+                if damaged >= 0:
+                    return max(damaged, self._streams.bounds(stream)[0])
+        return self._streams.bounds(stream)[1]
+
+    def closest_client_time(self, stream: int, time_ms: int) -> int:
+        """See Ring.closest_client_time."""
+        first, _ = self._streams.bounds(stream)
+        for segment, entries in self._files.entries(stream):
+            if segment.spans[stream].client_max_ms < time_ms:
+                continue
+            rows = entries.rows
+            for place in np.flatnonzero(rows["client_max"] >= time_ms).tolist():
+                damaged = -1
+                for batch, view in self._files.batches(segment, stream, rows[place]):
+                    if batch.found is None:
+                        damaged = batch.base if damaged < 0 else damaged
+                        continue
+                    times = content_of(batch, view).client_times
+                    if times is not None:
+                        hits = np.flatnonzero(times >= time_ms) + batch.base
+                        hits = hits[hits >= first]
+                        if len(hits):
+                            return max(damaged, first) if damaged >= 0 else int(hits[0])
+                    damaged = -1
+                if damaged >= 0:
+                    return max(damaged, first)
+        return self._streams.bounds(stream)[1]
+
+    def _batches_of(self, segment: Segment, stream: int, row: Any) -> Iterator[Batch]:
+        """Yield the batches of one index entry, damaged ones too."""
+        for batch, _ in self._files.batches(segment, stream, row):
+            yield batch
+
+    # --- by subject ---------------------------------------------------------------------
+
+    def last_per_subject(
+        self, stream: int, search: Candidates | None, end_offset: int | None
+    ) -> list[tuple[tuple[str, ...], int]]:
+        """See Ring.last_per_subject."""
+        state = self._streams.states.get(stream)
+        if state is None:
+            return []
+        end = state.next if end_offset is None else min(end_offset, state.next)
+        latest: dict[tuple[str, ...], int] = {}
+        for segment in reversed(self._files.segments()):
+            span = segment.spans.get(stream)
+            if span is None or span.first >= end or span.next <= state.first:
+                continue
+            self._last_in_segment(segment, stream, state.first, end, search, latest)
+        return sorted(latest.items(), key=lambda item: item[1])
+
+    def _last_in_segment(
+        self,
+        segment: Segment,
+        stream: int,
+        first: int,
+        end: int,
+        search: Candidates | None,
+        latest: dict[tuple[str, ...], int],
+    ) -> None:
+        """Note the newest offset of each subject in a segment, looking from its end.
+
+        latest: subject -> offset, of those that are known already; it gets the others.
+        """
+        index = self._files.index(segment)
+        entries = index.entries(stream, first, end)
+        chosen = choose(index, stream, entries, search, None)
+        rows = {
+            ordinal: row
+            for ordinal, row, take in zip(
+                entries.ordinals.tolist(), entries.rows, chosen, strict=True
+            )
+            if take
+        }
+        headers = index.headers(stream)
+        allowed = BitMap(rows)
+        waiting: dict[int, list[tuple[tuple[str, ...] | None, BitMap]]] = {}
+        heap: list[int] = []
+
+        def wait(keys: tuple[str, ...] | None, bitmap: BitMap) -> None:
+            """Queue keys whose newest record lies in one of these entries, under the last of them.
+
+            keys: of a subject; None: of all subjects that the entries may hold.
+            """
+            if bitmap:
+                last = bitmap.max()
+                if last not in waiting:
+                    heapq.heappush(heap, -last)
+                waiting.setdefault(last, []).append((keys, bitmap))
+
+        if headers.exact and stream < UNINDEXED_FROM:
+            for keys, bitmap in headers.subjects():
+                if keys not in latest:
+                    wait(keys, bitmap & allowed)
+        else:
+            wait(None, allowed.copy())
+        while heap:
+            ordinal = -heapq.heappop(heap)
+            here = self._last_in_entry(segment, stream, rows[ordinal], first, end)
+            for keys, offset in here.items():
+                latest.setdefault(keys, offset)
+            for subject, bitmap in waiting.pop(ordinal):
+                if subject is None or subject not in latest:
+                    bitmap.discard(ordinal)
+                    wait(subject, bitmap)
+
+    def _last_in_entry(
+        self, segment: Segment, stream: int, row: Any, first: int, end: int
+    ) -> dict[tuple[str, ...], int]:
+        """Return each subject's newest offset among the batches of one index entry."""
+        latest: dict[tuple[str, ...], int] = {}
+        for batch, content in self._files.contents(segment, stream, row):
+            low, high = max(first - batch.base, 0), min(end, batch.next) - batch.base
+            if high <= low:
+                continue
+            keys, codes = content.table.keys, content.subject_codes
+            if codes is None:
+                latest[keys[0]] = batch.base + high - 1
+                continue
+            part = codes[low:high]
+            used, from_end = np.unique(part[::-1], return_index=True)
+            for code, distance in zip(used.tolist(), from_end.tolist(), strict=True):
+                latest[keys[code]] = batch.base + high - 1 - distance
+        return latest
+
+    # --- by size ------------------------------------------------------------------------
+
+    def offset_within(self, stream: int, bytes_max: int) -> int:
+        """The least offset from which on the stream's batches fit into so many bytes."""
+        state = self._streams.states.get(stream)
+        if state is None:
+            return 0
+        left = bytes_max
+        offset = state.first
+        newest = True
+        for segment in reversed(self._files.segments()):
+            span = segment.spans.get(stream)
+            if span is None or span.next <= state.first:
+                continue
+            if span.bytes <= left:
+                left -= span.bytes
+                newest = False
+                continue
+            rows = self._files.index(segment).entries(stream, state.first, state.next).rows
+            held = np.cumsum(rows["bytes"][::-1].astype(np.int64))
+            fitting = int(np.searchsorted(held, left, side="right"))
+            if fitting == 0 and newest:
+                fitting = 1
+            offset = int(rows["base"][len(rows) - fitting]) if fitting else span.next
+            break
+        return max(offset, state.first)

@@ -1,0 +1,184 @@
+"""The data directory at a start: opening it, recovering its rings, and the report.
+
+Owns what is logged of a recovery, and the damage that BROKER_INFO shows while the broker runs. The
+rule: anything wrong is one StartError that says what to do, and leaves everything as it was.
+Source: docs/design.md, Journal.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+from malamute_py.broker.ready import MAIN, RingFacts
+from malamute_py.config import Config
+from malamute_py.journal import (
+    DiskFull,
+    JournalCorrupt,
+    JournalError,
+    JournalLocked,
+    MemoryStorage,
+    NewerFormat,
+    Recovery,
+    Storage,
+)
+from malamute_py.journal.directory import Journal
+from malamute_py.server.checkpointing.recovered import ring_facts, rings_asked
+from malamute_py.server.errors import StartError
+from malamute_py.server.journaling.rings import Rings
+from malamute_py.telemetry import Log
+
+_DAMAGE_SHOWN = 100
+
+
+def open_journal(config: Config, storage: Storage | None) -> Journal:
+    """Open the data directory. Raises StartError, with what to do about it.
+
+    storage: instead of the data directory of the configuration.
+    """
+    directory, mapped = config.data_directory, config.journal.mapped_reads
+    where = directory or "memory"
+    elsewhere = "or choose another: malamute broker --data DIRECTORY"
+    try:
+        if storage is not None:
+            return Journal.open(storage, mapped=mapped)
+        return Journal.open(directory or MemoryStorage(), mapped=mapped)
+    except JournalLocked as error:
+        raise StartError(error.what, where, "one directory serves one broker") from error
+    except DiskFull as error:
+        raise StartError(str(error), where, f"free space on its disk, {elsewhere}") from error
+    except (JournalCorrupt, NewerFormat) as error:
+        raise StartError(str(error), where, "nothing was changed") from error
+    except JournalError as error:
+        raise StartError(str(error), where, elsewhere.removeprefix("or ")) from error
+    except OSError as error:
+        raise _explained(error, where, elsewhere) from error
+
+
+class StoredRings:
+    """The rings of a data directory as a start finds them."""
+
+    def __init__(self, journal: Journal, rings: Rings, full: str, log: Log) -> None:
+        """full: the setting of that name for ring main."""
+        self.damage: list[str] = []
+        """Data that was missing or damaged at the start."""
+        self._journal = journal
+        self._rings = rings
+        self._full = full
+        self._log = log
+
+    def recover(self, *, held: bool) -> dict[str, RingFacts]:
+        """Open the rings that are there, ring main first, and report what was found.
+
+        held: nothing of ring main is used again before the tables follow.
+        """
+        where = self._journal.storage.describe()
+        exposed = self._journal.exposure
+        if exposed:
+            self._log.warning(
+                "directory_exposed", directory=where, reason=exposed,
+                do=f"let it belong to the broker's user alone: chmod -R go-rwx {where}",
+            )  # fmt: skip
+        unmapped = self._journal.unmapped
+        way = {"way": "pread", "reason": unmapped} if unmapped else {"way": "mapped"}
+        self._log.info("history_reads", **way)
+        for file, reason in self._journal.restored:
+            self._log.error("file_restored", file=file, reason=reason)
+            self.note_damage(f"{file}: {reason}")
+        if self._journal.moved:
+            self._log.warning(
+                "directory_moved", directory=where, differs=list(self._journal.moved),
+                epoch=self._journal.epoch,
+                do="nothing if it was moved, or its disk. If it is a copy and the original goes on,"
+                " let no client use both: make second directories with malamute snapshot restore",
+            )  # fmt: skip
+        for unknown in self._journal.unknown:
+            self._log.warning("file_left_alone", file=unknown.file, reason=unknown.reason)
+        try:
+            asked = {"full": self._full}
+            facts = {MAIN: self._recover_ring(MAIN, asked, held=held)}
+            if not facts[MAIN].end_lsn:
+                # At the start a full disk is a reason not to go on; and the first publish need not
+                # wait.
+                self._rings.prepare(MAIN)
+            wanted = rings_asked(facts[MAIN])
+            for name in self._journal.names():
+                if name == MAIN:
+                    continue
+                if name not in wanted:
+                    self._log.warning(
+                        "ring_left_alone", ring=name, reason="no stream lives in it any more"
+                    )
+                    continue
+                facts[name] = self._recover_ring(name, wanted[name])
+        except DiskFull as error:
+            raise StartError(str(error), where, "free space on its disk") from error
+        except JournalError as error:
+            raise StartError(
+                str(error), where, f"look at it with: malamute journal verify {where}"
+            ) from error
+        except ValueError as error:
+            raise StartError(str(error), where, "see the section [journal]") from error
+        except OSError as error:
+            raise _explained(error, where, "") from error
+        return facts
+
+    def _recover_ring(self, name: str, asked: dict[str, Any], *, held: bool = False) -> RingFacts:
+        """Open one ring and report what was found. Raises JournalError.
+
+        asked: the ring's own settings. held: nothing of it is used again before the tables follow.
+        Raises JournalCorrupt where ring main has lost the table of streams.
+        """
+        ring, recovery = self._rings.recover(name, asked, held=held)
+        self._report(name, recovery)
+        if recovery.unreadable_state and name == MAIN:
+            raise JournalCorrupt(
+                f"ring {name}",
+                "no snapshot of the table of streams can be read, and to go on without it could "
+                "give a new stream an old one's records; restore the directory from a backup",
+            )
+        return ring_facts(name, ring, recovery)
+
+    def _report(self, name: str, recovery: Recovery) -> None:
+        """Log what the recovery of a ring found, and show damage in BROKER_INFO."""
+        for damage in recovery.damages:
+            self._log.error("journal_damaged", ring=name, **damage._asdict())
+            self.note_damage(
+                f"ring {name}, positions {damage.from_lsn} to {damage.to_lsn}: {damage.reason}"
+            )
+        for dropped in recovery.dropped:
+            self._log.warning("unconfirmed_tail_dropped", ring=name, **dropped._asdict())
+        for unknown in recovery.unknown:
+            self._log.error("file_left_alone", ring=name, **unknown._asdict())
+            self.note_damage(f"ring {name}, {unknown.file}: {unknown.reason}")
+        for file, reason in recovery.restored:
+            self._log.error("file_restored", ring=name, file=file, reason=reason)
+            self.note_damage(f"ring {name}, {file}: {reason}")
+        for number, (first, following) in recovery.skipped.items():
+            self._log.error(
+                "offsets_left_out", ring=name, stream=number, **{"from": first, "to": following}
+            )
+        for file in recovery.rewritten:
+            self._log.warning("segment_rewritten", ring=name, file=file)
+        if recovery.end_lsn:
+            self._log.info("recovered", ring=name, end_lsn=recovery.end_lsn, clean=recovery.clean)
+
+    def note_damage(self, text: str) -> None:
+        """Show damage in BROKER_INFO, while the broker runs."""
+        if len(self.damage) < _DAMAGE_SHOWN:
+            self.damage.append(text)
+
+
+def _explained(error: OSError, where: str, elsewhere: str) -> StartError:
+    """Return the StartError for an error of the system, with what to do about it.
+
+    where: the directory. elsewhere: how to choose another.
+    """
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return StartError(
+            f"no permission ({error})", where,
+            f"run the broker as the owner of the directory, {elsewhere}".rstrip(", "),
+        )  # fmt: skip
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StartError(f"the disk is full ({error})", where, "free space there")
+    return StartError(str(error), where, "look at the directory and its disk")
