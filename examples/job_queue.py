@@ -19,7 +19,7 @@ async def main(endpoint: str) -> dict[str, int]:
     """Submit jobs, work on them, and return how many were done and how many were given up."""
     done: set[int] = set()
     async with malamute.connect(endpoint, identity="scheduler") as client:
-        # A service is created with these settings by whoever comes first.
+        # A service is created with these settings by the program that comes first.
         settings = {"attempts_max": ATTEMPTS, "backoff_ms": 10}
         async with client.worker("jobs", concurrency=8, settings=settings) as worker:
             for number in range(JOBS):
@@ -28,9 +28,8 @@ async def main(endpoint: str) -> dict[str, int]:
 
             given_up = 0
             while len(done) + given_up < JOBS:
-                request = await worker.next(timeout_ms=1_000)
-                if request is None:
-                    continue
+                request = await worker.next()
+                assert request is not None, "the worker was closed"
                 number = int(request.body)
                 if number % 10 == 3:
                     given_up += request.attempts == ATTEMPTS

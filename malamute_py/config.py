@@ -537,7 +537,7 @@ def read_file(path: Path) -> dict[str, Any]:
             return _beside(path.parent, tomllib.load(file))
     except FileNotFoundError:
         raise ConfigError(
-            str(path), "there is no such file; deploy/malamute.toml is an example"
+            str(path), "there is no such file; `malamute deploy config` writes an example"
         ) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(str(path), f"not valid TOML: {error}") from None

@@ -14,7 +14,6 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, Unpack
 
 import zmq
@@ -144,12 +143,7 @@ class EmbeddedBroker:
         """Start the broker."""
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop the broker."""
         self.stop()
 
@@ -157,12 +151,7 @@ class EmbeddedBroker:
         """Start the broker, without holding up the event loop."""
         return await asyncio.to_thread(self.start)
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Stop the broker, without holding up the event loop."""
         await asyncio.to_thread(self.stop)
 

@@ -463,6 +463,7 @@ class Broker:
         self._clean_up()
 
     def _bye(self, link: Link, command: wire.Bye) -> None:
+        """End a link whose client has said BYE."""
         # A client that says BYE with another code leaves this link and comes back on another.
         happened = "bye" if command.code == "closed" else "lost"
         self._links.close(link, happened, "closed", command.reason[:200])

@@ -25,7 +25,6 @@ Buffer: TypeAlias = Any
 
 MAIN = "main"
 """The ring of the change log and of all streams without one of their own."""
-MEMORY = "memory"
 """The ring of the streams in memory that have none of their own."""
 CHANGE_STREAM = 0
 """The stream number of the change log."""

@@ -145,10 +145,10 @@ def _ring(size: str) -> int:
     "pub",
     epilog="""\b
 Examples:
-  malamute bench pub                        a million records, batches of 1,000
+  malamute bench pub                        a million, batches of 1,000
   malamute bench pub --batch 1 --tasks 64   each alone, 64 under way
   malamute bench pub --batch 1 --tasks 1 --count 1000 --confirm stored
-  malamute bench pub --report pub.html      percentiles over the run, as plots"""
+  malamute bench pub --report pub.html      percentiles, as plots"""
     + _CLOSING,
 )
 def pub(
@@ -174,8 +174,8 @@ def pub(
 Examples:
   malamute bench sub                     published and read at the same time
   malamute bench sub --readers 10        each of ten clients reads all of it
-  malamute bench sub --history           read from the start, after all was published
-  malamute bench sub --batch 1 --tasks 1 --count 1000     how long one record takes"""
+  malamute bench sub --history           read after all was published
+  malamute bench sub --batch 1 --tasks 1 --count 1000     one at a time"""
     + _CLOSING,
 )
 def sub(

@@ -22,13 +22,14 @@ from malamute_py.cli.failures import FAILED, USAGE, CommandFailed
 from malamute_py.cli.values import setting_pairs
 
 if TYPE_CHECKING:
+    from malamute_py.config import Config
     from malamute_py.server import Server
     from malamute_py.telemetry import Log
 
 EPILOG = """\b
 Examples:
   malamute broker
-  malamute broker --listen tcp://127.0.0.1:9797 --listen ipc:///run/malamute.sock
+  malamute broker --listen tcp://127.0.0.1:9797 --listen ipc:///run/m.sock
   malamute broker --memory --set streams.auto_create=false
   malamute broker --config malamute.toml --check
 
@@ -90,7 +91,7 @@ def broker(
 
     log = open_log(loaded.log.level, loaded.log.form)
     if sys.stderr.isatty() and loaded.log.form != "json":
-        log = _Greeting(log)
+        log = _Greeting(log, loaded)
     reread = partial(examine, config, environment=os.environ, overrides=overrides)
     server = Server(loaded, log=log, reread=reread)
     _stop_on_signals(server)
@@ -145,8 +146,9 @@ def _place(directory: str) -> str:
 class _Greeting:
     """A log for a person: the line `listening` becomes a short welcome."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, config: Config) -> None:
         self._log = log
+        self._config = config
         self.debug = log.debug
         self.warning = log.warning
         self.error = log.error
@@ -155,7 +157,9 @@ class _Greeting:
     def info(self, event: str, **facts: Any) -> None:
         """Print what matters to a person; every other line goes to the log."""
         if event == "listening":
-            _greet(facts)
+            _greet(facts, self._config.authentication.mechanism)
+        elif event == "http_listening":
+            _show_page(facts, self._config)
         elif event == "stopping":
             print("stopping; Ctrl-C again ends at once", file=sys.stderr)
         elif event == "stopped":
@@ -164,8 +168,11 @@ class _Greeting:
             self._log.info(event, **facts)
 
 
-def _greet(facts: Mapping[str, Any]) -> None:
-    """Tell the person at the terminal where the broker listens, and commands to begin with."""
+def _greet(facts: Mapping[str, Any], mechanism: str) -> None:
+    """Tell the person at the terminal where the broker listens, and commands to begin with.
+
+    mechanism: of authentication; with one a client needs a context before anything else.
+    """
     from rich.console import Console
     from rich.text import Text
 
@@ -182,12 +189,26 @@ def _greet(facts: Mapping[str, Any]) -> None:
     for name, value, style in lines:
         console.print(Text.assemble((f"  {name:<11}", "dim"), (value, style)))
     where = _option(endpoints[0])
-    for name, command in (
+    begin = [
         ("publish", f"malamute pub hello 'my first record' --subject greetings{where}"),
         ("subscribe", f"malamute sub hello --start earliest{where}"),
-    ):
+    ]
+    if mechanism != "none":
+        login = "--user USER"
+        if mechanism == "curve":
+            login = f"--server-key '{facts['server_key']}' --secret-key-file USER.key"
+        begin = [("connect", f"malamute context add USER {login}{where}")]
+    for name, command in begin:
         console.print(Text.assemble((f"  {name:<11}", "dim"), (command, "green")))
     console.print(Text.assemble(("  stop       ", "dim"), "Ctrl-C"))
+
+
+def _show_page(facts: Mapping[str, Any], config: Config) -> None:
+    """Tell the person at the terminal where the console is, or else the metrics."""
+    from malamute_py.sections import serves_console
+
+    name, page = ("console", "/") if serves_console(config.http) else ("metrics", "/metrics")
+    print(f"  {name:<11}{facts['url']}{page}", file=sys.stderr)
 
 
 def _option(endpoint: str) -> str:

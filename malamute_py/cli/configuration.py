@@ -124,6 +124,10 @@ def show(
 @app.command(
     "reload",
     epilog="""\b
+Examples:
+  malamute config reload
+  malamute config reload --json
+
 A running broker takes up users, permissions, quotas and the bounds of [links], [streams],
 [mailboxes], [services] and [groups]; other settings need a restart. It reads its own files. SIGHUP
 does the same where the broker runs without a terminal. In a pipe a line has, with tabs between:

@@ -27,7 +27,12 @@ Name = Annotated[
 ]
 
 
-@app.command("ls")
+@app.command(
+    "ls",
+    epilog="""\b
+Examples:
+  malamute context ls""",
+)
 def ls(as_json: output.Json = False) -> None:
     """List the contexts; the one in use is marked."""
     kept = Contexts.load()
@@ -57,8 +62,8 @@ def ls(as_json: output.Json = False) -> None:
     epilog="""\b
 Examples:
   malamute context add local
-  malamute context add live --endpoint tcp://broker:9797 --user ann --password-file ~/.live
-  malamute context add far --endpoint tcp://far:9797 --server-key far.pub --secret-key-file ann.key
+  malamute context add live --endpoint tcp://live:9797 --user ann
+  malamute context add far --server-key far.pub --secret-key-file ann.key
 
 The broker's public key is what `malamute key show FILE` prints beside the broker: a client talks to
 that broker and to no other.
@@ -127,7 +132,13 @@ def _absolute(path: str) -> str:
     return str(Path(path).expanduser().absolute()) if path else ""
 
 
-@app.command("use")
+@app.command(
+    "use",
+    epilog="""\b
+Examples:
+  malamute context use live
+  malamute context use -""",
+)
 def use_(name: Name, as_json: output.Json = False) -> None:
     """Use a context from now on; `-` for none."""
     kept = Contexts.load()
@@ -139,7 +150,12 @@ def use_(name: Name, as_json: output.Json = False) -> None:
     output.done(text, {"current": kept.current}, as_json=as_json)
 
 
-@app.command("rm")
+@app.command(
+    "rm",
+    epilog="""\b
+Examples:
+  malamute context rm live""",
+)
 def rm(name: Name, as_json: output.Json = False) -> None:
     """Forget a context."""
     kept = Contexts.load()
@@ -151,7 +167,13 @@ def rm(name: Name, as_json: output.Json = False) -> None:
     output.done(f"removed context {name}", {"removed": name}, as_json=as_json)
 
 
-@app.command("show")
+@app.command(
+    "show",
+    epilog="""\b
+Examples:
+  malamute context show
+  malamute context show live --json""",
+)
 def show(
     name: Annotated[
         str | None,

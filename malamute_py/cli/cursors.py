@@ -55,7 +55,12 @@ def known(client: SyncClient, stream: str, cursor: str, following: str = "") -> 
 
 @app.command(
     "ls",
-    epilog="""In a pipe a line has, with tabs between: stream, cursor, next offset, how many
+    epilog="""\b
+Examples:
+  malamute cursor ls
+  malamute cursor ls trades --prefix etl --json
+
+In a pipe a line has, with tabs between: stream, cursor, next offset, how many
 records it is behind, time of its last move in milliseconds, by whom, whether it keeps the
 records that it has not read (yes, no), and how many bytes these are. --json names them.""",
 )
@@ -102,7 +107,12 @@ def ls(
     )  # fmt: skip
 
 
-@app.command("info")
+@app.command(
+    "info",
+    epilog="""\b
+Examples:
+  malamute cursor info trades etl""",
+)
 def info(ctx: typer.Context, stream: Stream, cursor: Name, as_json: output.Json = False) -> None:
     """Show one cursor: where it stands, and its settings."""
     with linked(ctx) as client:
@@ -256,7 +266,12 @@ def edit(
         )  # fmt: skip
 
 
-@app.command("rm")
+@app.command(
+    "rm",
+    epilog="""\b
+Examples:
+  malamute cursor rm trades etl""",
+)
 def rm(
     ctx: typer.Context, stream: Stream, cursor: Name, yes: Yes = False, as_json: output.Json = False
 ) -> None:

@@ -125,7 +125,8 @@ def deploy(
         return
     for name in files:
         print(to / name)
-    typer.echo(f"next: {KITS[kit].then}", err=True)
+    where = "" if to == Path() else f", in {to}"
+    typer.echo(f"next{where}: {KITS[kit].then}", err=True)
 
 
 def contents(kit: str) -> dict[str, bytes]:

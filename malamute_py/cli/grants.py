@@ -207,7 +207,7 @@ def who_can(
         [Column("user", "User", style="cyan"), Column("condition", "Condition")],
         rows,
         as_json=as_json,
-        empty=f"nobody may {verb} {name}".rstrip(),
+        empty=f"no user may {verb} {name}".rstrip(),
     )
 
 

@@ -52,7 +52,12 @@ def known(client: SyncClient, stream: str, group: str) -> GroupFacts:
 
 @app.command(
     "ls",
-    epilog="""In a pipe a line has, with tabs between: stream, group, kind, members, next offset,
+    epilog="""\b
+Examples:
+  malamute group ls
+  malamute group ls trades --json
+
+In a pipe a line has, with tabs between: stream, group, kind, members, next offset,
 how many records it is behind, records in hand, records that are done ahead of the next offset,
 time of its last move in milliseconds, dead letters. --json names them.""",
 )
@@ -110,7 +115,12 @@ def _held(found: GroupFacts) -> Cell:
 
 @app.command(
     "info",
-    epilog="""In a pipe a line has the name of a fact and the fact, with a tab between; then one
+    epilog="""\b
+Examples:
+  malamute group info trades crew
+  malamute group info trades crew --json | jq .members
+
+In a pipe a line has the name of a fact and the fact, with a tab between; then one
 for each member: `member`, its identity, its link, records in hand, since when it is a member and
 when its oldest record in hand was delivered, both in milliseconds (0: none). --json names
 them.""",
@@ -252,7 +262,7 @@ Examples:
   malamute group reset orders packers latest      skip what was not done
   malamute group reset orders packers 4711        an offset
   malamute group reset orders packers now-1h      a time, as 2026-01-31T10:00
-  malamute group reset orders packers 0 --force   members at work lose what they hold
+  malamute group reset orders packers 0 --force    members lose what they hold
 
 Records from there on come again, whether or not they were done; dead letters stay.""",
 )
@@ -327,7 +337,12 @@ def requeue(
     )  # fmt: skip
 
 
-@app.command("rm")
+@app.command(
+    "rm",
+    epilog="""\b
+Examples:
+  malamute group rm trades crew""",
+)
 def rm(
     ctx: typer.Context, stream: Stream, group: Name, yes: Yes = False, as_json: output.Json = False
 ) -> None:

@@ -41,7 +41,7 @@ EPILOG: Final = """\b
 Examples:
   malamute stream import trades trades.jsonl
   malamute stream import trades today.parquet
-  malamute stream import trades events.jsonl --no-keys   into a stream with a ring of its own
+  malamute stream import trades events.jsonl --no-keys  into a ring of its own
 
 An import that was cut off is run again, and goes on where it was: each 1,000 records are a step
 with a key, which the broker takes once. It remembers the newest 100,000 keys, shared between all
@@ -97,7 +97,7 @@ def import_(
         total = file.stat().st_size
         rows_of = _TypedRows(facts.settings) if typed else None
         if form == JSON_LINES[0]:
-            defaults = inputs.Defaults([], {}, {}, None, None, "none")
+            defaults = inputs.Defaults()
             make = None if rows_of is None else rows_of.from_json
             pieces = inputs.read_rows(source, defaults, parts=True, typed=make)
             chunks = _chunks(pieces) if rows_of is None else rows_of.chunks(pieces)
@@ -245,6 +245,7 @@ class _TypedRows:
         return self._chunk(pa.Table.from_batches([batch.select(kept)]), rows)
 
     def _chunk(self, table: Any, rows: list[Row]) -> _Chunk:
+        """Make a chunk of the rows of a table, encoded for the typed stream."""
         from malamute_protocol.limits import DEFAULT_LIMITS
         from malamute_py.client.session.tables import TableRows
 

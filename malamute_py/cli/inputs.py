@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from malamute_py.cli.commands import say
 from malamute_py.cli.failures import USAGE, CommandFailed
-from malamute_py.cli.values import later_ms, size_text, time_ms
+from malamute_py.cli.values import later_ms, pairs, size_text, time_ms
 
 if TYPE_CHECKING:
     from malamute_py.client.sync.client import SyncClient
@@ -39,18 +39,17 @@ class Defaults:
 
     def __init__(
         self,
-        subjects: Sequence[str],
-        fields: dict[str, str],
-        properties: dict[str, str],
-        client_time: str | None,
-        expires: str | None,
-        codec: str,
+        subjects: Sequence[str] | None = None,
+        fields: list[str] | None = None,
+        properties: list[str] | None = None,
+        client_time: str | None = None,
+        expires: str | None = None,
+        codec: str = "none",
     ) -> None:
-        self.subject: str | tuple[str, ...] = (
-            tuple(subjects) if len(subjects) > 1 else subjects[0] if subjects else ""
-        )
-        self.fields = fields
-        self.properties = properties
+        keys = tuple(subjects or ("",))
+        self.subject: str | tuple[str, ...] = keys if len(keys) > 1 else keys[0]
+        self.fields = pairs(fields, "--field")
+        self.properties = pairs(properties, "--property")
         self.codec = codec
         self._client_time = client_time
         self._expires = expires
@@ -100,6 +99,18 @@ def check_sources(
         raise CommandFailed("--whole reads standard input; leave out the body", USAGE)
 
 
+def source_of(
+    given: Sequence[str], defaults: Defaults, *, files: bool, json_lines: bool, from_name: bool,
+    what: str,
+) -> Iterator[Piece]:  # fmt: skip
+    """Return the input that a command line names. what: the word for one of it, to a person."""
+    if files:
+        return _files(given, defaults, from_name)
+    if sys.stdin.isatty():
+        say(f"one {what} a line; end with Ctrl-D")
+    return (_objects if json_lines else _lines)(sys.stdin.buffer, defaults)
+
+
 def tell_key(client: SyncClient) -> None:
     """Warn of a key that is of little use: without an identity each process is another sender."""
     if client.welcome is None or not client.welcome.identity:
@@ -141,7 +152,7 @@ def _chunks(source: IO[bytes]) -> Iterator[list[bytes]]:
         yield [b"".join(rest)]
 
 
-def lines(source: IO[bytes], defaults: Defaults) -> Iterator[Piece]:
+def _lines(source: IO[bytes], defaults: Defaults) -> Iterator[Piece]:
     """Yield lines as bodies, as many in a piece as have arrived."""
     for bodies in _chunks(source):
         yield bodies, _alike(defaults, len(bodies))
@@ -153,7 +164,7 @@ def _alike(defaults: Defaults, count: int) -> dict[str, Any]:
     return {"subjects": [defaults.subject] * count, **defaults.options()}
 
 
-def files(paths: Sequence[str], defaults: Defaults, from_name: bool) -> Iterator[Piece]:
+def _files(paths: Sequence[str], defaults: Defaults, from_name: bool) -> Iterator[Piece]:
     """Yield each file as a body, and a piece. from_name: its name ends the subject."""
     prefix = defaults.subject if isinstance(defaults.subject, str) else defaults.subject[0]
     for path in map(Path, paths):
@@ -168,7 +179,7 @@ def files(paths: Sequence[str], defaults: Defaults, from_name: bool) -> Iterator
 # --- JSON lines --------------------------------------------------------------------------
 
 
-def objects(source: IO[bytes], defaults: Defaults) -> Iterator[Piece]:
+def _objects(source: IO[bytes], defaults: Defaults) -> Iterator[Piece]:
     """Yield each line as a JSON object. Raises CommandFailed after all lines before a bad one."""
     for rows in read_rows(source, defaults):
         yield _columns(rows, defaults.codec)
@@ -181,7 +192,7 @@ def read_rows(
     parts: bool = False,
     typed: Callable[[Any], Any] | None = None,
 ) -> Iterator[list[Row]]:
-    """Yield the rows of JSON lines, as many as have arrived. Raises as objects().
+    """Yield the rows of JSON lines, as many as have arrived. Raises as _objects().
 
     parts: whether a body may be a list of parts. typed: makes the body of what a line has as `row`,
     which each line must have then.

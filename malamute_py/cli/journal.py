@@ -77,7 +77,12 @@ def _stopped(directory: Path) -> None:
 # --- stat ----------------------------------------------------------------------------------
 
 
-@app.command("stat")
+@app.command(
+    "stat",
+    epilog="""\b
+Examples:
+  malamute journal stat malamute-data""",
+)
 def stat(directory: Directory, as_json: output.Json = False) -> int:
     """Show what a data directory holds, by ring and stream."""
     from malamute_py.journal.inspect import stat as read
@@ -203,7 +208,13 @@ def stream_names(directory: Path) -> dict[int, str]:
 # --- verify --------------------------------------------------------------------------------
 
 
-@app.command("verify")
+@app.command(
+    "verify",
+    epilog="""\b
+Examples:
+  malamute journal verify malamute-data
+  malamute journal verify malamute-data --ring main --json""",
+)
 def verify(
     directory: Directory,
     ring: Annotated[str | None, typer.Option(metavar="NAME", help="One ring only.")] = None,
@@ -263,7 +274,8 @@ def verify(
     "repair",
     epilog="""\b
 Examples:
-  malamute journal repair malamute-data repaired; test $? != 1 && malamute broker --data repaired
+  malamute journal repair malamute-data repaired
+  malamute broker --data repaired               unless the exit code was 1
   malamute journal repair malamute-data repaired --json | jq .lost""",
 )
 def repair(
@@ -341,7 +353,7 @@ def repair(
     epilog="""\b
 Examples:
   malamute journal read malamute-data orders > bodies.txt
-  malamute journal read malamute-data orders 'orders.*.eu' --start now-1h --json
+  malamute journal read malamute-data orders 'eu.*' --start now-1h --json
   malamute journal read malamute-data orders --start latest --follow""",
 )
 def read(

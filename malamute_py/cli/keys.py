@@ -26,7 +26,7 @@ PUBLIC_SUFFIX: Final = ".pub"
     "new",
     epilog="""\b
 Examples:
-  malamute key new broker.key      for server_key_file of the broker's configuration
+  malamute key new broker.key      for server_key_file of the configuration
   malamute key new ~/.malamute/ann.key
 
 FILE gets the secret key and mode 600, FILE.pub the public one, which is printed as well.""",
@@ -46,7 +46,12 @@ def new(
         print(public)
 
 
-@app.command("show")
+@app.command(
+    "show",
+    epilog="""\b
+Examples:
+  malamute key show broker.key""",
+)
 def show(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="File with a secret key, or FILE.pub.")

@@ -67,7 +67,12 @@ def _view(client: SyncClient, stream: str) -> SyncKeyView:
 
 @app.command(
     "get",
-    epilog="A key that is not there is exit code 1. In a pipe the value comes without a line end.",
+    epilog="""\b
+Examples:
+  malamute kv get settings colour
+  malamute kv get settings colour --json
+
+A key that is not there is exit code 1. In a pipe the value comes without a line end.""",
 )
 def get(ctx: typer.Context, stream: Stream, key: Key, as_json: output.Json = False) -> None:
     """Print the value of a key."""
@@ -86,7 +91,13 @@ def get(ctx: typer.Context, stream: Stream, key: Key, as_json: output.Json = Fal
     sys.stdout.buffer.flush()
 
 
-@app.command("put")
+@app.command(
+    "put",
+    epilog="""\b
+Examples:
+  malamute kv put settings colour blue
+  malamute kv put settings logo < logo.png""",
+)
 def put(
     ctx: typer.Context, stream: Stream, key: Key, value: Value = None,
     confirm: Confirm = "default", as_json: output.Json = False,
@@ -98,7 +109,13 @@ def put(
     _tell(f"{key} is set", key, revision, as_json)
 
 
-@app.command("update")
+@app.command(
+    "update",
+    epilog="""\b
+Examples:
+  malamute kv update settings colour red --revision 4711
+  malamute kv update settings lock mine --revision 0     only if it is new""",
+)
 def update(
     ctx: typer.Context, stream: Stream, key: Key, revision: Revision, value: Value = None,
     confirm: Confirm = "default", as_json: output.Json = False,
@@ -110,7 +127,15 @@ def update(
     _tell(f"{key} is set", key, done, as_json)
 
 
-@app.command("delete", epilog="A key that is not there is exit code 1.")
+@app.command(
+    "delete",
+    epilog="""\b
+Examples:
+  malamute kv delete settings colour
+  malamute kv delete settings colour --revision 4711
+
+A key that is not there is exit code 1.""",
+)
 def delete(
     ctx: typer.Context, stream: Stream, key: Key, revision: IfRevision = None,
     as_json: output.Json = False,
@@ -126,7 +151,12 @@ def delete(
 
 @app.command(
     "keys",
-    epilog="In a pipe a line has, with a tab between: key, revision. --json names them.",
+    epilog="""\b
+Examples:
+  malamute kv keys settings
+  malamute kv keys settings 'colour.*'
+
+In a pipe a line has, with a tab between: key, revision. --json names them.""",
 )
 def keys(
     ctx: typer.Context, stream: Stream, pattern: Pattern = "#", as_json: output.Json = False
@@ -144,7 +174,13 @@ def keys(
 
 @app.command(
     "watch",
-    epilog="""With --json one object a line; the line {"complete": true} follows the present
+    epilog="""\b
+Examples:
+  malamute kv watch settings
+  malamute kv watch settings prefix:colour. --json
+  malamute kv watch settings --present
+
+With --json one object a line; the line {"complete": true} follows the present
 values, and what comes after it are changes.""",
 )
 def watch(
@@ -166,7 +202,12 @@ def watch(
             sys.stdout.flush()
 
 
-@app.command("history")
+@app.command(
+    "history",
+    epilog="""\b
+Examples:
+  malamute kv history settings colour""",
+)
 def history(ctx: typer.Context, stream: Stream, key: Key, as_json: output.Json = False) -> None:
     """Print what is left of a key's values, the oldest first."""
     with linked(ctx) as client:

@@ -21,7 +21,12 @@ _DIGITS_MAX = 18
 
 @app.command(
     "ls",
-    epilog="""In a pipe a line has, with tabs between: link, identity, software, state, time of the
+    epilog="""\b
+Examples:
+  malamute client ls
+  malamute client ls --json
+
+In a pipe a line has, with tabs between: link, identity, software, state, time of the
 opening in milliseconds, subscriptions, bytes not confirmed, bytes not read. --json names
 them.""",
 )
@@ -73,7 +78,12 @@ def _size(facts: dict[str, Any], name: str) -> Cell:
     return Cell(_number(facts, name), size_text(_number(facts, name)))
 
 
-@app.command("kick")
+@app.command(
+    "kick",
+    epilog="""\b
+Examples:
+  malamute client kick 12 --reason 'restart it, please'""",
+)
 def kick(
     ctx: typer.Context,
     link: Annotated[
@@ -93,6 +103,12 @@ def kick(
     with linked(ctx) as client:
         client.kick(number, reason)
     output.done(f"ended link {number}", {"kicked": number}, as_json=as_json)
+
+
+EPILOG = """\b
+Examples:
+  malamute info
+  malamute info --json | jq .counters"""
 
 
 def info(ctx: typer.Context, as_json: output.Json = False) -> None:

@@ -41,7 +41,12 @@ _BODY_BYTES: Final = 256 << 10
 
 @app.command(
     "ls",
-    epilog="""In a pipe a line has, with tabs between: name, messages, of them in hand, of them
+    epilog="""\b
+Examples:
+  malamute mailbox ls
+  malamute mailbox ls crew. --json
+
+In a pipe a line has, with tabs between: name, messages, of them in hand, of them
 delayed, bytes, time of the oldest in milliseconds (0: none), readers, and whether it is kept in
 memory (yes, no). --json names them.""",
 )
@@ -90,7 +95,12 @@ def age(at_ms: int) -> Cell:
     return Cell(at_ms, duration_text(max(0, now_ms() - at_ms)) if at_ms else "-")
 
 
-@app.command("info")
+@app.command(
+    "info",
+    epilog="""\b
+Examples:
+  malamute mailbox info crew.berlin""",
+)
 def info(ctx: typer.Context, mailbox: Name, as_json: output.Json = False) -> None:
     """Show one mailbox: what lies in it, and its settings."""
     with linked(ctx) as client:
@@ -187,7 +197,13 @@ def peek(
         say(f"{mailbox} is empty" if after < 0 else f"{mailbox}: no message after {after}")
 
 
-@app.command("purge")
+@app.command(
+    "purge",
+    epilog="""\b
+Examples:
+  malamute mailbox purge crew.berlin
+  malamute mailbox purge crew.berlin --yes""",
+)
 def purge(
     ctx: typer.Context, mailbox: Name, yes: Yes = False, as_json: output.Json = False
 ) -> None:
@@ -261,7 +277,13 @@ def edit(
         output.done(f"edited {mailbox}: {', '.join(asked) or 'as it was'}", {}, as_json=False)
 
 
-@app.command("rm")
+@app.command(
+    "rm",
+    epilog="""\b
+Examples:
+  malamute mailbox rm crew.berlin
+  malamute mailbox rm crew.berlin crew.rome --yes""",
+)
 def rm(
     ctx: typer.Context, mailboxes: Names, yes: Yes = False, as_json: output.Json = False
 ) -> None:

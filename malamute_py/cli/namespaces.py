@@ -19,7 +19,12 @@ app = group("namespace")
 
 @app.command(
     "ls",
-    epilog="""In a pipe a line has, with tabs between: name, prefix, patterns of its users, and the
+    epilog="""\b
+Examples:
+  malamute namespace ls
+  malamute namespace ls --json
+
+In a pipe a line has, with tabs between: name, prefix, patterns of its users, and the
 resource nearest to its bound with what is held and the bound (empty: nothing is bounded). --json
 has all that is held, and all bounds.""",
 )
@@ -49,7 +54,11 @@ def ls(
 
 @app.command(
     "show",
-    epilog="""In a pipe a line has, with tabs between: resource, amount held, bound (0: none). A
+    epilog="""\b
+Examples:
+  malamute namespace show acme
+
+In a pipe a line has, with tabs between: resource, amount held, bound (0: none). A
 rate has a bound, and nothing of it is held. --json has what came in and what was refused, too.""",
 )
 def show(

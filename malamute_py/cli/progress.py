@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from malamute_protocol.errors import MalamuteError
@@ -100,12 +99,7 @@ class Progress:
             self._bar.stop()
             self._bar = None
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 

@@ -19,6 +19,11 @@ from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.options import options
 from malamute_py.cli.progress import Progress
 
+EPILOG = """\b
+Examples:
+  malamute verify-promises --embedded
+  malamute verify-promises --kill-command 'systemctl restart malamute'"""
+
 
 def verify_promises(
     ctx: typer.Context,

@@ -31,7 +31,7 @@ from malamute_py.cli.parameters import (
     Tracing,
 )
 from malamute_py.cli.progress import Progress
-from malamute_py.cli.values import count_text, duration_text, pairs, size_text
+from malamute_py.cli.values import count_text, duration_text, size_text
 
 if TYPE_CHECKING:
     from malamute_py.client.sync.client import SyncBulkPublisher, SyncClient
@@ -80,24 +80,16 @@ def pub(
     """Publish records: an argument, lines, JSON lines or files."""
     given = bodies or []
     inputs.check_sources(given, files=files, json_lines=json_lines, from_name=subject_from_name)
-    defaults = inputs.Defaults(
-        subject or [], pairs(field, "--field"), pairs(properties, "--property"),
-        client_time, expires, codec,
-    )  # fmt: skip
+    defaults = inputs.Defaults(subject, field, properties, client_time, expires, codec)
     with linked(ctx, stays=not given, traces=True) as client:
         if given and not files:
             _one(client, stream, given[0].encode("utf-8", "surrogateescape"), defaults, confirm,
                  as_json)  # fmt: skip
             return 0
         run = _Publishing(client, stream, confirm, as_json)
-        if files:
-            return run.finish(inputs.files(given, defaults, subject_from_name), len(given))
-        if sys.stdin.isatty():
-            say("one record a line; end with Ctrl-D")
-        source = inputs.objects(sys.stdin.buffer, defaults) if json_lines else inputs.lines(
-            sys.stdin.buffer, defaults
-        )  # fmt: skip
-        return run.finish(source, None)
+        source = inputs.source_of(given, defaults, files=files, json_lines=json_lines,
+                                  from_name=subject_from_name, what="record")  # fmt: skip
+        return run.finish(source, len(given) if files else None)
 
 
 def _one(

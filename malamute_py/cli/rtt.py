@@ -30,9 +30,9 @@ Examples:
   malamute --context live rtt --size 4KiB
 
 \b
-question          a name that is looked up in the broker's memory: network, broker, client
+question          a name that is looked up in memory: network, broker, client
 confirm stored    a record that survives the end of the broker's process
-confirm synced    a record that survives a power loss: what the disk takes comes on top
+confirm synced    a record that survives a power loss: the disk comes on top
 
 In a pipe a line has, with tabs between: what, count, p50, p90, p99 and max in milliseconds."""
 

@@ -36,7 +36,6 @@ from malamute_py.cli.values import (
     duration_text,
     later_ms,
     now_ms,
-    pairs,
     size_text,
     time_text,
 )
@@ -116,10 +115,7 @@ def send(
         )
     if deliver_at is not None and deliver_in is not None:
         raise CommandFailed("--at and --in exclude each other; give one", USAGE)
-    defaults = inputs.Defaults(
-        subject or [], pairs(field, "--field"), pairs(properties, "--property"), None, expires,
-        "none",
-    )  # fmt: skip
+    defaults = inputs.Defaults(subject, field, properties, expires=expires)
     run = _Sending(mailbox, confirm, priority, _delivery(deliver_at, deliver_in), timeout, as_json)
     with linked(ctx, stays=not given, traces=True) as client:
         if key:
@@ -128,15 +124,13 @@ def send(
             body = given[0].encode("utf-8", "surrogateescape") if given else inputs.whole()
             run.one(client, body, defaults, key.encode())
             return 0
-        if files:
-            return run.many(client, inputs.files(given, defaults, subject_from_name), len(given))
-        if sys.stdin.isatty():
-            say("one message a line; end with Ctrl-D")
-        source = inputs.objects if json_lines else inputs.lines
-        return run.many(client, source(sys.stdin.buffer, defaults), None)
+        source = inputs.source_of(given, defaults, files=files, json_lines=json_lines,
+                                  from_name=subject_from_name, what="message")  # fmt: skip
+        return run.many(client, source, len(given) if files else None)
 
 
 def _delivery(at: str | None, after: str | None) -> int:
+    """Return the time at which a message is delivered; 0: at once."""
     if after is not None:
         return now_ms() + duration_ms(after)
     return 0 if at is None else later_ms(at)

@@ -55,7 +55,12 @@ def known(client: SyncClient, service: str, following: str = "") -> ServiceFacts
 
 @app.command(
     "ls",
-    epilog="""In a pipe a line has, with tabs between: name, waiting, in hand, delayed, dead,
+    epilog="""\b
+Examples:
+  malamute service ls
+  malamute service ls render --json
+
+In a pipe a line has, with tabs between: name, waiting, in hand, delayed, dead,
 workers, requests that they would take now, bytes, time of the oldest in milliseconds (0: none).
 --json names them.""",
 )
@@ -105,7 +110,13 @@ def _count(number: int, style: str = "") -> Cell:
     return Cell(number, count_text(number), style if number else "")
 
 
-@app.command("info")
+@app.command(
+    "info",
+    epilog="""\b
+Examples:
+  malamute service info render
+  malamute service info render --json | jq .workers""",
+)
 def info(ctx: typer.Context, service: Name, as_json: output.Json = False) -> None:
     """Show one service: the requests that wait, and those that workers hold."""
     with linked(ctx) as client:
@@ -376,7 +387,12 @@ def edit(
         output.done(f"edited {service}: {', '.join(asked) or 'as it was'}", {}, as_json=False)
 
 
-@app.command("rm")
+@app.command(
+    "rm",
+    epilog="""\b
+Examples:
+  malamute service rm render --yes""",
+)
 def rm(ctx: typer.Context, services: Names, yes: Yes = False, as_json: output.Json = False) -> None:
     """Remove services and their requests; the requesters are told."""
     with linked(ctx) as client:

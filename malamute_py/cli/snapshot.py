@@ -30,7 +30,13 @@ Snapshot = Annotated[
 ]
 
 
-@app.command("take")
+@app.command(
+    "take",
+    epilog="""\b
+Examples:
+  malamute snapshot take backup
+  malamute snapshot take backup --data /var/lib/malamute""",
+)
 def take(
     directory: Snapshot,
     data: Annotated[Path, typer.Option(metavar="DATA", help="The broker's data directory.")] = Path(
@@ -53,7 +59,12 @@ def take(
     return 0
 
 
-@app.command("verify")
+@app.command(
+    "verify",
+    epilog="""\b
+Examples:
+  malamute snapshot verify backup""",
+)
 def verify(directory: Snapshot, as_json: output.Json = False) -> int:
     """Read a whole snapshot and say whether it can be restored."""
     from malamute_py.store.snapshot import verify as verify_it
@@ -67,7 +78,12 @@ def verify(directory: Snapshot, as_json: output.Json = False) -> int:
     return 0
 
 
-@app.command("restore")
+@app.command(
+    "restore",
+    epilog="""\b
+Examples:
+  malamute snapshot restore backup --data new-data""",
+)
 def restore(
     directory: Snapshot,
     data: Annotated[

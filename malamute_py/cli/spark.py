@@ -84,7 +84,13 @@ Follow = Annotated[bool, typer.Option("--follow", help="Go on with what comes.")
 Json = Annotated[bool, typer.Option("--json", help="JSON lines: a batch each, and the end.")]
 
 
-@app.command("archive")
+@app.command(
+    "archive",
+    epilog="""\b
+Examples:
+  malamute spark archive trades archive/trades
+  malamute spark archive trades s3a://bucket/trades --follow""",
+)
 def archive(
     ctx: typer.Context,
     stream: OneStream,
@@ -126,7 +132,12 @@ def archive(
         return _watch(start, f"archiving {stream}", path, as_json)
 
 
-@app.command("compact")
+@app.command(
+    "compact",
+    epilog="""\b
+Examples:
+  malamute spark compact archive/trades --target 256MiB""",
+)
 def compact(
     path: Directory,
     target: Annotated[
@@ -155,7 +166,12 @@ def compact(
     )
 
 
-@app.command("aggregate")
+@app.command(
+    "aggregate",
+    epilog="""\b
+Examples:
+  malamute spark aggregate trades --into mean --checkpoint state --field price""",
+)
 def aggregate(
     ctx: typer.Context,
     stream: OneStream,
@@ -205,7 +221,13 @@ def aggregate(
         return _watch(start, f"aggregating {stream}", into, as_json)
 
 
-@app.command("replay")
+@app.command(
+    "replay",
+    epilog="""\b
+Examples:
+  malamute spark replay archive/trades --into trades.again --name replay-1
+  malamute spark replay archive/trades --into test --name test-1 --pace 10x""",
+)
 def replay(
     ctx: typer.Context,
     path: Directory,
@@ -261,7 +283,12 @@ def replay(
     return 0
 
 
-@app.command("package")
+@app.command(
+    "package",
+    epilog="""\b
+Examples:
+  malamute spark package malamute.zip""",
+)
 def package(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The zip that is written.")],
     as_json: output.Json = False,

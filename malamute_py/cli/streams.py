@@ -76,7 +76,12 @@ Validate = Annotated[
 
 @app.command(
     "ls",
-    epilog="""In a pipe a line has, with tabs between: name, records, first offset, next offset,
+    epilog="""\b
+Examples:
+  malamute stream ls
+  malamute stream ls orders. --json
+
+In a pipe a line has, with tabs between: name, records, first offset, next offset,
 bytes, and whether it is kept in memory (yes, no). --json names them.""",
 )
 def ls(
@@ -115,7 +120,13 @@ def ls(
     )  # fmt: skip
 
 
-@app.command("info")
+@app.command(
+    "info",
+    epilog="""\b
+Examples:
+  malamute stream info orders
+  malamute stream info orders --json | jq .tail""",
+)
 def info(ctx: typer.Context, stream: OneStream, as_json: output.Json = False) -> None:
     """Show one stream: what it holds, and its settings."""
     with linked(ctx) as client:
@@ -216,7 +227,13 @@ def create(
         output.done(f"created {stream}", {}, as_json=False)
 
 
-@app.command("edit")
+@app.command(
+    "edit",
+    epilog="""\b
+Examples:
+  malamute stream edit orders --max-age 30d
+  malamute stream edit orders --max-bytes 2GiB --description 'all orders'""",
+)
 def edit(
     ctx: typer.Context,
     stream: OneStream,
@@ -256,7 +273,13 @@ def edit(
         output.done(f"edited {stream}: {', '.join(asked) or 'all settings'}", {}, as_json=False)
 
 
-@app.command("rm")
+@app.command(
+    "rm",
+    epilog="""\b
+Examples:
+  malamute stream rm scratch
+  malamute stream rm scratch-1 scratch-2 --yes""",
+)
 def rm(
     ctx: typer.Context,
     streams: Annotated[
@@ -321,6 +344,7 @@ def trim(
 Examples:
   malamute stream purge orders 'customer.4711.#'
   malamute stream purge orders prefix:customer.4711 --before now-1d --yes
+
 A record that is published later is delivered, whatever its subject.""",
 )
 def purge(

@@ -38,8 +38,8 @@ Examples:
   malamute sub orders 'orders.*.eu' --start earliest
   malamute sub orders fields:region=eu --start now-1h --json
   malamute sub orders --until-tail > bodies.txt    all there is, then end
-  malamute sub orders --cursor billing             go on where `billing` stands
-  malamute sub orders --group packers              each record to one of the members
+  malamute sub orders --cursor billing             go on where it stands
+  malamute sub orders --group packers              each record to one member
 
 Patterns: a.*.# (parts), prefix:a., regex:^a.+, fields:k=v,l (all), any:k=v,l (one), #."""
 

@@ -97,6 +97,7 @@ def _wanted() -> list[str]:
 
 
 def _of_otlp() -> str:
+    """Return the name of the OTLP exporter by its protocol variable. Raises CommandFailed."""
     variable = next((name for name in _PROTOCOLS if os.environ.get(name)), "")
     protocol = os.environ[variable] if variable else "http/protobuf"
     if protocol not in _OTLP:

@@ -19,7 +19,12 @@ app = group("transaction")
 
 @app.command(
     "ls",
-    epilog="""In a pipe a line has, with tabs between: id, identity, state, time of the beginning
+    epilog="""\b
+Examples:
+  malamute transaction ls
+  malamute transaction ls --json
+
+In a pipe a line has, with tabs between: id, identity, state, time of the beginning
 and of the newest batch in milliseconds, time at which the broker rolls it back, records, bytes,
 streams with commas between, and where its commit is put off: stream, time since then in
 milliseconds, and why. --json names them.""",
@@ -80,7 +85,13 @@ def _put_off(found: list[PutOffFacts], now_ms: int, *, as_json: bool) -> Cell:
     return Cell(plain, text, "yellow")
 
 
-@app.command("end")
+@app.command(
+    "end",
+    epilog="""\b
+Examples:
+  malamute transaction end 6b1f0c52a94d4e0f8a7be1d26cf08d31
+  malamute transaction end 6b1f0c52a94d4e0f8a7be1d26cf08d31 --give-up""",
+)
 def end(
     ctx: typer.Context,
     transaction: Annotated[

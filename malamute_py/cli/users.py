@@ -88,7 +88,12 @@ def add(
     _say(f"added user {name} to {edit.path}", output_told, as_json)
 
 
-@app.command("rm")
+@app.command(
+    "rm",
+    epilog="""\b
+Examples:
+  malamute user rm ann""",
+)
 def rm(
     name: Name,
     users: UsersOption = None,
@@ -103,7 +108,13 @@ def rm(
     _say(f"removed user {name} from {edit.path}", {"removed": name}, as_json)
 
 
-@app.command("ls")
+@app.command(
+    "ls",
+    epilog="""\b
+Examples:
+  malamute user ls
+  malamute user ls --users /etc/malamute/users.toml""",
+)
 def ls(
     users: UsersOption = None, config: ConfigOption = None, as_json: output.Json = False
 ) -> None:
@@ -146,7 +157,13 @@ def _verbs(grant: Any) -> str:
     return ", ".join(verb for verb in fields if verb != "deny" and getattr(grant, verb))
 
 
-@app.command("passwd")
+@app.command(
+    "passwd",
+    epilog="""\b
+Examples:
+  malamute user passwd ann
+  malamute user passwd ann --generate""",
+)
 def passwd(
     name: Name,
     generate: Generate = False,
@@ -160,7 +177,12 @@ def passwd(
     _say(f"user {name} has another password", {"user": name, **told}, as_json)
 
 
-@app.command("key")
+@app.command(
+    "key",
+    epilog="""\b
+Examples:
+  malamute user key ann --new-key ann-2.key""",
+)
 def key(
     name: Name,
     new_key: NewKey = None,
@@ -175,7 +197,12 @@ def key(
     _say(f"user {name} has another key", {"user": name, **told}, as_json)
 
 
-@app.command("hash")
+@app.command(
+    "hash",
+    epilog="""\b
+Examples:
+  malamute user hash""",
+)
 def hash_() -> None:
     """Hash a password for [authentication.users] of a configuration.
 

@@ -45,12 +45,12 @@ Examples:
 
 \b
 The command gets the body on its standard input, and in its environment
-MALAMUTE_SERVICE, _SUBJECT, _SENDER, _REPLY_TO, _FIELD_NAME of each field, and
+MALAMUTE_SERVICE, _SUBJECT, _SENDER, _REPLY_TO, _FIELD_NAME of each field,
   MALAMUTE_NUMBER     of the request
   MALAMUTE_ATTEMPTS   how often it was handed out, this time included
   MALAMUTE_KEY        the same each time, to tell whether it is done already
   MALAMUTE_DEADLINE   when the request times out; empty: never
-  TRACEPARENT         with --tracing: the request's trace, which `malamute pub --tracing` continues
+  TRACEPARENT         with --tracing: the trace, for `malamute pub --tracing`
 
 \b
 What it prints is the reply. Its exit code decides:

@@ -86,7 +86,10 @@ class Appender:
     def append(
         self, batches: Sequence[AppendLike], synced: int, snapshot_source: SnapshotSource
     ) -> Appended:
-        """See Ring.append. synced: goes into the stamps."""
+        """Write one bundle; durable only after sync().
+
+        synced: goes into the stamps. See Ring.append.
+        """
         if not batches:
             raise ValueError("a bundle has at least one batch")
         begin = self.end
@@ -346,7 +349,7 @@ class Appender:
     # --- raw, for followers -------------------------------------------------------------
 
     def append_raw(self, lsn: int, data: Buffer) -> int:
-        """See Ring.append_raw."""
+        """Write batches as another ring stamped them; returns the new end. See Ring.append_raw."""
         size = self._segment_bytes
         number, position = divmod(lsn, size)
         new_segments = 0

@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
 
 from malamute_protocol.content import Content
 from malamute_protocol.encode import encode
@@ -178,12 +177,7 @@ class Log:
     def __enter__(self) -> Log:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

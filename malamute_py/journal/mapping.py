@@ -60,11 +60,11 @@ class FilePart(mmap.mmap):
         return super().__new__(cls, fd, size, access=mmap.ACCESS_COPY, offset=position)
 
     def bring(self) -> None:
-        """See Part."""
+        """Have the kernel bring the pages in. Raises OSError: one of them cannot be read."""
         self._ask(_POPULATE_READ)
 
     def detach(self) -> None:
-        """See Part."""
+        """Give the bytes memory of their own: the file may be written over."""
         self._ask(_POPULATE_WRITE)
 
     def _ask(self, what: int) -> None:

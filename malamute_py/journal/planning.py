@@ -49,7 +49,7 @@ class Planner:
         matches: Matches | None,
         rows_of: ChosenRows | None,
     ) -> Plan:
-        """See Ring.plan."""
+        """How far a read bounded so would come, and its parts; from the index. See Ring.plan."""
         state = self._streams.states.get(stream)
         if state is None:
             return Plan(from_offset, (), 0)

@@ -63,7 +63,7 @@ class Reader:
         pinned: int,
         chosen_rows: ChosenRows | None,
     ) -> History:
-        """See Ring.read."""
+        """Whole batches that hold offsets in [from, end), in order. See Ring.read."""
         state = self._streams.states.get(stream)
         if state is None:
             if from_offset >= end_offset or not self._streams.unseen_next:
@@ -337,7 +337,10 @@ class Reader:
         return position, left, True
 
     def read_batches(self, stream: int, offsets: Sequence[int]) -> list[bytes | None]:
-        """See Ring.read_batches."""
+        """For each offset the whole batch (stamp and content) that holds it, checked.
+
+        See Ring.read_batches.
+        """
         found: list[bytes | None] = [None] * len(offsets)
         first, after = self._streams.bounds(stream)
         places = sorted(range(len(offsets)), key=offsets.__getitem__)
@@ -372,7 +375,10 @@ class Reader:
     # --- raw --------------------------------------------------------------------------
 
     def read_raw(self, lsn: int, end_lsn: int, bytes_max: int) -> tuple[int, Any, int]:
-        """See Ring.read_raw."""
+        """(position, batches as they are, position after them) for append_raw() elsewhere.
+
+        See Ring.read_raw.
+        """
         size = self._files.settings.segment_bytes
         if lsn >= end_lsn:
             return lsn, b"", lsn

@@ -728,7 +728,7 @@ class Scan:
                 self.streams.note_floor(number, min(first, self.streams.state(number).next))
 
     def _load_state(self) -> None:
-        """Complete snapshot, epochs, controls and produced from segments known by their index."""
+        """Read changes, epochs and producers of segments of which only the index was read."""
         # Any segment may be known by its index only, whatever its neighbours are: an index
         # is removed before its segment is recycled, and may be damaged.
         newest = self.snapshot

@@ -8,7 +8,7 @@ section 8.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,62 +31,75 @@ class Searches:
     # --- by time ----------------------------------------------------------------------
 
     def closest_offset(self, stream: int, time_ms: int, inclusive: bool) -> int:
-        """See Ring.closest_offset."""
+        """Offset of the first record appended at the time or later; else the next offset.
+
+        See Ring.closest_offset.
+        """
         least = time_ms if inclusive else time_ms + 1
+
+        def begin(batch: Batch, view: memoryview) -> int:
+            assert batch.found is not None
+            return batch.base if batch.found.stamp.append_time_ms >= least else -1
+
+        return self._first(stream, "last_time_ms", "last_time", least, begin)
+
+    def closest_client_time(self, stream: int, time_ms: int) -> int:
+        """Offset of the first record (by offset) whose client time is this or later.
+
+        See Ring.closest_client_time.
+        """
+        first, _ = self._streams.bounds(stream)
+
+        def begin(batch: Batch, view: memoryview) -> int:
+            times = content_of(batch, view).client_times
+            if times is None:
+                return -1
+            hits = np.flatnonzero(times >= time_ms) + batch.base
+            hits = hits[hits >= first]
+            return int(hits[0]) if len(hits) else -1
+
+        return self._first(stream, "client_max_ms", "client_max", time_ms, begin)
+
+    def _first(
+        self,
+        stream: int,
+        of_span: str,
+        of_entry: str,
+        least: int,
+        begin: Callable[[Batch, memoryview], int],
+    ) -> int:
+        """Return the offset that `begin` finds first; else the stream's next offset.
+
+        of_span, of_entry: the fields with the latest time of a segment and of an entry. begin:
+        the offset within a good batch, or -1. What cannot be read before may be the first.
+        """
         for segment, entries in self._files.entries(stream):
-            if segment.spans[stream].last_time_ms < least:
+            if getattr(segment.spans[stream], of_span) < least:
                 continue
             rows = entries.rows
-            for place in np.flatnonzero(rows["last_time"] >= least).tolist():
+            for place in np.flatnonzero(rows[of_entry] >= least).tolist():
                 damaged = -1
-                for batch in self._batches_of(segment, stream, rows[place]):
+                for batch, view in self._files.batches(segment, stream, rows[place]):
                     if batch.found is None:
-                        # Its time cannot be read: it may be the first.
                         damaged = batch.base if damaged < 0 else damaged
-                    elif batch.found.stamp.append_time_ms >= least:
-                        begin = batch.base if damaged < 0 else damaged
-                        return max(begin, self._streams.bounds(stream)[0])
+                    elif (found := begin(batch, view)) >= 0:
+                        found = found if damaged < 0 else damaged
+                        return max(found, self._streams.bounds(stream)[0])
                     else:
                         damaged = -1
                 if damaged >= 0:
                     return max(damaged, self._streams.bounds(stream)[0])
         return self._streams.bounds(stream)[1]
 
-    def closest_client_time(self, stream: int, time_ms: int) -> int:
-        """See Ring.closest_client_time."""
-        first, _ = self._streams.bounds(stream)
-        for segment, entries in self._files.entries(stream):
-            if segment.spans[stream].client_max_ms < time_ms:
-                continue
-            rows = entries.rows
-            for place in np.flatnonzero(rows["client_max"] >= time_ms).tolist():
-                damaged = -1
-                for batch, view in self._files.batches(segment, stream, rows[place]):
-                    if batch.found is None:
-                        damaged = batch.base if damaged < 0 else damaged
-                        continue
-                    times = content_of(batch, view).client_times
-                    if times is not None:
-                        hits = np.flatnonzero(times >= time_ms) + batch.base
-                        hits = hits[hits >= first]
-                        if len(hits):
-                            return max(damaged, first) if damaged >= 0 else int(hits[0])
-                    damaged = -1
-                if damaged >= 0:
-                    return max(damaged, first)
-        return self._streams.bounds(stream)[1]
-
-    def _batches_of(self, segment: Segment, stream: int, row: Any) -> Iterator[Batch]:
-        """Yield the batches of one index entry, damaged ones too."""
-        for batch, _ in self._files.batches(segment, stream, row):
-            yield batch
-
     # --- by subject ---------------------------------------------------------------------
 
     def last_per_subject(
         self, stream: int, search: Candidates | None, end_offset: int | None
     ) -> list[tuple[tuple[str, ...], int]]:
-        """See Ring.last_per_subject."""
+        """(keys, offset) of the latest record of each distinct subject, by offset.
+
+        See Ring.last_per_subject.
+        """
         state = self._streams.states.get(stream)
         if state is None:
             return []

@@ -190,7 +190,10 @@ class Space:
     # --- the hold -----------------------------------------------------------------------
 
     def hold(self, lsn: int | None) -> None:
-        """See Ring.hold."""
+        """Keep everything at or beyond a position, whatever it costs: a checkpoint needs it.
+
+        See Ring.hold.
+        """
         held = self.held_lsn
         if lsn is None:
             self.held_lsn = None

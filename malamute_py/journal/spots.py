@@ -154,7 +154,7 @@ class Unspotted:
         """Entries with a row of exactly this key that has no spot."""
         tops = self._spotted.tops
         held = tops.get((key,))
-        # Of records with further keys it may name entries too many.
+        # It may name entries too many, of records with further keys.
         found = self._headers.subject(key)
         return found if held is None or self._headers.several(key) else found - held
 

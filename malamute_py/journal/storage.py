@@ -261,7 +261,7 @@ class FileStorage:
             _sync_path(self._directory.parent)
 
     def child(self, name: str) -> FileStorage:
-        """See Storage."""
+        """The directory `name` inside this one, made durably when it does not exist."""
         path = self._directory / name
         if path.is_symlink():
             raise NotAFile(str(path), "a symbolic link", "a directory")
@@ -271,7 +271,7 @@ class FileStorage:
         return FileStorage(path, read_only=self._read_only)
 
     def children(self) -> list[str]:
-        """See Storage."""
+        """Names of the directories inside this one."""
         with os.scandir(self._directory) as entries:
             return sorted(each.name for each in entries if each.is_dir(follow_symlinks=False))
 
@@ -281,12 +281,12 @@ class FileStorage:
             raise PermissionError(errno.EROFS, "opened for reading only", name)
 
     def names(self) -> list[str]:
-        """See Storage."""
+        """Names of everything in this directory that is no directory, sorted."""
         with os.scandir(self._directory) as entries:
             return sorted(each.name for each in entries if not each.is_dir(follow_symlinks=False))
 
     def strangers(self) -> dict[str, str]:
-        """See Storage."""
+        """Entries that are neither files nor directories: name -> what each is."""
         with os.scandir(self._directory) as entries:
             names = sorted(
                 each.name
@@ -297,7 +297,7 @@ class FileStorage:
         return {name: kind_of(self._directory / name) for name in names}
 
     def create(self, name: str, size: int) -> File:
-        """See Storage."""
+        """Make a file of this size that reads as zeros, its space allocated."""
         self._may_write(name)
         path = self._directory / name
         try:
@@ -323,11 +323,11 @@ class FileStorage:
         return file
 
     def open(self, name: str) -> File:
-        """See Storage."""
+        """Open for reading and writing. Raises FileNotFoundError, NotAFile, OSError."""
         return _OsFile(name, open_regular(self._directory / name, self._flags))
 
     def read(self, file: File, position: int, size: int) -> bytes:
-        """See Storage."""
+        """Up to `size` bytes, fewer only at the end of the file. Raises OSError."""
         assert isinstance(file, _OsFile)
         data = os.pread(file.fd, size, position)
         if len(data) == size:
@@ -341,7 +341,7 @@ class FileStorage:
         return b"".join(parts)
 
     def map(self, file: File, position: int, size: int) -> Part | None:
-        """See Storage."""
+        """Map a part of a file, from a whole page on; no page of it is touched."""
         assert isinstance(file, _OsFile)
         # Beyond the end of a file a mapping is a signal.
         if position + size > file.size:
@@ -349,7 +349,7 @@ class FileStorage:
         return FilePart(file.fd, position, size)
 
     def write(self, file: File, position: int, buffers: Sequence[Buffer]) -> None:
-        """See Storage."""
+        """Write the buffers back to back. Raises DiskFull, OSError: a part may be written."""
         assert isinstance(file, _OsFile)
         try:
             for first in range(0, len(buffers), _IOV_MAX):
@@ -386,16 +386,16 @@ class FileStorage:
         return error
 
     def sync(self, file: File) -> None:
-        """See Storage."""
+        """Make the file's bytes durable. Raises OSError: the bytes may be lost for good."""
         assert isinstance(file, _OsFile)
         os.fdatasync(file.fd)
 
     def sync_directory(self) -> None:
-        """See Storage."""
+        """Make creations, renames and removals durable."""
         _sync_path(self._directory)
 
     def rename(self, old: str, new: str) -> None:
-        """See Storage."""
+        """Rename over whatever has the new name; open files stay open."""
         self._may_write(old)
         try:
             (self._directory / old).replace(self._directory / new)
@@ -403,14 +403,14 @@ class FileStorage:
             raise NotAFile(str(self._directory / new), "a directory") from error
 
     def remove(self, name: str) -> None:
-        """See Storage."""
+        """Remove a file; nothing happens when there is none."""
         self._may_write(name)
         # A directory of this name is no file of ours: there is none, then.
         with contextlib.suppress(IsADirectoryError):
             (self._directory / name).unlink(missing_ok=True)
 
     def lock(self, name: str) -> Lock:
-        """See Storage."""
+        """Take the lock file. Raises JournalLocked naming the holder."""
         create = 0 if self._read_only else os.O_CREAT
         fd = open_regular(self._directory / name, self._flags | create)
         try:
@@ -450,12 +450,12 @@ class FileStorage:
         return facts.f_blocks == 0 or size <= facts.f_bavail * facts.f_frsize
 
     def free_bytes(self) -> int:
-        """See Storage."""
+        """Space left for new files."""
         facts = os.statvfs(self._directory)
         return facts.f_bavail * facts.f_frsize
 
     def describe(self) -> str:
-        """See Storage."""
+        """Where this is, for messages to people."""
         return str(self._directory)
 
     def exposure(self) -> str:
@@ -535,47 +535,47 @@ class MemoryStorage:
         self._locks: set[str] = set()
 
     def child(self, name: str) -> MemoryStorage:
-        """See Storage."""
+        """The directory `name` inside this one, made durably when it does not exist."""
         found = self._children.get(name)
         if found is None:
             found = self._children[name] = MemoryStorage(f"{self._name}/{name}")
         return found
 
     def children(self) -> list[str]:
-        """See Storage."""
+        """Names of the directories inside this one."""
         return sorted(self._children)
 
     def names(self) -> list[str]:
-        """See Storage."""
+        """Names of everything in this directory that is no directory, sorted."""
         return sorted(self._files.copy())
 
     def strangers(self) -> dict[str, str]:
-        """See Storage: there is nothing but files."""
+        """Return nothing: in memory there are only files and directories."""
         return {}
 
     def create(self, name: str, size: int) -> File:
-        """See Storage."""
+        """Make a file of this size that reads as zeros, its space allocated."""
         file = self._files[name] = _MemoryFile(name, size)
         return file
 
     def open(self, name: str) -> File:
-        """See Storage."""
+        """Open for reading and writing. Raises FileNotFoundError, NotAFile, OSError."""
         file = self._files.get(name)
         if file is None:
             raise FileNotFoundError(errno.ENOENT, "no such file", name)
         return file
 
     def read(self, file: File, position: int, size: int) -> bytes:
-        """See Storage."""
+        """Up to `size` bytes, fewer only at the end of the file. Raises OSError."""
         assert isinstance(file, _MemoryFile)
         return bytes(memoryview(file.data)[position : position + size])
 
     def map(self, file: File, position: int, size: int) -> Part | None:
-        """See Storage: what is in memory is copied."""
+        """Return None: what is in memory is never mapped."""
         return None
 
     def write(self, file: File, position: int, buffers: Sequence[Buffer]) -> None:
-        """See Storage."""
+        """Write the buffers back to back. Raises DiskFull, OSError: a part may be written."""
         assert isinstance(file, _MemoryFile)
         data = file.data
         for buffer in buffers:
@@ -585,32 +585,32 @@ class MemoryStorage:
             position += size
 
     def sync(self, file: File) -> None:
-        """See Storage: nothing to do."""
+        """Do nothing: what is in memory is never durable."""
 
     def sync_directory(self) -> None:
-        """See Storage: nothing to do."""
+        """Do nothing: what is in memory is never durable."""
 
     def rename(self, old: str, new: str) -> None:
-        """See Storage."""
+        """Rename over whatever has the new name; open files stay open."""
         file = self._files.pop(old)
         file.name = new
         self._files[new] = file
 
     def remove(self, name: str) -> None:
-        """See Storage."""
+        """Remove a file; nothing happens when there is none."""
         self._files.pop(name, None)
 
     def lock(self, name: str) -> Lock:
-        """See Storage."""
+        """Take the lock file. Raises JournalLocked naming the holder."""
         if name in self._locks:
             raise JournalLocked(self._name, "in use in this process: close the other one")
         self._locks.add(name)
         return _MemoryLock(self._locks, name)
 
     def free_bytes(self) -> int:
-        """See Storage."""
+        """Space left for new files."""
         return 1 << 62
 
     def describe(self) -> str:
-        """See Storage."""
+        """Where this is, for messages to people."""
         return self._name

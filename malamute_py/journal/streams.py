@@ -66,7 +66,7 @@ class StreamTable:
         if epoch > state.last_epoch:
             self._note_epoch(state, epoch, base)
         if state.kept < 0:
-            # Of a stream of which nothing was found, what lies before is lost and not retired.
+            # Where nothing of a stream was found, what lies before is lost and not retired.
             state.kept = 0 if 0 < self.unseen_next <= base else base
         if after > state.next:
             state.next = after

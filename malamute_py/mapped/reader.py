@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from malamute_protocol.pattern import Pattern
@@ -121,12 +120,7 @@ class LogReader:
     def __enter__(self) -> LogReader:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _entry(self, name: str) -> StreamEntry:

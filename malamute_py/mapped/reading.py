@@ -12,7 +12,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from malamute_protocol.batch import Batch, Record
@@ -687,12 +686,7 @@ class Reading:
     def __enter__(self) -> Reading:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -195,7 +195,7 @@ class Segments:
             return None
         self._maps[number] = found
         if len(self._maps) > MAPS_MAX:
-            # Who goes through it now keeps it; without anybody it is unmapped here.
+            # A reader that goes through the map keeps it; without one it is unmapped here.
             self._maps.popitem(last=False)
         return found
 

@@ -282,7 +282,7 @@ def begin_of(segments: Segments, stream: int, offset: int) -> tuple[int, int]:
     """
     numbers = segments.numbers()
     before: int | None = None
-    behind = 0, offset
+    later = 0, offset
     while numbers:
         middle = len(numbers) // 2
         snapshot = first_snapshot(segments, numbers[middle])
@@ -294,8 +294,8 @@ def begin_of(segments: Segments, stream: int, offset: int) -> tuple[int, int]:
         if row.next <= offset:
             before, numbers = snapshot.facts.as_of_lsn, numbers[middle + 1 :]
         else:
-            behind, numbers = (snapshot.facts.as_of_lsn, row.next), numbers[:middle]
-    return behind if before is None else (before, offset)
+            later, numbers = (snapshot.facts.as_of_lsn, row.next), numbers[:middle]
+    return later if before is None else (before, offset)
 
 
 def next_offset(segments: Segments, stream: int, bound_lsn: int) -> int:

@@ -57,19 +57,25 @@ class RecordIndex(Protocol):
 
     @property
     def exact(self) -> bool:
-        """See HeaderIndex."""
+        """False: subjects are leading parts ("" may begin anything). See HeaderIndex."""
 
     def subjects(self) -> Iterable[tuple[tuple[str, ...], BitMap]]:
         """All keys of a record, or their leading parts, and who holds such a record."""
 
     def subject(self, key: str) -> BitMap:
-        """See SubjectLookup."""
+        """Return the holders of a record with just this key; where not exact, possible holders.
+
+        See SubjectLookup.
+        """
 
     def field(self, name: str, value: str | None) -> BitMap:
-        """See HeaderIndex."""
+        """Entries with a record that has the field, and, unless None, the value; as subject().
+
+        See HeaderIndex.
+        """
 
     def everything(self) -> BitMap:
-        """See HeaderIndex."""
+        """All entries of the stream. See HeaderIndex."""
 
 
 class ByKey:
@@ -83,7 +89,7 @@ class ByKey:
         self.everything = index.everything
 
     def subjects(self) -> Iterator[tuple[str, BitMap]]:
-        """See HeaderIndex."""
+        """(keys of a record, entries that hold such a record). See HeaderIndex."""
         for keys, bitmap in self._index.subjects():
             for key in keys:
                 yield key, bitmap

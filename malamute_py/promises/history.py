@@ -12,7 +12,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 ASKED: Final = "asked"
@@ -68,12 +67,7 @@ class Book:
         """Return the journal; nothing else is to be done."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the file."""
         self._file.close()
 

@@ -705,7 +705,7 @@ class Loop:
                     f"the {result.thread} thread met a bug: {result.error!r}"
                 ) from result.error
             else:
-                raise AssertionError(f"nobody expects {kind}")
+                raise AssertionError(f"no part of the loop expects {kind}")
 
     # --- what the core wants ---------------------------------------------------------
 

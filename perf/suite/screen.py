@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -132,12 +131,7 @@ class Screen(Listener):
             self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._progress is not None:
             self._progress.stop()
         sys.stdout.flush()

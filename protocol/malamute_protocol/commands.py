@@ -459,11 +459,11 @@ RequestPriority: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=REQUEST_PRIORI
 
 def check_ranges(ranges: Iterable[tuple[int, int]]) -> None:
     """Raise ValueError unless these are Ranges, so that no caller walks through invalid ones."""
-    behind, numbers = 0, 0
+    last_end, numbers = 0, 0
     for first, end in ranges:
-        if first < behind or end <= first:
+        if first < last_end or end <= first:
             raise ValueError("ranges ascend, do not overlap, and none is empty")
-        behind = end
+        last_end = end
         numbers += end - first
     if not numbers:
         raise ValueError("at least one range")

@@ -145,7 +145,7 @@ class Scatter:
     __slots__ = ("_blob", "_bounds", "_codes", "_content", "_keys", "_stamp")
 
     def __init__(self, stamp: Stamp, content: Content) -> None:
-        """content: one that scatters() allows."""
+        """content: one that can_scatter() allows."""
         bodies = content.bodies()
         self._stamp = stamp
         self._content = content
@@ -197,8 +197,8 @@ class Scatter:
         )  # fmt: skip
 
 
-def scatters(content: Content) -> bool:
-    """Whether a batch is plain enough for Scatter: bodies and subjects, and nothing else."""
+def can_scatter(content: Content) -> bool:
+    """Whether Scatter can cut rows out of a batch: it has bodies and subjects, and nothing else."""
     head = content.head
     return (
         head.codec == 0

@@ -92,7 +92,7 @@ class RowCount:
         self._rows += len(batch)
 
     def take(self) -> Iterator[Any]:
-        """Yield the counted rows as a record batch; then begin anew."""
+        """Yield a record batch without columns of as many rows as were counted; then begin anew."""
         if self._rows:
             nothing = _arrow.struct([])
             rows = _arrow.StructArray.from_buffers(nothing, self._rows, [None])

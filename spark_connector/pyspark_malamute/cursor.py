@@ -43,7 +43,7 @@ class QueryCursor:
             self._at.update(fresh)
 
     def move(self, offsets: Mapping[str, StreamOffset]) -> None:
-        """Have it stand where a batch ended that is in the sink. Raises SourceUnavailable."""
+        """Move the cursors to where a batch ended that is in the sink. Raises SourceUnavailable."""
         moved = {
             name: at
             for name, at in offsets.items()

@@ -41,7 +41,7 @@ class IdleWait:
         self._pause_s = _FIRST_WAIT_S
 
     def begin(self, start: Any) -> None:
-        """A call begins that asks for what lies after `start`."""
+        """Note a call of Spark's that asks for what lies after `start`."""
         now_s = self._clock()
         if start != self._start:
             self._wait_s = 0.0

@@ -81,7 +81,7 @@ class KeptLinks:
             self._idle_since_s.pop(key, None)
 
     def release(self, key: Key) -> None:
-        """End a use."""
+        """Count a use of a link less; a link without any counts as idle from now on."""
         with self._lock:
             self._users[key] -= 1
             if self._users[key]:

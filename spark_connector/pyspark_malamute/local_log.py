@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from malamute_protocol.errors import MalamuteError, Timeout
@@ -124,11 +123,6 @@ class LocalLog:
     def __enter__(self) -> LocalLog:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._log is not None:
             self._log.close()

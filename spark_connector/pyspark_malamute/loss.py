@@ -24,7 +24,7 @@ _GO_ON: Final = (
 
 
 def lost(options: SourceOptions, begin: int, end: int, code: str, reason: str = "") -> None:
-    """Records [begin, end) of the stream are gone: fail or log, as the options say.
+    """Fail or log, as the options say, since records [begin, end) of the stream are gone.
 
     Raises DataLoss.
     """
@@ -37,7 +37,7 @@ def lost(options: SourceOptions, begin: int, end: int, code: str, reason: str = 
 
 
 def gone(options: SourceOptions, begin: int, end: int, trimmed: int, code: str) -> None:
-    """Records [begin, end) are gone, those before `trimmed` because a client removed them.
+    """Fail or log: records [begin, end) are gone, of which a client removed those before `trimmed`.
 
     Raises DataLoss.
     """
@@ -48,7 +48,7 @@ def gone(options: SourceOptions, begin: int, end: int, trimmed: int, code: str) 
 
 
 def purged(options: SourceOptions, begin: int, end: int) -> None:
-    """Records [begin, end) were removed on purpose: log, or fail where the options say so.
+    """Log that records [begin, end) were removed on purpose, or fail where the options say so.
 
     Raises DataLoss.
     """
@@ -62,7 +62,7 @@ def purged(options: SourceOptions, begin: int, end: int) -> None:
 
 
 def rewound(options: SourceOptions, position: int, tail: int) -> None:
-    """The stream ends before a position that was read up to. Raises DataLoss, or logs."""
+    """Raise DataLoss, or log: the stream ends before a position that was read up to."""
     what = (
         f"stream '{options.stream}' now ends at offset {tail}, before {position}, where this query "
         "was: the broker has lost what lay between, and gives those offsets to new records"
@@ -77,6 +77,7 @@ def removed(options: SourceOptions) -> None:
 
 
 def _decide(options: SourceOptions, what: str) -> None:
+    """Raise DataLoss, or log where failOnDataLoss is false."""
     if options.fail_on_data_loss:
         raise DataLoss(f"malamute source: {what}. {_GO_ON}")
     LOG.warning("malamute source: %s; going on, since failOnDataLoss is false", what)

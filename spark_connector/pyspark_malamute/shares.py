@@ -22,7 +22,7 @@ def shares(most: int, wanted: Mapping[str, int]) -> dict[str, int]:
         return dict.fromkeys(list(wanted)[:most], 1)
     left, others = most, len(wanted)
     found: dict[str, int] = {}
-    # Those that want least come first: what they leave is the others'.
+    # Streams that want least come first: what they leave is the others'.
     for name in sorted(wanted, key=lambda name: wanted[name]):
         found[name] = min(wanted[name], left // others)
         left -= found[name]

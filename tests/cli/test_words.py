@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from click import Context
+from typer.main import get_command
 
 from malamute_py.cli import output, values
 from malamute_py.cli.app import app
@@ -87,24 +92,37 @@ def test_every_command_has_help_that_agrees_with_the_list(name: str) -> None:
     assert " ".join(COMMANDS[name].help.split()) in " ".join(told.out.split())
 
 
-def test_examples_in_the_help_fit_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+def commands_below(found: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield (words, command) of each command that runs something."""
+    inner = getattr(found, "commands", None)
+    if inner is None:
+        yield path, found
+        return
+    for name, one in inner.items():
+        yield from commands_below(one, (*path, name))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_examples_of_options_that_it_has_within_80_columns(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    commands: list[tuple[str, ...]] = [(name,) for name in COMMANDS]
-    commands += [("stream", "create"), ("stream", "peek"), ("journal", "dump"), ("context", "add")]
-    commands += [("mailbox", "peek"), ("mailbox", "edit"), ("service", "edit")]
-    commands += [
-        ("service", "requeue"),
-        ("cursor", "move"),
-        ("cursor", "reset"),
-        ("cursor", "edit"),
-    ]
-    for command in commands:
+    root: Any = get_command(app)
+    top = root.get_command(Context(root), name)
+    for command, found in commands_below(top, (name,)):
         lines = run_cli(*command, "--help").ok().lines
-        begin = next((at for at, line in enumerate(lines) if "Examples:" in line), len(lines))
-        for line in lines[begin + 1 :]:
-            if not line.strip():
-                break
+        assert not [line for line in lines if len(line) > 80], command
+        assert "  Examples:" in lines, command
+        known = {
+            option
+            for parameter in found.params
+            for option in (*parameter.opts, *parameter.secondary_opts)
+        }
+        for line in itertools.takewhile(str.strip, lines[lines.index("  Examples:") + 1 :]):
             assert re.match("    .*malamute ", line), (command, line)
+            own = re.search(f"malamute {' '.join(command)} ([^|;&]*?)(?: -- | [|;&]|$)", line)
+            given = re.findall("(?<= )--[a-z-]+", f" {own[1]}" if own else "")
+            assert known.issuperset(given), (command, line)
 
 
 def test_a_group_alone_shows_its_help_with_code_2() -> None:

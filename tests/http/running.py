@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import NamedTuple, Self
 from urllib.parse import urlsplit
 
@@ -51,12 +50,7 @@ class RunningHttp:
         self.address = parts.hostname, parts.port
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self.serving.stop)
         self._thread.join(WAIT_S)
         assert not self._thread.is_alive()

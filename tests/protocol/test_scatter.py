@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from malamute_protocol.batch import Content, Stamp, encode
-from malamute_protocol.extract import Scatter, extract, scatters
+from malamute_protocol.extract import Scatter, can_scatter, extract
 
 SUBJECTS = st.sampled_from(["a", "a.b", "c.d.e", "x" * 40])
 ROWS = st.lists(st.tuples(st.binary(max_size=20), SUBJECTS), min_size=2, max_size=12)
@@ -25,7 +25,7 @@ def test_rows_of_many_selections_are_what_each_would_be_extracted_to(
             first_sequence=99,
         )
     )
-    assert scatters(content)
+    assert can_scatter(content)
     stamp = Stamp(1, 4096, 4096, 0, 3, 1000, 5, 2, 0, 96 + len(content.view), len(rows), 0, 0)
     selections = data.draw(
         st.lists(
@@ -39,7 +39,7 @@ def test_rows_of_many_selections_are_what_each_would_be_extracted_to(
 
 def test_what_has_more_than_subjects_and_bodies_is_not_scattered() -> None:
     plain = encode([b"a", b"b"], subject="s")
-    assert scatters(Content(plain))
+    assert can_scatter(Content(plain))
     for more in (
         encode([b"a", b"b"], subject="s", client_time_ms=1),
         encode([b"a", b"b"], subject="s", expires_at_ms=1),
@@ -47,4 +47,4 @@ def test_what_has_more_than_subjects_and_bodies_is_not_scattered() -> None:
         encode([b"a", b"b"], subject="s", properties={"p": 1}),
         encode([b"a" * 100, b"b" * 100], subject="s", codec="zstd"),
     ):
-        assert not scatters(Content(more))
+        assert not can_scatter(Content(more))

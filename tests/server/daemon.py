@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from types import TracebackType
 from typing import Any, Self
 
 from tests.waiting import WAIT_S
@@ -87,12 +86,7 @@ class Daemon:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.kill()
         if self.process.stderr is not None:

@@ -6,7 +6,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 
 import zmq
@@ -289,12 +288,7 @@ class RunningLoop:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopping = True
         self.results.wake()
         self._thread.join()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -67,10 +66,5 @@ class RawPeer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from malamute_protocol.extract import Scatter, extract, extractable, scatters
+from malamute_protocol.extract import Scatter, can_scatter, extract, extractable
 from malamute_protocol.stamp import Stamp, row_bitmap
 from malamute_py.broker.batches.rows import (
     Mask,
@@ -99,7 +99,7 @@ class PartEncodings:
             return [batch.stamp, batch.frame], rows.to_bytes((total + 7) // 8, "little"), size
         # A Scatter costs as much as the batch; it is made when extracting parts has cost as much.
         spent = self._extracted >= max(1, total >> 10, size >> 19)
-        if count <= FEW_ROWS and spent and scatters(content):
+        if count <= FEW_ROWS and spent and can_scatter(content):
             if self._scatter is None:
                 self._scatter = Scatter(Stamp.unpack(batch.stamp, verify=False), content)
             ((stamp, derived),) = self._scatter.extract((places_of(rows),))

@@ -32,7 +32,7 @@ def narrow(mask: Mask | None, other: Mask) -> Mask:
 
 
 def unexpired(content: Content, now_ms: int) -> Mask | None:
-    """Mask of the rows that have not expired; None: none has."""
+    """Mask of the rows that have not expired; None: all rows, since no row has expired."""
     earliest_ms = content.head.earliest_expiry_ms
     if not earliest_ms or earliest_ms > now_ms:
         return None

@@ -113,6 +113,7 @@ class Cursors:
             self._steps.take([Part(changes[at : at + REMOVED_AT_ONCE])])
 
     def _say_clamped(self, stream: Stream, name: str, before: int, after: int, code: str) -> None:
+        """Count and report a cursor that was moved into its stream."""
         self._shard.counters["cursors_clamped"] += 1
         facts = {"stream": stream.name, "cursor": name, "from": before, "to": after, "code": code}
         level = "info" if code == "purged" else "warning"
@@ -192,7 +193,7 @@ class Cursors:
                 "conflict", f"the log was rewound: {next} is no position of epoch {command.epoch}"
             )
         place = stream.number, name
-        stands = self._stands(place)
+        stands = self._next_after_moves(place)
         if stands is None:
             self._check_new(stream, name, link.owner)
         elif not command.force:
@@ -210,7 +211,7 @@ class Cursors:
         moving = _Moving(self, stream, name, [next], link.owner)
         return changing([change], [moving], memory=memory, level=stream.level)
 
-    def _stands(self, place: Place) -> int | None:
+    def _next_after_moves(self, place: Place) -> int | None:
         """Return where a cursor will stand once all moves on their way are appended."""
         coming = self._cursors.coming.get(place)
         if coming:
@@ -231,14 +232,14 @@ class Cursors:
             )
         self._cursors.check_room(by, self._shard.settings.cursors_max)
 
-    def _go(self, place: Place, going: list[int], by: str) -> None:
-        """Note that a position is on its way; a new cursor counts for its owner from now on."""
+    def _begin_move(self, place: Place, going: list[int], by: str) -> None:
+        """Note that a move is on its way into the log; a new cursor counts from now on."""
         if not self._cursors.has(place):
             self._cursors.begin(place, by)
         self._cursors.coming.setdefault(place, []).append(going)
 
-    def _arrived(self, place: Place, going: list[int]) -> None:
-        """Forget a position on its way: the log has it or has refused it."""
+    def _end_move(self, place: Place, going: list[int]) -> None:
+        """Forget a move that was on its way: the log has it or has refused it."""
         coming = self._cursors.coming
         left = [other for other in coming.pop(place) if other is not going]
         if left:
@@ -266,7 +267,7 @@ class Cursors:
         pins = settings.pin and (known is None or settings != known)
         if pins and not self._shard.settings.permit(link.owner, "manage_streams", command.stream):
             raise BrokerRefused("forbidden", f"you may not pin stream '{command.stream}'")
-        stands = self._stands(place)
+        stands = self._next_after_moves(place)
         if stands is not None:
             self._edit(link, command, stream, stands, "edited")
             return
@@ -294,7 +295,7 @@ class Cursors:
             self._answers.refuse(link, command, "stream_removed", f"'{stream.name}' was removed")
         else:
             # Another command may have created the cursor meanwhile, or a group of its name.
-            stands = self._stands((stream.number, command.cursor))
+            stands = self._next_after_moves((stream.number, command.cursor))
             if stands is None:
                 try:
                     self._check_new(stream, command.cursor, link.owner)
@@ -411,7 +412,7 @@ class _Moving(Effect):
 
     def taken(self, part: Part) -> None:
         """Count the position as on its way, and a new cursor for its owner."""
-        self.cursors._go(self.place, self.going, self.by)
+        self.cursors._begin_move(self.place, self.going, self.by)
 
     def appended(self, part: Part, end_lsn: int) -> None:
         """Take up the cursor's row from the tables, which have the new position."""
@@ -425,6 +426,6 @@ class _Moving(Effect):
     def _come(self) -> None:
         """Count the position as on its way no more; so too the settings that went with it."""
         cursors, place = self.cursors, self.place
-        cursors._arrived(place, self.going)
+        cursors._end_move(place, self.going)
         if self.settings is not None and cursors._edits.get(place) is self.settings:
             del cursors._edits[place]

@@ -53,7 +53,7 @@ class Cursor:
 
 
 class Marks:
-    """Coarse map from offsets of a stream to LSNs, by which the bytes behind a pin are counted."""
+    """Coarse map from offsets of a stream to LSNs, which tells the bytes that a pin holds."""
 
     __slots__ = ("_before", "_first", "_least", "_lsns", "_offsets", "_pushes", "cursors")
 

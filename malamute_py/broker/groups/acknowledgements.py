@@ -102,7 +102,7 @@ class Acknowledgements:
             picked = group.holdings.pick(member, command.ranges, member is group.holder)
             if member.aside:
                 # Only now: it may get the same records again, which this does not acknowledge.
-                self._leases.heard(group, member)
+                self._leases.bring_back(group, member)
         if group is None or picked is None:
             raise BrokerRefused(
                 "not_held", "this member does not hold all of these records (any more)"
@@ -110,7 +110,7 @@ class Acknowledgements:
         return group, member, picked
 
     def _done_part(self, group: Group, member: Member, picked: Picked) -> Part:
-        """Return a part by which the log takes records as done, and the member gives them up."""
+        """Return a part by which the log has records as done, and the member holds them no more."""
         stream = group.stream
         ranges = group.holdings.ranges(picked, group.row.next)
         change = GroupDone(stream.number, group.name, ranges, self.shard.epoch)
@@ -172,7 +172,7 @@ class Acknowledgements:
     def _return_unlogged(
         self, group: Group, member: Member, picked: Picked, after_ms: int, _: int
     ) -> None:
-        """Let records that a member has given back wait again."""
+        """Let records that a member has given back wait again, at once or after a pause."""
         holdings = group.holdings
         late: Picked = []
         for page, mask in picked:
@@ -210,7 +210,7 @@ class _Acknowledging(Effect):
     picked: Picked
 
     def _take(self, page: Page, mask: int) -> tuple[int, int]:
-        """Take rows of a page out of the member's hands, and rows that wait: (held, waiting)."""
+        """Withhold rows of a page from all members; returns those that (were held, waited)."""
         group, holdings = self.group, self.group.holdings
         held, waited = holdings.unhand(page, self.member, mask)
         self.member.acknowledged(

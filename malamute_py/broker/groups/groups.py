@@ -201,6 +201,7 @@ class Groups:
             group.row = row
 
     def _clamped(self, stream: Stream, name: str, before: int, after: int, code: str) -> None:
+        """Count and report a group whose position was moved into its stream."""
         self._shard.counters["groups_clamped"] += 1
         facts = {"stream": stream.name, "group": name, "from": before, "to": after, "code": code}
         level = "info" if code == "purged" else "warning"
@@ -309,7 +310,7 @@ class Groups:
         self._groups.coming[place] = [(member, command)]
         self._groups.begin(place, link.owner)
 
-        def found(begin: Begin | BrokerRefused) -> None:
+        def create_at(begin: Begin | BrokerRefused) -> None:
             """Create the group at the start that was found, or turn the waiting members away."""
             link.queries -= 1
             if isinstance(begin, BrokerRefused):
@@ -319,10 +320,10 @@ class Groups:
             else:
                 self._create(stream, command, max(begin.next, stream.begin), link)
 
-        def create(begin: Begin | BrokerRefused) -> None:
-            """Call `found`; an error in it turns the waiting members away before it goes on."""
+        def create_or_turn_away(begin: Begin | BrokerRefused) -> None:
+            """Run `create_at`; an error that it raises turns the waiting members away first."""
             try:
-                found(begin)
+                create_at(begin)
             except Exception:
                 # Other members may wait for the same group; the next JOIN_GROUP creates it.
                 self._not_created(place, "internal", ERRED, 0)
@@ -331,7 +332,9 @@ class Groups:
         self._starts.resolve(
             stream, command.start or [int(StartKind.LATEST)], bool(command.visibility),
             command.pattern,
-            self._links.contained(link, "JOIN_GROUP", create, JOIN_GROUP, member.number),
+            self._links.contained(
+                link, "JOIN_GROUP", create_or_turn_away, JOIN_GROUP, member.number
+            ),
             end=stream.next, asker=link, wanted=lambda: True,
         )  # fmt: skip
 

@@ -47,7 +47,7 @@ class Holders:
         self._timers = timers
 
     def settle(self, group: Group) -> None:
-        """Let the log have who has a group's place, then let the holder begin."""
+        """Log which member has the place of an exclusive group, then let that member begin."""
         if group.gone:
             return
         place = group.place

@@ -255,7 +255,7 @@ class Holdings:
         return None if wanted else picked
 
     def unhand(self, page: Page, member: Any, mask: int) -> tuple[int, int]:
-        """Take offsets from a member, or from those that wait: (held offsets, waiting offsets)."""
+        """Take offsets from a member, and from those that wait; returns (its own, the waiting)."""
         mine = page.held.get(member, 0)
         held = mine & mask
         if held:
@@ -283,7 +283,7 @@ class Holdings:
         self.leaving -= mask.bit_count()
 
     def stay(self, page: Page, mask: int, member: Any, now_ms: int) -> None:
-        """Give offsets on their way out back to the member, or (None) to those that wait."""
+        """Let offsets that were withheld for the log be the member's again; None: let them wait."""
         page.leaving &= ~mask
         count = mask.bit_count()
         self.leaving -= count

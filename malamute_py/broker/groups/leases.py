@@ -70,8 +70,8 @@ class Leases:
             if held:
                 group.holdings.lease(page, member, held, due_ms)
 
-    def heard(self, group: Group, member: Member) -> None:
-        """Give records again to a member that was passed over: it has acknowledged something."""
+    def bring_back(self, group: Group, member: Member) -> None:
+        """Give records again to a member whose lease had ended: it has acknowledged something."""
         if not member.aside:
             return
         group.bring_back(member)

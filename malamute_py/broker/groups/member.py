@@ -96,7 +96,7 @@ class Member(Receiver):
     # --- how quick it is ----------------------------------------------------------------------
 
     def handed(self, count: int, now_ms: int, deals: int) -> None:
-        """Count records that the member was given, and begin to measure its pace if that rests.
+        """Count records that the member was given; begin to measure its pace unless that goes on.
 
         deals: number of the group's deliveries until now.
         """

@@ -56,6 +56,7 @@ class Progress:
         self._steps.put([change], flushing, memory=group.stream.ring.memory)
 
     def _flushed(self, group: Group, _: int) -> None:
+        """Go on when the log has how far a group is; log again later if it has moved since."""
         group.flushing = False
         group.holdings.tidy()
         if group.moved:

@@ -577,22 +577,23 @@ class GroupReader:
         self._drop_before(group, group.stream.first_to_read(self._shard.now_ms))
 
     def _drop_before(self, group: Group, first: int) -> None:
+        """Drop what a group wants of offsets that retention has removed, with a GAP."""
         low = group.holdings.low
         if low < first:
             self._gap(group, (low, first, "retention", ""))
 
     def _gap(self, group: Group, gap: tuple[int, int, str, str]) -> None:
-        """Drop offsets that the journal cannot give, and tell the members from the first one on."""
+        """Drop offsets that the journal cannot give; those that a trim removed are told apart."""
         first, end, code, reason = gap
         removed = min(end, group.stream.row.trimmed)
         if code == "retention" and first < removed:
-            self._close(group, (first, removed, "purged", ""))
+            self._drop_gap(group, (first, removed, "purged", ""))
             first = removed
         if first < end:
-            self._close(group, (first, end, code, reason))
+            self._drop_gap(group, (first, end, code, reason))
 
-    def _close(self, group: Group, gap: tuple[int, int, str, str]) -> None:
-        """Count a gap's records as passed over, and tell every member of it."""
+    def _drop_gap(self, group: Group, gap: tuple[int, int, str, str]) -> None:
+        """Drop the records of a gap, tell every member, and count them as lost unless purged."""
         first, end, code, reason = gap
         first, count = group.close_between(first, end)
         if not count:

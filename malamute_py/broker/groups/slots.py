@@ -51,7 +51,7 @@ class Slots:
         """Whether every slot belongs to the member that it is to belong to."""
 
     def enter(self, member: Candidate) -> None:
-        """Give a member the slots in which it weighs most, each once nothing of it is in hand.
+        """Give a member the slots where its hash is highest, each once none of its records is held.
 
         The slots of the other members are not compared anew: a thousand members may come or go in
         one step.
@@ -136,7 +136,7 @@ class Slots:
 
 
 def _weights(members: Sequence[Candidate], slots: Numbers) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """Weight of each member (a row) in each of these slots (a column)."""
+    """Rendezvous hash of each member (a row) with each of these slots (a column)."""
     names = (one.session + one.number.to_bytes(16, "little", signed=True) for one in members)
     seeds = [int.from_bytes(blake2b(name, digest_size=8).digest(), "little") for name in names]
     numbers = (slots + 1).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)

@@ -552,6 +552,7 @@ class Links:
             receiver.owner.end(receiver, "cancelled")
 
     def _refuse_unknown(self, link: Link, command: Credit | Unsubscribe) -> None:
+        """Refuse a command for a receiver that the link does not have."""
         number = command.subscription
         self.refuse(
             link, NUMBERS[type(command)], number, "unknown_subscription",
@@ -676,6 +677,7 @@ class Links:
     # --- room of a link: what transport and peer accept ---------------------------------
 
     def _share(self) -> int:
+        """Return the bytes that a link may be sent and not have read: an equal share, bounded."""
         settings = self._shard.settings
         share = settings.outstanding_bytes // max(1, len(self.table))
         return max(settings.share_min_bytes, min(share, settings.share_max_bytes))

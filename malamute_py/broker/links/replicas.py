@@ -85,6 +85,7 @@ class Replicas:
         )
 
     def _free(self, family: Family, number: int, taken: Container[str]) -> bool:
+        """Whether no client has the identity of a number, and no other credential may have it."""
         name = replica_name(family.template, number)
         if name in self.names or name in taken:
             return False

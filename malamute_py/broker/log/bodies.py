@@ -134,6 +134,7 @@ class Bodies:
         return body
 
     def _shrink(self) -> None:
+        """Forget the oldest batches in memory until they take at most mail_hot_bytes."""
         hot, most = self._hot, self._shard.settings.mail_hot_bytes
         while self.hot_bytes > most and len(hot) > 1:
             _, oldest = hot.popitem(last=False)

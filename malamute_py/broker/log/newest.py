@@ -289,7 +289,7 @@ class Keys:
         return None
 
     def before(self, offset: int, copy: int, most: int, bytes_max: int) -> list[tuple[str, int]]:
-        """Return (subject, offset) of newest records that lie before an offset, or a copy's place.
+        """Return (subject, offset) of newest records before an offset, or copied before a place.
 
         most, bytes_max: so many at once, and one at least if there is one.
         """
@@ -386,7 +386,7 @@ class Keys:
         self._count(subject, value, deleted_ms)
 
     def enter_many(self, found: NewestColumns) -> None:
-        """Note newest records that follow all that are known, as a start reads them."""
+        """Enter the newest records of some batches, later than all known ones, at a start."""
         subjects, deleted = found.subjects, found.deleted
         for known in (self._newest, self._moved):
             for subject in list(filter(known.__contains__, subjects)) if known else ():

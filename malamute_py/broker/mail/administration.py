@@ -119,6 +119,7 @@ class MailboxAdmin:
     # --- answering ------------------------------------------------------------------------------
 
     def _allowed(self, link: Link, action: str, name: str) -> bool:
+        """Whether a link may do this to a mailbox; it may always receive from its own."""
         if action == "receive" and (link.owns(name) or name == temporary_name(link)):
             return True
         return self._shard.settings.permit(link.owner, action, name)
@@ -290,6 +291,7 @@ class MailboxAdmin:
         answer.after(lsn)
 
     def _ended(self, job: Emptying) -> None:
+        """Forget a temporary mailbox that has ended, and count its unread messages."""
         self._mailboxes.forget(job.mailbox)
         self._shard.counters["temporary_mailboxes_ended"] += 1
         self._shard.counters["mail_unread"] += job.count

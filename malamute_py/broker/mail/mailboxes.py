@@ -263,7 +263,7 @@ class Mailboxes:
             self.endings.set((mailbox.number, 0), self._shard.now_ms + link.expiry_ms)
 
     def _end(self, mailbox: Mailbox) -> None:
-        """End a temporary mailbox: puts are refused, and its messages are removed in steps."""
+        """End a temporary mailbox: it takes no message, and its messages are removed in pieces."""
         mailbox.removing = True
         self.endings.drop((mailbox.number, 0))
         self._unname(mailbox)

@@ -177,6 +177,7 @@ class Messages:
             self._ease(mailbox)
 
     def _ease(self, mailbox: Mailbox) -> None:
+        """Have mailbox_full reported again, once a mailbox has room enough."""
         count_max, bytes_max = self.mailboxes.bounds(mailbox)
         if mailbox.messages <= EASED * count_max and mailbox.bytes <= EASED * bytes_max:
             mailbox.full_reported = False

@@ -116,7 +116,7 @@ class Deadlines:
         self._shard.event("request_expired", "warning", service=service.name, count=count)
 
     def _settle(self) -> None:
-        """Decide again about batches of which the log refused an action."""
+        """Expire, give back or bury requests again where the log has refused it a while ago."""
         batches = list(islice(self._ends.unsettled, self._shard.settings.timers_max))
         now_ms = self._shard.now_ms
         for batch in batches:

@@ -57,7 +57,7 @@ class WorkDelivery:
         )  # fmt: skip
 
     def _found(self, offer: Offer, work: PendingWork, body: Body | None) -> None:
-        """Send what has its body and waits for nothing before it. body: None: it cannot be had."""
+        """Note the body of work, and send the oldest work first. body: None: it cannot be read."""
         work.body = body
         work.answered = True
         pending = offer.pending
@@ -65,7 +65,7 @@ class WorkDelivery:
             self._arrived(offer, pending.popleft())
 
     def _arrived(self, offer: Offer, work: PendingWork) -> None:
-        """Send the rows of pending work that its worker still holds."""
+        """Send the rows of pending work that its worker still holds; else free their credit."""
         if offer.ended:
             return
         batch, rows = work.batch, 0

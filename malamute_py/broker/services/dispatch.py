@@ -161,7 +161,7 @@ class Priorities(Generic[Batch, Worker]):
     def first(
         self, plain: SubjectQueue[Batch, Worker] | None
     ) -> SubjectQueue[Batch, Worker] | None:
-        """Return the queue whose turn it is: the highest priority, and now and then the oldest.
+        """Return the queue of the highest priority, or the oldest one after OVERTAKEN_MAX turns.
 
         plain: the first queue without a priority. None: nothing waits.
         """
@@ -476,7 +476,7 @@ class Dispatch(Generic[Batch, Worker]):
             self.turns[workers] = None
 
     def emptied(self, queue: SubjectQueue[Batch, Worker]) -> None:
-        """Forget a queue that has become empty, if there are many."""
+        """Forget a queue that has become empty, if there are many queues."""
         if len(self.by_subject) > SUBJECTS_KEPT:
             # By `takers`, not takers_of(): it is filed where it was looked up last.
             for workers in queue.takers:

@@ -168,8 +168,8 @@ class Ends:
                 self._registry.add_load(lease.in_flight.offer, -count)
         return released
 
-    def take_back(self, released: Released) -> None:
-        """Give rows that `let_go` took back to the workers that held them."""
+    def undo_let_go(self, released: Released) -> None:
+        """Let workers hold the rows again that `let_go` took from them."""
         for lease, rows in released:
             batch, offer = lease.batch, lease.in_flight.offer
             if lease.in_flight.ended:
@@ -245,7 +245,7 @@ class _Ending(Effect):
                 # Entries of these rows were dropped if their turn came while they were ending.
                 batch.service.wait(batch, waiting, again=True)
                 ends._registry.runnable[batch.service] = None
-        ends.take_back(released)
+        ends.undo_let_go(released)
         released.clear()
         for batch, rows in self.items:
             # A hand-out of the step before passed over these rows, since they were ending.

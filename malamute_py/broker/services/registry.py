@@ -136,7 +136,7 @@ class Registry:
             self.forget(service)
 
     def make(self, service: Service, *effects: Effect) -> None:
-        """Put the change that makes a service on its way.
+        """Have the log make a service; it is served once the log has it.
 
         Batches of requests that go before it bring the same change.
         """

@@ -124,7 +124,7 @@ class Requests:
                 )
 
     def again(self, link: Link, command: Request) -> None:
-        """Tell a requester that sends a key again which of its answers its mailbox has lost."""
+        """Send a notice to a requester that repeats a key: which replies its mailbox has lost."""
         reply_to = command.reply_to
         key = link.holder, command.key
         if (reply_to or link.identity) and not reply_to.startswith("~"):
@@ -216,7 +216,7 @@ class _Incoming(Effect):
         self.requests._registry.weigh(service, change.sender, change.size)
 
     def based(self, part: Part) -> None:
-        """Lay down the changes: the requests, and what offers take of them at once."""
+        """Make the log's changes: the requests, now numbered, and what workers take at once."""
         service, change = self.service, self.change
         base = change.base = part.base
         changes: list[Change] = []

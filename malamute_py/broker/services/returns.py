@@ -166,6 +166,7 @@ class Returns:
         return [some for times, some in batch.attempts(rows) if times >= most]
 
     def _backoff(self, service: Service, times: int) -> int:
+        """Return the pause before the next attempt, which doubles with each, up to a bound."""
         settings, limits = service.row.settings, self._shard.settings
         most = settings.backoff_max_ms or limits.backoff_max_ms
         first = settings.backoff_ms or limits.backoff_ms
@@ -226,5 +227,5 @@ class _Returning(Effect):
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
         """Give the rows back to their workers, since the log did not take their return."""
         self._moved()
-        self.returns._ends.take_back(self.released)
+        self.returns._ends.undo_let_go(self.released)
         self.released.clear()

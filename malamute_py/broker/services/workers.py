@@ -54,12 +54,12 @@ class Offers:
         """Accept an offer. Raises BrokerRefused."""
         offer = self._prepare_offer(link, command)
         if offer.service.state == STANDING:
-            self._stands(offer, 0)
+            self._accepted(offer, 0)
         else:
-            made = Then(partial(self._stands, offer), partial(self._not_made, offer, command))
+            made = Then(partial(self._accepted, offer), partial(self._not_made, offer, command))
             self._registry.make(offer.service, made)
 
-    def _stands(self, offer: Offer, _: int) -> None:
+    def _accepted(self, offer: Offer, _: int) -> None:
         """Tell the worker that its offer is accepted, and serve it: the log has the service."""
         if offer.ended:
             return
@@ -111,6 +111,7 @@ class Offers:
         return offer
 
     def _lease_ms(self, service: Service, asked_ms: int) -> int:
+        """Return an offer's lease: as asked, else the service's, else the broker's; bounded."""
         settings = self._shard.settings
         lease_ms = asked_ms or service.row.settings.lease_ms or settings.lease_ms
         return max(settings.lease_min_ms, min(lease_ms, settings.lease_max_ms))

@@ -289,6 +289,7 @@ class StreamAdmin:
             self._answers.result(link, command, self._producer_facts(known))
 
     def _open(self, link: Link, command: OpenProducer, change: ProducerOpened) -> None:
+        """Log that a producer is opened; the answer follows when that is durable."""
         answer = Answer(self._answers, link, command)
         opened = partial(self._opened, change, answer), partial(self._not_opened, change, answer)
         self._steps.propose(change, Then(*opened))
@@ -310,6 +311,7 @@ class StreamAdmin:
         answer.refuse(*why)
 
     def _refuse_unknown(self, link: Link, command: OpenProducer) -> None:
+        """Refuse an OPEN_PRODUCER for a producer of another identity, or of none."""
         self._answers.refuse(
             link, command, "unknown_producer",
             f"there is no producer {command.id} of this identity",
@@ -326,10 +328,9 @@ class StreamAdmin:
 
 
 def _add_given_up(plan: dict[str, Any], first: int) -> None:
-    """Let a plan of a stream with keys begin where it was to begin.
+    """Let a plan begin at `first`, although the ring has given up the segments from there on.
 
-    The journal leaves out what its ring gave up in between: copies of newest records in it are
-    read by their offsets all the same.
+    Newest records of these segments have moved into copies, which are read by their offsets.
     """
     splits = plan["splits"]
     begin = splits[0][0] if splits else plan["to"]

@@ -53,8 +53,8 @@ def check_ring(stream: Stream, *, staged: bool) -> None:
     if not staged:
         raise BrokerRefused(
             "cross_ring",
-            f"stream '{stream.name}' has a ring of its own, and a step is in one ring: use a "
-            "transaction",
+            f"stream '{stream.name}' has a ring of its own, and a step is written to ring main "
+            "alone; a transaction reaches both",
         )
 
 

@@ -109,16 +109,16 @@ def _take_all(keys: Keys, start: int, end: int, command: PlanRead, cutter: _Cutt
 
 
 def _take_selected(keys: Keys, start: int, end: int, command: PlanRead, cutter: _Cutter) -> bool:
-    """Take what a pattern selects by its subject; returns whether nothing ended that early."""
+    """Add records whose subject a pattern selects to the plan; False: a bound ended that early."""
     compiled = compile_pattern(command.pattern)
-    judged = asks_subjects_only(command.pattern)
+    decisive = asks_subjects_only(command.pattern)
     left = LOOKED_AT_SLOWLY if compiled.slow else LOOKED_AT
     for run in _runs(keys, start, end, PIECE_MAX):
         for offset in run:
             if not left:
                 return False
             left -= 1
-            selected = not judged or compiled.matches((keys.moved_subject(offset),), ())
+            selected = not decisive or compiled.matches((keys.moved_subject(offset),), ())
             size = keys.size_of_moved(offset) if selected else 0
             cutter.add(offset + 1, int(selected), size)
             if cutter.full:

@@ -136,8 +136,8 @@ class Named(Generic[_T, _Coming]):
             one = catalogue.get(name)
             if one is None or not self.of(one.number) or not may_read(name):
                 continue
-            behind = after_name if name == after_stream else ""
-            for thing in self._behind(one.number, prefix, behind):
+            follow = after_name if name == after_stream else ""
+            for thing in self._after(one.number, prefix, follow):
                 if len(page) == limit:
                     return page, True
                 page.append((one, thing))
@@ -150,7 +150,7 @@ class Named(Generic[_T, _Coming]):
             yield first
         yield from catalogue.names_after(first, "")
 
-    def _behind(self, stream: int, prefix: str, after: str) -> Iterator[_T]:
+    def _after(self, stream: int, prefix: str, after: str) -> Iterator[_T]:
         """Yield things of a stream whose names begin with a prefix and come after a name."""
         things = self._of[stream]
         names = self._sorted.get(stream)

@@ -206,7 +206,7 @@ class Producers:
             if producer is not None:
                 self._shares.drop(producer.identity, id)
                 for number in producer.streams:
-                    self._leave(number, producer)
+                    self._drop_place(number, producer)
 
     def enter(self, producer: Producer, number: int) -> ProducerStream:
         """Return the position of a producer in a stream; at sequence 0 when it was never there."""
@@ -227,16 +227,16 @@ class Producers:
         producer.streams[number] = place
         self._places.setdefault(number, {})[producer.id] = place
 
-    def _leave(self, number: int, producer: Producer) -> None:
+    def _drop_place(self, number: int, producer: Producer) -> None:
         """Drop the position of a producer in a stream; its own table is the caller's."""
         places = self._places[number]
         del places[producer.id]
         if not places:
             del self._places[number]
-        self._fewer(producer.identity)
+        self._uncount_place(producer.identity)
 
-    def _fewer(self, identity: str) -> None:
-        """Take one place, a producer in one stream, off the count of all and of its identity."""
+    def _uncount_place(self, identity: str) -> None:
+        """Count one place (a producer in one stream) less, in all and of its identity."""
         self.places -= 1
         left = self._places_of[identity] - 1
         if left:
@@ -250,7 +250,7 @@ class Producers:
         spare = self._shares.count(identity) - self._shares.fair
         return self._unused(identity, max(1, min(self._lot(identity), spare)), None)
 
-    def wide(self, producer: Producer) -> list[int]:
+    def crowded_out(self, producer: Producer) -> list[int]:
         """Ids to forget so that a producer may write to one more stream, where places are short.
 
         The longest unused producers of its own identity when that has an equal share of the places
@@ -289,7 +289,7 @@ class Producers:
         for id in self._places.pop(number, ()):
             producer = self._table[id]
             del producer.streams[number]
-            self._fewer(producer.identity)
+            self._uncount_place(producer.identity)
 
     # --- over restarts ------------------------------------------------------------------
 

@@ -255,7 +255,9 @@ class Publishing:
         if stream.number not in producer.streams:
             settings = self._shard.settings
             full = self._producers.places >= settings.producer_places_max
-            if full and (self.forgetting or self.forget_producers(self._producers.wide(producer))):
+            if full and (
+                self.forgetting or self.forget_producers(self._producers.crowded_out(producer))
+            ):
                 self.refuse(link, command, "wait", "producers that were long unused make room")
                 return False
             if full or len(producer.streams) >= settings.producer_streams_max:

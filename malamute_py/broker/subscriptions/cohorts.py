@@ -118,7 +118,7 @@ class Cohorts:
     def _survey(
         self, stream: Stream, members: list[Subscription], stamp: Stamp, content: Content
     ) -> None:
-        """Find in steps which subscriptions take which rows of a batch; then each is given its own.
+        """Match a batch for many subscriptions in steps; then each is given its rows.
 
         If a batch of the stream, or of as many streams as may be, is surveyed already, the
         subscriptions have their turn after that, and what was read for them is read again.

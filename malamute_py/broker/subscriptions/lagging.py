@@ -150,6 +150,7 @@ class Lagging:
         self._say_gap(sub, to, code, reason)
 
     def _say_gap(self, sub: Subscription, to: int, code: str, reason: str) -> None:
+        """Send COVER for what lies before the gap, then GAP; the subscription goes on after it."""
         self._delivery.cover(sub)
         self._links.say(sub.link, Gap(sub.number, sub.position, to, code, reason))
         self._shard.counters["gaps"] += 1

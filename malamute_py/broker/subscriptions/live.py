@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 from malamute_protocol.commands import Cover, Deliver, Mode
-from malamute_protocol.extract import scatters
+from malamute_protocol.extract import can_scatter
 from malamute_protocol.stamp import append_time_of
 from malamute_py.broker.batches.encoding import FEW_ROWS, Encoding, encoding_of, scattered
 from malamute_py.broker.batches.rows import Mask, narrow, unexpired, within_client_time
@@ -127,7 +127,7 @@ class Delivery:
     def _fall_back(
         self, audience: Audience, batch: StampedBatch, durable: bool
     ) -> list[Subscription]:
-        """Send the subscriptions that were not given a batch on demand; returns them."""
+        """Switch subscriptions that were not given a batch to delivery on demand; return them."""
         fallen = [
             sub
             for sub in audience.subscriptions
@@ -179,7 +179,7 @@ class Delivery:
             self._give_late(audience)
 
     def _put_off(self, audience: Audience, late: LateBatch) -> None:
-        """Put a batch off for live subscriptions; if too much waits, they go on demand."""
+        """Put a batch off for live subscriptions; if too much waits, switch them to on demand."""
         batch = late.batch
         audience.late.append(late)
         audience.late_bases[late.durable].append(batch.base)
@@ -200,7 +200,7 @@ class Delivery:
         self.late_bytes += size
 
     def _overtake(self, audience: Audience) -> None:
-        """Send subscriptions that wait for matching on demand: it lags too far."""
+        """Switch subscriptions to delivery on demand, as the matching that they wait for lags."""
         self._shard.counters["matching_overtaken"] += 1
         for sub in audience.subscriptions:
             if sub.live and audience.late_bases[sub.durable]:
@@ -276,7 +276,7 @@ class Delivery:
     def _fan_out(
         self, audience: Audience, batch: StampedBatch, durable: bool, groups: list[SelectionGroup]
     ) -> None:
-        """Give a batch to the live subscriptions of its selection groups."""
+        """Give the rows that have not expired to the live subscriptions of each selection group."""
         content = batch.content
         alive = unexpired(content, self._shard.now_ms)
         if durable or audience.late:
@@ -288,7 +288,7 @@ class Delivery:
             len(groups) >= _MANY
             and alive is None
             and batch.size >= self._bytes_min
-            and scatters(content)
+            and can_scatter(content)
         ):
             groups = self._scatter(batch, groups, durable)
         for group in groups:
@@ -452,7 +452,7 @@ class Delivery:
     # --- live and on demand --------------------------------------------------------------
 
     def fall_behind(self, sub: Subscription, position: int) -> None:
-        """Send a live subscription on demand: it cannot take what it selects at `position`."""
+        """Switch a live subscription to delivery on demand, which begins at `position`."""
         audience_of(sub.stream).go_on_demand(sub)
         sub.position = max(position, sub.covered)
         self._shard.counters["fell_behind"] += 1

@@ -82,7 +82,7 @@ class Choosing:
         self._steps = self._all(matches, content, number_of, self._chosen, self.numbers)
 
     def run(self, more: Callable[[], bool]) -> bool:
-        """See Job."""
+        """Go on until all is done (True) or `more`, asked after each step, says no."""
         return all(more() for _ in self._steps)
 
     @property

@@ -69,12 +69,14 @@ class Portion:
         self._count(next, records, size)
 
     def _count(self, next: int, records: int, size: int) -> None:
+        """Count what the next DELIVER has, and up to which offset it goes."""
         self._next = next
         self._records += records
         self._bytes += size
         self.given += size
 
     def _close_run(self) -> None:
+        """Make one frame of the neighbouring stored batches."""
         if self._run is not None:
             self._frames.append(memoryview(self._run)[self._run_from : self._run_to])
             self._run = None
@@ -104,6 +106,7 @@ class Portion:
         self._count(next, len(rows), 0)
 
     def _close_rows(self) -> None:
+        """Make one derived batch of the rows that were gathered."""
         found = self._gathering.take()
         if found is not None:
             self._frames += (found.stamp, found.content)

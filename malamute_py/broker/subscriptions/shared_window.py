@@ -69,7 +69,7 @@ class Survey:
         self._steps = self._all(stream, wanted, content, self._texts, self._places, self._numbers)
 
     def run(self, more: Callable[[], bool]) -> bool:
-        """See matching.Job."""
+        """Go on until all is done (True) or `more`, asked after each step, says no."""
         return all(more() for _ in self._steps)
 
     @property
@@ -291,9 +291,10 @@ class SharedWindow:
     def _enter(
         self, stamp: Stamp, content: Content, takes: Array, takers: Array, weights: Array
     ) -> bool:
-        """Take one batch of which lanes take headers, pair by pair; see _add().
+        """Take one batch; False: its rows are too many.
 
-        weights: bytes of each header's texts.
+        takes, takers: a header and a lane that takes its rows, for each such pair. weights: bytes
+        of each header's texts.
         """
         codes, count = content.headers()[1], content.head.count
         first = self._gathering.rows
@@ -303,7 +304,7 @@ class SharedWindow:
         counts = sizes[takes]
         many = int(counts.sum())
         if self._held + many > KEYS_MAX and self._dead > KEYS_MAX // 2:
-            self._drop()
+            self._drop_rows_of_over()
         if self._held + many > KEYS_MAX:
             return self._full(count)
         self._gathering.add(stamp, content)
@@ -341,8 +342,8 @@ class SharedWindow:
         kept: Array = ~over[lanes]
         return kept
 
-    def _drop(self) -> None:
-        """Drop the rows of lanes that are over."""
+    def _drop_rows_of_over(self) -> None:
+        """Drop the rows of lanes (equal subscriptions) that take too much of the window."""
         keys = np.concatenate(self._keys)
         keys = keys[~self._over[keys >> _PLACE_BITS]]
         self._keys, self._held, self._dead = [keys], len(keys), 0

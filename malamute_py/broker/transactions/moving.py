@@ -167,6 +167,7 @@ class Moving:
             self._bodies.want(batch.base, batch.size, partial(self._found, bundle, at))
 
     def _found(self, bundle: _Bundle, at: int, body: Body | None) -> None:
+        """Note a body of a bundle; append the bundle once all are read. body: None: lost."""
         bundle.bodies[at] = body
         if body is None and self._bodies.failed:
             bundle.failed = self._bodies.failed
@@ -202,6 +203,7 @@ class Moving:
     # --- into ring main ---------------------------------------------------------------------
 
     def _append(self, bundle: _Bundle) -> None:
+        """Append the batches of a bundle to ring main, and take them out of what is staged."""
         parts: list[Part] = []
         for batch, body in zip(bundle.batches, bundle.bodies, strict=True):
             stream = self._catalogue.by_number(batch.stream)

@@ -311,6 +311,7 @@ class Transactions:
             self._arm(following)
 
     def _time_out(self, transaction: Transaction) -> None:
+        """Roll back a transaction that was open for too long, and report that."""
         self._shard.counters["transactions_timed_out"] += 1
         self._shard.event(
             "transaction_timed_out", "warning", transaction=transaction.id.hex(),

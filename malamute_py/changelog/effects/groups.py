@@ -6,7 +6,7 @@ Source: docs/design.md (Journal; Queues and the checkpoint).
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeAlias
 
 from malamute_py.changelog.effects.mail import mail_done
 from malamute_py.changelog.ranges import with_done, with_tries, without_done, without_tries
@@ -24,6 +24,8 @@ from malamute_py.changelog.records import (
 )
 from malamute_py.changelog.settings import CursorSettings
 from malamute_py.changelog.tables import CursorRow, Effects, GroupRow, Queues, Tables
+
+_OfGroup: TypeAlias = GroupDone | GroupEdited | GroupHeld | GroupReturned | GroupRevived
 
 
 def _cursor_set(tables: Tables, queues: Queues, change: CursorSet) -> None:
@@ -53,58 +55,57 @@ def _group_set(tables: Tables, queues: Queues, change: GroupSet) -> None:
     )  # fmt: skip
 
 
-def _group_edited(tables: Tables, queues: Queues, change: GroupEdited) -> None:
-    """Change the settings of a group."""
+def _row(queues: Queues, change: _OfGroup) -> GroupRow | None:
+    """Return the row of a change's group as one that has changed; None: the group is gone."""
     place = change.stream, change.name
     row = queues.groups.get(place)
     if row is not None:
-        row.settings = change.settings
         queues.groups[place] = row
+    return row
+
+
+def _group_edited(tables: Tables, queues: Queues, change: GroupEdited) -> None:
+    """Change the settings of a group."""
+    row = _row(queues, change)
+    if row is not None:
+        row.settings = change.settings
 
 
 def _group_held(tables: Tables, queues: Queues, change: GroupHeld) -> None:
     """Note which member has the place of an exclusive group."""
-    place = change.stream, change.name
-    row = queues.groups.get(place)
+    row = _row(queues, change)
     if row is not None:
         row.holder = change.holder
-        queues.groups[place] = row
 
 
 def _group_returned(tables: Tables, queues: Queues, change: GroupReturned) -> None:
     """Count an ended attempt of records of a group, with its reason."""
-    place = change.stream, change.name
-    row = queues.groups.get(place)
+    row = _row(queues, change)
     if row is None:
         return
     row.tries = with_tries(row.tries, change.ranges, change.why)
     row.epoch = change.epoch
-    queues.groups[place] = row
 
 
 def _group_revived(tables: Tables, queues: Queues, change: GroupRevived) -> None:
     """Let records of a group be handed out again, and remove their dead letters."""
     mail_done(tables, queues, MailDone(change.mailbox, change.rows, "revived"))
-    place = change.stream, change.name
-    row = queues.groups.get(place)
+    row = _row(queues, change)
     if row is None:
         return
     row.next, row.done = without_done(row.next, row.done, change.ranges)
     row.epoch = change.epoch
-    queues.groups[place] = row
 
 
 def _group_done(tables: Tables, queues: Queues, change: GroupDone) -> None:
     """Note records of a group as done, which moves its position past all that are."""
-    place = change.stream, change.name
-    row = queues.groups.get(place)
+    row = _row(queues, change)
     if row is None:
         return
     row.next, row.done = with_done(row.next, row.done, change.ranges)
     if row.tries:
         row.tries = without_tries(row.tries, change.ranges)
     row.epoch = change.epoch
-    queues.groups[place] = row
 
 
 def _group_removed(tables: Tables, queues: Queues, change: GroupRemoved) -> None:

@@ -128,11 +128,11 @@ class RequestWaker:
         self._wake(len(self._waiting) if everybody else 1)
 
     def wake_another(self) -> None:
-        """There is more than one can begin with: should it have to wait, others go on.
+        """Wake one more waiting task: there are more requests than the calling task begins now.
 
-        One is enough: it wakes another before it begins. And one that need not wait has them all
-        done before the other gets its turn; so a request costs a wake-up only if its handler
-        waits for something.
+        One is enough, since each task wakes another before it begins. A handler that waits for
+        nothing has them all done before that task's turn: a request costs a wake-up only if its
+        handler waits.
         """
         if not self._woken:
             self._wake(1)
@@ -148,7 +148,7 @@ class RequestWaker:
                 count -= 1
 
     async def wait(self) -> None:
-        """Return when there may be something."""
+        """Return when there may be a request to begin."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
         try:

@@ -10,7 +10,6 @@ import asyncio
 
 # sync: import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any
 
 from malamute_protocol import commands as c
@@ -288,12 +287,7 @@ class KeyWatch:
     async def __aenter__(self) -> KeyWatch:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 

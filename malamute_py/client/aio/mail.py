@@ -509,7 +509,7 @@ class Inbox(InboxBase[Mail]):
         if True:  # sync: with link.lock:
             super().__init__(link.session.mailboxes, asked, ack)
             link.wake_up()
-        # `async for mail in client.inbox(...)` with a break leaves no one to close it.
+        # `async for mail in client.inbox(...)` with a break leaves no caller that closes it.
         self._finalizer = weakref.finalize(self, link.dropped, self._view)
         self._finalizer.atexit = False
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
-from types import TracebackType
 from typing import Any, Final
 
 from malamute_protocol.batch import Batch, Record
@@ -53,7 +52,7 @@ class Subscription(SubscriptionBase):
         if True:  # sync: with link.lock:
             self._reading = link.session.subscribe(request)
             link.wake_up()
-        # `async for record in client.subscribe(...)` with a break leaves no one to close it.
+        # `async for record in client.subscribe(...)` with a break leaves no caller that closes it.
         self._finalizer = weakref.finalize(self, link.dropped, self._reading)
         self._finalizer.atexit = False
 
@@ -219,10 +218,5 @@ class Subscription(SubscriptionBase):
     async def __aenter__(self) -> Subscription:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()

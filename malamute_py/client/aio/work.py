@@ -11,7 +11,6 @@ import asyncio
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeVar
 
 from malamute_protocol.errors import (
@@ -444,12 +443,7 @@ class Worker:
     async def __aenter__(self) -> Worker:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 

@@ -73,15 +73,15 @@ class Selecting:
         self._watched: set[int] = set()
 
     def register(self, descriptor: int, event: int, /) -> None:
-        """See Poller."""
+        """Watch a descriptor for reading."""
         self._watched.add(descriptor)
 
     def unregister(self, descriptor: int, /) -> None:
-        """See Poller."""
+        """Watch it no more. Raises KeyError: it was not watched."""
         self._watched.remove(descriptor)
 
     def poll(self, timeout_ms: Any = None, /) -> list[tuple[int, int]]:
-        """See Poller."""
+        """Wait until some can be read; None: without end."""
         timeout_s = None if timeout_ms is None else timeout_ms / 1_000
         return [(found, READABLE) for found in select.select(self._watched, (), (), timeout_s)[0]]
 

@@ -84,7 +84,7 @@ class Engine:
 
     def send(self) -> None:
         """Send what may leave, and nothing else; what happened is told by the next step."""
-        # Of a context that is gone the next step tells all callers.
+        # If the context is gone, the next step tells all callers.
         with contextlib.suppress(zmq.ZMQError):
             self._send(clock_ms())
 

@@ -247,7 +247,7 @@ class OpenedMailbox(Opened):
     # --- steps -------------------------------------------------------------------------------
 
     def lend(self, numbers: list[int]) -> None:
-        """An atomic step acknowledges these: no other call does.
+        """Give messages in hand to an atomic step, which alone acknowledges them.
 
         Raises BrokerRefused `not_held`: nothing was lent. What the reader has since an earlier
         link is then shown to it again, should the broker hand it out to this client.

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from malamute_protocol.batch import Batch
+from malamute_protocol.batch import Batch, Record
 from malamute_protocol.commands import (
     AckRecords,
     Cover,
@@ -153,6 +153,10 @@ class HeldBatch(Batch):
     def cut(self, first: int, end: int) -> HeldBatch:
         """The records [first, end), counted among those delivered."""
         return HeldBatch(cut(self, first, end), self.opened, self.uuid, self.attempts)
+
+
+Held: TypeAlias = HeldBatch | Record
+"""Hand-out that a member acknowledges: a batch that it was given, or a record of one."""
 
 
 class Membership(Opened):
@@ -293,7 +297,7 @@ class Membership(Opened):
     # --- steps -------------------------------------------------------------------------------
 
     def lend(self, numbers: list[int]) -> None:
-        """A step acknowledges these.
+        """Give records in hand to an atomic step, which alone acknowledges them.
 
         Raises BrokerRefused `not_held`: nothing was lent. What the reader has since an earlier
         link is then shown to it again, should the broker hand it out to this member.
@@ -310,7 +314,7 @@ class Membership(Opened):
     def settled(self, numbers: list[int]) -> None:
         """Take note that an atomic step with these acknowledgements was taken."""
         self._lent.difference_update(numbers)
-        # Those that came again on a later link, before the answer to the step, are done as well.
+        # Records that came again on a later link, before the step was answered, are done, too.
         self.in_hand.difference_update(numbers)
         for number in numbers:
             self._of_earlier_links.pop(number, None)
@@ -322,7 +326,7 @@ class Membership(Opened):
         self._lent -= mine
         self.in_hand |= mine
         for number in numbers:
-            # Of an earlier link: if it comes again, the reader is to have it again.
+            # A record of an earlier link is shown to the reader again if it comes again.
             self._of_earlier_links.pop(number, None)
 
     def lost_to_others(self, numbers: list[int]) -> None:
@@ -633,7 +637,7 @@ class Memberships(Acknowledging):
         self.acks.take(now_ms, out)
         if self._leased:
             # Afterwards: a renewal that comes too late has the broker hand the same records out
-            # again, and an acknowledgement behind it would be taken for that hand-out.
+            # again, and an acknowledgement after it would be taken for that hand-out.
             for membership in self._leased:
                 membership.renew_all(now_ms)
             self.acks.take(now_ms, out)
@@ -653,3 +657,13 @@ class Memberships(Acknowledging):
             if due_ms and membership.progressed and (at is None or due_ms < at):
                 at = due_ms
         return at
+
+
+def decided(member: Membership) -> bool:
+    """Whether the broker has accepted or refused a membership."""
+    return member.accepted or member.ended
+
+
+def has_left(member: Membership) -> bool:
+    """Whether a membership whose reader is gone has ended at the broker; True: it has a reader."""
+    return member.ended or not member.leaving

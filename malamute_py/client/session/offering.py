@@ -168,7 +168,7 @@ class RequestBase:
         return self._of.command.key, self._row
 
     def cancelled(self) -> bool:
-        """Working on is of no use: it was taken from us, its time is over, or we are closed.
+        """Whether an answer is of no use: another worker has it, it is too late, or the offer ends.
 
         That another has it is noticed when its lease is renewed, within a third of the lease.
         """
@@ -401,7 +401,7 @@ class Offering(Opened):
     # --- steps -------------------------------------------------------------------------------
 
     def lend(self, numbers: list[int]) -> None:
-        """An atomic step ends these requests.
+        """Give requests in hand to an atomic step, which ends them.
 
         Raises BrokerRefused, and none was lent: `not_held`, or `conflict` when replies to one are
         not confirmed yet, which the step would overtake.
@@ -438,9 +438,9 @@ class Offering(Opened):
                 self.reopened(request)
 
     def lost_to_others(self, numbers: list[int]) -> None:
-        """A step was refused `not_held`: these are another worker's, or over.
+        """Drop requests, as a step with them was refused `not_held`.
 
-        Were some of them ours all the same, their leases end, and the broker hands them out anew.
+        Of those that this worker held all the same, the lease ends, and another worker gets them.
         """
         for number in numbers:
             request = self.in_hand.get(number)

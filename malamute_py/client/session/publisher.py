@@ -307,9 +307,9 @@ class Publisher(Lanes[OutgoingRecords]):
         self._producer_request = 0
 
     def disown(self, error: MalamuteError) -> None:
-        """The client has another identity now, and its producer stays the former one's.
+        """Fail what may have been taken: the producer stays with the client's former identity.
 
-        What may have been taken cannot be sent again: another producer would write it twice.
+        Sent again by another producer, it would be written twice.
         """
         self._producer_id = self._producer_epoch = 0
         if self.idempotent:

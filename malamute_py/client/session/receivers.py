@@ -143,10 +143,9 @@ class Receivers:
             self.consumed(opened)
 
     def erred(self, number: int, error: BrokerRefused, now_ms: int) -> None:
-        """The broker met an error of its own with what was opened under a number.
+        """Open once more what the broker met an error of its own with; end it the second time.
 
-        It is opened once more, for the error may have been of that moment; the second time within
-        a while it ends.
+        The error may have been of the moment. A second one counts within _CLEARED_MS.
         """
         opened = self.by_number.get(number)
         if opened is None:

@@ -105,7 +105,7 @@ def content_of(
 
 
 def _add_columns(options: Options, more: list[More]) -> None:
-    """Name the columns that some row has."""
+    """Add each column in which some row has a value to the options of the encoder."""
     for name in More.__struct_fields__:
         column = [getattr(one, name) for one in more]
         if column.count(None) != len(column):

@@ -589,9 +589,9 @@ class Session:
         self._events.append(Linked(command, self.attempts.links == 1))
 
     def _renamed(self, identity: str) -> None:
-        """The client has its first identity, or another one than on its last link.
+        """Take up an identity that differs from that of the last link; fail what is under way.
 
-        What it sent under the former one may have been taken, and would be taken twice.
+        What was sent under the former identity may have been taken, and would be taken twice.
         """
         former, self.identity = self.identity, identity
         self.mailboxes.own = self._own()
@@ -618,7 +618,7 @@ class Session:
         self.window.reached(command.token)
 
     def _find_blamed(self, code: str, reason: str) -> bool:
-        """The broker ended the link for what one command was: find it, so that it is not repeated.
+        """Fail the command for which the broker ended the link, so that it is not sent again.
 
         The first command that left by itself and was not understood is the one. On a link where
         commands shared messages it is unknown: on the next one each leaves by itself. Returns True

@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from malamute_protocol.address import NAME_BYTES_MAX
+from malamute_protocol.batch import Record
 from malamute_protocol.commands import Command, Level, WorkState
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError, MalamuteError
 from malamute_protocol.pattern import Pattern
@@ -93,6 +94,30 @@ class HandedOut(Protocol):
         """Return the number of the message or request, or the offset of the record."""
 
 
+class HandedOutRequest(HandedOut, Protocol):
+    """One request in a worker's hand."""
+
+    @property
+    def reply_to(self) -> str:
+        """Return the mailbox of its replies."""
+
+
+class HandedOutTogether(Protocol):
+    """Messages in hand that were sent together."""
+
+    @property
+    def opened(self) -> Any:
+        """Return the Holder that they were handed out by."""
+
+    @property
+    def numbers(self) -> list[int]:
+        """Return the numbers of the messages."""
+
+
+InHand: TypeAlias = HandedOut | HandedOutTogether | Record
+"""Hand-out that a step acknowledges: mail, a request, a record of a group, or a batch of these."""
+
+
 class Move(NamedTuple):
     """Move of a cursor."""
 
@@ -123,8 +148,17 @@ class Step:
     """The parts of one step, in the order of the calls."""
 
     __slots__ = (
-        "choosy", "confirmation", "count", "first", "key", "lent", "level", "parts", "size",
-        "state", "token",
+        "confirmation",
+        "count",
+        "first",
+        "key",
+        "lent",
+        "level",
+        "merge_limited",
+        "parts",
+        "size",
+        "state",
+        "token",
     )  # fmt: skip
 
     def __init__(self, confirm: ConfirmAt = "default", key: bytes = b"") -> None:
@@ -140,7 +174,7 @@ class Step:
         self.size = 0
         self.count = 0
         """Records and numbers."""
-        self.choosy = False
+        self.merge_limited = False
         """Whether the step moves a cursor, or has a request with a name of the caller's or an
         encoded content: not every step may be taken together with it."""
         self.lent: list[tuple[Holder, list[int]]] = []
@@ -166,7 +200,7 @@ class Step:
         properties: Properties | None = None,
         codec: str | None = None,
     ) -> None:
-        """A record for a stream. Raises LocalProtocolError: an argument is wrong."""
+        """Add a record for a stream. Raises LocalProtocolError: an argument is wrong."""
         if type(stream) is not str or stream not in NAMES:
             name_of("stream", stream)
         row = make_row(
@@ -180,19 +214,20 @@ class Step:
         bodies: Bodies,
         *,
         subject: str | Sequence[str | Sequence[str]] = "",
+        subjects: Sequence[str | Sequence[str]] | None = None,
         fields: Fields | Sequence[Fields | None] | None = None,
         client_time_ms: int | Sequence[int | None] | None = None,
         expires_at_ms: int | Sequence[int | None] | None = None,
         properties: Properties | Sequence[Properties | None] | None = None,
         codec: str | None = None,
     ) -> None:
-        """Records for a stream; what is given as a sequence has one value a record.
+        """Add records for a stream; what is given as a sequence has one value a record.
 
         Raises LocalProtocolError: the columns differ in length, or a body is none.
         """
         name_of("stream", stream)
         rows = rows_of_columns(
-            bodies, subject, fields, client_time_ms, expires_at_ms, properties, codec
+            bodies, subject, subjects, fields, client_time_ms, expires_at_ms, properties, codec
         )
         for row in rows:
             self._add((PUBLISH, stream), row)
@@ -207,7 +242,7 @@ class Step:
         self.count += len(rows)
 
     def publish_batch(self, stream: str, content: bytes) -> None:
-        """Records for a stream, as one batch content that malamute_protocol.batch encoded.
+        """Add records for a stream, as one content that malamute_protocol.batch encoded.
 
         The step is merged with no other. Raises LocalProtocolError: the content is no batch, or
         has a producer.
@@ -220,7 +255,7 @@ class Step:
         self.parts[CONTENT, stream, len(self.parts)] = [content]
         self.size += len(content) + STAMP_BYTES
         self.count += count
-        self.choosy = True
+        self.merge_limited = True
 
     def send(
         self,
@@ -235,7 +270,7 @@ class Step:
         deliver_at_ms: Time = 0,
         priority: int = 0,
     ) -> None:
-        """A message for a mailbox. Raises LocalProtocolError: an argument is wrong."""
+        """Add a message for a mailbox. Raises LocalProtocolError: an argument is wrong."""
         # Whatever most callers leave out costs them a comparison.
         if type(mailbox) is not str or mailbox not in NAMES:
             name_of("mailbox", mailbox)
@@ -263,7 +298,7 @@ class Step:
         delay_ms: int = 0,
         priority: int = 0,
     ) -> StepRequest:
-        """A request for a service, whose replies come as mail to `reply_to`.
+        """Add a request for a service, whose replies come as mail to `reply_to`.
 
         reply_to: empty: the own mailbox. key: the caller's own name for it; else one is drawn.
         need_workers: the step is refused `no_workers` when no worker offers the service.
@@ -279,7 +314,7 @@ class Step:
             timeout_ms = duration("timeout_ms", timeout_ms)
         if type(key) is not bytes or key:
             key = key_of(key)
-            self.choosy = True
+            self.merge_limited = True
         asked = StepRequest(key)
         row = make_row(body, subject, fields, None, expires_at_ms, properties, asked, codec)
         terms = PLAIN
@@ -290,7 +325,7 @@ class Step:
 
     def reply(
         self,
-        request: Any,
+        request: HandedOutRequest,
         body: Body,
         *,
         last: bool = True,
@@ -300,7 +335,7 @@ class Step:
         codec: str | None = None,
         expires_at_ms: Time | None = None,
     ) -> None:
-        """An answer to a request in hand. last: it completes the request.
+        """Add an answer to a request in hand. last: it completes the request.
 
         Raises BrokerRefused `not_held`, or LocalProtocolError as send().
         """
@@ -315,25 +350,25 @@ class Step:
 
     # --- acknowledgements -----------------------------------------------------------------------
 
-    def complete(self, request: HandedOut) -> None:
+    def complete(self, request: HandedOutRequest) -> None:
         """A request in hand is done, without a (further) reply. Raises BrokerRefused."""
         _of_a_worker(request)
         self._acknowledge(request, AckForm(WorkState.COMPLETED, 0))
 
-    def fail(self, request: HandedOut, reason: str = "") -> None:
+    def fail(self, request: HandedOutRequest, reason: str = "") -> None:
         """A request in hand becomes a dead letter. Raises BrokerRefused `not_held`."""
         _of_a_worker(request)
         self._acknowledge(request, AckForm(WorkState.FAILED, 0, reason_of(reason)))
 
-    def ack(self, held: Any) -> None:
-        """Mail, a record of a group, or a batch of these is done.
+    def ack(self, held: InHand) -> None:
+        """Have mail, a record of a group, or a batch of these count as done.
 
         Raises BrokerRefused `not_held`, LocalProtocolError: it came from no inbox or group.
         """
         self._acknowledge(held, AckForm())
 
-    def nack(self, held: Any, delay_ms: int = 0) -> None:
-        """Mail, a record of a group, a batch of these, or a request is wanted again.
+    def nack(self, held: InHand, delay_ms: int = 0) -> None:
+        """Give mail, a record of a group, a batch of these, or a request back, to come again.
 
         delay_ms: milliseconds until it is delivered again. Raises as ack().
         """
@@ -374,7 +409,7 @@ class Step:
         since: int | None = None,
         force: bool = False,
     ) -> None:
-        """A cursor is to stand at `next`: an offset, or a subscription's position.
+        """Move a cursor to `next`: an offset, or a subscription's position.
 
         since: where it stands until now: the step is refused `conflict` when another client moved
         it meanwhile. Without it any place before `next` will do. force: any place at all.
@@ -394,7 +429,7 @@ class Step:
         else:
             move = Move(integer("next", next, 0, code="bad_start"), before, force=force)
         self.parts[moved] = [move]
-        self.choosy = True
+        self.merge_limited = True
 
     # --- removal ------------------------------------------------------------------------------
 
@@ -452,7 +487,7 @@ class Step:
             self.regain()
 
     def regain(self, error: MalamuteError | None = None) -> None:
-        """Return what the step acknowledged to the caller, unless the broker says `not_held`."""
+        """Let readers hold again what the step took from them; drop it after `not_held`."""
         not_held = isinstance(error, BrokerRefused) and error.code == "not_held"
         for holder, numbers in self.lent:
             holder.regained(numbers)
@@ -496,6 +531,7 @@ def staged(place: Place, transaction: bytes, number: int) -> Place:
 def rows_of_columns(
     bodies: Bodies,
     subject: str | Sequence[str | Sequence[str]],
+    subjects: Sequence[str | Sequence[str]] | None,
     fields: Fields | Sequence[Fields | None] | None,
     client_time_ms: int | Sequence[int | None] | None,
     expires_at_ms: int | Sequence[int | None] | None,
@@ -508,11 +544,15 @@ def rows_of_columns(
     """
     several("bodies", bodies)
     count = len(bodies)
+    if subjects is not None and subject != "":
+        raise LocalProtocolError("bad_batch", "give subject or subjects, not both")
     return [
         make_row(body, keys, named, time_ms, expiry_ms, kept, None, codec)
         for body, keys, named, time_ms, expiry_ms, kept in zip(
             bodies,
-            _column("subject", subject, count),
+            _column("subject", subject, count)
+            if subjects is None
+            else column_of("subjects", subjects, count),
             _column("fields", fields, count),
             _column("client_time_ms", client_time_ms, count),
             _column("expires_at_ms", expires_at_ms, count),

@@ -107,7 +107,7 @@ class OutgoingSteps(OutgoingBatch):
         )
 
     def joins(self, step: Step, parts_max: int, bytes_max: int) -> bool:
-        """Whether a step of the same level may be taken or refused together with these."""
+        """Whether a step may be merged with these, to be taken or refused together with them."""
         if (
             self.sealed
             or step.key
@@ -120,7 +120,7 @@ class OutgoingSteps(OutgoingBatch):
             fresh = step.parts.keys() - self.places
             if len(self.places) + len(fresh) > parts_max:
                 return False
-        for place in step.parts if step.choosy else ():
+        for place in step.parts if step.merge_limited else ():
             if place[0] == MOVE:
                 before = self.moves.get(place)
                 if before is not None and not _follows(step.parts[place][0], before):
@@ -134,7 +134,7 @@ class OutgoingSteps(OutgoingBatch):
         """Merge a further step into this batch."""
         self.rows.append(step)
         self.places.update(step.parts)
-        if step.choosy:
+        if step.merge_limited:
             for place, rows in step.parts.items():
                 if place[0] == MOVE:
                     self.moves[place] = rows[0]

@@ -59,7 +59,7 @@ class Suspects:
         self._left.clear()
 
     def find(self) -> list[Command] | None:
-        """The broker ended the link for one command: return that, with the parts of its step.
+        """Return the command for which the broker ended the link, with the parts of its step.
 
         None: it is unknown, and on the next link each leaves by itself.
         """

@@ -73,7 +73,11 @@ class OpenTransaction:
     def check_open(self) -> None:
         """Raise LocalProtocolError unless records may be added."""
         if not self.open:
-            raise LocalProtocolError("unexpected", "the transaction is not open (any more)")
+            raise LocalProtocolError(
+                "unexpected",
+                "the transaction is not open: enter its block, or call begin() first; one that has "
+                "ended takes no more",
+            )
 
     def add(self, stream: str, rows: Sequence[OutgoingRow], at: int = 0) -> int:
         """Add rows from a place on, as many as fit; returns the place of the first that does not.
@@ -141,7 +145,7 @@ class OpenTransaction:
         """Return a step again, under its key: the broker takes it once, whichever of them comes."""
         again = Step(self.confirm, step.key)
         again.parts, again.size, again.count = step.parts, step.size, step.count
-        again.level, again.choosy = step.level, step.choosy
+        again.level, again.merge_limited = step.level, step.merge_limited
         return again
 
     def split(self) -> bool:
@@ -184,14 +188,14 @@ class OpenTransaction:
         for place, rows in chunk.parts.items():
             step.parts[staged(place, self.id, self._places)] = rows
             self._places += 1
-        step.size, step.count, step.choosy = chunk.size, chunk.count, chunk.choosy
+        step.size, step.count, step.merge_limited = chunk.size, chunk.count, chunk.merge_limited
         return step
 
     def _rest(self, chunk: Step) -> Step:
         """Return a step that publishes a chunk."""
         step = Step(self.confirm)
         step.parts, step.size, step.count = dict(chunk.parts), chunk.size, chunk.count
-        step.choosy = chunk.choosy
+        step.merge_limited = chunk.merge_limited
         self._left, self._left_from = chunk, self._places
         return step
 
@@ -218,4 +222,4 @@ def _put(chunk: Step, place: Place, row: Any) -> None:
     else:
         chunk.size += len(row) + STAMP_BYTES
         chunk.count += content_count(row)
-        chunk.choosy = True
+        chunk.merge_limited = True

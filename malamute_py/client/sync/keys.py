@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any
 
 from malamute_protocol import commands as c
@@ -283,12 +282,7 @@ class SyncKeyWatch:
     def __enter__(self) -> SyncKeyWatch:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

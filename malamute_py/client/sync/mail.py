@@ -499,7 +499,7 @@ class SyncInbox(InboxBase[SyncMail]):
         with link.lock:
             super().__init__(link.session.mailboxes, asked, ack)
             link.wake_up()
-        # `for mail in client.inbox(...)` with a break leaves no one to close it.
+        # `for mail in client.inbox(...)` with a break leaves no caller that closes it.
         self._finalizer = weakref.finalize(self, link.dropped, self._view)
         self._finalizer.atexit = False
 

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import index
 from types import TracebackType
-from typing import Any, Final, SupportsIndex, TypeVar
+from typing import Any, Final, SupportsIndex, TypeVar, Unpack
 
 from malamute_protocol import commands as c
 from malamute_protocol.batch import Record
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError
 from malamute_protocol.pattern import Pattern
+from malamute_py.client import options
 from malamute_py.client.arguments import (
     beginning,
     duration,
@@ -54,10 +55,12 @@ from malamute_py.client.session.memberships import (
     DONE,
     RELEASED,
     GroupOptions,
+    Held,
     HeldBatch,
-    Membership,
+    decided,
     failed,
     group_visibility,
+    has_left,
 )
 from malamute_py.client.session.step import Step
 from malamute_py.client.session.subscription import Notice
@@ -67,6 +70,7 @@ from malamute_py.client.sync.transactions import SyncTransaction
 from malamute_py.client.words import AckWhen, ConfirmAt, GroupKind, GroupVisibility
 
 JOINING: Final = "the membership"
+LEAVING: Final = "the end of the membership"
 
 Kind = TypeVar("Kind", bound=Facts)
 
@@ -108,7 +112,7 @@ class SyncAtomicStep(Step):
             super()._lend(holder, numbers)
 
     def commit(self, timeout_ms: Wait = "default") -> Confirmation | None:
-        """Have it taken, and wait for the confirm; None: there was nothing in it.
+        """Have the step taken, and wait for the confirm; None: there was nothing in it.
 
         Raises BrokerRefused (nothing of it happened), LocalProtocolError (nothing was sent),
         Timeout or ConnectionLost (it may have been taken, as a whole).
@@ -181,12 +185,12 @@ class SyncStreamCursor(CursorName):
         *,
         start: StartPoint = "earliest",
         replace: bool = False,
-        **more: Any,
+        **more: Unpack[options.CursorOptions],
     ) -> CursorFacts:
         """Change its settings, or create it where `start` says; settings that are not named stay.
 
         replace: those not named go back to what a new one has.
-        settings, by name or as a mapping: pin=True (the stream keeps what lies behind the cursor),
+        settings, by name or as a mapping: pin=True (what it has not passed is kept),
         pin_bytes_max (how much at most; 0: the broker's bound), description.
         Raises BrokerRefused.
         """
@@ -224,7 +228,7 @@ class SyncMember(MemberBase):
             self._members = link.session.memberships
             self._membership = self._members.join(asked)
             link.wake_up()
-        # `for record in client.group(...)` with a break leaves no one to close it.
+        # `for record in client.group(...)` with a break leaves no caller that closes it.
         self._finalizer = weakref.finalize(self, link.dropped, self._membership)
         self._finalizer.atexit = False
 
@@ -317,37 +321,37 @@ class SyncMember(MemberBase):
             self._membership.ack(self._take_handed(), form)
             self._link.wake_up()
 
-    def ack_nowait(self, held: Any) -> Pending[bool]:
+    def ack_nowait(self, held: Held) -> Pending[bool]:
         """Say that a record or batch is done; its result is what ack() returns."""
         return self._ack(held, DONE)
 
-    def ack(self, held: Any, timeout_ms: Wait = "default") -> bool:
-        """A record or batch is done. True: confirmed.
+    def ack(self, held: Held, timeout_ms: Wait = "default") -> bool:
+        """Say that a record or batch is done; returns True once the broker has confirmed it.
 
-        False: the broker does not take all of it for ours (any more), as the link was lost in
-        between: some member gets it again. Raises Timeout, or LocalProtocolError: not from
+        False: this member does not hold all of it any more, as the link was lost in between:
+        some member gets it again. Raises Timeout, or LocalProtocolError: not from
         this member.
         """
         pending = self._ack(held, DONE)
         return pending.result(timeout_ms, ACKED, "an acknowledgement")
 
-    def nack(self, held: Any, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
-        """A record or batch is wanted again, by any member, after a time. As ack().
+    def nack(self, held: Held, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
+        """Give a record or batch back, for any member to get after a delay. As ack().
 
-        It is an attempt that has ended, where the group has a bound of attempts.
+        That counts as an attempt, where the group has a bound of attempts.
         """
         pending = self._ack(held, AckForm(0, duration("delay_ms", delay_ms)))
         return pending.result(timeout_ms, ACKED, "an acknowledgement")
 
-    def release(self, held: Any, timeout_ms: Wait = "default") -> bool:
-        """A record or batch is wanted again at once; it counts as no attempt. As ack().
+    def release(self, held: Held, timeout_ms: Wait = "default") -> bool:
+        """Give a record or batch back at once, which counts as no attempt. As ack().
 
         For a member that stops, not for a record that cannot be done: that one would never end.
         """
         pending = self._ack(held, RELEASED)
         return pending.result(timeout_ms, ACKED, "an acknowledgement")
 
-    def renew(self, held: Any, timeout_ms: Wait = "default") -> bool:
+    def renew(self, held: Held, timeout_ms: Wait = "default") -> bool:
         """Begin the leases of a record or batch anew, for one that takes long. As ack().
 
         Records that were not handed over yet are renewed by themselves while records are asked for
@@ -360,12 +364,12 @@ class SyncMember(MemberBase):
             self._link.wake_up()
         return pending.result(timeout_ms, ACKED, "a renewal")
 
-    def fail(self, held: Any, reason: str = "", timeout_ms: Wait = "default") -> bool:
+    def fail(self, held: Held, reason: str = "", timeout_ms: Wait = "default") -> bool:
         """Give a record or batch up: to the group's dead letters, with the reason. As ack()."""
         pending = self._ack(held, failed(reason))
         return pending.result(timeout_ms, ACKED, "an acknowledgement")
 
-    def _ack(self, held: Any, form: AckForm) -> Pending[bool]:
+    def _ack(self, held: Held, form: AckForm) -> Pending[bool]:
         """Acknowledge a record or batch; the future gets True, or False: it came too late."""
         offsets = numbers_of(held, self._membership)
         pending: Pending[bool] = Pending(self._link)
@@ -608,7 +612,7 @@ class SyncQueueVerbs(SyncVerbs):
         /,
         *,
         replace: bool = False,
-        **more: Any,
+        **more: Unpack[options.GroupOptions],
     ) -> GroupFacts:
         """Change the settings of a group; those not named stay.
 
@@ -619,11 +623,8 @@ class SyncQueueVerbs(SyncVerbs):
         gets it, for members that join from then on; 0: none), description. Raises BrokerRefused.
         """
         named, swap = settings_of(settings, more), truth("replace", replace)
-        link = self._link
-        with link.lock:
-            # The first member makes the group, and its command may be on its way yet.
-            for member in link.session.memberships_of(stream, group):
-                link.until(partial(_decided, member), "default", OPENED, JOINING)
+        # The first member makes the group, and its command may be on its way yet.
+        self._link.members(stream, group, decided, OPENED, JOINING)
         value = self._link.ask(lambda number: c.EditGroup(number, stream, group, named, swap))
         return facts(GroupFacts, {"stream": stream, "group": group, **value})
 
@@ -648,11 +649,13 @@ class SyncQueueVerbs(SyncVerbs):
         again. Raises BrokerRefused: `in_use` when there are members, `bad_start`, `unknown_group`.
         """
         at = start_on_wire(start)
+        self._link.members(stream, group, has_left, ACKED, LEAVING)
         value = self._link.ask(lambda number: c.ResetGroup(number, stream, group, at, force))
         return facts(GroupFacts, {"stream": stream, "group": group, **value})
 
     def remove_group(self, stream: str, group: str) -> None:
         """Forget a group without members. Raises BrokerRefused `in_use`, `unknown_group`."""
+        self._link.members(stream, group, has_left, ACKED, LEAVING)
         self._link.ask(lambda number: c.RemoveGroup(number, stream, group))
 
     # --- mailboxes ---------------------------------------------------------------------------
@@ -695,7 +698,7 @@ class SyncQueueVerbs(SyncVerbs):
         /,
         *,
         replace: bool = False,
-        **more: Any,
+        **more: Unpack[options.MailboxOptions],
     ) -> MailboxFacts:
         """Create a mailbox or change its settings; those not named stay.
 
@@ -750,7 +753,7 @@ class SyncQueueVerbs(SyncVerbs):
         /,
         *,
         replace: bool = False,
-        **more: Any,
+        **more: Unpack[options.ServiceOptions],
     ) -> ServiceFacts:
         """Create a service queue or change its settings; those not named stay.
 
@@ -804,11 +807,6 @@ class SyncQueueVerbs(SyncVerbs):
             if not page or not value.get("more"):
                 return found
             after = place_of(page[-1])
-
-
-def _decided(member: Membership) -> bool:
-    """Whether the broker has accepted or refused a membership."""
-    return member.accepted or member.ended
 
 
 def _following(make: Callable[[int, Any], Any], after: Any, number: int) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import Any, Final
 
 from malamute_protocol.batch import Batch, Record
@@ -50,7 +49,7 @@ class SyncSubscription(SubscriptionBase):
         with link.lock:
             self._reading = link.session.subscribe(request)
             link.wake_up()
-        # `for record in client.subscribe(...)` with a break leaves no one to close it.
+        # `for record in client.subscribe(...)` with a break leaves no caller that closes it.
         self._finalizer = weakref.finalize(self, link.dropped, self._reading)
         self._finalizer.atexit = False
 
@@ -208,10 +207,5 @@ class SyncSubscription(SubscriptionBase):
     def __enter__(self) -> SyncSubscription:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
-from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeVar
 
 from malamute_protocol.errors import (
@@ -394,12 +393,7 @@ class SyncWorker:
     def __enter__(self) -> SyncWorker:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

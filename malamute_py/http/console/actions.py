@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.client.position import Position
 from malamute_py.health.words import many
 from malamute_py.http.console.copying import Copy, check_range
@@ -95,6 +96,21 @@ def _fields(text: str) -> dict[str, str] | None:
             raise NotUnderstood(f"a field is a line NAME=VALUE, not “{visible(line[:40])}”")
         found[name.strip()] = value.strip()
     return found or None
+
+
+async def create_stream(session: Session, form: Form) -> str:
+    """Make a stream with the settings of the form; one that is there stays as it is."""
+    name = of(form, "name")
+    wanted = {key: _setting(key, of(form, key)) for key in ("ring_bytes", *EDITABLE) if key in form}
+    try:
+        await session.client.stream_info(name)
+    except BrokerRefused as error:
+        if error.code not in ("unknown_stream", "forbidden"):
+            raise
+    else:
+        raise NotUnderstood(f"there is a stream {visible(name)} already: nothing was changed")
+    await session.client.create_stream(name, {key: each for key, each in wanted.items() if each})
+    return f"Stream {name} made."
 
 
 async def edit_stream(session: Session, form: Form) -> str:
@@ -222,6 +238,7 @@ ACTIONS: Final = {
     "copy": Action(copy, lambda form: url("stream", name=of(form, "name")), "begun"),
     "cancel-copy": Action(cancel_copy, lambda form: url("stream", name=of(form, "name"))),
     "publish": Action(publish, lambda form: url("stream", name=of(form, "name"))),
+    "create-stream": Action(create_stream, lambda form: url("streams", prefix=of(form, "name"))),
     "edit-stream": Action(edit_stream, lambda form: url("stream", name=of(form, "name"))),
     "purge": Action(purge, lambda form: url("stream", name=of(form, "name"))),
     "trim": Action(trim, lambda form: url("stream", name=of(form, "name"))),

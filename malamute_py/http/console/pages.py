@@ -50,7 +50,7 @@ async def overview(session: Session, query: Query) -> Values:
     found = troubles.of_all(everything, await _links(session.client))
     return {
         "facts": broker,
-        # Of the broker as a whole a user of a namespace is told nothing.
+        # A user of a namespace is told nothing of the broker as a whole.
         "namespaces": await session.client.list_namespaces(limit=LISTED_MAX)
         if "namespace" in broker
         else [],

@@ -270,7 +270,7 @@ class Checkpoints:
         self._process.ask(Follow(self._visible, ranges))
 
     def take(self, answer: Checkpointed | CheckpointFailed, now_ms: int) -> None:
-        """Take an answer of the process."""
+        """Take up how far the tables are now, or why the process failed; events tell of both."""
         now_ms = self._advance(now_ms)
         self._asked = False
         if answer.said:
@@ -357,8 +357,8 @@ class Checkpoints:
     def stop(self) -> None:
         """Let the tables catch up and end the process, within stop_ms; the loop has ended.
 
-        `last` ends the process and returns its last answer. What the tables lack then is followed
-        here, in this thread, for the time that is left.
+        What the tables lack after the last answer of the process is followed here, in this thread,
+        for the time that is left.
         """
         deadline = time.monotonic() + self._config.stop_ms / 1000
         visible = self._ring.synced_lsn

@@ -2,7 +2,7 @@
 
 Owns the seam between the two. The rules: the archive has what lies before its position and the log
 is read from there on, so that no record is there twice and none is missing; where the log begins
-behind the position, the gap is told by its offsets. Source: ARCHITECTURE.md, The archive.
+after the position, the gap is told by its offsets. Source: ARCHITECTURE.md, The archive.
 """
 
 from __future__ import annotations

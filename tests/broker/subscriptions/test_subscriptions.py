@@ -22,6 +22,17 @@ def filled(shell: Shell, batches: int = 5, size: int = 2, **options: Any) -> Any
     return shell.peers[1]
 
 
+def after_a_power_loss() -> tuple[Shell, Any]:
+    """A stream `s` with 4 records, and the link of its publisher; 4 more were taken back."""
+    shell = Shell(sync=False)
+    filled(shell, batches=2)
+    shell.sync()
+    shell.publish(1, "s", [b"lost"] * 4, tracker=9)
+    shell.restart(power_loss=True)
+    peer = shell.hello(1)
+    return shell, peer
+
+
 # --- where they begin ---------------------------------------------------------------------
 
 
@@ -101,12 +112,7 @@ def test_without_create_an_unknown_stream_is_refused() -> None:
 
 
 def test_a_resume_beyond_the_end_of_its_epoch_is_rewound() -> None:
-    shell = Shell(sync=False)
-    filled(shell, batches=2)
-    shell.sync()
-    shell.publish(1, "s", [b"lost"] * 4, tracker=9)
-    shell.restart(power_loss=True)
-    peer = shell.hello(1)
+    shell, peer = after_a_power_loss()
     shell.publish(1, "s", [b"after"] * 10, tracker=1)
     shell.subscribe(1, 1, "s", start=[2, 8, 1])
     rewound = peer.last(wire.Rewound)
@@ -118,12 +124,7 @@ def test_a_resume_beyond_the_end_of_its_epoch_is_rewound() -> None:
 def test_a_rewind_leads_to_the_end_of_its_epoch_and_a_gap_over_what_is_gone_since(
     first: int,
 ) -> None:
-    shell = Shell(sync=False)
-    filled(shell, batches=2)
-    shell.sync()
-    shell.publish(1, "s", [b"lost"] * 4, tracker=9)
-    shell.restart(power_loss=True)
-    peer = shell.hello(1)
+    shell, peer = after_a_power_loss()
     shell.publish(1, "s", [b"after"] * 10, tracker=1)
     shell.broker.trimmed("main", {1: first})
     shell.subscribe(1, 1, "s", start=[2, 8, 1])
@@ -136,12 +137,7 @@ def test_a_rewind_leads_to_the_end_of_its_epoch_and_a_gap_over_what_is_gone_sinc
 
 
 def test_what_was_rewound_once_is_not_rewound_again_without_cause() -> None:
-    shell = Shell(sync=False)
-    filled(shell, batches=2)
-    shell.sync()
-    shell.publish(1, "s", [b"lost"] * 4, tracker=9)
-    shell.restart(power_loss=True)
-    peer = shell.hello(1)
+    shell, peer = after_a_power_loss()
     shell.subscribe(1, 1, "s", ["topic", "rare"], [2, 8, 1])
     rewound = peer.last(wire.Rewound)
     shell.publish(1, "s", [b"after"] * 10, tracker=1)

@@ -14,7 +14,6 @@ import socket
 import subprocess
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from tests.waiting import WAIT_S
@@ -90,12 +89,7 @@ class Chromium:
                 time.sleep(0.05)
         raise AssertionError("chromedriver did not come up")
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._session:
             self._ask("DELETE", self._session)
         self._driver.terminate()

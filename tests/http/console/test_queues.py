@@ -333,6 +333,7 @@ def test_what_a_person_may_not_see_is_not_shown(
         ("reset-group", {"stream": "open.trades", "name": "crew", "point": "0", "force": "yes"}),
         ("purge", {"name": "open.trades", "pattern": "#"}),
         ("publish", {"name": "open.trades", "body": "x"}),
+        ("create-stream", {"name": "open.other"}),
         ("edit-stream", {"name": "open.trades", "max_records": "1"}),
         ("kick", {"link": 1}),
         ("copy", {"name": "closed", "to": "open.copy"}),

@@ -206,6 +206,30 @@ def test_a_record_that_cannot_be_published_is_not(
     assert "not.there" not in [each.name for each in client.list_streams()]
 
 
+def test_a_stream_is_made_with_its_settings_and_one_that_is_there_is_left(
+    root: Browser, client: SyncClient
+) -> None:
+    form = {
+        "name": "made", "ring_bytes": "16MiB", "max_bytes": "0", "max_age_ms": "7d",
+        "max_records": "", "level": "synced", "description": "by hand",
+    }  # fmt: skip
+    page = root.post("do/create-stream", form)
+    assert "Done: Stream made made." in page.words
+    assert 'href="/console/stream?name=made"' in page.text
+    settings = client.stream_info("made").settings
+    assert (settings["ring_bytes"], settings["max_age_ms"]) == (16 << 20, 7 * 86_400_000)
+    assert (settings["max_bytes"], settings["description"]) == (0, "by hand")
+    again = root.post("do/create-stream", {**form, "max_age_ms": "1d"})
+    assert "there is a stream made already: nothing was changed" in again.words
+    for wrong, words in (
+        ({"name": "other", "ring_bytes": "much"}, "ring_bytes: 'much' is not a size"),
+        ({"name": "bad name"}, "bad_name"),
+    ):
+        assert words in root.post("do/create-stream", {**form, **wrong}).words
+    assert "other" not in [each.name for each in client.list_streams()]
+    assert client.stream_info("made").settings == settings
+
+
 def test_settings_of_a_stream_are_changed_where_they_differ(
     root: Browser, client: SyncClient
 ) -> None:

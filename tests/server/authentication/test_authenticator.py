@@ -129,12 +129,15 @@ def test_an_anonymous_client_is_refused_where_a_password_is_asked() -> None:
         assert identity_seen(listener, client, REFUSED_MS) is None
 
 
-def test_curve_lets_a_known_key_in_under_its_identity(tmp_path: Path) -> None:
+@pytest.mark.parametrize("known", [True, False])
+def test_curve_lets_a_known_key_in_under_its_identity_and_no_other(
+    tmp_path: Path, known: bool
+) -> None:
     public, secret = curve_client()
     settings = Authentication(
         mechanism="curve",
         server_key_file=str(tmp_path / "server.key"),
-        clients={"sensor": public.decode()},
+        clients={"sensor": (public if known else curve_client()[0]).decode()},
     )
     with (
         listening(settings) as (listener, authenticator, denials),
@@ -143,28 +146,13 @@ def test_curve_lets_a_known_key_in_under_its_identity(tmp_path: Path) -> None:
             curve_serverkey=authenticator.public_key,
         ) as client,
     ):  # fmt: skip
-        assert identity_seen(listener, client) == "sensor"
-        assert denials == []
-
-
-def test_curve_with_an_unknown_client_key_is_refused(tmp_path: Path) -> None:
-    known, _ = curve_client()
-    public, secret = curve_client()
-    settings = Authentication(
-        mechanism="curve",
-        server_key_file=str(tmp_path / "server.key"),
-        clients={"sensor": known.decode()},
-    )
-    with (
-        listening(settings) as (listener, authenticator, denials),
-        dealer(
-            listener.name, curve_publickey=public, curve_secretkey=secret,
-            curve_serverkey=authenticator.public_key,
-        ) as client,
-    ):  # fmt: skip
-        client.send(b"hello")
-        assert denial(denials) == ("CURVE", "127.0.0.1")
-        assert not listener.socket.poll(REFUSED_MS)
+        if known:
+            assert identity_seen(listener, client) == "sensor"
+            assert denials == []
+        else:
+            client.send(b"hello")
+            assert denial(denials) == ("CURVE", "127.0.0.1")
+            assert not listener.socket.poll(REFUSED_MS)
 
 
 def test_an_anonymous_or_plain_client_is_refused_where_a_key_is_asked(tmp_path: Path) -> None:

@@ -557,10 +557,8 @@ def test_the_log_alone_says_that_there_were_tables(start: Callable[..., Shell]) 
     assert again.queues == shell.queues
 
 
-def test_what_is_accepted_is_on_disk_before_anything_is_served(
-    start: Callable[..., Shell],
-) -> None:
-    """A kill within the first checkpoint's interval took the operator's word back."""
+def with_old_tables(start: Callable[..., Shell]) -> Shell:
+    """A stopped broker whose tables are older than what its log still has."""
     shell = start()
     shell.log(put())
     shell.close()
@@ -572,6 +570,14 @@ def test_what_is_accepted_is_on_disk_before_anything_is_served(
     shell.log(r.CursorSet(1, "kept", 5, 1))
     shell.close()
     (shell.directory / DATABASE).write_bytes(old)
+    return shell
+
+
+def test_what_is_accepted_is_on_disk_before_anything_is_served(
+    start: Callable[..., Shell],
+) -> None:
+    """A kill within the first checkpoint's interval took the operator's word back."""
+    shell = with_old_tables(start)
     for name in (f"{DATABASE}-wal", f"{DATABASE}-shm"):
         (shell.directory / name).unlink(missing_ok=True)
     refused(start)
@@ -610,18 +616,7 @@ def test_tables_of_another_directory_are_refused(
 def test_tables_older_than_the_log_reaches_are_refused_unless_what_is_lost_may_be(
     start: Callable[..., Shell],
 ) -> None:
-    shell = start()
-    shell.log(put())
-    shell.close()
-    old = (shell.directory / DATABASE).read_bytes()
-    shell = start()
-    shell.log(r.CursorSet(1, "lost", 5, 1))
-    assert isinstance(shell.checkpoint(), Checkpointed)
-    for _ in range(30):
-        shell.noise(500_000)
-    shell.log(r.CursorSet(1, "kept", 5, 1))
-    shell.close()
-    (shell.directory / DATABASE).write_bytes(old)
+    shell = with_old_tables(start)
     assert "are not there (changes 1 to 2)" in refused(start)
     shell = start(lost_changes="accept")
     assert list(shell.queues.cursors) == [(1, "kept")]
