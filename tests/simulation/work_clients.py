@@ -381,6 +381,8 @@ class Peer(Client):
         for wish in wishes:
             for serial in wish.serials:
                 self.model.act_of[serial] = act
+            if wish.kind == "records":
+                self.model.said_done.update((wish.place, number) for number in wish.numbers)
         if key and (atomic or isinstance(commands[0][0], c.Reply | c.AckWork)):
             self.model.steps[self.holder, key] = act
         self.bytes_of[act.number] = commands

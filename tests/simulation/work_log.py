@@ -118,6 +118,8 @@ class WorkLog:
         """(sender, key) -> atomic act."""
         self.acknowledged: set[tuple[Any, ...]] = set()
         """(link, kind, place, number) whose acknowledgement was confirmed to a client."""
+        self.said_done: set[tuple[str, int]] = set()
+        """(place of a group, offset): a member has acknowledged the record, confirmed or not."""
         self.attempts: dict[int, int] = {}
         """Request -> attempts that a worker was told."""
         self.recoveries = 0
@@ -303,7 +305,11 @@ class WorkLog:
         return list(acts.values())
 
     def _not_lost(self, change: r.GroupDone, lsn: int) -> None:
-        """Check that a record that is no longer tried is done as a dead letter only."""
+        """Check that a record that is no longer tried is done as a dead letter only.
+
+        Its last attempt may have ended with the link of an exclusive group's holder: the holder
+        comes back, and its acknowledgement may be there before the dead letter.
+        """
         state = self.state
         place = change.stream, change.name
         oldest = self.first_of(change.stream)
@@ -312,6 +318,8 @@ class WorkLog:
             if not named or offset < oldest or not state.is_dead(times, why):
                 continue
             serial = state.records.get((change.stream, offset))
+            if (f"{state.streams[change.stream]}/{change.name}", offset) in self.said_done:
+                continue
             if state.buried.get((*place, offset)) != lsn and serial not in self.expiring:
                 raise Violation("lost", f"record {offset} of {place}: done after {times} attempts")
 
