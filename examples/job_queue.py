@@ -28,9 +28,8 @@ async def main(endpoint: str) -> dict[str, int]:
 
             given_up = 0
             while len(done) + given_up < JOBS:
-                request = await worker.next(timeout_ms=1_000)
-                if request is None:
-                    continue
+                request = await worker.next()
+                assert request is not None, "the worker was closed"
                 number = int(request.body)
                 if number % 10 == 3:
                     given_up += request.attempts == ATTEMPTS

@@ -46,7 +46,24 @@ if TYPE_CHECKING:
     from malamute_py.client.aio.subscription import Subscription
     from malamute_py.client.aio.transactions import Transaction
     from malamute_py.client.aio.work import Request, Worker
+    from malamute_py.client.facts import (
+        BrokerFacts,
+        CursorFacts,
+        GroupFacts,
+        MailboxFacts,
+        PeekedMail,
+        PeekedRequest,
+        ServiceFacts,
+        StreamFacts,
+    )
     from malamute_py.client.keys import KeyEntry
+    from malamute_py.client.options import (
+        CursorOptions,
+        GroupOptions,
+        MailboxOptions,
+        ServiceOptions,
+        StreamOptions,
+    )
     from malamute_py.client.position import (
         AfterMessage,
         AtClientTime,
@@ -58,6 +75,7 @@ if TYPE_CHECKING:
         Position,
     )
     from malamute_py.client.session.letters import Reply, RequestFailed
+    from malamute_py.client.session.memberships import HeldBatch
     from malamute_py.client.session.subscription import (
         BegunNotice,
         GapError,
@@ -143,7 +161,24 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "Request",
         "Worker",
     ),
+    "malamute_py.client.facts": (
+        "BrokerFacts",
+        "CursorFacts",
+        "GroupFacts",
+        "MailboxFacts",
+        "PeekedMail",
+        "PeekedRequest",
+        "ServiceFacts",
+        "StreamFacts",
+    ),
     "malamute_py.client.keys": ("KeyEntry",),
+    "malamute_py.client.options": (
+        "CursorOptions",
+        "GroupOptions",
+        "MailboxOptions",
+        "ServiceOptions",
+        "StreamOptions",
+    ),
     "malamute_py.client.position": (
         "AfterMessage",
         "AtClientTime",
@@ -158,6 +193,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "Reply",
         "RequestFailed",
     ),
+    "malamute_py.client.session.memberships": ("HeldBatch",),
     "malamute_py.client.session.subscription": (
         "BegunNotice",
         "GapError",
@@ -221,6 +257,7 @@ __all__ = [
     "Batch",
     "BatchError",
     "BegunNotice",
+    "BrokerFacts",
     "BrokerRefused",
     "BulkPublisher",
     "Client",
@@ -229,13 +266,18 @@ __all__ = [
     "ConfirmAt",
     "Confirmation",
     "ConnectionLost",
+    "CursorFacts",
+    "CursorOptions",
     "Curve",
     "EmbeddedBroker",
     "FromCursor",
     "GapError",
     "GapNotice",
+    "GroupFacts",
     "GroupKind",
+    "GroupOptions",
     "GroupVisibility",
+    "HeldBatch",
     "Inbox",
     "KeyEntry",
     "KeyView",
@@ -243,6 +285,8 @@ __all__ = [
     "LastPerSubject",
     "LocalProtocolError",
     "Mail",
+    "MailboxFacts",
+    "MailboxOptions",
     "MalamuteError",
     "Member",
     "ModeNotice",
@@ -251,6 +295,8 @@ __all__ = [
     "PassedOverNotice",
     "Pattern",
     "PatternError",
+    "PeekedMail",
+    "PeekedRequest",
     "Plain",
     "Position",
     "ProtocolError",
@@ -261,7 +307,11 @@ __all__ = [
     "RequestFailed",
     "RevisionConflict",
     "RewoundNotice",
+    "ServiceFacts",
+    "ServiceOptions",
     "SettingError",
+    "StreamFacts",
+    "StreamOptions",
     "Subscription",
     "SyncAtomicStep",
     "SyncBulkPublisher",

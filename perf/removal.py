@@ -23,7 +23,7 @@ from malamute_py.client.aio.client import Client, connect
 from malamute_py.demo.daemon import Daemon
 from perf.curves.brokers import OUT
 
-ROUNDS = 5
+ROUNDS = 6
 PUBLISHERS = 8
 EVERY_S = 0.05
 BODY = b"x" * 140
@@ -99,8 +99,10 @@ async def measure(endpoint: str, seconds: float) -> None:
         await load.round(seconds / 2, None)
         kinds = {"nothing removed": None, "trims": load.trim, "purges": load.purge}
         found: dict[str, list[Round]] = {kind: [] for kind in kinds}
-        for _ in range(ROUNDS):
-            for kind, remove in kinds.items():
+        order = list(kinds.items())
+        for turn in range(ROUNDS):
+            first = turn % len(order)  # What follows another kind meets what that one left.
+            for kind, remove in order[first:] + order[:first]:
                 found[kind].append(await load.round(seconds, remove))
         for kind, rounds in found.items():
             records, singles, p99_ms, removals = (

@@ -290,7 +290,7 @@ class Runs:
             stream = f"search-{size}-{len(subjects)}"
             settings = {"ring_bytes": 2 * rows * (size + 60) + (1 << 30)}
             with connect_sync(self._endpoint) as client:
-                client.create_stream(stream, **settings)
+                client.create_stream(stream, settings)
             publish(self._endpoint, stream, rows, size, subjects)
             wanted = {"pattern": THOUSANDTH, **LEAN}
             ways |= {

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -88,7 +88,7 @@ def read(client: malamute.SyncClient, use: Callable[[Batch], Any], rows: int) ->
 
 def published(client: malamute.SyncClient, table: pa.Table) -> list[Figure]:
     """Publish a table with and without full validation by turns, and once into `typed`."""
-    streams = ("schema", "full")
+    streams: tuple[Literal["schema", "full"], ...] = ("schema", "full")
     best: dict[str, float] = {}
     for number in range(2 * ROUNDS):
         for validate in streams if number % 2 else reversed(streams):

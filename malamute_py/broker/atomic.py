@@ -192,7 +192,7 @@ class Intake:
                 "key_conflicting", "warning", link=link.number, holder=link.holder,
                 command=type(command).__name__,
             )  # fmt: skip
-        return BrokerRefused("conflict", f"its key was taken before, {why}")
+        return BrokerRefused("conflict", f"key {command.key!r} was taken before, {why}")
 
     def _waiter(self, link: Link, command: Any, size: int, default: int) -> Waiter | None:
         """Return the waiter for a confirm; None: no answer is wanted. Raises BrokerRefused."""
@@ -371,7 +371,7 @@ class Intake:
         if isinstance(part, KEYED) and part.key:
             key = link.holder, part.key
             if key in keys or self._steps.known(key, None):
-                raise BrokerRefused("conflict", "its key was taken before")
+                raise BrokerRefused("conflict", f"key {part.key!r} was taken before")
             keys.add(key)
             made.key = key
             made.command = part

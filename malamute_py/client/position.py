@@ -178,8 +178,11 @@ class Confirmation(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def id(self) -> bytes:
-        """Message id of the (first) record: 16 bytes that sort in the stream's order."""
-        return message_id(self.append_time_ms, self.offset)
+        """Message id of the (first) record: 16 bytes that sort in the stream's order.
+
+        Empty where the offset is not known.
+        """
+        return message_id(self.append_time_ms, self.offset) if self.offset >= 0 else b""
 
     @property
     def append_time(self) -> datetime:

@@ -222,6 +222,15 @@ class ClientOptions(TypedDict, total=False):
     idempotent: bool
 
 
+_INSTEAD: Final = {
+    "user": "write credential=malamute_py.Plain(user, password)",
+    "password": "write credential=malamute_py.Plain(user, password)",
+    "username": "write credential=malamute_py.Plain(user, password)",
+    "client_id": "write identity=NAME",
+}
+"""Advice by the names of options that clients of other brokers have."""
+
+
 def make_settings(
     endpoints: str | Sequence[str], options: ClientOptions, timeout_ms: int | None = None
 ) -> ClientSettings:
@@ -238,13 +247,20 @@ def make_settings(
     unknown = set(options) - set(ClientSettings.__struct_fields__)
     if unknown:
         known = ", ".join(ClientSettings.__struct_fields__)
-        raise SettingError(min(unknown), f"there is no such option; known are {known}")
+        name = min(unknown)
+        advice = _INSTEAD.get(name, f"known are {known}")
+        raise SettingError(name, f"there is no such option; {advice}")
     return ClientSettings(endpoints=names, **options).check()
 
 
 def no_link(endpoints: Sequence[str], timeout_ms: int | None, why: str) -> Timeout:
     """Timeout for a broker that has not answered in time: why, and what to do."""
     following = "; `malamute broker` starts one" if why.startswith("nothing answers") else ""
+    if any(endpoint.startswith("inproc://") for endpoint in endpoints):
+        following = (
+            "; an inproc endpoint is reached with the zmq.Context of its broker alone: connect by "
+            "EmbeddedBroker.connect(), or give connect(context=broker.context)"
+        )
     return Timeout(
         f"no link to a broker at {', '.join(endpoints)} within {timeout_ms} ms: {why}{following}"
     )

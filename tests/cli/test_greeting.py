@@ -1,4 +1,4 @@
-"""The words of `malamute broker` for the person who starts it at a terminal."""
+"""The greeting by which `malamute broker` tells a person at a terminal what was started."""
 
 from __future__ import annotations
 

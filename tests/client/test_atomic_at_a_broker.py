@@ -104,7 +104,18 @@ async def test_a_step_over_several_rings_is_refused_by_name(shell: Any) -> None:
     with pytest.raises(BrokerRefused) as caught:
         await committed(shell, step)
     assert caught.value.code == "cross_ring"
+    assert "stream 'quick' is in memory" in caught.value.reason
     assert await bodies(shell, "out") == []
+
+
+async def test_a_step_that_reaches_a_ring_of_its_own_is_told_of_transactions(shell: Any) -> None:
+    await shell.do("create_stream", "invoices", ring_bytes=1 << 20)
+    step = shell.client.atomic()
+    step.publish("invoices", b"x")
+    step.publish("out", b"x")
+    with pytest.raises(BrokerRefused, match="a transaction reaches both") as caught:
+        await committed(shell, step)
+    assert caught.value.code == "cross_ring"
 
 
 async def test_a_log_and_its_cursor_move_on_in_one_step(shell: Any) -> None:

@@ -376,6 +376,20 @@ async def test_a_group_is_reset_and_a_member_that_is_at_work_is_a_hindrance_unle
     await shell.call(again.close)
 
 
+@pytest.mark.parametrize("verb", [("reset_group", 0), ("remove_group",)])
+async def test_a_member_that_has_left_is_no_hindrance_whatever_it_acknowledged_last(
+    shell: Any, verb: tuple[Any, ...]
+) -> None:
+    await filled(shell, 100)
+    name, *rest = verb
+    for _ in range(10):
+        member = joined(shell, ack="manual", kind="keyed")
+        held = await shell.call(member.next_batch, WAIT_MS)
+        member.ack_nowait(held)  # Its confirm waits for the disk, and the leave for the confirm.
+        await shell.call(member.close)
+        await shell.do(name, "s", "readers", *rest)
+
+
 async def test_a_member_that_is_passed_over_says_so_when_it_waits(shell: Any) -> None:
     await shell.do("publish_many", "s", [b"0", b"1"])
     told: list[Any] = []

@@ -8,17 +8,18 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import Any, Unpack, get_type_hints
+from typing import Any, Unpack, get_args, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import malamute_py as malamute
-from malamute_protocol.errors import LocalProtocolError
+from malamute_protocol.errors import BrokerRefused, LocalProtocolError
 from malamute_protocol.limits import Limits
 from malamute_py.changelog.settings import (
     CursorSettings,
+    GroupSettings,
     MailboxSettings,
     ServiceSettings,
     StreamSettings,
@@ -108,6 +109,42 @@ def test_the_options_of_connect_are_the_settings_with_their_types() -> None:
     assert get_type_hints(malamute.ClientOptions) == settings
     for connect in (malamute.connect, malamute.connect_sync):
         assert get_type_hints(connect)["options"] == Unpack[malamute.ClientOptions]
+
+
+@pytest.mark.parametrize("member", [malamute.Member, malamute.SyncMember])
+@pytest.mark.parametrize("verb", ["ack", "nack", "release", "renew", "fail", "ack_nowait"])
+def test_a_type_checker_knows_what_a_member_acknowledges(member: Any, verb: str) -> None:
+    held = get_type_hints(getattr(member, verb))["held"]
+    assert set(get_args(held)) == {malamute.HeldBatch, malamute.Record}
+
+
+@pytest.mark.parametrize("client", [malamute.Client, malamute.SyncClient])
+def test_a_type_checker_knows_the_settings_that_the_broker_has(client: Any) -> None:
+    cursor = StreamCursor if client is malamute.Client else SyncStreamCursor
+    kept_as: list[tuple[tuple[Any, ...], Any, Any]] = [
+        ((client.create_stream, client.edit_stream), malamute.StreamOptions, StreamSettings),
+        ((client.edit_mailbox,), malamute.MailboxOptions, MailboxSettings),
+        ((client.edit_service,), malamute.ServiceOptions, ServiceSettings),
+        ((client.edit_group,), malamute.GroupOptions, GroupSettings),
+        ((cursor.edit,), malamute.CursorOptions, CursorSettings),
+    ]
+    for methods, options, kind in kept_as:
+        for method in methods:
+            assert get_type_hints(method)["more"] == Unpack[options]
+        named, kept = get_type_hints(options), get_type_hints(kind)
+        kept.pop("former_schemas", None)  # No client may set them.
+        assert named.keys() == kept.keys()
+        for name, allowed in named.items():
+            words = get_args(allowed)
+            if not words:
+                assert allowed in (kept[name], Any), name
+                continue
+            room: dict[str, Any] = {"ring_bytes": 1 << 20} if name in ("full", "keep") else {}
+            typed: dict[str, Any] = {"schema": b"\0"} if name == "validate" else {}
+            for word in words:
+                kind(**room, **typed, **{name: word}).check()
+            with pytest.raises(BrokerRefused, match=f"{name} is"):
+                kind(**{name: "no such word"}).check()
 
 
 @pytest.mark.parametrize("client", [malamute.Client, malamute.SyncClient])

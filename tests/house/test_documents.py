@@ -11,12 +11,14 @@ import re
 import subprocess
 import sys
 from functools import cache
+from typing import get_args
 
 import pytest
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from malamute_py import AckWhen, ConfirmAt, GroupKind, OnError, ReadVisibility, Until
 from tests.house.checkout import ROOT, pyproject
 
 README = (ROOT / "README.md").read_text()
@@ -182,3 +184,23 @@ def test_the_command_line_answers(command: list[str]) -> None:
     result = subprocess.run([*command, "--help"], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert "broker" in result.stdout
+
+
+WORDS = {
+    "ack": AckWhen, "confirm": ConfirmAt, "kind": GroupKind, "on_error": OnError,
+    "until": Until, "visibility": ReadVisibility,
+}  # fmt: skip
+"""Types of arguments that take a word, by the argument."""
+
+
+@pytest.mark.parametrize("argument", WORDS)
+def test_the_words_of_arguments_in_documents_are_those_that_calls_take(argument: str) -> None:
+    pages = [ROOT / "README.md", ROOT / "spark_connector" / "README.md"]
+    pages += (ROOT / "docs").rglob("*.md")
+    named = {
+        (page.name, word)
+        for page in pages
+        for word in re.findall(rf'\b{argument}="([^"]*)"', page.read_text())
+    }
+    assert named
+    assert {word for _, word in named} <= set(get_args(WORDS[argument])), named

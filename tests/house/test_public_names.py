@@ -24,7 +24,10 @@ ALIASES = {
     "ReadVisibility", "Until",
 }  # fmt: skip
 """Names of types that have no name of their own at run time."""
-OPTIONAL = {"Batch.to_arrow", "Batch.to_pandas", "Batch.to_polars", "Tracing.context_of"}
+OPTIONAL = {
+    "Batch.to_arrow", "Batch.to_pandas", "Batch.to_polars", "HeldBatch.to_arrow",
+    "HeldBatch.to_pandas", "HeldBatch.to_polars", "Tracing.context_of",
+}  # fmt: skip
 """Methods whose annotations name a package that an extra brings."""
 CLIENT = ROOT / "malamute_py" / "client"
 SHELLS = sorted(path for pattern in ("aio/*.py", "sync/*.py") for path in CLIENT.glob(pattern))

@@ -69,7 +69,7 @@ class GroupAdministration:
         found = self._catalogue.find(link.owner, stream, action, doing)
         group = self._groups.get((found.number, name))
         if group is None:
-            raise BrokerRefused("unknown_group", f"there is no group '{name}'")
+            raise BrokerRefused("unknown_group", f"stream '{stream}' has no group '{name}'")
         return group
 
     def remove_group(self, link: Link, command: RemoveGroup) -> None:

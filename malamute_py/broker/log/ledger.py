@@ -16,17 +16,19 @@ PIECES_MAX = 128
 class Ledger:
     """Pieces of a stream: the end of each, its bytes, and when its newest record came.
 
-    The records that were recovered are one piece, which is dropped when all of it may be.
+    The records that were recovered are one piece until split() was told how their bytes lie.
     """
 
-    __slots__ = ("_piece_bytes", "_pieces", "asked_ms", "bytes", "split_asked")
+    __slots__ = ("_piece_bytes", "_pieces", "asked_ms", "bytes", "split_asked", "whole")
 
     def __init__(self, first: int, next: int, size: int) -> None:
         self._pieces: deque[list[int]] = deque()
         self._piece_bytes = 1 << 16
         self.bytes = size
         self.split_asked = False
-        """Whether the index was asked to split the recovered piece."""
+        """Whether the index is asked how the bytes of the recovered piece lie."""
+        self.whole = next > first
+        """Whether the first piece is all that was recovered, not split yet."""
         self.asked_ms = 0
         """When the index was last asked for the age of the recovered records."""
         if next > first:
@@ -57,7 +59,8 @@ class Ledger:
         self._piece_bytes *= 2
         joined: deque[list[int]] = deque()
         for piece in self._pieces:
-            if joined and joined[-1][1] + piece[1] <= self._piece_bytes and joined[-1][2]:
+            alike = joined and bool(joined[-1][2]) == bool(piece[2])
+            if alike and joined[-1][1] + piece[1] <= self._piece_bytes:
                 joined[-1][0] = piece[0]
                 joined[-1][1] += piece[1]
                 joined[-1][2] = piece[2]
@@ -67,8 +70,9 @@ class Ledger:
 
     def split(self, splits: list[tuple[int, int]]) -> None:
         """Replace the recovered piece by finer ones: (next, bytes), ascending."""
-        if not self._pieces or self._pieces[0][2]:
+        if not self.whole:
             return
+        self.whole = False
         old = self._pieces.popleft()
         size = 0
         for next, part in reversed(splits):
@@ -82,6 +86,7 @@ class Ledger:
         pieces = self._pieces
         while pieces and pieces[0][0] <= first:
             self.bytes -= pieces.popleft()[1]
+            self.whole = False
         if not pieces:
             self.bytes = 0
 
@@ -95,8 +100,18 @@ class Ledger:
         return size
 
     @property
+    def first_piece_end(self) -> int:
+        """Offset after the first piece."""
+        return self._pieces[0][0] if self._pieces else 0
+
+    @property
+    def recovered_end(self) -> int:
+        """Offset after the records that were recovered; 0: none of them is left."""
+        return next((piece[0] for piece in reversed(self._pieces) if not piece[2]), 0)
+
+    @property
     def coarse(self) -> bool:
-        """Whether the first piece is the one that was recovered whole."""
+        """Whether the first piece was recovered, so that its age is not known."""
         return bool(self._pieces) and not self._pieces[0][2]
 
     def first_within(self, bytes_max: int) -> int | None:

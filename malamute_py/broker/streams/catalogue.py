@@ -290,9 +290,11 @@ class Catalogue:
             )
             stream = self._names.get(name)
             if stream is not None:
-                if not _same(stream.settings, wanted):
+                other = _other_settings(stream.settings, wanted)
+                if other:
                     raise BrokerRefused(
-                        "stream_exists", f"stream '{name}' exists with other settings"
+                        "stream_exists",
+                        f"stream '{name}' exists with other settings: {', '.join(other)}",
                     )
                 then(stream)
                 return
@@ -505,8 +507,8 @@ def _ring_quota(settings: StreamSettings) -> str:
     return "rings_memory_bytes" if settings.memory else "rings_bytes"
 
 
-def _same(has: StreamSettings, wanted: StreamSettings) -> bool:
-    """Whether settings are as wanted; a body kind that the first batch settled does not count.
+def _other_settings(has: StreamSettings, wanted: StreamSettings) -> list[str]:
+    """Names of the settings that are not as wanted; a kind that the first batch settled is.
 
     A schema is as wanted if it is one of the stream's versions. Raises BrokerRefused.
     """
@@ -515,4 +517,5 @@ def _same(has: StreamSettings, wanted: StreamSettings) -> bool:
         values["body_kind"] = ""
     if has.schema and wanted.schema and is_version(has, wanted.schema):
         values.update(schema=wanted.schema, former_schemas=())
-    return (msgspec.structs.replace(has, **values) if values else has) == wanted
+    has = msgspec.structs.replace(has, **values)
+    return [key for key in has.__struct_fields__ if getattr(has, key) != getattr(wanted, key)]

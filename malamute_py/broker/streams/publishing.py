@@ -373,10 +373,15 @@ class Publishing:
     def _check_apart(self, command: Publish | Stage, stream: Stream, content: Content) -> None:
         """Raise BrokerRefused unless a batch may be staged for a stream beside ring main."""
         name = stream.name
-        if stream.ring.memory or isinstance(command, Publish):
+        if stream.ring.memory:
+            raise BrokerRefused(
+                "cross_ring", f"stream '{name}' is in memory, which no step or transaction reaches"
+            )
+        if isinstance(command, Publish):
             raise BrokerRefused(
                 "cross_ring",
-                f"stream '{name}' has a ring of its own or lives in memory: one step is one ring",
+                f"stream '{name}' has a ring of its own, and a step is written to ring main alone; "
+                "a transaction reaches both",
             )
         if stream.ring.failed is not None:
             raise BrokerRefused(*stream.ring.failed)

@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from malamute_protocol.content import ARROW
 from malamute_py.broker.context import Shard
 
 if TYPE_CHECKING:
@@ -55,11 +58,12 @@ class Retention:
         settings, ledger = stream.settings, stream.ledger
         keep_from = stream.trim_asked
         if settings.max_bytes:
-            over = ledger.bytes > settings.max_bytes
-            if ledger.coarse and over and not ledger.split_asked:
-                ledger.split_asked = True
+            if ledger.whole and ledger.bytes > settings.max_bytes:
+                # The recovered piece is not dropped whole: most of it may be within the bound.
                 self._split_ledger(stream)
-            keep_from = max(keep_from, ledger.first_within(settings.max_bytes) or 0)
+            else:
+                keep_from = max(keep_from, ledger.first_within(settings.max_bytes) or 0)
+            keep_from = max(keep_from, _first_of_newest_batch(stream))
         # Records that a power loss may take back push none out for good.
         keep_from = max(keep_from, stream.first_of_newest(stream.visible_next))
         if settings.max_age_ms:
@@ -97,18 +101,26 @@ class Retention:
             )  # fmt: skip
 
     def _split_ledger(self, stream: Stream) -> None:
-        """Ask the index how many bytes lie where: of a recovered stream the ledger has the sum."""
+        """Ask the index how many bytes of a recovered stream lie where, unless it is asked already.
+
+        The ledger has but the sum of them.
+        """
+        ledger = stream.ledger
+        if ledger.split_asked:
+            return
+        ledger.split_asked = True
 
         def planned(value: Any) -> None:
+            ledger.split_asked = False
             if isinstance(value, dict):
-                stream.ledger.split([(to, size) for _, to, size in value["splits"]])
+                ledger.split([(to, size) for _, to, size in value["splits"]])
 
         self._shard.ask(
             stream.ring.name, stream.number, "plan",
             {
-                "from": stream.first, "end": stream.next, "pattern": ["all"],
+                "from": stream.first, "end": ledger.first_piece_end, "pattern": ["all"],
                 "candidates": None, "records_max": 0, "bytes_max": 0,
-                "split_bytes": max(1 << 16, stream.settings.max_bytes // 16),
+                "split_bytes": max(1 << 12, stream.settings.max_bytes // 32),
                 "client_time": None, "splits_max": 1000, "purges": (), "oldest_ms": 0, "pinned": 0,
             },
             planned,
@@ -118,12 +130,30 @@ class Retention:
         """Ask the index which recovered records are too old: the ledger has no times of them."""
 
         def found(value: Any) -> None:
+            if value is None:  # Every record is older.
+                value = stream.ledger.recovered_end
             if isinstance(value, int):
-                value = min(value, stream.pinned)
-            if isinstance(value, int):
-                self.trim(stream, value)
+                self.trim(stream, min(value, stream.pinned))
 
         self._shard.ask(
             stream.ring.name, stream.number, "find_time",
             {"time_ms": since_ms, "inclusive": True}, found,
         )  # fmt: skip
+
+
+def _first_of_newest_batch(stream: Stream) -> int:
+    """Return the first record that max_bytes leaves of the newest batch; 0: it leaves all of it.
+
+    The bodies from there on are within the bound, but the newest record stays whatever its size.
+    Bodies that are compressed or Arrow are not told apart: such a batch stays whole.
+    """
+    most, hot = stream.settings.max_bytes, stream.hot
+    if not hot or hot[-1].size <= most or hot[-1].next > stream.visible_next:
+        return 0
+    content = hot[-1].content
+    if content.head.codec or content.head.body_kind == ARROW:
+        return 0
+    bodies = content.bodies()
+    ends = bodies.offsets if bodies.parts is None else bodies.parts[bodies.offsets]
+    rows = int(np.searchsorted(ends, int(ends[-1]) - most))
+    return hot[-1].base + min(rows, len(content) - 1)

@@ -9,14 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import (
-    Awaitable,
     Callable,
-    Generator,
     Mapping,
     Sequence,
 )
 from functools import partial
-from types import TracebackType
 from typing import Any, Unpack
 
 import zmq
@@ -37,6 +34,7 @@ from malamute_protocol.version import Feature
 from malamute_py.client.aio.keys import KeyView
 from malamute_py.client.aio.link import LoopLink
 from malamute_py.client.aio.mail import Inbox, MailVerbs
+from malamute_py.client.aio.opening import Opening  # asyncio only
 from malamute_py.client.aio.queues import AtomicStep, Member, QueueVerbs
 from malamute_py.client.aio.subscription import Subscription
 from malamute_py.client.aio.transactions import Transaction
@@ -53,6 +51,7 @@ from malamute_py.client.facts import (
     UserFacts,
     facts,
 )
+from malamute_py.client.options import StreamOptions
 from malamute_py.client.position import Confirmation, StartPoint, start_on_wire
 from malamute_py.client.session.attempts import LinkState
 from malamute_py.client.session.calls import (
@@ -84,28 +83,8 @@ CONNECT_MS = 10_000
 FLUSH_MS = 5_000
 
 
-class Connecting:  # asyncio only
+class Connecting(Opening["Client"]):  # asyncio only
     """Result of connect(): `client = await connect()` or `async with connect() as client`."""
-
-    def __init__(self, open_client: Callable[[], Awaitable[Client]]) -> None:
-        self._open = open_client
-        self._client: Client | None = None
-
-    def __await__(self) -> Generator[Any, None, Client]:
-        return self._open().__await__()
-
-    async def __aenter__(self) -> Client:
-        self._client = await self._open()
-        return self._client
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        assert self._client is not None
-        await self._client.__aexit__(kind, error, trace)
 
 
 def connect(
@@ -567,7 +546,11 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
     # --- asking --------------------------------------------------------------------------------
 
     async def create_stream(
-        self, stream: str, settings: Mapping[str, Any] | None = None, /, **more: Any
+        self,
+        stream: str,
+        settings: Mapping[str, Any] | None = None,
+        /,
+        **more: Unpack[StreamOptions],
     ) -> StreamFacts:
         """Create a stream; the same again succeeds.
 
@@ -592,7 +575,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         /,
         *,
         replace: bool = False,
-        **more: Any,
+        **more: Unpack[StreamOptions],
     ) -> StreamFacts:
         """Change settings of a stream; those not named stay.
 

@@ -12,6 +12,7 @@ import contextlib
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import zmq
@@ -35,6 +36,7 @@ from malamute_py.client.session.events import (
     Warned,
     Watched,
 )
+from malamute_py.client.session.memberships import Membership
 from malamute_py.client.session.publisher import confirmations
 from malamute_py.client.session.session import Session
 from malamute_py.client.settings import ClientSettings, Wait
@@ -443,6 +445,13 @@ class LoopLink:
             if not future.done():
                 future.set_result(None)
                 left -= size
+
+    async def members(
+        self, stream: str, group: str, ready: Callable[[Membership], bool], what: str, name: str
+    ) -> None:
+        """Wait until each membership of this client in a group is ready. what, name: as until()."""
+        for member in self.session.memberships_of(stream, group):
+            await self.until(partial(ready, member), member, "default", what, name)
 
     def watch(self, opened: Watched, waker: Waker) -> None:
         """Have `waker.set()` called whenever what was opened has something new."""

@@ -11,12 +11,13 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from operator import index
-from typing import Any, Final, SupportsIndex, TypeVar
+from typing import Any, Final, SupportsIndex, TypeVar, Unpack
 
 from malamute_protocol import commands as c
 from malamute_protocol.batch import Record
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError, Timeout
 from malamute_protocol.pattern import Pattern
+from malamute_py.client import options
 from malamute_py.client.aio.link import AsyncVerbs, LoopLink
 from malamute_py.client.aio.transactions import Transaction
 from malamute_py.client.arguments import (
@@ -55,10 +56,12 @@ from malamute_py.client.session.memberships import (
     DONE,
     RELEASED,
     GroupOptions,
+    Held,
     HeldBatch,
-    Membership,
+    decided,
     failed,
     group_visibility,
+    has_left,
 )
 from malamute_py.client.session.step import Step
 from malamute_py.client.session.subscription import Notice
@@ -66,6 +69,7 @@ from malamute_py.client.settings import Wait
 from malamute_py.client.words import AckWhen, ConfirmAt, GroupKind, GroupVisibility
 
 JOINING: Final = "the membership"
+LEAVING: Final = "the end of the membership"
 _PAUSE_EVERY: Final = 256  # asyncio only
 """Records after which the event loop gets its turn, though more are at hand."""
 
@@ -177,7 +181,7 @@ class StreamCursor(CursorName):
         *,
         start: StartPoint = "earliest",
         replace: bool = False,
-        **more: Any,
+        **more: Unpack[options.CursorOptions],
     ) -> CursorFacts:
         """Change its settings, or create it where `start` says; settings that are not named stay.
 
@@ -321,11 +325,11 @@ class Member(MemberBase):
             self._membership.ack(self._take_handed(), form)
             self._link.wake_up()
 
-    def ack_nowait(self, held: Any) -> asyncio.Future[bool]:
+    def ack_nowait(self, held: Held) -> asyncio.Future[bool]:
         """Say that a record or batch is done; the future is what ack() returns."""
         return self._ack(held, DONE)
 
-    async def ack(self, held: Any, timeout_ms: Wait = "default") -> bool:
+    async def ack(self, held: Held, timeout_ms: Wait = "default") -> bool:
         """Say that a record or batch is done; returns True once the broker has confirmed it.
 
         False: this member does not hold all of it any more, as the link was lost in between:
@@ -335,7 +339,7 @@ class Member(MemberBase):
         future = self._ack(held, DONE)
         return await self._link.limit(future, timeout_ms, ACKED, "an acknowledgement")
 
-    async def nack(self, held: Any, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
+    async def nack(self, held: Held, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
         """Give a record or batch back, for any member to get after a delay. As ack().
 
         That counts as an attempt, where the group has a bound of attempts.
@@ -343,7 +347,7 @@ class Member(MemberBase):
         future = self._ack(held, AckForm(0, duration("delay_ms", delay_ms)))
         return await self._link.limit(future, timeout_ms, ACKED, "an acknowledgement")
 
-    async def release(self, held: Any, timeout_ms: Wait = "default") -> bool:
+    async def release(self, held: Held, timeout_ms: Wait = "default") -> bool:
         """Give a record or batch back at once, which counts as no attempt. As ack().
 
         For a member that stops, not for a record that cannot be done: that one would never end.
@@ -351,7 +355,7 @@ class Member(MemberBase):
         future = self._ack(held, RELEASED)
         return await self._link.limit(future, timeout_ms, ACKED, "an acknowledgement")
 
-    async def renew(self, held: Any, timeout_ms: Wait = "default") -> bool:
+    async def renew(self, held: Held, timeout_ms: Wait = "default") -> bool:
         """Begin the leases of a record or batch anew, for one that takes long. As ack().
 
         Records that were not handed over yet are renewed by themselves while records are asked for
@@ -364,12 +368,12 @@ class Member(MemberBase):
             self._link.wake_up()
         return await self._link.limit(future, timeout_ms, ACKED, "a renewal")
 
-    async def fail(self, held: Any, reason: str = "", timeout_ms: Wait = "default") -> bool:
+    async def fail(self, held: Held, reason: str = "", timeout_ms: Wait = "default") -> bool:
         """Give a record or batch up: to the group's dead letters, with the reason. As ack()."""
         future = self._ack(held, failed(reason))
         return await self._link.limit(future, timeout_ms, ACKED, "an acknowledgement")
 
-    def _ack(self, held: Any, form: AckForm) -> asyncio.Future[bool]:
+    def _ack(self, held: Held, form: AckForm) -> asyncio.Future[bool]:
         """Acknowledge a record or batch; the future gets True, or False: it came too late."""
         offsets = numbers_of(held, self._membership)
         future: asyncio.Future[bool] = self._link.loop.create_future()
@@ -604,7 +608,7 @@ class QueueVerbs(AsyncVerbs):
         /,
         *,
         replace: bool = False,
-        **more: Any,
+        **more: Unpack[options.GroupOptions],
     ) -> GroupFacts:
         """Change the settings of a group; those not named stay.
 
@@ -615,11 +619,8 @@ class QueueVerbs(AsyncVerbs):
         gets it, for members that join from then on; 0: none), description. Raises BrokerRefused.
         """
         named, swap = settings_of(settings, more), truth("replace", replace)
-        link = self._link
-        if True:  # sync: with link.lock:
-            # The first member makes the group, and its command may be on its way yet.
-            for member in link.session.memberships_of(stream, group):
-                await link.until(partial(_decided, member), member, "default", OPENED, JOINING)
+        # The first member makes the group, and its command may be on its way yet.
+        await self._link.members(stream, group, decided, OPENED, JOINING)
         value = await self._link.ask(lambda number: c.EditGroup(number, stream, group, named, swap))
         return facts(GroupFacts, {"stream": stream, "group": group, **value})
 
@@ -644,11 +645,13 @@ class QueueVerbs(AsyncVerbs):
         again. Raises BrokerRefused: `in_use` when there are members, `bad_start`, `unknown_group`.
         """
         at = start_on_wire(start)
+        await self._link.members(stream, group, has_left, ACKED, LEAVING)
         value = await self._link.ask(lambda number: c.ResetGroup(number, stream, group, at, force))
         return facts(GroupFacts, {"stream": stream, "group": group, **value})
 
     async def remove_group(self, stream: str, group: str) -> None:
         """Forget a group without members. Raises BrokerRefused `in_use`, `unknown_group`."""
+        await self._link.members(stream, group, has_left, ACKED, LEAVING)
         await self._link.ask(lambda number: c.RemoveGroup(number, stream, group))
 
     # --- mailboxes ---------------------------------------------------------------------------
@@ -693,7 +696,7 @@ class QueueVerbs(AsyncVerbs):
         /,
         *,
         replace: bool = False,
-        **more: Any,
+        **more: Unpack[options.MailboxOptions],
     ) -> MailboxFacts:
         """Create a mailbox or change its settings; those not named stay.
 
@@ -748,7 +751,7 @@ class QueueVerbs(AsyncVerbs):
         /,
         *,
         replace: bool = False,
-        **more: Any,
+        **more: Unpack[options.ServiceOptions],
     ) -> ServiceFacts:
         """Create a service queue or change its settings; those not named stay.
 
@@ -802,11 +805,6 @@ class QueueVerbs(AsyncVerbs):
             if not page or not value.get("more"):
                 return found
             after = place_of(page[-1])
-
-
-def _decided(member: Membership) -> bool:
-    """Whether the broker has accepted or refused a membership."""
-    return member.accepted or member.ended
 
 
 def _following(make: Callable[[int, Any], Any], after: Any, number: int) -> Any:

@@ -59,6 +59,14 @@ def keep_freed() -> None:
     bytes(_KEPT_BYTES)
 
 
+_CREDENTIALS: Final = {
+    type(None): "none; give credential=Plain(user, password) or credential=Curve(...)",
+    Plain: "a password",
+    Curve: "a key",
+}
+"""Credential that a client has given, in words."""
+
+
 class Failure(NamedTuple):
     """Reason why there is no connection."""
 
@@ -74,6 +82,7 @@ class Transport:
         """Raises zmq.ZMQError: the endpoint or a key cannot be used at all."""
         keep_freed()
         self.endpoint = endpoint
+        self._credential = _CREDENTIALS[type(settings.credential)]
         self._silent_at_s = time.monotonic() + settings.attempt_ms / 1000 * _MOST_OF
         """A handshake that fails later than this was not answered: libzmq gave it up."""
         self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
@@ -209,7 +218,9 @@ class Transport:
                 reason = f"{self.endpoint} refused the credential"
                 return Failure("unauthenticated", reason, value != _TRY_AGAIN)
             case zmq.Event.HANDSHAKE_FAILED_PROTOCOL if value == _MECHANISM_MISMATCH:
-                reason = f"{self.endpoint} asks for another kind of credential"
+                reason = (
+                    f"{self.endpoint} asks for another kind of credential than {self._credential}"
+                )
                 return Failure("unauthenticated", reason, True)
             case zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
                 # A wrong server key shows as this, a broker that dies just then, and mostly another

@@ -126,7 +126,9 @@ class Attempts:
             up = "the link to the broker is up"
             if now_ms > self._put_off_until_ms or not self._put_off_reason:
                 return up
-            return f"{up}, and the broker puts off what it is asked for: {self._put_off_reason}"
+            return (
+                f"{up}, and the broker lately put off what it was asked for: {self._put_off_reason}"
+            )
         if state is LinkState.CLOSED:
             return "the client is closed"
         since = "was lost" if self.links else "has been sought for"

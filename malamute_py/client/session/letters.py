@@ -30,10 +30,12 @@ class RequestFailed(MalamuteError):
     colon.
     """
 
-    def __init__(self, why: str) -> None:
+    def __init__(self, why: str, service: str = "") -> None:
         """why: as the notice said it."""
-        super().__init__(f"the request was not answered: {why}")
+        asked = f"service {service!r} did not answer the request" if service else ""
+        super().__init__(f"{asked or 'the request was not answered'}: {why}")
         self.why = why
+        self.service = service
 
 
 class Origin(NamedTuple):

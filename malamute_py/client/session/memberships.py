@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from malamute_protocol.batch import Batch
+from malamute_protocol.batch import Batch, Record
 from malamute_protocol.commands import (
     AckRecords,
     Cover,
@@ -153,6 +153,10 @@ class HeldBatch(Batch):
     def cut(self, first: int, end: int) -> HeldBatch:
         """The records [first, end), counted among those delivered."""
         return HeldBatch(cut(self, first, end), self.opened, self.uuid, self.attempts)
+
+
+Held: TypeAlias = HeldBatch | Record
+"""Hand-out that a member acknowledges: a batch that it was given, or a record of one."""
 
 
 class Membership(Opened):
@@ -653,3 +657,13 @@ class Memberships(Acknowledging):
             if due_ms and membership.progressed and (at is None or due_ms < at):
                 at = due_ms
         return at
+
+
+def decided(member: Membership) -> bool:
+    """Whether the broker has accepted or refused a membership."""
+    return member.accepted or member.ended
+
+
+def has_left(member: Membership) -> bool:
+    """Whether a membership whose reader is gone has ended at the broker; True: it has a reader."""
+    return member.ended or not member.leaving

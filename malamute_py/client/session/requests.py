@@ -357,7 +357,7 @@ class PendingRequests:
         """Fail the requests whose replies cannot be read; False: not all are this client's."""
         if not all(key in self.asked or key in self._ended for key, _, _ in command.about):
             return False
-        failures = (_failure(f"unreadable: {reason}") for _ in repeat(None))
+        failures = self._failures(f"unreadable: {reason}", command.about)
         self._settle_replies(command, failures, command.about)
         return True
 
@@ -369,8 +369,16 @@ class PendingRequests:
         command = delivered.command
         replies: Iterator[Any] = map(Reply, repeat(batch), rows_of(batch), repeat(delivered))
         if command.why and command.why != COMPLETED:
-            replies = (_failure(command.why) for _ in repeat(None))
+            replies = self._failures(command.why, about)
         self._settle_replies(command, replies, about)
+
+    def _failures(self, why: str, about: Any) -> Iterator[MalamuteError]:
+        """Errors in place of replies; about: as of _settle_replies."""
+        for key, _, count in about:
+            batch = self.asked.get(key)
+            service = "" if batch is None else batch.lane.place
+            for _ in range(count):
+                yield _failure(why, service)
 
     def _settle_replies(self, command: Any, replies: Iterator[Any], about: Any) -> None:
         """Give each request that is awaited its reply, or the error in its place."""
@@ -563,7 +571,7 @@ class _Cancel(Inner):
             self._requests.cancelled(self._parcel, self._row, 0)
 
 
-def _failure(why: str) -> MalamuteError:
+def _failure(why: str, service: str) -> MalamuteError:
     if why.partition(":")[0] == NO_ANSWER:
-        return Timeout("no answer within the request's time")
-    return RequestFailed(why)
+        return Timeout(f"no answer from service {service!r} within the request's time")
+    return RequestFailed(why, service)

@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from malamute_protocol.address import NAME_BYTES_MAX
+from malamute_protocol.batch import Record
 from malamute_protocol.commands import Command, Level, WorkState
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError, MalamuteError
 from malamute_protocol.pattern import Pattern
@@ -91,6 +92,30 @@ class HandedOut(Protocol):
     @property
     def number(self) -> int:
         """Return the number of the message or request, or the offset of the record."""
+
+
+class HandedOutRequest(HandedOut, Protocol):
+    """One request in a worker's hand."""
+
+    @property
+    def reply_to(self) -> str:
+        """Return the mailbox of its replies."""
+
+
+class HandedOutTogether(Protocol):
+    """Messages in hand that were sent together."""
+
+    @property
+    def opened(self) -> Any:
+        """Return the Holder that they were handed out by."""
+
+    @property
+    def numbers(self) -> list[int]:
+        """Return the numbers of the messages."""
+
+
+InHand: TypeAlias = HandedOut | HandedOutTogether | Record
+"""Hand-out that a step acknowledges: mail, a request, a record of a group, or a batch of these."""
 
 
 class Move(NamedTuple):
@@ -189,6 +214,7 @@ class Step:
         bodies: Bodies,
         *,
         subject: str | Sequence[str | Sequence[str]] = "",
+        subjects: Sequence[str | Sequence[str]] | None = None,
         fields: Fields | Sequence[Fields | None] | None = None,
         client_time_ms: int | Sequence[int | None] | None = None,
         expires_at_ms: int | Sequence[int | None] | None = None,
@@ -201,7 +227,7 @@ class Step:
         """
         name_of("stream", stream)
         rows = rows_of_columns(
-            bodies, subject, fields, client_time_ms, expires_at_ms, properties, codec
+            bodies, subject, subjects, fields, client_time_ms, expires_at_ms, properties, codec
         )
         for row in rows:
             self._add((PUBLISH, stream), row)
@@ -299,7 +325,7 @@ class Step:
 
     def reply(
         self,
-        request: Any,
+        request: HandedOutRequest,
         body: Body,
         *,
         last: bool = True,
@@ -324,24 +350,24 @@ class Step:
 
     # --- acknowledgements -----------------------------------------------------------------------
 
-    def complete(self, request: HandedOut) -> None:
+    def complete(self, request: HandedOutRequest) -> None:
         """A request in hand is done, without a (further) reply. Raises BrokerRefused."""
         _of_a_worker(request)
         self._acknowledge(request, AckForm(WorkState.COMPLETED, 0))
 
-    def fail(self, request: HandedOut, reason: str = "") -> None:
+    def fail(self, request: HandedOutRequest, reason: str = "") -> None:
         """A request in hand becomes a dead letter. Raises BrokerRefused `not_held`."""
         _of_a_worker(request)
         self._acknowledge(request, AckForm(WorkState.FAILED, 0, reason_of(reason)))
 
-    def ack(self, held: Any) -> None:
+    def ack(self, held: InHand) -> None:
         """Have mail, a record of a group, or a batch of these count as done.
 
         Raises BrokerRefused `not_held`, LocalProtocolError: it came from no inbox or group.
         """
         self._acknowledge(held, AckForm())
 
-    def nack(self, held: Any, delay_ms: int = 0) -> None:
+    def nack(self, held: InHand, delay_ms: int = 0) -> None:
         """Give mail, a record of a group, a batch of these, or a request back, to come again.
 
         delay_ms: milliseconds until it is delivered again. Raises as ack().
@@ -505,6 +531,7 @@ def staged(place: Place, transaction: bytes, number: int) -> Place:
 def rows_of_columns(
     bodies: Bodies,
     subject: str | Sequence[str | Sequence[str]],
+    subjects: Sequence[str | Sequence[str]] | None,
     fields: Fields | Sequence[Fields | None] | None,
     client_time_ms: int | Sequence[int | None] | None,
     expires_at_ms: int | Sequence[int | None] | None,
@@ -517,11 +544,15 @@ def rows_of_columns(
     """
     several("bodies", bodies)
     count = len(bodies)
+    if subjects is not None and subject != "":
+        raise LocalProtocolError("bad_batch", "give subject or subjects, not both")
     return [
         make_row(body, keys, named, time_ms, expiry_ms, kept, None, codec)
         for body, keys, named, time_ms, expiry_ms, kept in zip(
             bodies,
-            _column("subject", subject, count),
+            _column("subject", subject, count)
+            if subjects is None
+            else column_of("subjects", subjects, count),
             _column("fields", fields, count),
             _column("client_time_ms", client_time_ms, count),
             _column("expires_at_ms", expires_at_ms, count),

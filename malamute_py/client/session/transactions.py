@@ -73,7 +73,11 @@ class OpenTransaction:
     def check_open(self) -> None:
         """Raise LocalProtocolError unless records may be added."""
         if not self.open:
-            raise LocalProtocolError("unexpected", "the transaction is not open (any more)")
+            raise LocalProtocolError(
+                "unexpected",
+                "the transaction is not open: enter its block, or call begin() first; one that has "
+                "ended takes no more",
+            )
 
     def add(self, stream: str, rows: Sequence[OutgoingRow], at: int = 0) -> int:
         """Add rows from a place on, as many as fit; returns the place of the first that does not.

@@ -43,6 +43,7 @@ from malamute_py.client.facts import (
     UserFacts,
     facts,
 )
+from malamute_py.client.options import StreamOptions
 from malamute_py.client.position import Confirmation, StartPoint, start_on_wire
 from malamute_py.client.session.attempts import LinkState
 from malamute_py.client.session.calls import (
@@ -528,7 +529,11 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
     # --- asking --------------------------------------------------------------------------------
 
     def create_stream(
-        self, stream: str, settings: Mapping[str, Any] | None = None, /, **more: Any
+        self,
+        stream: str,
+        settings: Mapping[str, Any] | None = None,
+        /,
+        **more: Unpack[StreamOptions],
     ) -> StreamFacts:
         """Create a stream; the same again succeeds.
 
@@ -553,7 +558,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         /,
         *,
         replace: bool = False,
-        **more: Any,
+        **more: Unpack[StreamOptions],
     ) -> StreamFacts:
         """Change settings of a stream; those not named stay.
 

@@ -15,6 +15,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import zmq
@@ -37,6 +38,7 @@ from malamute_py.client.session.events import (
     Warned,
     Watched,
 )
+from malamute_py.client.session.memberships import Membership
 from malamute_py.client.session.publisher import confirmations
 from malamute_py.client.session.session import Session
 from malamute_py.client.settings import ClientSettings, Wait
@@ -171,6 +173,14 @@ class ThreadLink:
         until_ms = None if wait_ms is None else clock_ms() + wait_ms
         self.wait_for(ready, wait_ms, what, name)
         return None if until_ms is None else max(0, until_ms - clock_ms())
+
+    def members(
+        self, stream: str, group: str, ready: Callable[[Membership], bool], what: str, name: str
+    ) -> None:
+        """Wait until each membership of this client in a group is ready. what, name: as until()."""
+        with self.lock:
+            for member in self.session.memberships_of(stream, group):
+                self.until(partial(ready, member), "default", what, name)
 
     def room(self, wait: Wait, name: str) -> Wait:
         """Wait under the lock until the window has room, or the session is over.

@@ -11,12 +11,13 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import index
-from typing import Any, Final, SupportsIndex, TypeVar
+from typing import Any, Final, SupportsIndex, TypeVar, Unpack
 
 from malamute_protocol import commands as c
 from malamute_protocol.batch import Record
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError
 from malamute_protocol.pattern import Pattern
+from malamute_py.client import options
 from malamute_py.client.arguments import (
     beginning,
     duration,
@@ -53,10 +54,12 @@ from malamute_py.client.session.memberships import (
     DONE,
     RELEASED,
     GroupOptions,
+    Held,
     HeldBatch,
-    Membership,
+    decided,
     failed,
     group_visibility,
+    has_left,
 )
 from malamute_py.client.session.step import Step
 from malamute_py.client.session.subscription import Notice
@@ -66,6 +69,7 @@ from malamute_py.client.sync.transactions import SyncTransaction
 from malamute_py.client.words import AckWhen, ConfirmAt, GroupKind, GroupVisibility
 
 JOINING: Final = "the membership"
+LEAVING: Final = "the end of the membership"
 
 Kind = TypeVar("Kind", bound=Facts)
 
@@ -175,7 +179,7 @@ class SyncStreamCursor(CursorName):
         *,
         start: StartPoint = "earliest",
         replace: bool = False,
-        **more: Any,
+        **more: Unpack[options.CursorOptions],
     ) -> CursorFacts:
         """Change its settings, or create it where `start` says; settings that are not named stay.
 
@@ -311,11 +315,11 @@ class SyncMember(MemberBase):
             self._membership.ack(self._take_handed(), form)
             self._link.wake_up()
 
-    def ack_nowait(self, held: Any) -> Pending[bool]:
+    def ack_nowait(self, held: Held) -> Pending[bool]:
         """Say that a record or batch is done; its result is what ack() returns."""
         return self._ack(held, DONE)
 
-    def ack(self, held: Any, timeout_ms: Wait = "default") -> bool:
+    def ack(self, held: Held, timeout_ms: Wait = "default") -> bool:
         """Say that a record or batch is done; returns True once the broker has confirmed it.
 
         False: this member does not hold all of it any more, as the link was lost in between:
@@ -325,7 +329,7 @@ class SyncMember(MemberBase):
         pending = self._ack(held, DONE)
         return pending.result(timeout_ms, ACKED, "an acknowledgement")
 
-    def nack(self, held: Any, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
+    def nack(self, held: Held, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
         """Give a record or batch back, for any member to get after a delay. As ack().
 
         That counts as an attempt, where the group has a bound of attempts.
@@ -333,7 +337,7 @@ class SyncMember(MemberBase):
         pending = self._ack(held, AckForm(0, duration("delay_ms", delay_ms)))
         return pending.result(timeout_ms, ACKED, "an acknowledgement")
 
-    def release(self, held: Any, timeout_ms: Wait = "default") -> bool:
+    def release(self, held: Held, timeout_ms: Wait = "default") -> bool:
         """Give a record or batch back at once, which counts as no attempt. As ack().
 
         For a member that stops, not for a record that cannot be done: that one would never end.
@@ -341,7 +345,7 @@ class SyncMember(MemberBase):
         pending = self._ack(held, RELEASED)
         return pending.result(timeout_ms, ACKED, "an acknowledgement")
 
-    def renew(self, held: Any, timeout_ms: Wait = "default") -> bool:
+    def renew(self, held: Held, timeout_ms: Wait = "default") -> bool:
         """Begin the leases of a record or batch anew, for one that takes long. As ack().
 
         Records that were not handed over yet are renewed by themselves while records are asked for
@@ -354,12 +358,12 @@ class SyncMember(MemberBase):
             self._link.wake_up()
         return pending.result(timeout_ms, ACKED, "a renewal")
 
-    def fail(self, held: Any, reason: str = "", timeout_ms: Wait = "default") -> bool:
+    def fail(self, held: Held, reason: str = "", timeout_ms: Wait = "default") -> bool:
         """Give a record or batch up: to the group's dead letters, with the reason. As ack()."""
         pending = self._ack(held, failed(reason))
         return pending.result(timeout_ms, ACKED, "an acknowledgement")
 
-    def _ack(self, held: Any, form: AckForm) -> Pending[bool]:
+    def _ack(self, held: Held, form: AckForm) -> Pending[bool]:
         """Acknowledge a record or batch; the future gets True, or False: it came too late."""
         offsets = numbers_of(held, self._membership)
         pending: Pending[bool] = Pending(self._link)
@@ -594,7 +598,7 @@ class SyncQueueVerbs(SyncVerbs):
         /,
         *,
         replace: bool = False,
-        **more: Any,
+        **more: Unpack[options.GroupOptions],
     ) -> GroupFacts:
         """Change the settings of a group; those not named stay.
 
@@ -605,11 +609,8 @@ class SyncQueueVerbs(SyncVerbs):
         gets it, for members that join from then on; 0: none), description. Raises BrokerRefused.
         """
         named, swap = settings_of(settings, more), truth("replace", replace)
-        link = self._link
-        with link.lock:
-            # The first member makes the group, and its command may be on its way yet.
-            for member in link.session.memberships_of(stream, group):
-                link.until(partial(_decided, member), "default", OPENED, JOINING)
+        # The first member makes the group, and its command may be on its way yet.
+        self._link.members(stream, group, decided, OPENED, JOINING)
         value = self._link.ask(lambda number: c.EditGroup(number, stream, group, named, swap))
         return facts(GroupFacts, {"stream": stream, "group": group, **value})
 
@@ -634,11 +635,13 @@ class SyncQueueVerbs(SyncVerbs):
         again. Raises BrokerRefused: `in_use` when there are members, `bad_start`, `unknown_group`.
         """
         at = start_on_wire(start)
+        self._link.members(stream, group, has_left, ACKED, LEAVING)
         value = self._link.ask(lambda number: c.ResetGroup(number, stream, group, at, force))
         return facts(GroupFacts, {"stream": stream, "group": group, **value})
 
     def remove_group(self, stream: str, group: str) -> None:
         """Forget a group without members. Raises BrokerRefused `in_use`, `unknown_group`."""
+        self._link.members(stream, group, has_left, ACKED, LEAVING)
         self._link.ask(lambda number: c.RemoveGroup(number, stream, group))
 
     # --- mailboxes ---------------------------------------------------------------------------
@@ -681,7 +684,7 @@ class SyncQueueVerbs(SyncVerbs):
         /,
         *,
         replace: bool = False,
-        **more: Any,
+        **more: Unpack[options.MailboxOptions],
     ) -> MailboxFacts:
         """Create a mailbox or change its settings; those not named stay.
 
@@ -736,7 +739,7 @@ class SyncQueueVerbs(SyncVerbs):
         /,
         *,
         replace: bool = False,
-        **more: Any,
+        **more: Unpack[options.ServiceOptions],
     ) -> ServiceFacts:
         """Create a service queue or change its settings; those not named stay.
 
@@ -790,11 +793,6 @@ class SyncQueueVerbs(SyncVerbs):
             if not page or not value.get("more"):
                 return found
             after = place_of(page[-1])
-
-
-def _decided(member: Membership) -> bool:
-    """Whether the broker has accepted or refused a membership."""
-    return member.accepted or member.ended
 
 
 def _following(make: Callable[[int, Any], Any], after: Any, number: int) -> Any:

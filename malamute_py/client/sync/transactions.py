@@ -199,6 +199,7 @@ class SyncTransaction:
         bodies: Bodies,
         *,
         subject: str | Sequence[str | Sequence[str]] = "",
+        subjects: Sequence[str | Sequence[str]] | None = None,
         fields: Fields | Sequence[Fields | None] | None = None,
         client_time_ms: int | Sequence[int | None] | None = None,
         expires_at_ms: int | Sequence[int | None] | None = None,
@@ -211,7 +212,7 @@ class SyncTransaction:
         """
         name_of("stream", stream)
         rows = rows_of_columns(
-            bodies, subject, fields, client_time_ms, expires_at_ms, properties, codec
+            bodies, subject, subjects, fields, client_time_ms, expires_at_ms, properties, codec
         )
         self._add(stream, rows)
 

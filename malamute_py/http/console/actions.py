@@ -109,7 +109,7 @@ async def create_stream(session: Session, form: Form) -> str:
             raise
     else:
         raise NotUnderstood(f"there is a stream {visible(name)} already: nothing was changed")
-    await session.client.create_stream(name, **{key: each for key, each in wanted.items() if each})
+    await session.client.create_stream(name, {key: each for key, each in wanted.items() if each})
     return f"Stream {name} made."
 
 

@@ -147,6 +147,19 @@ def test_retention_drops_each_batch_past_its_age_where_it_is_in_memory() -> None
     assert shell.trims[-1][-1] == 8
 
 
+@pytest.mark.parametrize("young", [0, 1])
+def test_what_was_recovered_and_is_past_its_age_gives_its_space_back(young: int) -> None:
+    shell = slow_stream(retention_ms=100)
+    shell.restart()
+    shell.hello(1)
+    shell.now_ms += 10 * AGE_MS
+    for number in range(young):
+        shell.publish(1, "s", [b"young"], tracker=number + 1)
+    shell.wait(100)
+    shell.wait(100)
+    assert shell.trims[-1][-1] == 10
+
+
 def waiting(shell: Shell) -> None:
     """The journal answers reads when it is told to."""
     shell.evict()

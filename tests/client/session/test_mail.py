@@ -95,7 +95,7 @@ def test_a_full_mailbox_is_tried_again_until_its_callers_time_is_over() -> None:
     script.wait(100)
     late = outcomes(script)[b"hasty"]
     assert isinstance(late, Timeout)
-    assert "the broker puts off what it is asked for: full" in str(late)
+    assert "the broker lately put off what it was asked for: full" in str(late)
     [last] = of(script.wait(500), c.Send)
     confirm(script, last)
     assert script.step() == []

@@ -406,7 +406,7 @@ def test_who_acknowledges_in_a_step_acknowledges_nowhere_else() -> None:
     with pytest.raises(LocalProtocolError, match="given up already"):
         first.ack(Item(inbox, 2))
     with pytest.raises(LocalProtocolError, match="came from no inbox"):
-        second.ack(b"something else")
+        second.ack(b"something else")  # type: ignore[arg-type]
 
 
 def test_one_step_moves_a_cursor_once_and_to_an_offset() -> None:
