@@ -303,9 +303,14 @@ def _told(text: str, either: bool) -> Any:
 
 def _read(source: str) -> Definitions:
     """Read a file of definitions. Raises CommandFailed, OSError."""
-    text = sys.stdin.read() if source == "-" else Path(source).read_text()
+    data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
     try:
+        text = data.decode()
         told = tomllib.loads(text) if source.endswith(".toml") else _told(text, source == "-")
+    except UnicodeDecodeError as error:
+        raise CommandFailed(f"{source}: not UTF-8: {error}", USAGE) from None
+    except RecursionError:
+        raise CommandFailed(f"{source}: nested too deep to be definitions", USAGE) from None
     except ValueError as error:
         raise CommandFailed(f"{source}: {error}", USAGE) from None
     unknown = sorted(set(_map(told, source, "it")) - set(_KINDS))

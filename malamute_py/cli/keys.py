@@ -71,7 +71,7 @@ def make_pair(path: Path) -> str:
     import zmq
 
     public, secret = zmq.curve_keypair()
-    beside = path.with_name(path.name + PUBLIC_SUFFIX)
+    beside = Path(f"{path}{PUBLIC_SUFFIX}")
     for each, key, mode in ((path, secret, 0o600), (beside, public, 0o644)):
         with open(os.open(each, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as out:
             out.write(key + b"\n")

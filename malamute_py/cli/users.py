@@ -218,7 +218,9 @@ def _password() -> str:
     if sys.stdin.isatty():
         password = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
     else:
-        password = sys.stdin.readline().rstrip("\n")
+        password = sys.stdin.buffer.readline().decode(errors="surrogateescape").rstrip("\n")
+    if any("\udc80" <= sign <= "\udcff" for sign in password):
+        raise CommandFailed("the password is not UTF-8, which clients send it as", USAGE)
     if not password:
         raise CommandFailed("the password is empty", USAGE)
     return str(password)

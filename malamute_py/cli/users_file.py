@@ -73,7 +73,10 @@ class Edit:
         import tomlkit
 
         self.path = path
-        text = path.read_text("utf-8") if path.exists() else _BEGINNING
+        try:
+            text = path.read_text("utf-8") if path.exists() else _BEGINNING
+        except UnicodeDecodeError as error:
+            raise CommandFailed(f"{path}: not UTF-8: {error}", USAGE) from None
         self._check(text)
         self._document: Any = tomlkit.parse(text)
 

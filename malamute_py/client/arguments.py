@@ -218,7 +218,7 @@ def subject_of(value: Any) -> Any:
     if isinstance(value, str):
         text("subject", value, limits.subject_bytes_max, "bad_batch")
         return value
-    if isinstance(value, bytes | bytearray | Mapping) or not isinstance(value, Sequence):
+    if isinstance(value, bytes | bytearray | memoryview) or not isinstance(value, Sequence):
         kind = type(value).__name__
         raise wrong("subject", value, f"a str, or a sequence of several, not a {kind}", "bad_batch")
     if not 1 <= len(value) <= limits.keys_max:
@@ -266,15 +266,26 @@ def properties_of(value: Any) -> Mapping[str, Any]:
     return value
 
 
+def _is_sequence(value: Any) -> bool:
+    """Whether a value has elements in an order; text and bytes are one value."""
+    if isinstance(value, str | bytes | bytearray | memoryview | Mapping):
+        return False
+    try:
+        len(value)
+    except TypeError:
+        return False  # An array of numpy without a dimension has a length that raises.
+    return hasattr(value, "__getitem__")
+
+
 def several(name: str, value: Any) -> None:
     """A sequence of bodies, no single one. Raises LocalProtocolError `bad_batch`."""
-    if isinstance(value, str | bytes | bytearray | Mapping) or not hasattr(value, "__getitem__"):
+    if not _is_sequence(value):
         raise wrong(name, value, f"a sequence of bytes, not a {type(value).__name__}", "bad_batch")
 
 
 def column_of(name: str, value: Any, count: int) -> Sequence[Any]:
     """Values of which each record of a batch has one. Raises LocalProtocolError `bad_batch`."""
-    if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__getitem__"):
+    if not _is_sequence(value):
         allowed = f"a sequence of one value a record, not a {type(value).__name__}"
         raise wrong(name, value, allowed, "bad_batch")
     if len(value) != count:
@@ -309,7 +320,7 @@ def beginning(prefix: Any) -> str:
 
 def numbers_of_requests(value: Any) -> list[int]:
     """Numbers of requests. Raises LocalProtocolError."""
-    if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__iter__"):
+    if isinstance(value, str | bytes | memoryview | Mapping) or not hasattr(value, "__iter__"):
         raise wrong("numbers", value, "several integers")
     return [integer("numbers", number, 0) for number in value]
 
@@ -329,7 +340,8 @@ def _in_words(command: Command, error: LocalProtocolError) -> LocalProtocolError
     """The fault that the encoder or the decoder of a command found, in the words of wrong()."""
     found = _FOUND.fullmatch(error.reason)
     if found is None:
-        return error
+        code = "bad_setting" if error.code == "malformed" else error.code
+        return LocalProtocolError(code, error.reason)
     name, inner = found["field"] or found["name"], found["inner"] or ""
     field = name if name in command.__struct_fields__ else f"{name}_"
     value = getattr(command, field)

@@ -112,7 +112,11 @@ def start_on_wire(start: StartPoint) -> list[Any]:
     """Wire form of a start point; raises LocalProtocolError `bad_start`."""
     given: Any = start
     if hasattr(given, "__index__") and not isinstance(given, int):
-        return start_on_wire(operator.index(given))
+        try:
+            given = operator.index(given)
+        except TypeError:  # Each array of numpy has the method, and most cannot do it.
+            raise _no_start(start) from None
+        return start_on_wire(given)
     match start:
         case "earliest":
             return [int(StartKind.EARLIEST)]
@@ -154,9 +158,13 @@ def start_on_wire(start: StartPoint) -> list[Any]:
             return start
         case _:
             pass
-    raise LocalProtocolError(
+    raise _no_start(start)
+
+
+def _no_start(given: Any) -> LocalProtocolError:
+    return LocalProtocolError(
         "bad_start",
-        f"{start!r} is no start point; use 'earliest', 'latest', an offset, a datetime, "
+        f"{given!r} is no start point; use 'earliest', 'latest', an offset, a datetime, "
         "a Position, AtTime, AtClientTime, AfterMessage, AtMessage, LastPerSubject or FromCursor",
     )
 

@@ -132,7 +132,9 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Wait of a call in milliseconds, from what its caller asked. Raises LocalProtocolError."""
         if asked is None:
             return None
-        return self.call_timeout_ms if asked == "default" else duration("timeout_ms", asked)
+        if isinstance(asked, str) and asked == "default":
+            return self.call_timeout_ms
+        return duration("timeout_ms", asked)
 
     def check(self) -> ClientSettings:
         """Return the settings themselves; raises SettingError for what cannot work."""

@@ -45,7 +45,7 @@ from malamute_protocol.content import (
     time_range,
 )
 from malamute_protocol.errors import BatchError, LocalProtocolError
-from malamute_protocol.header import MEMO, HeaderTable
+from malamute_protocol.header import ENCODER, MEMO, HeaderTable
 from malamute_protocol.limits import DEFAULT_LIMITS, UNBOUNDED, UNCHECKED, Limits
 from malamute_protocol.stamp import STAMP_BYTES
 
@@ -342,16 +342,16 @@ def pack_subjects(entries: Sequence[str | Sequence[str]]) -> bytes:
         if found is None:
             if len(_packed) >= _PACKED_MAX:
                 _packed.clear()
-            found = _packed[subject] = msgspec.msgpack.encode([subject])
+            found = _packed[subject] = ENCODER.encode([subject])
         return found
-    return msgspec.msgpack.encode(
+    return ENCODER.encode(
         [entry if type(entry) is str or len(entry) != 1 else entry[0] for entry in entries]
     )
 
 
 def pack_fieldmaps(maps: Sequence[Mapping[str, str]]) -> bytes:
     """Pack the field maps section for distinct maps, without padding; b"" for none."""
-    return msgspec.msgpack.encode([dict(entry) for entry in maps]) if maps else b""
+    return ENCODER.encode([dict(entry) for entry in maps]) if maps else b""
 
 
 # --- from options to sections ---------------------------------------------------------
@@ -700,7 +700,7 @@ def _properties(count: int, options: Options, limits: Limits) -> tuple[int, list
 def _pack_properties(entry: Mapping[str, Any], limits: Limits, row: int) -> bytes:
     """Return the packed properties of one record. Raises LocalProtocolError."""
     try:
-        packed = msgspec.msgpack.encode(dict(entry))
+        packed = ENCODER.encode(dict(entry))
         parse_properties(packed)
     except (BatchError, TypeError, OverflowError, ValueError) as error:
         raise LocalProtocolError("bad_batch", f"properties of record {row}: {error}") from error
@@ -714,7 +714,7 @@ def _pack_properties(entry: Mapping[str, Any], limits: Limits, row: int) -> byte
 
 def _array_of(packed: list[bytes]) -> bytes:
     """Return a MessagePack array of entries that are MessagePack already."""
-    return msgspec.msgpack.encode([msgspec.Raw(entry) for entry in packed])
+    return ENCODER.encode([msgspec.Raw(entry) for entry in packed])
 
 
 def _add(sections: list[Any], *pieces: Any) -> None:

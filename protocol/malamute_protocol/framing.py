@@ -7,7 +7,6 @@ and where. Source: SPEC.md, section 3.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, get_args, get_type_hints
 
@@ -23,7 +22,7 @@ from malamute_protocol.commands import (
     WorkState,
 )
 from malamute_protocol.errors import LocalProtocolError, RemoteProtocolError
-from malamute_protocol.header import OVER_LENGTH, SHORT_ARRAY, claimed_length
+from malamute_protocol.header import ENCODER, OVER_LENGTH, SHORT_ARRAY, claimed_length
 from malamute_protocol.limits import DEFAULT_LIMITS, ELEMENTS_MAX, Limits
 
 COMMANDS: Final[dict[int, type[Command]]] = {
@@ -33,9 +32,6 @@ COMMANDS: Final[dict[int, type[Command]]] = {
 NUMBERS: Final[dict[type[Command], int]] = {command: n for n, command in COMMANDS.items()}
 """Number by command type."""
 
-_encoder: Final = msgspec.msgpack.Encoder(enc_hook=operator.index)
-"""Encoder that is asked only for types that MessagePack lacks: objects that count as an integer are
-sent as one."""
 _decoder: Final = msgspec.msgpack.Decoder(list[AnyCommand])
 _one_decoders: Final[dict[type[Command], msgspec.msgpack.Decoder[Any]]] = {
     command: msgspec.msgpack.Decoder(command) for command in COMMANDS.values()
@@ -66,7 +62,7 @@ def encode_message(commands: Sequence[Command], frames: Sequence[Any] = ()) -> l
         raise LocalProtocolError(
             "malformed", f"{len(commands)} commands own {owned} frames, not {len(frames)}"
         )
-    return [_encoder.encode(commands), *frames]
+    return [ENCODER.encode(commands), *frames]
 
 
 def check_command(command: Command, limits: Limits = DEFAULT_LIMITS) -> Command:
@@ -76,7 +72,7 @@ def check_command(command: Command, limits: Limits = DEFAULT_LIMITS) -> Command:
     """
     name = type(command).__name__
     try:
-        data = _encoder.encode(command)
+        data = ENCODER.encode(command)
     except Exception as error:  # Any error that the value of a field raises.
         fault = f"{name}: {_unencodable(command)}: {error}"
         raise LocalProtocolError("malformed", fault) from error
@@ -109,7 +105,7 @@ def _unencodable(command: Command) -> str:
     for field in command.__struct_fields__:
         value = getattr(command, field)
         try:
-            _encoder.encode(value)
+            ENCODER.encode(value)
         except Exception:  # noqa: BLE001 - which field it is, is what is asked
             return f"{field.rstrip('_')}={value!r:.60}"
     return "a field"

@@ -7,6 +7,7 @@ large for the memo can be read in steps. Source: SPEC.md, section 5.3.
 
 from __future__ import annotations
 
+import operator
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
@@ -19,6 +20,21 @@ import msgspec
 from malamute_protocol.errors import BatchError
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 
+
+def _plain(value: Any) -> Any:
+    """Return a value whose type MessagePack lacks as one that it has. Raises TypeError.
+
+    numpy's scalars, and other kinds of str, bytes and float, are what they are kinds of.
+    """
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, bytes):
+        return bytes(value)
+    return float(value) if isinstance(value, float) else operator.index(value)
+
+
+ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=_plain)
+"""Encoder of all that is sent; it asks _plain() only about types that MessagePack lacks."""
 SHORT_ARRAY = 0x90
 """The upper four bits of the first byte of a MessagePack array of less than 16 entries."""
 OVER_LENGTH = "of length <="

@@ -45,6 +45,9 @@ def test_a_key_pair_is_made_once_and_fits_its_context(m: Run, tmp_path: Path) ->
     secret = file.read_text()
     assert m("key", "new", str(file)).code == 1
     assert file.read_text() == secret
+    for no_file in (".", "", "/"):
+        told = m("key", "new", no_file)
+        assert (told.code, told.err.count("\n")) == (1, 1), told.err
 
 
 def test_the_file_is_for_its_owner_and_holds_no_password(m: Run) -> None:

@@ -151,10 +151,13 @@ def test_an_export_in_toml_is_imported_as_one_in_json(
         ('{"cursors": {"t": {"c": true}}}', "cursors.t.c is no map"),
         ('{"streams": {"t": {"max_bytes": "much"}}}', "streams.t: 'much' is not a size"),
         ('{"streams": {"t": {"schema": "zz"}}}', "streams.t: "),
+        (b'{"streams": {"\xff": {}}}', "-: not UTF-8"),
+        ("[" * 100_000, "-: nested too deep"),
+        ("streams = " + "[" * 100_000, "-: nested too deep"),
     ],
 )
 def test_a_file_that_is_no_definitions_is_refused_before_anything_is_done(
-    m: Run, text: str, words: str
+    m: Run, text: str | bytes, words: str
 ) -> None:
     told = m("import", "-", stdin=text)
     assert told.code == 2

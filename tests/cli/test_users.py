@@ -87,6 +87,17 @@ def test_a_user_is_added_with_a_password_of_which_only_the_hash_is_kept(plain: R
     assert not table.fits("ann", b"secret")
 
 
+def test_what_is_no_utf8_is_refused_in_one_line(plain: Run) -> None:
+    for arguments in (("hash",), ("add", "bob"), ("passwd", "ann")):
+        told = plain("user", *arguments, stdin=b"\xffpw\n")
+        assert (told.code, "the password is not UTF-8" in told.err) == (2, True), told.err
+    before = Path("users.toml").read_bytes()
+    Path("users.toml").write_bytes(before + b"# \xff\n")
+    told = plain("grant", "ann", "read", "trades")
+    assert (told.code, "not UTF-8" in told.err) == (2, True), told.err
+    assert Path("users.toml").read_bytes() == before + b"# \xff\n"
+
+
 def test_a_user_is_added_with_a_key_which_another_replaces(m: Run) -> None:
     Path("malamute.toml").write_text(CURVE)
     assert m("user", "add", "ann", stdin="pw\n").code == 2, "the mechanism wants a key"

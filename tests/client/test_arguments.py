@@ -147,6 +147,22 @@ CALLS: list[Wrong] = [
     ("prefix", "list_mailboxes", (5,), {}),
     ("after", "peek", ("m",), {"after": "x"}),
     ("numbers", "requeue", ("v", None), {}),
+    ("subject=<memory", "send", ("m", b""), {"subject": memoryview(b"a")}),
+    ("numbers=<memory", "requeue", ("v", memoryview(bytes(4)).cast("B", (2, 2))), {}),
+    ("limit='all': allowed is an integer", "transactions", (), {"limit": "all"}),
+    ("limit=1.5: allowed is an integer", "transactions", (), {"limit": 1.5}),
+    ("not a int64", "publish_many", ("s", np.int64(5)), {}),
+    ("bodies=<memory", "publish_many", ("s", memoryview(b"abc")), {}),
+    ("bodies=array", "send_many", ("m", np.array(5)), {}),
+    ("not a int8", "publish_many", ("s", [b"a"]), {"subjects": np.int8(3)}),
+    ("fields=array", "send_many", ("m", [b"a"]), {"fields": np.array(5)}),
+    ("start", "find_offset", ("s", np.array([1, 2])), {}),
+    ("start", "trim", ("s", np.array([b"a"])), {}),
+    ("confirm=<memory", "publish", ("s", b""), {"confirm": memoryview(bytearray(b"synced"))}),
+    ("confirm=<memory", "atomic", (), {"confirm": memoryview(bytearray(b"synced"))}),
+    ("timeout_ms=array", "submit", ("v", b""), {"timeout_ms": np.array([1, 2])}),
+    ("need_workers='no'", "submit", ("v", b""), {"need_workers": "no"}),
+    ("client_time=<memory", "subscribe", ("s",), {"client_time": memoryview(bytes(2))}),
     ("numbers", "requeue", ("v", ["1"]), {}),
     ("reason", "kick", (5, 5), {}),
     ("link", "kick", ("5",), {}),
@@ -243,6 +259,48 @@ async def test_whatever_counts_as_an_integer_is_one(shell: Any) -> None:
         "s", start=three, end=np.int16(4), credit_records=np.int64(100)
     )
     assert [record.offset for record in await shell.take(subscription, 9)] == [3]
+
+
+class Name(str):
+    """A text of a program's own kind, as numpy.str_ is one."""
+
+    __slots__ = ()
+
+
+@pytest.mark.parametrize("kind", [np.str_, Name])
+async def test_other_kinds_of_text_and_numbers_are_the_plain_ones(shell: Any, kind: Any) -> None:
+    stream, mailbox, a = kind("s"), kind("m"), kind("a")
+    said = {kind("k"): kind("v"), "n": np.float64(2.5), kind("b"): np.bytes_(b"x")}
+    await shell.do("publish", stream, b"1", subject=a, fields={a: a}, properties=said)
+    await shell.do("publish_many", stream, [b"2"], subjects=[[a, kind("b")]], fields=[{a: a}])
+    [one, two] = await shell.take(shell.client.subscribe(stream, a, start="earliest"), 2)
+    assert (one.subject, two.keys, two.fields) == ("a", ("a", "b"), {"a": "a"})
+    assert {type(text) for text in (one.subject, *two.keys, *two.fields.values())} == {str}
+    assert one.properties == {"k": "v", "n": 2.5, "b": b"x"}
+    assert (await shell.do("stream_info", stream)).name == "s"
+    await shell.do("edit_stream", stream, description=kind("of mine"))
+    await shell.do("send", mailbox, b"")
+    assert [info.name for info in await shell.do("list_mailboxes", mailbox)] == ["m"]
+    assert (await shell.do("submit", kind("v"), b"")).count == 1
+    cursor = shell.client.cursor(stream, kind("c"))
+    await shell.call(cursor.move, 1)
+    assert (await shell.call(cursor.info)).next == 1
+
+
+async def test_one_time_of_numpy_for_all_records_of_a_step_is_one(shell: Any) -> None:
+    step = shell.client.atomic()
+    step.publish_many("s", [b"a", b"b"], client_time_ms=np.int64(3), expires_at_ms=np.int32(0))
+    await shell.call(step.commit)
+    read = await shell.take(shell.client.subscribe("s", start="earliest"), 2)
+    assert [record.client_time_ms for record in read] == [3, 3]
+    with pytest.raises(LocalProtocolError, match="client_time_ms"):
+        shell.client.atomic().publish_many("s", [b"a"], client_time_ms=np.float64(1.5))
+
+
+async def test_an_offset_before_which_to_stop_is_looked_at(shell: Any) -> None:
+    reader = shell.client.subscribe("s", create=True)
+    with pytest.raises(LocalProtocolError, match="before='x': allowed is an integer"):
+        await shell.call(partial(reader.next_record, before="x"))
 
 
 async def test_options_of_a_window_and_of_encoders_that_are_unknown_are_named(shell: Any) -> None:

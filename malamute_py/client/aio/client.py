@@ -209,6 +209,10 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         until they have finished what they have begun, drain_ms at most (None: as long as it
         takes).
         """
+        if self._link.loop.is_closed():  # asyncio only
+            self.abort()
+            return
+        self._link.stay()  # asyncio only
         offerings = self._session.offerings
         if drain and self._session.state is not LinkState.CLOSED:
             if True:  # sync: with self._link.lock:

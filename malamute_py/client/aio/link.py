@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 import zmq
 
 from malamute_protocol.commands import Confirm
-from malamute_protocol.errors import MalamuteError, Timeout
+from malamute_protocol.errors import LocalProtocolError, MalamuteError, Timeout
 from malamute_py.client.engine.engine import Engine, clock_ms
 from malamute_py.client.engine.log import LINK_LOG, LOG, guarded
 from malamute_py.client.engine.waits import ASKED, ROOM, timed_out
@@ -121,10 +121,26 @@ class LoopLink:
     # --- turning ---------------------------------------------------------------------------
 
     def wake_up(self) -> None:
-        """Have a step done soon: what was asked for until then leaves together."""
+        """Have a step done soon: what was asked for until then leaves together.
+
+        Raises LocalProtocolError: the event loop of this client is closed.
+        """
         if not self._scheduled and not self._finished:
+            try:
+                self.loop.call_soon(self._scheduled_step)
+            except RuntimeError:
+                raise _elsewhere() from None
             self._scheduled = True
-            self.loop.call_soon(self._scheduled_step)
+
+    def stay(self) -> None:
+        """Raise LocalProtocolError in an event loop, or a thread, that does not drive this one."""
+        try:
+            here = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+        # Without any loop that runs, one that rests may be ended, as by the end of a program.
+        if here is not self.loop and (here is not None or self.loop.is_running()):
+            raise _elsewhere()
 
     def leave(self) -> None:
         """Have a record leave: at once where no other is under way, else with those that gather.
@@ -136,9 +152,10 @@ class LoopLink:
         if self._told:
             self.asked()
             return
-        if not (self._scheduled or self._finished or self.session.window.unconfirmed_bytes):
-            self.engine.send()
+        lone = not (self._scheduled or self._finished or self.session.window.unconfirmed_bytes)
         self.wake_up()
+        if lone:
+            self.engine.send()
 
     def asked(self) -> None:
         """Have what a caller has just said leave.
@@ -282,11 +299,19 @@ class LoopLink:
         self.wake_up()
 
     def stop(self) -> None:
-        """Close the session, send its last word, tell all callers, let go; may be repeated."""
+        """Close the session, send its last word, tell all callers, let go; may be repeated.
+
+        Raises LocalProtocolError: another thread drives this client.
+        """
+        if not self.loop.is_closed():
+            self.stay()
         self.session.close()
         if self._finished:
             return
         self._finished = True
+        if self.loop.is_closed():
+            self.engine.step()  # The last word leaves; a closed loop has no callers to be told.
+            return
         self._step()
         if self._timer is not None:
             self._timer.cancel()
@@ -465,8 +490,9 @@ class LoopLink:
         opened: what events are of, or what notify() is called with; the engine stands for the
         changes of the link, the session for the moment when nothing is unconfirmed. what, name:
         of the words of the Timeout, see waits.py. Returns how many milliseconds of `wait` are
-        left. Raises Timeout.
+        left. Raises Timeout, or LocalProtocolError in another event loop.
         """
+        self.stay()
         wait_ms = self.engine.settings.wait_ms(wait)
         if wait_ms is None:
             while not ready():
@@ -519,6 +545,7 @@ class LoopLink:
 
         Raises BrokerRefused, ConnectionLost, or Timeout after the settings' call_timeout_ms.
         """
+        self.stay()
         future: asyncio.Future[dict[str, Any]] = self.loop.create_future()
         name = type(self.session.request(make, future)).__name__
         self.limit(future, "default", ASKED, name)
@@ -528,6 +555,14 @@ class LoopLink:
         except (Timeout, asyncio.CancelledError):
             self.session.give_up(future)
             raise
+
+
+def _elsewhere() -> LocalProtocolError:
+    return LocalProtocolError(
+        "unexpected",
+        "this client belongs to another event loop: connect in the loop that uses it, or use"
+        " connect_sync()",
+    )
 
 
 def watching_loop() -> asyncio.AbstractEventLoop:

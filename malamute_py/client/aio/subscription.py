@@ -172,7 +172,7 @@ class Subscription(SubscriptionBase):
         before: None also once no record before this offset is to come.
         """
         while not self._left:
-            batch = await self._next(timeout_ms, before)
+            batch = await self._next(timeout_ms, integer("before", before, 0, NO_OFFSET))
             if batch is None:
                 return None
             self._open(batch)

@@ -126,7 +126,7 @@ def _blob(body: Any) -> bytes:
 def request_terms(need_workers: bool, delay_ms: int, priority: int) -> Terms:
     """Terms that few requests have. Raises LocalProtocolError."""
     return Terms(
-        bool(need_workers),
+        truth("need_workers", need_workers),
         duration("delay_ms", delay_ms),
         integer("priority", priority, 0, REQUEST_PRIORITY_MAX),
     )
@@ -339,7 +339,9 @@ def _times(client_time: Any) -> tuple[int, int] | None:
     """The two times of a range, or None. Raises LocalProtocolError."""
     if client_time is None:
         return None
-    if not isinstance(client_time, Sequence) or len(client_time) != 2:
+    if isinstance(client_time, str | memoryview) or not isinstance(client_time, Sequence):
+        raise wrong("client_time", client_time, "a pair of times, or None")
+    if len(client_time) != 2:
         raise wrong("client_time", client_time, "a pair of times, or None")
     first, end = client_time
     return column_time("client_time", first), column_time("client_time", end)

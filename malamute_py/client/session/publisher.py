@@ -55,7 +55,7 @@ def level_number(confirm: ConfirmAt) -> int:
     """Wire number of a level's name; raises LocalProtocolError `bad_setting`."""
     try:
         return _ASKED_LEVELS[confirm]
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError):
         one_of("confirm", confirm, tuple(_ASKED_LEVELS))
         raise  # pragma: no cover - the line above does
 

@@ -30,6 +30,7 @@ from malamute_py.client.arguments import (
     reason_of,
     several,
     text,
+    truth,
     wrong,
 )
 from malamute_py.client.position import Confirmation, Position, start_on_wire
@@ -339,7 +340,7 @@ class Step:
 
         Raises BrokerRefused `not_held`, or LocalProtocolError as send().
         """
-        last = bool(last)
+        truth("last", last)
         _of_a_worker(request)
         row = make_row(
             body, subject, fields, None, expires_at_ms, properties, request.number, codec
@@ -422,7 +423,7 @@ class Step:
         if moved in self.parts:
             raise LocalProtocolError("conflict", f"the step moves cursor {cursor!r} already")
         before = -1 if since is None else integer("since", since, -1, code="bad_start")
-        force = bool(force)
+        truth("force", force)
         if isinstance(next, Position):
             _, following, epoch, uuid = start_on_wire(next)
             move = Move(following, before, uuid, epoch, force)
@@ -563,8 +564,8 @@ def rows_of_columns(
 
 
 def _column(name: str, value: Any, count: int) -> Iterable[Any]:
-    if value is None or isinstance(value, str | int | Mapping):
-        return repeat(value, count)
+    if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__len__"):
+        return repeat(value, count)  # One value for all; make_row() looks at it.
     return column_of(name, value, count)
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from operator import index
-from typing import Any, Final, SupportsIndex, TypeVar, Unpack
+from typing import Any, Final, TypeVar, Unpack
 
 from malamute_protocol import commands as c
 from malamute_protocol.batch import Record
@@ -444,8 +443,7 @@ class SyncQueueVerbs(SyncVerbs):
     def transactions(self, *, limit: int = 0) -> list[TransactionFacts]:
         """Facts about the transactions that are open or being appended, oldest first.
 
-        Needs the permission manage_clients; without it the client is told of its own. limit: at
-        most so many; 0: all.
+        Needs manage_clients; without it the client is told of its own. limit: at most; 0: all.
         """
         return self._pages(
             TransactionFacts, c.ListTransactions, limit, listed="transactions", first=b""
@@ -493,9 +491,9 @@ class SyncQueueVerbs(SyncVerbs):
         """Return the place of a start point: the offset, or a position of the stream."""
         if isinstance(start, Position):
             return start
-        if isinstance(start, SupportsIndex) and not isinstance(start, bool):
-            return index(start)
         wire = start_on_wire(start)
+        if wire[:1] == [c.StartKind.OFFSET] and wire is not start:
+            return int(wire[1])
         value = self._link.ask(lambda number: c.FindOffset(number, stream, wire))
         if value["rewound"]:
             raise LocalProtocolError("bad_start", f"{stream!r} ends before {start!r}")

@@ -165,7 +165,7 @@ class SyncSubscription(SubscriptionBase):
         before: None also once no record before this offset is to come.
         """
         while not self._left:
-            batch = self._next(timeout_ms, before)
+            batch = self._next(timeout_ms, integer("before", before, 0, NO_OFFSET))
             if batch is None:
                 return None
             self._open(batch)

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import pytest
 
 from malamute_protocol import commands as c
 from malamute_protocol.batch import encode
-from malamute_protocol.errors import Timeout
+from malamute_protocol.errors import LocalProtocolError, Timeout
 from malamute_protocol.framing import encode_message
-from malamute_py.client.aio.client import connect
+from malamute_py.client.aio.client import Client, connect
 from malamute_py.client.engine.engine import clock_ms
 from malamute_py.client.session.events import Unlinked
+from malamute_py.embedded import EmbeddedBroker
 from tests.client.fakes import FakeBroker
 from tests.client.script import stamped
 from tests.client.shells import FAST
 from tests.client.test_shells_against_a_fake import broker
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, until_async
 
 __all__ = ["broker"]
 
@@ -180,3 +183,64 @@ async def test_calls_without_a_confirm_wait_while_the_broker_does_not_read(
         assert not client._link._room, "calls that ended wait for room no more"
         broker.start()
         await client.publish("s", b"there is room again")
+
+
+@pytest.mark.parametrize("amid", [False, True], ids=["at rest", "amid a step"])
+def test_a_client_of_a_closed_event_loop_says_so_and_can_be_closed(amid: bool) -> None:
+    with EmbeddedBroker(tcp=True) as broker, broker.connect_sync() as watching:
+        loop = asyncio.new_event_loop()
+
+        async def begin() -> tuple[Client, list[asyncio.Task[Any]]]:
+            client = await connect(broker.tcp_endpoint)
+            waits = (client.subscribe("s", create=True).next_batch(), client.inbox("m").next())
+            waiting = [asyncio.create_task(wait) for wait in waits]
+            await client.publish("s", b"")
+            return client, waiting
+
+        client, waiting = loop.run_until_complete(begin())
+        loop.close()
+        client._link._scheduled = amid  # Whether the loop ended before a step that it was to do.
+
+        async def go_on() -> None:
+            for call in (
+                partial(client.publish, "s", b""),
+                partial(client.publish_many, "s", [b""]),
+                partial(client.send, "m", b""),
+                partial(client.request, "v", b""),
+                lambda: client.subscribe("s").next_batch(),
+                lambda: client.inbox("m").next(),
+                client.flush,
+                client.list_streams,
+            ):
+                # Amid a step it is asyncio that names the loop, once a call waits for its future.
+                with pytest.raises(
+                    (LocalProtocolError, RuntimeError), match=r"another event loop|different loop"
+                ):
+                    await asyncio.wait_for(call(), WAIT_S)
+            await asyncio.wait_for(client.close(), WAIT_S)
+            await client.close()
+
+        asyncio.run(go_on())
+        assert not client.linked
+        asyncio.run(until_async(lambda: len(watching.list_links()) == 1))
+        for wait in waiting:
+            wait._log_destroy_pending = False  # type: ignore[attr-defined] # the loop is no more
+
+
+def in_a_loop(call: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+    asyncio.run(call())
+
+
+async def test_a_client_is_not_closed_by_the_event_loop_of_another_thread() -> None:
+    async with EmbeddedBroker() as broker, broker.connect() as client:
+        await client.publish("s", b"")
+        calls: tuple[Callable[[], Coroutine[Any, Any, Any]], ...] = (
+            client.close,
+            client.list_streams,
+        )
+        for call in calls:
+            with pytest.raises(LocalProtocolError, match="another event loop"):
+                await asyncio.to_thread(in_a_loop, call)
+        with pytest.raises(LocalProtocolError, match="another event loop"):
+            await asyncio.to_thread(client.abort)
+        assert (await client.publish("s", b"")).offset == 1
