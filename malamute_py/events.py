@@ -102,6 +102,7 @@ EVENTS: Final = (
     Event("transaction_timed_out", "warning", "a transaction of `identity` was open for longer than its `timeout_ms`, and was rolled back with its `records`: its client died, or is slower than it thought"),
     Event("transaction_ended", "warning", "an operator (`by`) rolled a transaction of `identity` back"),
     Event("transaction_put_off", "warning", "the `ring` of a stream refuses records of a committed transaction (`code`, `reason`): they come once it takes them; give it room, or see why it has failed"),
+    Event("transaction_given_up", "error", "an operator (`by`) gave up `records` of a committed transaction of `identity` that the ring of `stream` had put off (`code`, `reason`): they are in no stream"),
     Event("staged_records_lost", "error", "a batch of a committed transaction is neither in the log nor in the tables: damage took `count` records for `stream`, and the others are appended"),
     Event("record_dead", "warning", "records of a group had too many attempts or were given up, and lie in the dead-letter mailbox `mailbox`; `offset` is the first of `count`"),
     Event("group_clamped", "info warning", "a stream no longer had a group's position"),

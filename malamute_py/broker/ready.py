@@ -12,13 +12,16 @@ docs/design.md, The core and its shell.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
 from malamute_protocol.commands import Command
 from malamute_py.changelog.snapshots import ProducerFact
 from malamute_py.changelog.tables import Queues
+
+if TYPE_CHECKING:
+    from malamute_py.matcher import SubjectRows
 
 Buffer: TypeAlias = Any
 """Bytes, memoryview, or a transport's frame with the buffer protocol (zmq.Frame)."""
@@ -110,9 +113,9 @@ class ReadRange(msgspec.Struct, frozen=True, gc=False):
     """Records that were appended before are past their age: they are a gap by retention."""
     pinned: int = 1 << 63
     """Offset from which on no record is, for a cursor pins them."""
-    rows: Callable[[Any], Any] | None = None
-    """Content -> rows that `matches` wants, ascending, or None: unknown; few rows of a batch may
-    then come gathered."""
+    rows: SubjectRows | None = None
+    """The rows of a content that `matches` wants, if they can be found by subject; few rows of a
+    batch may then come gathered."""
     places: tuple[int, ...] = ()
     """Not empty: the read is of these copies in the hidden stream MOVED_STREAM, each a batch as the
     stream had it, and of nothing else."""

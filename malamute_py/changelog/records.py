@@ -494,7 +494,10 @@ class TransactionCommitted(
 class TransactionMoved(
     msgspec.Struct, frozen=True, array_like=True, gc=False, tag="transaction_moved"
 ):
-    """Staged batches are in their streams, in the bundle that this record lies in."""
+    """Staged batches are in their streams, or were given up: they are staged no more.
+
+    Those for ring main lie in the bundle that this record lies in.
+    """
 
     id: bytes
     bases: list[int]
@@ -503,7 +506,7 @@ class TransactionMoved(
 class TransactionEnded(
     msgspec.Struct, frozen=True, array_like=True, gc=False, tag="transaction_ended"
 ):
-    """A transaction is over. why: committed, rolled_back, timed_out or ended."""
+    """A transaction is over. why: committed, rolled_back, timed_out, ended or given_up."""
 
     id: bytes
     bases: list[int]

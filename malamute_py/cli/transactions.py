@@ -12,6 +12,7 @@ from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.linking import linked
 from malamute_py.cli.output import Cell, Column
 from malamute_py.cli.values import duration_text, size_text
+from malamute_py.client.facts import PutOffFacts
 
 app = group("transaction")
 
@@ -25,7 +26,8 @@ Examples:
 
 In a pipe a line has, with tabs between: id, identity, state, time of the beginning
 and of the newest batch in milliseconds, time at which the broker rolls it back, records, bytes,
-streams with commas between. --json names them.""",
+streams with commas between, and where its commit is put off: stream, time since then in
+milliseconds, and why. --json names them.""",
 )
 def ls(
     ctx: typer.Context,
@@ -47,6 +49,7 @@ def ls(
             Column("records", "Records", right=True),
             Column("bytes", "Bytes", right=True),
             Column("streams", "Streams", spare=True),
+            Column("put_off", "Put off"),
         ],
         [
             (
@@ -59,6 +62,7 @@ def ls(
                 each.records,
                 Cell(each.bytes, size_text(each.bytes)),
                 ",".join(each.streams),
+                _put_off(each.put_off, now_ms, as_json=as_json),
             )
             for each in found
         ],
@@ -67,20 +71,45 @@ def ls(
     )
 
 
+def _put_off(found: list[PutOffFacts], now_ms: int, *, as_json: bool) -> Cell:
+    """Say which streams get their records later, for how long that has been so, and why."""
+    text = "; ".join(
+        f"{each.stream or 'ring main'} for {duration_text(max(0, now_ms - each.since_ms))}: "
+        f"{each.code}: {each.reason}"
+        for each in found
+    )
+    if as_json:
+        names = ("stream", "code", "reason", "since_ms", "records")
+        return Cell([{name: getattr(each, name) for name in names} for each in found], text)
+    plain = [f"{each.stream} {each.since_ms} {each.code}: {each.reason}" for each in found]
+    return Cell(plain, text, "yellow")
+
+
 @app.command(
     "end",
     epilog="""\b
 Examples:
-  malamute transaction end 6b1f0c52a94d4e0f8a7be1d26cf08d31""",
+  malamute transaction end 6b1f0c52a94d4e0f8a7be1d26cf08d31
+  malamute transaction end 6b1f0c52a94d4e0f8a7be1d26cf08d31 --give-up""",
 )
 def end(
     ctx: typer.Context,
     transaction: Annotated[
         str, typer.Argument(metavar="ID", help="Id of it, as `transaction ls` shows it.")
     ],
+    give_up: Annotated[
+        bool,
+        typer.Option(
+            "--give-up",
+            help="Of a committed one, drop the records that a ring puts off, for good.",
+        ),
+    ] = False,
     as_json: output.Json = False,
 ) -> None:
-    """Roll an open transaction back; its client is told at its next call."""
+    """Roll an open transaction back, or give up what is put off of a committed one.
+
+    Its client is told at its next call, and a client that waits for the commit at once.
+    """
     try:
         id = bytes.fromhex(transaction)
     except ValueError:
@@ -89,5 +118,10 @@ def end(
             USAGE,
         ) from None
     with linked(ctx) as client:
-        client.end_transaction(id)
-    output.done(f"rolled back transaction {transaction}", {"ended": transaction}, as_json=as_json)
+        given_up = client.end_transaction(id, give_up=give_up)
+    told = f"rolled back transaction {transaction}"
+    if give_up:
+        lost = ", ".join(f"{count} records for {name}" for name, count in given_up.items())
+        told = f"gave up {lost or 'nothing'} of transaction {transaction}"
+    facts = {"ended": transaction, "given_up": given_up}
+    output.done(told, facts, as_json=as_json)

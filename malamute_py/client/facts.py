@@ -258,6 +258,20 @@ class PeekedRequest(Facts, frozen=True, kw_only=True):
     lease_until_ms: int = 0
 
 
+class PutOffFacts(Facts, frozen=True, kw_only=True):
+    """Why a ring takes nothing of a committed transaction for now."""
+
+    stream: str = ""
+    """Stream whose ring it is; empty: the ring of the change log."""
+    code: str = ""
+    """Code of the ring's refusal, as `full` or `journal_failed`."""
+    reason: str = ""
+    since_ms: int = 0
+    """Time from which on the ring has refused; a broker that starts counts anew."""
+    records: int = 0
+    """Records that wait for the ring."""
+
+
 class TransactionFacts(Facts, frozen=True, kw_only=True):
     """One transaction that is open, or committed and being appended to its streams."""
 
@@ -280,6 +294,10 @@ class TransactionFacts(Facts, frozen=True, kw_only=True):
     bytes: int = 0
     streams: list[str] = []
     """Streams that they are for; of many, some."""
+    committed_ms: int = 0
+    """Time of the commit; 0: it is open."""
+    put_off: list[PutOffFacts] = []
+    """Rings that take nothing of it for now, and why."""
 
 
 class ServiceFacts(Facts, frozen=True, kw_only=True):

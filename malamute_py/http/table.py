@@ -151,6 +151,7 @@ transactions_rolled_back | Transactions that their clients rolled back.
 transactions_timed_out | Transactions rolled back since they were open for too long (event transaction_timed_out).
 transactions_put_off | Times that a ring of a stream's own refused records of a committed transaction, which come later (event transaction_put_off).
 transactions_ended | Transactions that operators rolled back (event transaction_ended).
+given_up_records -> transactions_given_up_records_total | Records of committed transactions that operators gave up (event transaction_given_up).
 staged_records -> transactions_staged_records_total | Records that transactions staged.
 staged_records_lost -> transactions_lost_records_total | Records of committed transactions that damage took (event staged_records_lost).
 """,

@@ -36,7 +36,7 @@ _LSN_AT: Final = (
 )
 """Place of the LSN in a stamp: found out, so that the protocol alone owns the layout."""
 _SEARCH_WORDS = 1 << 19
-_CRC_FROM: Final = 12
+CRC_FROM: Final = 12
 """Byte of a content from which on its checksum covers it (SPEC.md, section 5.2)."""
 
 
@@ -113,10 +113,10 @@ def content_fault(data: Any, begin: int, end: int, stamp: Stamp) -> str:
         return f"the content's version {version} is not known"
     covered: Any
     if end - begin < _COPIED_BYTES:
-        covered = bytes(data[begin + _CRC_FROM : end])
+        covered = bytes(data[begin + CRC_FROM : end])
     else:
         # An array is taken without the copy that a memoryview would need here.
-        covered = np.frombuffer(data, np.uint8, end - begin - _CRC_FROM, begin + _CRC_FROM)
+        covered = np.frombuffer(data, np.uint8, end - begin - CRC_FROM, begin + CRC_FROM)
     if google_crc32c.value(covered) != crc:
         return "the content's checksum does not fit"
     if content_bytes != end - begin or count != stamp.count:

@@ -13,8 +13,10 @@ import numpy as np
 
 from malamute_protocol.content import NO_TIME, Content
 from malamute_protocol.errors import BatchError
-from malamute_protocol.gather import BYTES_A_ROW, Gathering, Row, gatherable, rows_of, weight_of
+from malamute_protocol.gather import Gathering, Row, gatherable, rows_of
+from malamute_protocol.header import HeaderTable
 from malamute_protocol.stamp import Stamp
+from malamute_py.journal.known import KnownBatch, Read
 from malamute_py.journal.types import ChosenRows, Run
 
 ROWS_MAX: Final = 4_096
@@ -26,6 +28,9 @@ _ROWS_A_TAKEN: Final = 16
 _LOOKED_AT: Final = 16
 """Bytes of batches that are looked through for each byte of a read's bound: a read that finds
 nothing holds the reader thread about as long as one that finds much."""
+_LOOKED_AT_KNOWN: Final = 4 * _LOOKED_AT
+"""Bytes of known batches that are looked through for each byte of a read's bound: one of them takes
+about a third of the time of another batch."""
 
 
 class RareRows:
@@ -44,12 +49,15 @@ class RareRows:
         """True when another batch might have more wanted rows than may be taken."""
         return self.left < TAKEN_MAX
 
-    def add(self, rows: list[Row], epoch: int, lsn: int) -> None:
-        """Take rows of one epoch; lsn: of the first one's batch."""
-        if not self._gathering.takes(rows[-1].offset, epoch):
+    def add(self, rows: list[Row], epoch: int, lsn: int) -> int:
+        """Take rows of one epoch; lsn: of the first one's batch. Returns the bytes they add."""
+        gathering = self._gathering
+        if not gathering.takes(rows[-1].offset, epoch):
             self.flush()
-        self._gathering.add(rows, epoch, lsn)
+        before = gathering.bytes
+        gathering.add(rows, epoch, lsn)
         self.left -= len(rows)
+        return gathering.bytes - before
 
     def flush(self) -> None:
         """Make a batch of what is in hand: something else comes after it."""
@@ -76,37 +84,46 @@ class WantedRows:
         try:
             if not gatherable(content):
                 return None
-            places = self._chosen(content)
+            places = self._few(stamp, self._chosen(content), content.client_times)
             if places is None:
                 return None
-            places = places[self._inside(stamp, content, places)]
-            count = len(places)
-            if count > TAKEN_MAX or count * _ROWS_A_TAKEN > content.head.count:
-                return None
-            return rows_of(stamp, content, places) if count else []
+            return rows_of(stamp, content, places) if len(places) else []
         except BatchError:
             return None  # its reader tells what is wrong with it
 
-    def _inside(self, stamp: Stamp, content: Content, places: Any) -> Any:
-        """Return which rows have an offset and a client time that are asked for."""
-        offsets = stamp.base_offset + places
-        inside = (offsets >= self._first) & (offsets < self._end)
+    def of_known(self, batch: KnownBatch, read: Read, at: int) -> list[Row] | None:
+        """Return the wanted rows of a known batch; None: it is to be read whole.
+
+        at: position of the batch in its segment.
+        """
+
+        def few(table: HeaderTable, codes: Any, times: Any) -> Any:
+            return self._few(batch.stamp, self._chosen.of(table, codes), times)
+
+        try:
+            return batch.rows(read, at, few)
+        except OSError:
+            return None  # a page that cannot be read is named where all are read
+
+    def _few(self, stamp: Stamp, places: Any, times: Any) -> Any:
+        """Return those of some rows that have an offset and a client time that are asked for.
+
+        places: None: not known. times: of all rows; None: no row has one. Returns None for more
+        rows than are taken out of a batch.
+        """
+        if places is None:
+            return None
+        if stamp.base_offset < self._first or stamp.next_offset > self._end:
+            offsets = stamp.base_offset + places
+            places = places[(offsets >= self._first) & (offsets < self._end)]
         if self._client_time is not None:
             low, high = self._client_time
-            times = content.client_times
-            if times is None:
-                return np.zeros(len(places), np.bool_)
-            told = times[places]
-            inside &= (told >= low) & (told < high) & (told != NO_TIME)
-        return inside
+            told = np.full(len(places), NO_TIME) if times is None else times[places]
+            places = places[(told >= low) & (told < high) & (told != NO_TIME)]
+        count = len(places)
+        return None if count > TAKEN_MAX or count * _ROWS_A_TAKEN > stamp.count else places
 
 
-def cost(size: int, rows: list[Row]) -> int:
-    """Return what a batch, of which only these rows leave, takes of a read's bound in bytes."""
-    texts = sum(map(weight_of, {row.header for row in rows}))
-    return size // _LOOKED_AT + texts + sum(len(row.body) + BYTES_A_ROW for row in rows)
-
-
-def least_cost(size: int) -> int:
+def least_cost(size: int, *, known: bool = False) -> int:
     """Return what a batch, of which only rows leave, takes at least of a read's bound."""
-    return size // _LOOKED_AT
+    return size // (_LOOKED_AT_KNOWN if known else _LOOKED_AT)

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import google_crc32c
 import numpy as np
 
-from malamute_protocol.content import Content
 from malamute_protocol.gather import BYTES_A_ROW, Row, weight_of
-from malamute_protocol.stamp import PADDING, STAMP_BYTES, Stamp
+from malamute_protocol.stamp import PADDING, STAMP_BYTES
 from malamute_py.journal.check import check
 from malamute_py.journal.choosing import WantedSpots, choose, wanted_spots
-from malamute_py.journal.chunks import Batch, Part, Runs, batches_in, group_entries, pick_in
+from malamute_py.journal.chunks import Part, Runs, batches_in, group_entries, pick_in
 from malamute_py.journal.errors import JournalCorrupt
-from malamute_py.journal.gathering import RareRows, WantedRows, cost, least_cost
+from malamute_py.journal.gathering import RareRows, WantedRows
 from malamute_py.journal.index import Entries
 from malamute_py.journal.layout import segment_name
 from malamute_py.journal.searching import Searches
@@ -30,6 +30,7 @@ from malamute_py.journal.segment import Segment
 from malamute_py.journal.segment_files import SegmentFiles
 from malamute_py.journal.spots import Matches
 from malamute_py.journal.streams import StreamTable
+from malamute_py.journal.taking import Out, Wanted, parts
 from malamute_py.journal.types import (
     SEGMENT_HEADER_BYTES,
     Candidates,
@@ -86,7 +87,7 @@ class Reader:
         wanted = None
         if chosen_rows is not None:
             wanted = WantedRows(chosen_rows, client_time, position, end)
-        out = _Out(runs, gaps, gathering, wanted)
+        out = Out(self._files.ring, runs, gaps, gathering, wanted)
         told = 0
         for segment in self._files.segments():
             span = segment.spans.get(stream)
@@ -146,14 +147,14 @@ class Reader:
         position: int,
         end: int,
         left: int,
-        out: _Out,
+        out: Out,
     ) -> tuple[int, int]:
         """Read the chosen entries of a segment from `position` up to `end`, into `out`.
 
         left: bytes that the read may still return. Returns the offset come to, and the bytes left.
         """
         rows = entries.rows
-        wanted: list[tuple[int, int, int, int]] = []
+        wanted: list[Wanted] = []
         wanted_bytes = 0
         stop = position
         cut = False
@@ -170,15 +171,32 @@ class Reader:
                 self._name_gap(stream, stop, min(base, end), f"amid {segment.name}", out.gaps)
             stop = after
             if take:
-                wanted.append((at, size, base, after))
-                wanted_bytes += size if out.wanted is None else least_cost(size)
+                entry = out.entry(segment, at, size, base, after)
+                wanted.append(entry)
+                wanted_bytes += out.least(entry)
                 if wanted_bytes >= left:
                     cut = after < end
                     break
-        for part in group_entries(wanted):
-            position, left, whole = self._read_part(segment, stream, part, position, end, left, out)
-            if not whole:
+        read = None
+        for known, part in parts(wanted):
+            if left <= 0:
                 return position, left
+            found = None
+            if known is not None and read is None and (file := self._files.opened(segment)):
+                read = partial(self._files.storage.read, file)
+            if known is not None and out.wanted is not None and read is not None:
+                found = out.wanted.of_known(known, read, part.position)
+            if known is None or found is None:
+                position, left, whole = self._read_part(
+                    segment, stream, part, position, end, left, out
+                )
+                if not whole:
+                    return position, left
+                continue
+            if segment.retired:
+                return position, left
+            left = out.gather(found, known.stamp, left, known=True)
+            position = min(known.stamp.next_offset, end)
         # What was not even wanted for want of room is for the next read, whatever is left.
         return min(max(stop, position), end), 0 if cut else left
 
@@ -191,7 +209,7 @@ class Reader:
         position: int,
         end: int,
         left: int,
-        out: _Out,
+        out: Out,
     ) -> tuple[int, int]:
         """Read rare rows by themselves, and between them the chosen entries, into `out`.
 
@@ -230,7 +248,7 @@ class Reader:
         position: int,
         after: int,
         left: int,
-        out: _Out,
+        out: Out,
     ) -> tuple[int, int]:
         """Read the rare rows [first, last), all that is wanted up to offset `after`, into `out`.
 
@@ -295,7 +313,7 @@ class Reader:
         position: int,
         end: int,
         left: int,
-        out: _Out,
+        out: Out,
     ) -> tuple[int, int, bool]:
         """Read the batches of one part of a segment into `out`.
 
@@ -329,9 +347,7 @@ class Reader:
             else:
                 if rows:
                     builder.close()
-                    stamp = batch.found.stamp
-                    gathering.add(rows, stamp.epoch, stamp.lsn)
-                left = 0 if gathering.full else left - cost(batch.size, rows)
+                left = out.gather(rows, batch.found.stamp, left)
             position = min(batch.next, end)
         builder.close()
         return position, left, True
@@ -414,23 +430,6 @@ class Reader:
                 return at + found.stamp.stamp_bytes, True
             at += found.stamp.size
         return at, False
-
-
-class _Out(NamedTuple):
-    """Where what is read goes."""
-
-    runs: list[Run]
-    gaps: list[Gap]
-    gathering: RareRows
-    wanted: WantedRows | None
-    """Takes few wanted rows out of their batch; None: batches leave whole."""
-
-    def rows_of(self, view: memoryview, batch: Batch, stamp: Stamp) -> list[Row] | None:
-        """Return the rows that are wanted of a good batch; None: it leaves whole."""
-        if self.wanted is None:
-            return None
-        begin = batch.at + stamp.stamp_bytes
-        return self.wanted.of(stamp, Content(view[begin : batch.at + batch.size]))
 
 
 def skip_retired(

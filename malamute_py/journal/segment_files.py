@@ -44,7 +44,7 @@ class SegmentFiles:
         self.settings = settings
         self.streams = streams
         self.segments = segments
-        self._ring = ring
+        self.ring = ring
         self._rebuild = rebuild
         self._mappings = mappings
         self._lock = threading.Lock()
@@ -69,7 +69,7 @@ class SegmentFiles:
             data = read_file(self.storage, index_name(segment.number))
         except OSError:
             data = None
-        found = None if data is None else read_index(data, self._ring, segment.number)
+        found = None if data is None else read_index(data, self.ring, segment.number)
         if found is None:
             try:
                 rebuilt = self._rebuild(segment)

@@ -213,9 +213,18 @@ class HeaderIndex(Protocol):
 Candidates: TypeAlias = Callable[[HeaderIndex], BitMap]
 """Which entries may hold a match; a superset is right, a subset loses records."""
 
-ChosenRows: TypeAlias = Callable[[Any], Any]
-"""Content -> its rows of which the header is wanted, ascending; None: the batch is to leave whole.
-Raises BatchError."""
+
+class ChosenRows(Protocol):
+    """The rows of a content of which the header is wanted, ascending."""
+
+    def __call__(self, content: Any, /) -> Any:
+        """Return them; None: the batch is to leave whole. Raises BatchError."""
+
+    def of(self, table: Any, codes: Any, /) -> Any:
+        """Return them by a header table and each row's subject code, all of them in it.
+
+        For a table of which a content's rows were found.
+        """
 
 
 class Control(msgspec.Struct, frozen=True, gc=False):

@@ -22,6 +22,7 @@ from malamute_protocol.gather import Row, gatherable, rows_of
 from malamute_protocol.stamp import Stamp
 from malamute_py.journal.check import Found, check
 from malamute_py.journal.gathering import TAKEN_MAX
+from malamute_py.journal.known import KNOWN
 from malamute_py.mapped.errors import Overwritten
 from malamute_py.mapped.segments import SegmentMap
 
@@ -103,7 +104,8 @@ class MappedBatch(Batch):
     def taken_rows(self) -> list[Row]:
         """The delivered rows, to be gathered, with bytes of their own.
 
-        For rows of a content that gathers() allows. Raises Overwritten, BatchError.
+        For rows of a content that gathers() allows. The batch is known to later searches. Raises
+        Overwritten, BatchError.
         """
         try:
             rows = rows_of(self.stamp, self.content, self.indices)
@@ -111,6 +113,8 @@ class MappedBatch(Batch):
             self.check()
             raise
         self.check()
+        segment = self.segment
+        KNOWN.note(segment.ring, self.stamp, segment.view, self.stamp.lsn - segment.base_lsn)
         return rows
 
     def records(self) -> Iterator[Record]:

@@ -267,9 +267,9 @@ class Reading:
         lsn, first = begin_of(self._segments, self._entry.number, offset)
         choose = None if self._plain else self._selection.choose
         self._steps: Iterator[Step] = iter(())
-        spots = self._selection.spots if choose and self._request.copy else None
+        spots, known = self._selection.alone if choose and self._request.copy else (None, None)
         self._at = Walk(
-            self._segments, self._entry.number, lsn, offset, choose=choose, spots=spots
+            self._segments, self._entry.number, lsn, offset, choose=choose, spots=spots, known=known
         )  # fmt: skip
         if self._missing.oldest:
             kept = max(self._missing.first(self._entry.number), self._floor)

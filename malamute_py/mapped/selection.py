@@ -17,12 +17,16 @@ import numpy as np
 from pyroaring import BitMap
 
 from malamute_protocol.content import NO_TIME, Array, Content
+from malamute_protocol.gather import Row
 from malamute_protocol.header import Header
 from malamute_protocol.pattern import Pattern
 from malamute_py.changelog.tables import PurgeMark
 from malamute_py.journal.choosing import WantedSpots, choose, wanted_spots
+from malamute_py.journal.gathering import WantedRows
 from malamute_py.journal.index import Entries, StoredIndex
+from malamute_py.journal.known import KnownBatch, Read
 from malamute_py.journal.types import HeaderIndex
+from malamute_py.mapped.walk import OfKnown, Spots
 from malamute_py.matcher import ByKey, candidates, compile_pattern, rows_by_subject
 
 _HEADERS_MAX: Final = 65_536
@@ -40,6 +44,9 @@ class Selection:
         self._matches = compiled.matches
         self._by_subject = rows_by_subject(pattern)
         self._search = partial(candidates, pattern)
+        self._few = None
+        if self._by_subject is not None:
+            self._few = WantedRows(self._by_subject, client_time, 0, 1 << 63)
         self._client_time = client_time
         self._known: dict[Header, bool] = {}
         self._purges: Sequence[PurgeMark] = ()
@@ -78,6 +85,20 @@ class Selection:
             hit = np.array([matches(*header) for header in found.headers], np.bool_)
             kept &= ~hit[found.codes] | (found.spots["offset"] >= before)
         return found._replace(spots=found.spots[kept], codes=found.codes[kept])
+
+    @property
+    def alone(self) -> tuple[Spots, OfKnown]:
+        """The choices of rows that a walk reads without their batch."""
+        return self.spots, self.of_known
+
+    def of_known(self, batch: KnownBatch, read: Read, at: int) -> list[Row] | None:
+        """Return the wanted rows of a known batch, at any offset; None: it is to be read whole.
+
+        at: position of the batch in its segment.
+        """
+        if self._few is None or self._purges:
+            return None
+        return self._few.of_known(batch, read, at)
 
     def _candidates(self, index: HeaderIndex) -> BitMap:
         """Entries that may hold a wanted record."""

@@ -21,6 +21,7 @@ from malamute_protocol.stamp import DATA, SNAPSHOT, STAMP_BYTES, Stamp
 from malamute_py.journal.check import content_fault
 from malamute_py.journal.choosing import WantedSpots
 from malamute_py.journal.index import Entries, StoredIndex
+from malamute_py.journal.known import KNOWN, KnownBatch, Read
 from malamute_py.journal.layout import StreamRow
 from malamute_py.journal.marks import Snapshot, parse_snapshot
 from malamute_py.journal.types import SEGMENT_HEADER_BYTES
@@ -45,7 +46,7 @@ class Found(NamedTuple):
 
 
 class Spotted(NamedTuple):
-    """Rare rows of one batch, read alone. No other wanted record lies before the last of them."""
+    """Wanted rows of one batch, read alone. No other wanted record lies before the last of them."""
 
     rows: list[Row]
     epoch: int
@@ -73,6 +74,8 @@ Choose: TypeAlias = Callable[[StoredIndex, Entries], Sequence[bool]]
 """Choice of the index entries that may hold a wanted record."""
 Spots: TypeAlias = Callable[[StoredIndex, Entries, int], WantedSpots | None]
 """Choice of the rare rows to read alone, from an offset on, and of the entries to read besides."""
+OfKnown: TypeAlias = Callable[[KnownBatch, Read, int], list[Row] | None]
+"""The rows to read of a known batch at a position of its segment; None: it is to be read whole."""
 
 
 class Walk:
@@ -87,12 +90,14 @@ class Walk:
         *,
         choose: Choose | None = None,
         spots: Spots | None = None,
+        known: OfKnown | None = None,
         contents: bool = True,
     ) -> None:
         """lsn: position in the ring from which to look. next: offset of the first wanted record.
 
         choose: which index entries of sealed segments to read; None: all of them.
         spots: which rare rows to read without their batch; None: none.
+        known: the rows to read of a batch that is known; None: such a batch is read as any other.
         contents: False where only stamps are looked at, so that only they are checked.
         """
         self.lsn = lsn
@@ -101,6 +106,7 @@ class Walk:
         self._stream = stream
         self._choose = choose
         self._spots = spots
+        self._known = known
         self._contents = contents
 
     def run(self, bound_lsn: int) -> Iterator[Step]:
@@ -153,6 +159,12 @@ class Walk:
                 self.next = max(self.next, after)
                 yield Passed(self.next)
                 continue
+            if (spotted := self._of_known(segment, at, size)) is not None:
+                if spotted.rows:
+                    yield spotted
+                self.next = max(self.next, after)
+                yield Passed(self.next)
+                continue
             reason = f"{_name(segment, at)}: the batches that the index names are not there"
             for step in self._within(segment, at, at + size):
                 if isinstance(step, Lost):
@@ -194,6 +206,17 @@ class Walk:
         if rows and segment.intact():
             yield Spotted(rows, epoch, lsn)
             self.next = max(self.next, rows[-1].offset + 1)
+
+    def _of_known(self, segment: SegmentMap, at: int, size: int) -> Spotted | None:
+        """The wanted rows of an entry that is one known batch; None: it is to be read whole."""
+        if self._known is None:
+            return None
+        batch = KNOWN.get(segment.ring, segment.base_lsn + at, size)
+        rows = None if batch is None else self._known(batch, segment.copy, at)
+        if batch is None or rows is None or not segment.intact():
+            return None
+        rows = [row for row in rows if row.offset >= self.next]
+        return Spotted(rows, batch.stamp.epoch, batch.stamp.lsn)
 
     def _by_stamps(self, segment: SegmentMap, at: int, bound_lsn: int) -> Iterator[Step]:
         """Yield the stream's batches of a segment without an index file, from stamp to stamp."""

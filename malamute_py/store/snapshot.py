@@ -3,7 +3,8 @@
 Owns the copy of rings and tables that belong together, without asking the broker for anything. The
 rules: a ring is copied up to a position that is proven to be synced, and no further; ring main is
 copied at least as far as the tables, and as everything that was there when the copy was asked for;
-segments that the ring gave up while it was read are left out, in front only; a copy gets its name
+segments that the ring gave up while it was read are left out, in front only; no transaction is in
+the copy in part or comes twice from it (cuts.py); a copy gets its name
 only when it is whole and verified; a restored directory begins far above every epoch that the
 original may have had since. Source: journal/FORMAT.md, sections 2 to 5; docs/design.md, Queues and
 the checkpoint.
@@ -17,6 +18,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from functools import cache, partial
 from io import FileIO
 from pathlib import Path
 from typing import Final
@@ -66,6 +68,7 @@ from malamute_py.journal.storage import (
     replace_file,
 )
 from malamute_py.journal.types import SEGMENT_HEADER_BYTES
+from malamute_py.store.cuts import Asked, Cut, Decided, decided, shorten
 from malamute_py.store.database import (
     DATABASE,
     MARK,
@@ -224,9 +227,12 @@ class _Copy:
         (self._target / RINGS).mkdir()
         bounds: dict[str, tuple[int, int]] = {}
         lsn = -1
-        names = ring_names(self._storage)
-        # Ring main comes first: a stream that it names has its ring by then.
-        for name in sorted(names, key=lambda name: name != MAIN):
+        asked = {
+            name: _RingCopy(self, name, running=True).asked()
+            for name in ring_names(self._storage)
+            if name != MAIN and self._running
+        }
+        for name in self._in_order():
             ring = _RingCopy(self, name, running=self._running)
             for tries in range(1, _TRIES + 1):
                 try:
@@ -235,6 +241,12 @@ class _Copy:
                     if name == MAIN:
                         lsn = self._copy_tables()
                         ring.extend(max(ring.proven(), lsn))
+                        main = ring
+                    elif self._running:
+                        # Other rings were made after the snapshot was asked for.
+                        ring.cut(
+                            asked.get(name, Asked(0, None)), cache(partial(self._decided, main))
+                        )
                     break
                 except _Lapped:
                     if tries == _TRIES:
@@ -264,6 +276,21 @@ class _Copy:
                 return position_of(copy).lsn
         except sqlite3.Error as error:
             raise damaged(error) from error
+
+    def _in_order(self) -> Iterator[str]:
+        """Yield ring main, then those that are there once it is copied: a stream has its ring."""
+        yield from (name for name in ring_names(self._storage) if name == MAIN)
+        yield from (name for name in sorted(ring_names(self._storage)) if name != MAIN)
+
+    def _decided(self, main: _RingCopy) -> Decided:
+        """Return the facts about transactions that the copies of tables and ring main have.
+
+        No ring's copy is cut where damage hides the facts: verify() reports the damage.
+        """
+        try:
+            return main.decided(self._target / DATABASE)
+        except (StoreError, JournalError, sqlite3.Error):
+            return Decided(frozenset(), frozenset(), 1 << 64)
 
     def count(self, size: int, what: str) -> None:
         self.done += size
@@ -397,6 +424,42 @@ class _RingCopy:
         # A file that is used again has another name by now, and another number inside.
         if self._header_number(name) != number:
             raise _Lapped
+
+    def asked(self) -> Asked:
+        """Return where the ring ends now, and what it says of its first offsets."""
+        end, _ = self._ends()
+        path = self._from / TRIMS_FILE
+        with contextlib.suppress(FileNotFoundError), regular(path) as file:
+            return Asked(end, file.read())
+        return Asked(end, None)
+
+    def decided(self, database: Path) -> Decided:
+        """Return the facts about transactions that this copy, of ring main, and the tables have."""
+        copy = FileStorage(self._to, read_only=True)
+        return decided(database, copy, self._meta, self._first, self._at)
+
+    def cut(self, asked: Asked | None, main: Callable[[], Decided]) -> None:
+        """Take back the end of the copy that ring main's copy does not fit to: see cuts.py.
+
+        asked: None: the ring was made later.
+        """
+        asked, size = asked or Asked(0, None), self._size
+        first = max(self._first, (asked.end - 1) // size * size)
+        follower = Follower(FileStorage(self._to, read_only=True), self._meta)
+        end = Cut(follower, asked.end, main).find(first, self._at)
+        if end >= self._at:
+            return
+        if self._first > asked.end:
+            raise SnapshotFailed(
+                f"the ring {self._name} went round while others were copied, and has lost all"
+                " that it had before: try again with less load, or give it a larger ring_bytes"
+            )
+        shorten(self._to, size, self._at, end)
+        # First offsets may not be ahead of what is left.
+        (self._to / TRIMS_FILE).unlink(missing_ok=True)
+        if asked.trims is not None:
+            (self._to / TRIMS_FILE).write_bytes(asked.trims)
+        self._at = end
 
     def finish(self) -> tuple[int, int]:
         """Write down where the copy ends, as an orderly close does; returns its bounds."""

@@ -1157,10 +1157,15 @@ class ListTransactions(Command, tag=97, frozen=True):
 
 
 class EndTransaction(Command, tag=98, frozen=True):
-    """Operator rolls an open transaction of any client back."""
+    """Operator rolls an open transaction of any client back, or gives up what is put off of it.
+
+    RESULT: {} after a rollback; else `given_up`: map of stream to records that were given up.
+    """
 
     request: int
     transaction: Key
+    give_up: bool = False
+    """True: of a committed one, the records that a ring puts off are never appended."""
 
 
 class AwaitTransaction(Command, tag=99, frozen=True):

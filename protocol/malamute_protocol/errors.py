@@ -49,6 +49,7 @@ CODES: Final[dict[str, str]] = {
     "transaction_timed_out": "the transaction was open for too long, and was rolled back",
     "transaction_ended": "an operator rolled the transaction back",
     "put_off": "the transaction is committed, and a ring takes its records later",
+    "given_up": "the transaction is committed, and an operator gave up records of it",
     "no_workers": "no worker offers the service for the request's subject",
     "not_held": "this link does not hold the message, request or record (any more)",
     "in_use": "it has members or readers, or another link holds it",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,7 +39,7 @@ from malamute_py.broker import (
     StreamFacts,
 )
 from malamute_py.broker.log.stream import Stream
-from malamute_py.broker.ready import MAIL_STREAM, MAIN, BodiesFound, BodiesRead
+from malamute_py.broker.ready import MAIL_STREAM, MAIN, AppendBundle, BodiesFound, BodiesRead
 from malamute_py.changelog.snapshots import ProducerFact
 from malamute_py.journal import History, RingSettings, Run
 from malamute_py.journal.layout import control_bodies
@@ -272,6 +272,8 @@ class Shell:
         """Errors that the core contains are what the test is about."""
         self.refuse: dict[str, tuple[str, str]] = {}
         """Ring -> code and reason with which it refuses everything."""
+        self.judge: Callable[[AppendBundle], tuple[str, str] | None] | None = None
+        """Called with each bundle: returns why its ring refuses it, or None."""
         self.reads: list[ReadRange] = []
         self.queries: list[IndexQuery] = []
         self.bodies: list[BodiesRead] = []
@@ -408,6 +410,8 @@ class Shell:
         refused: dict[str, tuple[str, str]] = {}
         for bundle in ready.appends:
             problem = refused.get(bundle.ring) or self.refuse.get(bundle.ring)
+            if problem is None and self.judge is not None:
+                problem = self.judge(bundle)
             if problem is not None:
                 refused[bundle.ring] = problem
                 self.broker.append_refused(AppendRefused(bundle.token, *problem))

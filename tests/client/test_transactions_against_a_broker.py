@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 
-from malamute_protocol.errors import BrokerRefused, LocalProtocolError
+from malamute_protocol.errors import BrokerRefused, LocalProtocolError, Timeout
+from malamute_py.broker.transactions.moving import Moving
+from malamute_py.broker.transactions.transactions import Transactions
 from tests.client.shells import Connect
 
 pytestmark = pytest.mark.slow
@@ -90,7 +93,20 @@ async def test_a_stream_in_memory_is_refused_by_name(connect: Connect) -> None:
     with pytest.raises(BrokerRefused) as refused:
         await shell.call(transaction.commit)
     assert refused.value.code == "cross_ring"
+    assert "(Stage): stream 'quick' is in memory" in refused.value.reason
+    assert refused.value.reason.endswith("publish to it beside, or make it a stream on disk")
     assert await shell.do("transactions") == []
+    assert (await shell.do("stream_info", "quick")).tail == 0
+
+
+async def test_a_step_for_a_ring_of_its_own_is_told_to_use_a_transaction(connect: Connect) -> None:
+    shell = await connect()
+    await shell.do("create_stream", "own", ring_bytes=1 << 20)
+    step = shell.client.atomic()
+    step.publish("own", b"1")
+    with pytest.raises(BrokerRefused, match="a transaction reaches both") as refused:
+        await shell.call(step.commit)
+    assert refused.value.code == "cross_ring"
 
 
 async def test_a_large_transaction_is_staged_and_comes_in_order(connect: Connect) -> None:
@@ -148,3 +164,144 @@ async def test_a_timeout_is_told_by_name(connect: Connect) -> None:
     with pytest.raises(BrokerRefused) as refused:
         await begun(shell, timeout_ms=10**9)
     assert refused.value.code == "limit"
+
+
+# --- a commit whose time is over -------------------------------------------------------------
+
+
+async def test_the_wait_for_the_streams_is_bounded_and_a_second_commit_goes_on(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = await connect()
+    transaction = await begun(shell)
+    await shell.call(transaction.publish_many, "late", [b"x" * 1000] * 5_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(Moving, "_go_on", lambda *_: None)
+        for _ in range(2):
+            with pytest.raises(
+                Timeout, match=r"is committed.* within 50 ms: call commit\(\) again"
+            ):
+                await shell.call(transaction.commit, timeout_ms=50)
+    other = await begun(shell)
+    await shell.call(other.publish, "a", b"1")
+    await shell.call(other.publish_many, "b", [b"x" * 1000] * 5_000)
+    await shell.call(other.commit)
+    await shell.call(transaction.commit)
+    assert (await shell.do("stream_info", "late")).records == 5_000
+    with pytest.raises(LocalProtocolError):
+        await shell.call(transaction.commit)
+
+
+async def test_a_commit_that_was_not_answered_in_time_is_asked_for_again(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = await connect()
+    transaction = await begun(shell)
+    await shell.call(transaction.publish, "again", b"1")
+
+    def later(*_: Any) -> Any:
+        raise BrokerRefused("wait", "not now")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Transactions, "_find", later)
+        for _ in range(2):
+            with pytest.raises(Timeout, match=r"not confirmed within 150 ms.*call commit\(\)"):
+                await shell.call(transaction.commit, timeout_ms=150)
+    await shell.call(transaction.commit)
+    assert await records(shell, "again") == [b"1"]
+
+
+@pytest.mark.parametrize("count", [1, 5_000])
+async def test_a_commit_whose_answer_was_lost_is_taken_once(connect: Connect, count: int) -> None:
+    shell = await connect()
+    transaction = await begun(shell)
+    await shell.call(transaction.publish_many, "once", [b"x" * 1000] * count)
+    take = transaction._take
+
+    async def lose(*given: Any) -> Any:
+        await take(*given)
+        raise Timeout("lost")
+
+    def lose_sync(*given: Any) -> Any:
+        take(*given)
+        raise Timeout("lost")
+
+    transaction._take = lose if shell.kind == "asyncio" else lose_sync
+    with pytest.raises(Timeout, match="taken as a whole, or not at all"):
+        await shell.call(transaction.commit)
+    transaction._take = take
+    await shell.call(transaction.commit)
+    assert (await shell.do("stream_info", "once")).tail == count
+
+
+async def test_a_chunk_that_is_not_confirmed_in_time_leaves_the_transaction_open(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = await connect()
+    transaction = await begun(shell)
+
+    def later(*_: Any) -> Any:
+        raise BrokerRefused("wait", "not now")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Transactions, "prepare_stage", later)
+        patch.setattr(Transactions, "_find", later)
+        await shell.call(transaction.publish_many, "open", [b"x" * 1000] * 1_500)
+        with pytest.raises(Timeout, match="it is open, and nothing of it is committed"):
+            await shell.call(transaction.commit, timeout_ms=50)
+    await shell.call(transaction.commit)
+    assert (await shell.do("stream_info", "open")).tail == 1_500
+
+
+async def test_a_refused_chunk_that_is_not_staged_in_halves_in_time_ends_the_transaction(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = await connect()
+    await shell.do("create_stream", "small", ring_bytes=1 << 20)
+    transaction = await begun(shell)
+    for number in range(4):
+        await shell.call(transaction.publish, "small", bytes([number]) * 100_000, codec="none")
+    take = transaction._take
+    calls: list[Any] = []
+
+    async def lose(*given: Any) -> Any:
+        calls.append(given)
+        confirmation = await take(*given)
+        if len(calls) == 3:
+            raise Timeout("late")
+        return confirmation
+
+    def lose_sync(*given: Any) -> Any:
+        calls.append(given)
+        confirmation = take(*given)
+        if len(calls) == 3:
+            raise Timeout("late")
+        return confirmation
+
+    transaction._take = lose if shell.kind == "asyncio" else lose_sync
+    with pytest.raises(Timeout, match="it is rolled back"):
+        await shell.call(transaction.commit)
+    with pytest.raises(LocalProtocolError):
+        await shell.call(transaction.commit)
+    while await shell.do("transactions"):
+        pass
+    assert (await shell.do("stream_info", "small")).tail == 0
+
+
+async def test_a_commit_that_is_put_off_may_be_waited_for_again(connect: Connect) -> None:
+    shell = await connect()
+    await shell.do("create_stream", "full", ring_bytes=1 << 20, full="refuse")
+    for _ in range(20):
+        try:
+            await shell.do("publish", "full", os.urandom(100_000))
+        except BrokerRefused:
+            break
+    transaction = await begun(shell)
+    await shell.call(transaction.publish, "full", os.urandom(200_000))
+    for _ in range(2):
+        with pytest.raises(BrokerRefused) as refused:
+            await shell.call(transaction.commit)
+        assert refused.value.code == "put_off"
+    await shell.do("trim", "full", 10)
+    await shell.call(transaction.commit)
+    assert await shell.do("transactions") == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +16,13 @@ import malamute_py as malamute
 from malamute_protocol.batch import Batch, Record
 from malamute_py.changelog.records import StreamPurged
 from malamute_py.journal import RingSettings
+from malamute_py.journal import known as known_module
 from malamute_py.journal.check import content_fault
 from malamute_py.journal.gathering import TAKEN_MAX
-from malamute_py.mapped import LogReader
+from malamute_py.mapped import LogReader, open_reader
 from malamute_py.mapped import reading as reading_module
 from malamute_py.mapped import walk as walk_module
+from malamute_py.mapped.segments import MAPS_MAX
 from tests.journal.rings import S
 from tests.mapped.logs import Log, batches
 from tests.seeds import seeds
@@ -95,6 +99,64 @@ def test_few_rows_of_many_batches_come_together_without_spots(log: Log, reader: 
     assert found.offsets.tolist() == [100 * number + 7 for number in range(10)]
     assert found.bodies() == [b"%d" % number for number in range(10)]
     found.verify()
+
+
+def test_a_known_batch_is_read_again_by_the_rows_that_are_wanted(
+    log: Log, reader: LogReader, looked_at: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known_module, "KNOWN_FROM", 2048)
+    monkeypatch.setattr(known_module, "_BLOCK_BYTES", 256)
+    trades = log.create("trades")
+    for number in range(BATCHES):
+        subjects = [f"one.{row}" for row in range(ROWS)]
+        bodies = [b"%d." % number + b"x" * 90] * ROWS
+        log.put(trades, *bodies, subject=subjects, client_time_ms=number)
+    log.tidy()
+    first = outcome(reader, "one.7", copy=True)
+    assert [row[0] for row in first] == [100 * number + 7 for number in range(BATCHES)]
+    assert len(looked_at) == BATCHES
+    looked_at.clear()
+    assert outcome(reader, "one.7", copy=True) == first
+    assert outcome(reader, "one.8", copy=True, start=250) == outcome(
+        reader, "one.8", copy=False, start=250
+    )
+    window = {"client_time": (3, 9)}
+    assert outcome(reader, "one.9", copy=True, **window) == outcome(
+        reader, "one.9", copy=False, **window
+    )
+    # Three readings of copies looked at those batches alone whose segment has no index yet.
+    sealed = sum(offset < 1000 for offset in looked_at)
+    assert sealed <= 2 * 10, "the readings of views alone"
+    # Another file under the name of a mapped segment has its batches read through the mapping.
+    with open_reader(log.path) as other:
+        outcome(other, "one.7", copy=False)
+        path = log.path / "rings" / "main" / "000000000000.seg"
+        path.rename(path.with_suffix(".aside"))
+        path.write_bytes(path.with_suffix(".aside").read_bytes()[:-1] + b"?")
+        assert outcome(other, "one.7", copy=True) == first
+        path.with_suffix(".aside").rename(path)
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    with open_reader(log.path) as other:
+        assert outcome(other, "one.7", copy=True) == first
+        assert before < len(os.listdir("/proc/self/fd")) <= before + 2 * MAPS_MAX + 3
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+    # A damaged block has the batch read whole, and told.
+    path = log.path / "rings" / "main" / "000000000000.seg"
+    data = bytearray(path.read_bytes())
+    data[data.index(b"2." + b"x" * 90) + 7 * 92 + 40] ^= 1
+    path.write_bytes(data)
+    notices: list[malamute.Notice] = []
+    reading = reader.read("trades", "one.7", copy=True, until="tail", on_notice=notices.append)
+    found = [record.offset for each in batches(reading) for record in each]
+    assert found == [100 * number + 7 for number in range(BATCHES) if number != 2]
+    assert [(each.from_offset, each.to_offset) for each in notices] == [(200, 300)]  # type: ignore[union-attr]
+    # What was purged meanwhile is not taken from what is known.
+    log.change(
+        StreamPurged(trades, msgspec.msgpack.encode(["topic", "one.8"]), 1000, 0, 2000, "op")
+    )
+    assert min(row[0] for row in outcome(reader, "one.8", copy=True, start=300)) >= 1000
 
 
 def test_a_reader_of_views_gets_whole_batches(

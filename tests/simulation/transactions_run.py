@@ -3,7 +3,8 @@
 Owns one seed: a client that stages batches for several streams over several steps, commits, rolls
 back or forgets, and repeats each step that was not answered, under its key. The rules: no reader
 ever gets a record of a transaction whose commit was not asked for; what was confirmed is there
-whole, once and in order, and the rest is there whole or not at all. Two of the streams have rings
+whole, once and in order, and the rest is there whole or not at all; of what an operator gave up, a
+part. Two of the streams have rings
 of their own, one of these keeps the last record of each subject. The journal is the fake one of
 tests/broker.
 """
@@ -42,6 +43,10 @@ class Load:
         self.state = OPEN
         self.batches: list[tuple[str, list[bytes]]] = []
         """Stream and bodies of each batch, in the order of the places."""
+        self.given_up: set[str] = set()
+        """Streams whose records an operator may have given up, where their rings lacked them."""
+        self.lost: dict[str, int] = {}
+        """Stream -> records that were given up, as the operator was told."""
 
     def of(self, stream: str) -> list[bytes]:
         """Return all bodies for one stream, in order."""
@@ -97,8 +102,10 @@ class TransactionsRun:
                 shell.auto_sync = not shell.auto_sync
             elif draw < 0.90:
                 shell.auto_read = not shell.auto_read
-            elif draw < 0.93:
+            elif draw < 0.92:
                 self._refuse_for_a_while()
+            elif draw < 0.93:
+                self._give_up(rng.choice(open_ones))
             elif draw < 0.96:
                 shell.wait(rng.choice((10, 300, 3_000)))
             else:
@@ -230,6 +237,34 @@ class TransactionsRun:
             rings = [MAIN, *(self._ring_of(stream) for stream in OWN)]
             shell.refuse[self.rng.choice(rings)] = ("wait", "the ring has no room")
 
+    def _give_up(self, load: Load) -> None:
+        """Commit while a ring is full, and have an operator give up what it puts off."""
+        shell = self.shell
+        shell.auto_sync = shell.auto_read = True
+        ring = self._ring_of(self.rng.choice(list(OWN)))
+        shell.refuse[ring] = ("full", "the ring is full")
+        self._commit(load)
+        shell.wait(1_000)
+        put_off = [
+            each for each in shell.broker._transactions.by_id.values() if ring in each.put_off
+        ]
+        if put_off:
+            id = self.rng.choice(put_off).id
+            number = self._next()
+            for one in self.loads:
+                if one.id == id:
+                    one.given_up |= set(OWN)
+            shell.send(1, wire.EndTransaction(number, id, give_up=True))
+            if self.rng.random() < 0.7:
+                shell.wait(2_000)
+            self.trace.note("give up", id)
+            for told in shell.peers[1].commands:
+                if isinstance(told, wire.Result) and told.request == number:
+                    (given,) = (each for each in self.loads if each.id == id)
+                    given.lost |= told.value["given_up"]
+        if self.rng.random() < 0.7:
+            shell.refuse.clear()
+
     def _ring_of(self, name: str) -> str:
         stream = self.shell.broker._catalogue.get(name)
         return MAIN if stream is None else stream.ring.name
@@ -304,7 +339,12 @@ class TransactionsRun:
         for stream, some in present.items():
             if len(set(some)) < len(some):
                 raise Violation("twice", f"of {load.id!r} stream {stream} has {some}")
-            if some == wanted[stream]:
+            if some == wanted[stream] and not load.lost.get(stream):
+                continue
+            missing = len(wanted[stream]) - len(some)
+            if load.lost.get(stream, missing) != missing:
+                raise Violation("given_up", f"of {load.id!r} stream {stream} has {some}")
+            if stream in load.given_up and some == [one for one in wanted[stream] if one in some]:
                 continue
             if sorted(some) == sorted(wanted[stream]):
                 raise Violation("order", f"of {load.id!r} stream {stream} has {some}")

@@ -16,6 +16,8 @@ from typing import Any, Final
 import google_crc32c
 import numpy as np
 
+from malamute_protocol.errors import BrokerRefused
+from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.streams.producers import ProducerStream
 from malamute_py.changelog.snapshots import PackedSequence, Sequence64, pack_sequence
 
@@ -35,6 +37,25 @@ def marked(frame: Any, base: int) -> bytearray:
     crc = google_crc32c.value(np.frombuffer(copy, np.uint8, offset=_CRC_AT + _CRC.size))
     _CRC.pack_into(copy, _CRC_AT, crc)
     return copy
+
+
+def check_ring(stream: Stream, *, staged: bool) -> None:
+    """Raise BrokerRefused where a step or transaction cannot have a batch for a stream.
+
+    stream: not in ring main. staged: a transaction stages the batch.
+    """
+    if stream.ring.memory:
+        raise BrokerRefused(
+            "cross_ring",
+            f"stream '{stream.name}' is in memory, which a restart empties, and a step or "
+            "transaction holds over restarts: publish to it beside, or make it a stream on disk",
+        )
+    if not staged:
+        raise BrokerRefused(
+            "cross_ring",
+            f"stream '{stream.name}' has a ring of its own, and a step is written to ring main "
+            "alone; a transaction reaches both",
+        )
 
 
 class Arrival(ProducerStream):

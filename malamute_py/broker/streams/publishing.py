@@ -32,6 +32,7 @@ from malamute_py.broker.ready import (
     Appended,
     AppendRefused,
 )
+from malamute_py.broker.streams.arrivals import Arrival, check_ring
 from malamute_py.broker.streams.conditions import UNCONDITIONAL, Conditions, check_staged
 from malamute_py.broker.streams.producers import FORGOTTEN, Pending, Producers, ProducerStream
 from malamute_py.broker.streams.validation import Validation
@@ -72,6 +73,10 @@ class Publishing:
         self._fan_out = fan_out
         self._queue: list[Pending] = []
         self._handed: dict[int, Pending] = {}
+        self._spared: set[str] = set()
+        """Rings that have refused a batch of a transaction in this turn."""
+        self._again = 0
+        """Batches at the head of the queue that had been handed over behind such a batch."""
         self.forgetting = 0
         """Producers that are being forgotten by the log."""
         self.unsettled_bytes = 0
@@ -372,17 +377,7 @@ class Publishing:
 
     def _check_apart(self, command: Publish | Stage, stream: Stream, content: Content) -> None:
         """Raise BrokerRefused unless a batch may be staged for a stream beside ring main."""
-        name = stream.name
-        if stream.ring.memory:
-            raise BrokerRefused(
-                "cross_ring", f"stream '{name}' is in memory, which no step or transaction reaches"
-            )
-        if isinstance(command, Publish):
-            raise BrokerRefused(
-                "cross_ring",
-                f"stream '{name}' has a ring of its own, and a step is written to ring main alone; "
-                "a transaction reaches both",
-            )
+        check_ring(stream, staged=not isinstance(command, Publish))
         if stream.ring.failed is not None:
             raise BrokerRefused(*stream.ring.failed)
         check_staged(stream, content, self._shard.settings.keys_max)
@@ -430,6 +425,8 @@ class Publishing:
             return []
         assert not self._handed, "take_ready() before every bundle of the last one was answered"
         self._queue = []
+        self._spared.clear()
+        self._again = 0
         # Bundles of one ring stand together, so that the shell can write them in one call.
         if len(queue) > 1 and any(pending.ring is not queue[0].ring for pending in queue):
             queue.sort(key=_ring_name)
@@ -540,16 +537,33 @@ class Publishing:
     # --- refused ------------------------------------------------------------------------
 
     def refused(self, answer: AppendRefused) -> None:
-        """Refuse a bundle that the journal did not take to all links that wait for it."""
+        """Refuse a bundle that the journal did not take to all links that wait for it.
+
+        Later bundles of its ring build on it, and are refused with it. Behind a batch of a
+        transaction, which alone was tried, publishes are handed over again and get an answer of
+        their own.
+        """
         pending = self._handed.pop(answer.token)
-        retry_ms = answer.retry_ms
+        ring, staged = pending.ring, type(pending.place) is Arrival
+        code, reason, retry_ms = answer.code, answer.reason, answer.retry_ms
+        if not staged and ring.name in self._spared:
+            if pending.stream.keys is None:
+                self._queue.insert(self._again, pending)
+                self._again += 1
+                return
+            # What was admitted behind the refused batch must be admitted anew.
+            code, reason = "wait", "a batch of a transaction before it was refused"
+            retry_ms = self._shard.settings.retry_ms
         self._shard.counters["appends_refused"] += 1
-        self._drop(pending, answer.code, answer.reason, retry_ms)
-        # Later bundles of this ring build on the refused one.
+        self._drop(pending, code, reason, retry_ms)
+        if staged:
+            self._spared.add(ring.name)
+        spared = ring.name in self._spared
         kept: list[Pending] = []
         for queued in self._queue:
-            if queued.ring is pending.ring:
-                self._drop(queued, answer.code, answer.reason, retry_ms)
+            by_itself = spared and queued.stream.keys is None and type(queued.place) is not Arrival
+            if queued.ring is ring and not by_itself:
+                self._drop(queued, code, reason, retry_ms)
             else:
                 kept.append(queued)
         self._queue[:] = kept

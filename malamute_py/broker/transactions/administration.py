@@ -1,7 +1,9 @@
 """Questions about transactions, and their end by an operator.
 
-Owns LIST_TRANSACTIONS, END_TRANSACTION and AWAIT_TRANSACTION. The rule: who may list and end other
-clients' transactions is decided by the permission `manage_clients`. Source: SPEC.md, section 4.11.
+Owns LIST_TRANSACTIONS, END_TRANSACTION and AWAIT_TRANSACTION. The rules: the permission
+`manage_clients` decides who may list and end other clients' transactions; a commit is never taken
+back: of a committed transaction an operator can only give up, by name, what a ring puts off, and
+every client that waits for the commit is told. Source: SPEC.md, section 4.11.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link
 from malamute_py.broker.log.answers import Answer, Answers
+from malamute_py.broker.ready import MAIN
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.transactions.awaiting import Awaiting
 from malamute_py.broker.transactions.transaction import State, Transaction
-from malamute_py.broker.transactions.transactions import ENDED, Transactions
+from malamute_py.broker.transactions.transactions import ENDED, GIVEN_UP, WHY, Transactions
 
 STREAMS_MAX = 16
 """Streams of one transaction that a list names."""
@@ -78,11 +81,27 @@ class TransactionAdmin:
             "touched_ms": transaction.touched_ms, "timeout_ms": row.timeout_ms,
             "deadline_ms": transaction.deadline_ms, "batches": len(transaction.staged),
             "records": transaction.records, "bytes": transaction.bytes,
-            "streams": names[:STREAMS_MAX],
+            "streams": names[:STREAMS_MAX], "committed_ms": row.committed_ms,
+            "put_off": [
+                self._why_put_off(transaction, ring) for ring in transaction.put_off
+            ],
+        }  # fmt: skip
+
+    def _why_put_off(self, transaction: Transaction, ring: str) -> dict[str, Any]:
+        """Facts of a ring that takes nothing of a transaction for now. stream: "": of ring main."""
+        why, waiting = transaction.put_off[ring], transaction.in_order(ring)
+        stream = self._catalogue.by_number(waiting[0].stream) if waiting else None
+        return {
+            "stream": "" if stream is None or ring == MAIN else stream.name, "code": why.code,
+            "reason": why.reason, "since_ms": why.since_ms,
+            "records": sum(batch.count for batch in waiting),
         }  # fmt: skip
 
     def end_transaction(self, link: Link, command: EndTransaction) -> None:
-        """Roll a transaction of any client back; answered when that is durable."""
+        """Roll a transaction of any client back, or give up what is put off of a committed one.
+
+        Answered when that is durable.
+        """
         settings = self._shard.settings
         transaction = self._transactions.by_id.get(command.transaction)
         if not settings.permit(link.owner, "manage_clients", "transactions"):
@@ -92,8 +111,14 @@ class TransactionAdmin:
                 "unknown_transaction",
                 f"there is no transaction {command.transaction.hex()}, or not any more",
             )
-        if transaction.state is not State.OPEN:
-            raise BrokerRefused("conflict", f"the transaction is {transaction.state.value}")
+        if transaction.state is State.COMMITTED and transaction.put_off:
+            self._end_put_off(link, command, transaction)
+            return
+        if transaction.state is not State.OPEN or command.give_up:
+            why = f"the transaction is {transaction.state.value}"
+            if command.give_up:
+                why += ", and no ring puts off any of it"
+            raise BrokerRefused("conflict", why)
         self._shard.counters["transactions_ended"] += 1
         self._shard.event(
             "transaction_ended", "warning", transaction=transaction.id.hex(), by=link.owner,
@@ -101,9 +126,35 @@ class TransactionAdmin:
         )  # fmt: skip
         self._transactions.end(transaction, ENDED, Answer(self._answers, link, command))
 
+    def _end_put_off(self, link: Link, command: EndTransaction, transaction: Transaction) -> None:
+        """Give up what rings put off of a committed transaction, if the command says so."""
+        apart = [ring for ring in transaction.put_off if ring != MAIN]
+        if not apart:
+            code, reason = transaction.put_off[MAIN].code, transaction.put_off[MAIN].reason
+            raise BrokerRefused(
+                "conflict", f"ring main takes nothing ({code}: {reason}): see the broker's log"
+            )
+        if not command.give_up:
+            waiting = [self._why_put_off(transaction, ring) for ring in apart]
+            told = "; ".join(
+                f"{one['records']} records for stream {one['stream']} ({one['code']}: "
+                f"{one['reason']})" for one in waiting
+            )  # fmt: skip
+            raise BrokerRefused(
+                "conflict",
+                "the transaction is committed and cannot be rolled back; make room in the ring, or "
+                f"end it with give_up (--give-up), which drops for good what waits: {told}",
+            )
+        if transaction.ender is not None:
+            raise BrokerRefused("conflict", "what is put off is being given up already")
+        answer = Answer(self._answers, link, command, lambda: {"given_up": transaction.given_up})
+        self._transactions.give_up(transaction, answer)
+
     def await_transaction(self, link: Link, command: AwaitTransaction) -> None:
         """Answer once all of a committed transaction is durable in its streams."""
         transaction = self._transactions.by_id.get(command.transaction)
+        if transaction is None and self._transactions.was_given_up(command.transaction):
+            raise BrokerRefused(*WHY[GIVEN_UP])
         if transaction is None or transaction.row.holder != link.holder:
             self._answers.result(link, command, {})
         elif transaction.state is State.OPEN:

@@ -7,12 +7,18 @@ section 4.11.
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Final
 
 from malamute_protocol.commands import AwaitTransaction
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.answers import Answers
 from malamute_py.broker.transactions.transaction import Transaction
+
+RECORDS_GIVEN_UP: Final = (
+    "given_up",
+    "the transaction is committed, and an operator gave up records that a ring did not take",
+)
+"""Code and reason for a caller whose transaction is over, and not in all of its streams."""
 
 
 class Awaiting:
@@ -33,8 +39,11 @@ class Awaiting:
         end_lsn: the LSN of its end.
         """
         if transaction.waiting:
-            self._answers.settle(end_lsn, partial(self._answer, transaction.waiting))
-            transaction.waiting = []
+            given_up = RECORDS_GIVEN_UP if transaction.given_up else None
+            waiting, transaction.waiting = transaction.waiting, []
+            self._answers.settle(
+                end_lsn, lambda failure: self._answer(waiting, failure or given_up)
+            )
 
     def put_off(self, transaction: Transaction, code: str, reason: str) -> None:
         """Tell all that wait for a transaction that a ring takes none of its batches for now."""
@@ -50,7 +59,7 @@ class Awaiting:
     ) -> None:
         """Answer the commands that waited for a transaction's end.
 
-        failure: the end is not durable.
+        failure: the end is not durable, or records were given up.
         """
         for link, command in waiting:
             link.queries -= 1

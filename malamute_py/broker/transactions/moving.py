@@ -7,7 +7,9 @@ a crash; for each ring one bundle is on its way at a time and transactions take 
 holds a turn of the loop for longer than a bundle takes; a batch of a stream that was removed is
 dropped with that stream. For a ring of a stream's own it begins once the commit is durable; the
 change that says so comes once the batches are durable there, and their marks (arrivals.py) tell a
-start which of them are. Source: ARCHITECTURE.md, Decisions; SPEC.md, section 4.11.
+start which of them are. What a ring puts off is given up on an operator's word alone, in the turn
+of its lane, so that no batch is given up while it is on its way. Source: ARCHITECTURE.md,
+Decisions; SPEC.md, section 4.11.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import msgspec
 from malamute_protocol.content import Content
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
+from malamute_py.broker.log.answers import Answer
 from malamute_py.broker.log.bodies import Bodies, Body
 from malamute_py.broker.log.ring import RingState, Settlement
 from malamute_py.broker.log.steps import Effect, Part, Steps, Then
@@ -31,7 +34,7 @@ from malamute_py.broker.streams.arrivals import Arrival, Arrivals, marked
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.broker.structures.timers import Timers
-from malamute_py.broker.transactions.transaction import Transaction
+from malamute_py.broker.transactions.transaction import PutOff, Transaction
 from malamute_py.changelog.records import TransactionEnded, TransactionMoved, TransactionStaged
 from malamute_py.changelog.tables import StagedRow
 
@@ -73,6 +76,8 @@ class _Bundle(msgspec.Struct, eq=False):
     """Ring that the batches were appended to; None: ring main, or no ring."""
     lost: list[tuple[Stream | None, Staged]] = []
     """Batches that damage has taken, with their streams."""
+    given_up: list[tuple[Stream, Staged]] = []
+    """Batches that an operator gives up, with their streams."""
 
 
 class Moving:
@@ -127,7 +132,7 @@ class Moving:
         """Queue a transaction for a ring, unless its commit will never be durable."""
         if failure is not None:
             # Ring main has failed before the commit was durable: a start finds the commit or not.
-            self._put_off(transaction, *failure)
+            self._note(transaction, MAIN, *failure)
             return
         lane = self._lanes.get(ring)
         if lane is None:
@@ -147,6 +152,9 @@ class Moving:
             return
         lane.busy = True
         transaction = lane.queue.popleft()
+        if lane.ring in transaction.giving_up:
+            self._drop_apart(_Bundle(lane, transaction, transaction.in_order(lane.ring), [], 1))
+            return
         batches: list[Staged] = []
         size, most = 0, self._shard.settings.commit_bytes
         for batch in transaction.in_order(lane.ring):
@@ -177,7 +185,7 @@ class Moving:
         """Try a bundle again in a while: its bodies could not be read, or a ring refused it."""
         lane, refusal = bundle.lane, bundle.refusal
         pause_ms = 10 * self._shard.settings.retry_ms
-        if refusal is None:
+        if refusal is None or lane.ring in bundle.transaction.giving_up:
             lane.queue.appendleft(bundle.transaction)
         elif refusal[0] == "wait":
             lane.queue.appendleft(bundle.transaction)
@@ -214,13 +222,17 @@ class Moving:
         bases = [batch.base for batch in bundle.batches]
         whole = len(bases) == len(transaction.staged)
         if whole:
-            change: Any = self._over(transaction, bases)
+            gave_up = bool(bundle.given_up or transaction.given_up)
+            change: Any = self._over(transaction, bases, gave_up=gave_up)
         else:
             change = TransactionMoved(transaction.id, bases)
         self._steps.take([*parts, Part([change], effects=[_Moved(self, bundle, whole)])])
 
-    def _over(self, transaction: Transaction, bases: list[int]) -> TransactionEnded:
-        return TransactionEnded(transaction.id, bases, "committed", self._shard.now_ms)
+    def _over(
+        self, transaction: Transaction, bases: list[int], *, gave_up: bool
+    ) -> TransactionEnded:
+        why = "given_up" if gave_up else "committed"
+        return TransactionEnded(transaction.id, bases, why, self._shard.now_ms)
 
     def _lost(self, transaction: Transaction, stream: Stream | None, batch: Staged) -> None:
         """Report a batch that damage has taken: the rest of the transaction is appended."""
@@ -233,13 +245,19 @@ class Moving:
     def moved(self, bundle: _Bundle, whole: bool, end_lsn: int) -> None:
         """Take the news that the log has a bundle."""
         transaction, lane = bundle.transaction, bundle.lane
-        lane.told, lane.waited = "", 0
+        if bundle.given_up:
+            self._gave_up(transaction, lane.ring, bundle.given_up)
+        else:
+            lane.told, lane.waited = "", 0
+        transaction.put_off.pop(lane.ring, None)
         for stream, batch in bundle.lost:
             self._lost(transaction, stream, batch)
         for batch in bundle.batches:
             self._bodies.drop(batch.base)
             transaction.remove(batch)
             self._weigh(transaction, -batch.size)
+        if lane.ring in transaction.giving_up and lane.ring not in transaction.rings():
+            self._stop_giving_up(transaction, lane.ring, end_lsn)
         if whole:
             self._ended(transaction, end_lsn)
         elif not transaction.staged:
@@ -258,8 +276,14 @@ class Moving:
         # A ring that has failed refuses the next bundle by name, and each later one.
         self._resume(lane)
 
-    def refused(self, bundle: _Bundle) -> None:
-        """Take the news that the log refused a bundle."""
+    def refused(self, bundle: _Bundle, code: str, reason: str) -> None:
+        """Take the news that the log refused a bundle; an operator's word holds no longer then."""
+        transaction = bundle.transaction
+        if bundle.lane.ring in transaction.giving_up:
+            transaction.giving_up.clear()
+            if transaction.ender is not None:
+                transaction.ender.refuse(code, reason)
+                transaction.ender = None
         self._later(bundle)
 
     def _end(self, transaction: Transaction) -> None:
@@ -267,7 +291,8 @@ class Moving:
         then = Then(
             partial(self._ended, transaction), lambda *_: self._end_later(transaction)
         )  # fmt: skip
-        self._steps.propose(self._over(transaction, []), then)
+        gave_up = bool(transaction.given_up)
+        self._steps.propose(self._over(transaction, [], gave_up=gave_up), then)
 
     def _end_later(self, transaction: Transaction) -> None:
         pause_ms = 10 * self._shard.settings.retry_ms
@@ -363,8 +388,64 @@ class Moving:
                 ring=lane.ring, code=code, reason=reason,
             )  # fmt: skip
         for waiting in (transaction, *lane.queue):
-            self._put_off(waiting, code, reason)
+            self._note(waiting, lane.ring, code, reason)
         self._later(bundle)
+
+    def _note(self, transaction: Transaction, ring: str, code: str, reason: str) -> None:
+        """Note why a ring takes nothing of a transaction for now, and tell all that wait for it."""
+        known = transaction.put_off.get(ring)
+        since_ms = self._shard.now_ms if known is None else known.since_ms
+        transaction.put_off[ring] = PutOff(code, reason, since_ms)
+        self._put_off(transaction, code, reason)
+
+    # --- what an operator gives up ------------------------------------------------------------
+
+    def give_up(self, transaction: Transaction, ender: Answer) -> None:
+        """Take what rings put off out of what is staged; ender: answered once that is durable.
+
+        Nothing is given up of a ring that takes all of it before its lane's next turn.
+        """
+        transaction.ender = ender
+        transaction.giving_up = {ring for ring in transaction.put_off if ring != MAIN}
+        for ring in transaction.giving_up:
+            queue = self._lanes[ring].queue
+            if transaction in queue:
+                queue.remove(transaction)
+                queue.appendleft(transaction)
+
+    def _drop_apart(self, bundle: _Bundle) -> None:
+        """Take a bundle's batches out of what is staged, and count those that no stream has."""
+        for batch in bundle.batches:
+            stream = self._catalogue.by_number(batch.stream)
+            if stream is None or stream.removed:
+                continue
+            if (batch.stream, batch.base) in self._arrivals and stream.ring.failed is None:
+                # The ring has taken it: what is left is to wait for the disk.
+                bundle.ring = stream.ring
+            else:
+                bundle.given_up.append((stream, batch))
+        self._count_down(bundle)
+
+    def _gave_up(
+        self, transaction: Transaction, ring: str, batches: list[tuple[Stream, Staged]]
+    ) -> None:
+        """Report batches of one ring that an operator gave up."""
+        stream, count = batches[0][0], sum(batch.count for _, batch in batches)
+        transaction.given_up[stream.name] = count
+        why, ender = transaction.put_off[ring], transaction.ender
+        self._shard.counters["given_up_records"] += count
+        self._shard.event(
+            "transaction_given_up", "error", transaction=transaction.id.hex(),
+            by="" if ender is None else ender.link.owner, identity=transaction.row.holder,
+            stream=stream.name, records=count, code=why.code, reason=why.reason,
+        )  # fmt: skip
+
+    def _stop_giving_up(self, transaction: Transaction, ring: str, end_lsn: int) -> None:
+        """Answer the operator once nothing is left of what was to be given up."""
+        transaction.giving_up.discard(ring)
+        if not transaction.giving_up and transaction.ender is not None:
+            transaction.ender.after(end_lsn)
+            transaction.ender = None
 
     def _forget(self, batches: list[Staged], failure: tuple[str, str] | None) -> None:
         """Drop the marks of batches that are durably staged no more."""
@@ -386,4 +467,4 @@ class _Moved(Effect):
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
         """Try the bundle again later."""
-        self.moving.refused(self.bundle)
+        self.moving.refused(self.bundle, code, reason)

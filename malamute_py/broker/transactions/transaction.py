@@ -10,7 +10,10 @@ from __future__ import annotations
 import enum
 from typing import Any
 
+import msgspec
+
 from malamute_py.broker.links.links import Link
+from malamute_py.broker.log.answers import Answer
 from malamute_py.broker.ready import MAIN
 from malamute_py.changelog.records import TransactionStaged
 from malamute_py.changelog.tables import StagedRow, TransactionRow
@@ -28,12 +31,21 @@ class State(enum.Enum):
     """The log has been given the end."""
 
 
+class PutOff(msgspec.Struct, gc=False):
+    """Why a ring takes nothing of a committed transaction for now."""
+
+    code: str
+    reason: str
+    since_ms: int
+    """Time from which on the ring has refused, without taking anything in between."""
+
+
 class Transaction:
     """One transaction that is open, or committed and not yet appended."""
 
     __slots__ = (
-        "apart", "bytes", "deadline_ms", "ending", "records", "row", "staged", "state",
-        "touched_ms", "waiting",
+        "apart", "bytes", "deadline_ms", "ender", "ending", "given_up", "giving_up", "put_off",
+        "records", "row", "staged", "state", "touched_ms", "waiting",
     )  # fmt: skip
 
     def __init__(self, row: TransactionRow, deadline_ms: int) -> None:
@@ -47,6 +59,14 @@ class Transaction:
         """Place -> ring of a batch whose stream has a ring of its own; mostly empty."""
         self.ending: list[int] | None = None
         """Numbers in the change that ends it, once that is on its way."""
+        self.put_off: dict[str, PutOff] = {}
+        """Ring -> why it takes nothing of it for now; mostly empty."""
+        self.ender: Answer | None = None
+        """Answer to the operator who gives up what is put off."""
+        self.giving_up: set[str] = set()
+        """Rings whose batches are given up in the next turn of their lanes."""
+        self.given_up: dict[str, int] = {}
+        """Stream -> records that were given up."""
         self.bytes = 0
         self.records = 0
         self.touched_ms = row.at_ms

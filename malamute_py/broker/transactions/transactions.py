@@ -23,6 +23,7 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link
+from malamute_py.broker.log.answers import Answer
 from malamute_py.broker.log.bodies import Bodies
 from malamute_py.broker.log.ring import Settlement
 from malamute_py.broker.log.steps import Counting, Effect, Part, Steps, Then
@@ -31,7 +32,7 @@ from malamute_py.broker.streams.arrivals import Arrivals
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.broker.structures.timers import Timers
-from malamute_py.broker.transactions.awaiting import Awaiting
+from malamute_py.broker.transactions.awaiting import RECORDS_GIVEN_UP, Awaiting
 from malamute_py.broker.transactions.moving import Moving
 from malamute_py.broker.transactions.transaction import State, Transaction
 from malamute_py.changelog.records import (
@@ -46,9 +47,11 @@ ENDED_MAX: Final = 4_096
 """Transactions that were ended against their holder's will and whose end is remembered by name."""
 TIMED_OUT: Final = "timed_out"
 ENDED: Final = "ended"
-_WHY: Final = {
+GIVEN_UP: Final = "given_up"
+WHY: Final = {
     TIMED_OUT: ("transaction_timed_out", "the transaction was open for too long: rolled back"),
     ENDED: ("transaction_ended", "an operator rolled the transaction back"),
+    GIVEN_UP: RECORDS_GIVEN_UP,
 }
 
 
@@ -84,7 +87,7 @@ class Transactions:
         """Transactions in the order in which they began."""
         self.staged_bytes = 0
         self._ended: OrderedDict[bytes, str] = OrderedDict()
-        """Transactions that time or an operator ended, and which of the two."""
+        """Transactions that did not end as their holders wanted, and why."""
 
     def prepares(self) -> dict[type, Any]:
         """Return the methods that prepare parts of steps."""
@@ -140,7 +143,17 @@ class Transactions:
     def _finished(self, transaction: Transaction, end_lsn: int) -> None:
         """Forget a transaction of which all is in its streams."""
         self.forget(transaction)
+        if transaction.given_up:
+            self.note_ended(transaction, GIVEN_UP)
         self._awaiting.appended(transaction, end_lsn)
+
+    def give_up(self, transaction: Transaction, ender: Answer) -> None:
+        """Give up what rings put off of a committed transaction. ender: answered when it is."""
+        self._moving.give_up(transaction, ender)
+
+    def was_given_up(self, id: bytes) -> bool:
+        """Whether records of a committed transaction that is over are known to be given up."""
+        return self._ended.get(id) == GIVEN_UP
 
     def _undecided(self) -> int:
         """Count the transactions that a client may still commit.
@@ -155,7 +168,7 @@ class Transactions:
         if transaction is None:
             why = self._ended.get(id)
             if why is not None:
-                raise BrokerRefused(*_WHY[why])
+                raise BrokerRefused(*WHY[why])
             raise BrokerRefused(
                 "unknown_transaction",
                 f"there is no transaction {id.hex()}, or not any more: begin another",
@@ -270,7 +283,7 @@ class Transactions:
         self._steps.take([self._ending(transaction, why, effect)])
 
     def note_ended(self, transaction: Transaction, why: str) -> None:
-        """Remember who ended a transaction, so that its holder is told."""
+        """Remember how a transaction ended, so that its holder is told. why: a key of WHY."""
         self._ended[transaction.id] = why
         while len(self._ended) > ENDED_MAX:
             self._ended.popitem(last=False)
@@ -420,7 +433,7 @@ class _Ending(Effect):
             transactions._bodies.drop(base)
         transactions.forget(transaction)
         transactions._awaiting.appended(transaction, end_lsn)
-        if self.why in _WHY:
+        if self.why in WHY:
             transactions.note_ended(transaction, self.why)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:

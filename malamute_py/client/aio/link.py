@@ -540,15 +540,15 @@ class LoopLink:
         with contextlib.suppress(RuntimeError):  # the loop is closed, and the link with it
             self.loop.call_soon_threadsafe(self.wake_up)
 
-    async def ask(self, make: Callable[[int], Any]) -> dict[str, Any]:
+    async def ask(self, make: Callable[[int], Any], wait: Wait = "default") -> dict[str, Any]:
         """Send a request and wait for its answer.
 
-        Raises BrokerRefused, ConnectionLost, or Timeout after the settings' call_timeout_ms.
+        Raises BrokerRefused, ConnectionLost, or Timeout after `wait`.
         """
         self.stay()
         future: asyncio.Future[dict[str, Any]] = self.loop.create_future()
         name = type(self.session.request(make, future)).__name__
-        self.limit(future, "default", ASKED, name)
+        self.limit(future, wait, ASKED, name)
         self.wake_up()
         try:
             return await future

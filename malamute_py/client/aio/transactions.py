@@ -3,7 +3,7 @@
 Owns begin, publish, commit and rollback as awaitables. The rules: as in client.py: a cancelled call
 leaves all others as they were; one chunk of records is under way while the next one gathers, so
 that a transaction of any size needs little memory; a commit whose call was cancelled may still be
-taken, and then is taken whole.
+taken, and then is taken whole; a commit whose wait was over can be asked for again, under its key.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from malamute_protocol import commands as c
 from malamute_protocol.errors import BrokerRefused, MalamuteError, Timeout
 from malamute_py.client.aio.link import LoopLink
 from malamute_py.client.arguments import duration, name_of
-from malamute_py.client.engine.waits import STEP
+from malamute_py.client.engine.engine import clock_ms
+from malamute_py.client.engine.waits import APPENDED, COMMIT, NOT_STAGED, STAGED, STEP, timed_out
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.calls import (
     Bodies,
@@ -48,7 +49,12 @@ class Transaction:
         random = link.session.steps.random
         self._opened = OpenTransaction(random(ID_BYTES), random(KEY_BYTES), confirm)
         self._step: Step | None = None
-        """The beginning or chunk that is under way, whose answer `_future` gets."""
+        """The beginning or chunk that is under way, whose answer `_future` gets; without a future
+        one whose wait was over, which is asked for again."""
+        self._asked: Step | None = None
+        """The step that commits, where it was not answered."""
+        self._committed: Confirmation | None = None
+        """Answer to the commit, as long as records of it may be on their way to their streams."""
         self._future: asyncio.Future[Confirmation] | None = None
 
     @property
@@ -75,41 +81,76 @@ class Transaction:
     async def commit(self, timeout_ms: Wait = "default") -> Confirmation:
         """Have all of it appended to its streams, and wait until readers of the tail get it.
 
-        Raises BrokerRefused (nothing of it happened: `transaction_timed_out`, `transaction_ended`,
-        `unknown_transaction` and others; but after `put_off` it is committed, and the records of a
-        stream follow once its ring takes them), Timeout or ConnectionLost (it may have been taken,
-        as a whole).
+        timeout_ms: bounds the whole call. Raises BrokerRefused (nothing of it happened:
+        `transaction_timed_out`, `transaction_ended`, `unknown_transaction` and others; but after
+        `put_off` it is committed, and the records of a stream follow once its ring takes them, or
+        after `given_up` never do), Timeout or ConnectionLost (it may have been taken, as a whole).
+        After Timeout or `put_off` it may be called again, and goes on with the same commit.
         """
-        opened = self._opened
-        opened.check_open()
+        link = self._link
+        wait_ms = link.engine.settings.wait_ms(timeout_ms)
+        until_ms = None if wait_ms is None else clock_ms() + wait_ms
         try:
-            await self._arrived(timeout_ms)
-            confirmation = await self._commit(timeout_ms)
-        except BrokerRefused:
-            # A part of it cannot be had any more: the rest is not to wait for its timeout.
-            with contextlib.suppress(MalamuteError):
-                await self._end(timeout_ms)
-            raise
-        if opened.was_staged:
-            id = opened.id
-            await self._link.ask(lambda number: c.AwaitTransaction(number, id))
+            confirmation = self._committed
+            if confirmation is None:
+                confirmation = self._committed = await self._decide(until_ms)
+            if self._opened.was_staged:
+                id = self._opened.id
+                await link.ask(lambda number: c.AwaitTransaction(number, id), _left(until_ms))
+        except Timeout:
+            raise timed_out(self._stands(), "", wait_ms, link.standing()) from None
+        self._committed = None
         return confirmation
 
-    async def _commit(self, timeout_ms: Wait) -> Confirmation:
-        """Have the broker decide; what has not left goes along."""
+    def _stands(self) -> str:
+        """Return the words of a Timeout for how far the commit has come."""
+        if self._committed is not None:
+            return APPENDED
+        if self._asked is not None:
+            return COMMIT
+        return STAGED if self._opened.open else NOT_STAGED
+
+    async def _decide(self, until_ms: int | None) -> Confirmation:
+        """Have the broker decide; a refusal ends the transaction."""
+        opened, step = self._opened, self._asked
+        if step is None:
+            opened.check_open()
+        try:
+            if step is None:
+                await self._arrived(_left(until_ms))
+                step = opened.commit()
+            else:
+                step = opened.repeated(step)
+            return await self._commit(step, until_ms)
+        except BrokerRefused:
+            self._asked = None
+            # A part of it cannot be had any more: the rest is not to wait for its timeout.
+            with contextlib.suppress(MalamuteError):
+                await self._end(_left(until_ms))
+            raise
+
+    async def _commit(self, step: Step, until_ms: int | None) -> Confirmation:
+        """Send the step that commits until it is taken; what has not left goes along."""
         opened = self._opened
-        step = opened.commit()
         while True:
+            self._asked = step
             try:
-                return await self._take(step, timeout_ms)
+                confirmation = await self._take(step, _left(until_ms))
             except BrokerRefused as error:
                 # Where a stream has a ring of its own, what goes there is staged before the commit.
                 if error.code != "cross_ring" or opened.was_staged:
-                    await self._stage_smaller(error, timeout_ms)
+                    self._asked = None
+                    await self._stage_smaller(error, _left(until_ms))
+            else:
+                self._asked = None
+                return confirmation
             step = opened.commit_again()
 
     async def _stage_smaller(self, error: BrokerRefused, timeout_ms: Wait) -> None:
-        """Stage what was refused in smaller batches. Raises the refusal where that cannot be."""
+        """Stage what was refused in smaller batches. Raises the refusal where that cannot be.
+
+        A wait that is over ends the transaction: a commit would lack the halves that have not left.
+        """
         opened = self._opened
         if error.code != "too_large" or not opened.split():
             raise error
@@ -119,6 +160,9 @@ class Transaction:
             except BrokerRefused as again:
                 if again.code != "too_large" or not opened.split():
                     raise
+            except BaseException:
+                self._abandon()
+                raise
 
     async def roll_back(self, timeout_ms: Wait = "default") -> None:
         """End it; nothing of it is ever seen. Nothing happens where it is over already."""
@@ -145,6 +189,14 @@ class Transaction:
         if True:  # sync: with self._link.lock:
             self._link.session.steps.withdraw(step)
 
+    def _abandon(self) -> None:
+        """Have it rolled back, and wait for nothing."""
+        self._withdraw()
+        if True:  # sync: with self._link.lock:
+            with contextlib.suppress(MalamuteError):
+                self._link.session.steps.add(self._opened.roll_back(), None)
+            self._link.wake_up()
+
     async def __aenter__(self) -> Transaction:
         """Begin; a refusal is raised where it is waited for next, at the commit at the latest."""
         await self._begin()
@@ -166,11 +218,7 @@ class Transaction:
             with contextlib.suppress(MalamuteError):
                 await self.roll_back()
         else:
-            self._withdraw()
-            if True:  # sync: with self._link.lock:
-                with contextlib.suppress(MalamuteError):
-                    self._link.session.steps.add(self._opened.roll_back(), None)
-                self._link.wake_up()
+            self._abandon()
 
     # --- records ---------------------------------------------------------------------------
 
@@ -250,13 +298,23 @@ class Transaction:
 
     async def _arrived(self, timeout_ms: Wait) -> None:
         """Wait until the chunk that is under way was taken. Raises what the broker answered."""
-        future, self._step, self._future = self._future, None, None
-        if future is None:
+        step, future, self._future = self._step, self._future, None
+        if step is None:
             return
         try:
-            await self._link.limit(future, timeout_ms, STEP)
+            if future is not None:
+                await self._link.limit(future, timeout_ms, STEP)
+            else:
+                # A wait for it was over before: without it there is nothing to commit.
+                await self._take(self._opened.repeated(step), timeout_ms)
         except BrokerRefused as error:
+            self._step = None
             await self._stage_smaller(error, timeout_ms)
+        except BaseException:
+            if True:  # sync: with self._link.lock:
+                self._link.session.steps.withdraw(step)
+            raise
+        self._step = None
 
     async def _take(self, step: Step, timeout_ms: Wait) -> Confirmation:
         """Have a step taken, and wait for its confirm."""
@@ -281,6 +339,11 @@ class Transaction:
             link.session.steps.add(step, future)
             link.wake_up()
         return timeout_ms
+
+
+def _left(until_ms: int | None) -> int | None:
+    """Return what is left of a wait; None: it has no end."""
+    return None if until_ms is None else max(1, until_ms - clock_ms())
 
 
 _OVER = frozenset({"unknown_transaction", "transaction_timed_out", "transaction_ended"})

@@ -19,6 +19,22 @@ PUBLISHED: Final = (
 ASKED: Final = "{} was not answered within {} ms; it is not asked again, but may have been done"
 ROOM: Final = "no room for {} within {} ms, as too much is unconfirmed; nothing of it was taken"
 STEP: Final = "a step{} was not confirmed within {} ms; it was taken as a whole, or not at all"
+STAGED: Final = (
+    "what a transaction{} had staged was not confirmed within {} ms; it is open, and nothing of it "
+    "is committed: call commit() again, which is safe, or roll_back()"
+)
+COMMIT: Final = (
+    "the commit of a transaction{} was not confirmed within {} ms; it was taken as a whole, or not "
+    "at all: call commit() again, which asks for the same commit and is safe"
+)
+APPENDED: Final = (
+    "the transaction{} is committed, and its records were not known to be in all their streams "
+    "within {} ms: call commit() again, which waits for the rest; do not publish them again"
+)
+NOT_STAGED: Final = (
+    "records of a transaction{} that were too large for a ring were not staged in smaller batches "
+    "within {} ms; nothing of it is committed, and it is rolled back: begin another"
+)
 WINDOW: Final = (
     "no batch for stream {!r} was confirmed for {} ms; what is unconfirmed may be in the log: this "
     "client goes on sending it, under the same sequence, so that it is there once"

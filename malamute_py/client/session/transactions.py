@@ -141,6 +141,13 @@ class OpenTransaction:
         step = self._staging(self._left, self.confirm)
         return self._named(step, CommitTransaction(self.id, self._places, 0))
 
+    def repeated(self, step: Step) -> Step:
+        """Return a step again, under its key: the broker takes it once, whichever of them comes."""
+        again = Step(self.confirm, step.key)
+        again.parts, again.size, again.count = step.parts, step.size, step.count
+        again.level, again.merge_limited = step.level, step.merge_limited
+        return again
+
     def split(self) -> bool:
         """Split what the broker refused as too large into two; False: it is one record or none.
 

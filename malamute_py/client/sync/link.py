@@ -203,21 +203,26 @@ class ThreadLink:
         """Have all waiting callers look again."""
         self._happened.notify_all()
 
-    def ask(self, make: Callable[[int], Any]) -> dict[str, Any]:
+    def ask(self, make: Callable[[int], Any], wait: Wait = "default") -> dict[str, Any]:
         """Send a request and wait for its answer; takes the lock itself.
 
-        Raises BrokerRefused, ConnectionLost, or Timeout after the settings' timeout_ms.
+        Raises BrokerRefused, ConnectionLost, or Timeout after `wait`.
         """
         pending: Pending[dict[str, Any]] = Pending(self)
         with self.lock:
             name = type(self.session.request(make, pending)).__name__
             self.wake_up()
         try:
-            return pending.result("default", ASKED, name)
+            return pending.result(wait, ASKED, name)
         finally:
             if not pending.done:
                 with self.lock:
                     self.session.give_up(pending)
+
+    def standing(self) -> str:
+        """Describe the link in words; takes the lock itself."""
+        with self.lock:
+            return self.session.standing(clock_ms())
 
     def stop(self) -> None:
         """Close the session, send its last word, end the thread; may be repeated."""

@@ -449,14 +449,17 @@ class SyncQueueVerbs(SyncVerbs):
             TransactionFacts, c.ListTransactions, limit, listed="transactions", first=b""
         )
 
-    def end_transaction(self, transaction: bytes) -> None:
+    def end_transaction(self, transaction: bytes, *, give_up: bool = False) -> dict[str, int]:
         """Roll back a transaction of any client; needs the permission manage_clients.
 
-        transaction: its id. Raises BrokerRefused `unknown_transaction`, or `conflict` when it is
-        committed already.
+        transaction: its id. give_up: where it is committed and rings put off some of its records,
+        these are dropped for good, and its client is told (`given_up`). Returns the records that
+        were, by stream. Raises BrokerRefused `unknown_transaction`, or `conflict` when it is
+        committed already, and the reason says what is put off.
         """
         id = key_of(transaction)
-        self._link.ask(lambda number: c.EndTransaction(number, id))
+        value = self._link.ask(lambda number: c.EndTransaction(number, id, give_up))
+        return dict(value.get("given_up", {}))
 
     # --- removal -----------------------------------------------------------------------------
 

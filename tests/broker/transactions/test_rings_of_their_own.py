@@ -163,6 +163,10 @@ def test_a_ring_that_refuses_is_named_and_gets_the_records_once_there_is_room() 
     assert [(one["state"], one["streams"]) for one in listed["transactions"]] == [
         ("committed", ["own"])
     ]
+    (put_off,) = listed["transactions"][0]["put_off"]
+    since_ms = put_off.pop("since_ms")
+    assert put_off == {"stream": "own", "code": "full", "reason": "no room", "records": 1}
+    assert shell.now_ms - 3_000 <= since_ms < shell.now_ms - 1_000, "since the first refusal"
     assert shell.events_of("transaction_put_off")
     shell.refuse.clear()
     shell.wait(2_000)
@@ -360,3 +364,216 @@ def test_a_ring_that_asks_for_patience_is_given_some_before_a_caller_is_told() -
     del shell.refuse[ring_of(world)]
     shell.wait(2 * shell.broker._shard.settings.retry_ms)
     assert [each.request for each in peer.commands if isinstance(each, wire.Result)] == [1, 55]
+
+
+# --- what an operator gives up ---------------------------------------------------------------
+
+
+def put_off(**settings: Any) -> World:
+    """Return a world whose transaction is committed, and whose ring `own` is full."""
+    world = apart(**settings)
+    world.begin()
+    world.stage("own", [b"1", b"2"])
+    world.stage("a", [b"x"])
+    world.stage("own", [b"3"])
+    world.shell.refuse[ring_of(world)] = ("full", "no room")
+    world.commit(3)
+    return world
+
+
+def ended(world: World, request: int = 70) -> Any:
+    """Return the answer to END_TRANSACTION, of link 1."""
+    found = [
+        each
+        for each in world.shell.peers[1].commands
+        if (isinstance(each, wire.Result) and each.request == request)
+        or (isinstance(each, wire.Refused) and each.reference == request)
+    ]
+    return found[0] if found else None
+
+
+def give_up(world: World, request: int = 70) -> None:
+    world.shell.send(1, wire.EndTransaction(request, ID, give_up=True))
+
+
+def test_an_operator_who_does_not_say_give_up_is_told_what_waits_and_drops_nothing() -> None:
+    world = put_off()
+    world.shell.send(1, wire.EndTransaction(70, ID))
+    refused = ended(world)
+    assert code(refused) == "conflict"
+    assert "3 records for stream own (full: no room)" in refused.reason
+    world.shell.refuse.clear()
+    world.shell.wait(2_000)
+    assert seen(world) == [b"1", b"2", b"3"]
+
+
+def test_given_up_records_never_come_and_all_who_ask_are_told() -> None:
+    world = put_off()
+    shell = world.shell
+    ring = ring_of(world)
+    give_up(world)
+    peer = shell.send(1, wire.AwaitTransaction(71, ID))
+    shell.wait(2_000)
+    assert ended(world).value == {"given_up": {"own": 3}}
+    assert world.gauges == (0, 0)
+    assert world.seen()[0] == [b"x"]
+    (event,) = shell.events_of("transaction_given_up")
+    facts = {name: event.facts[name] for name in ("by", "identity", "stream", "records", "code")}
+    assert facts == {
+        "by": "writer", "identity": "writer", "stream": "own", "records": 3, "code": "full",
+    }  # fmt: skip
+    assert shell.broker.counters["given_up_records"] == 3
+    shell.send(1, wire.AwaitTransaction(72, ID))
+    told = [each for each in peer.commands if isinstance(each, wire.Refused)]
+    assert [(each.reference, each.code) for each in told] == [(71, "given_up"), (72, "given_up")]
+    shell.refuse.clear()
+    restart(world)
+    shell.wait(2_000)
+    assert seen(world) == []
+    assert not shell.broker._shard.queues.staged
+    assert ring not in shell.rings or not shell.rings[ring]
+
+
+def test_giving_up_waits_for_the_disk_and_a_power_loss_before_takes_it_back() -> None:
+    world = put_off()
+    shell = world.shell
+    shell.auto_sync = False
+    give_up(world)
+    shell.wait(2_000)
+    assert ended(world) is None
+    shell.refuse.clear()
+    restart(world, power_loss=True)
+    shell.auto_sync = True
+    shell.sync()
+    shell.run()
+    shell.wait(2_000)
+    assert seen(world) == [b"1", b"2", b"3"]
+
+
+def test_what_its_ring_has_is_kept_when_the_rest_is_given_up() -> None:
+    world = apart(commit_bytes=1)
+    shell = world.shell
+    world.begin()
+    for body in (b"1", b"2", b"3"):
+        world.stage("own", [body])
+    send_commit(world, 3)
+    while not seen(world):
+        shell._do(shell.broker.take_ready())
+        shell.sync()
+    shell.refuse[ring_of(world)] = ("full", "no room")
+    shell.run()
+    shell.wait(2_000)
+    give_up(world)
+    shell.wait(2_000)
+    lost = ended(world).value["given_up"]["own"]
+    assert 0 < lost < 3
+    shell.refuse.clear()
+    restart(world)
+    shell.wait(2_000)
+    assert seen(world) == [b"1", b"2", b"3"][: 3 - lost]
+
+
+def test_another_transaction_that_the_ring_puts_off_is_left_alone() -> None:
+    world = put_off()
+    world.begin(id=b"second")
+    world.stage("own", [b"4"], id=b"second")
+    world.commit(1, id=b"second")
+    world.shell.wait(2_000)
+    give_up(world)
+    world.shell.wait(2_000)
+    assert ended(world).value == {"given_up": {"own": 3}}
+    world.shell.refuse.clear()
+    world.shell.wait(2_000)
+    assert seen(world) == [b"4"]
+    assert world.gauges == (0, 0)
+
+
+def test_a_failed_ring_can_be_given_up_and_others_get_their_records() -> None:
+    world = apart()
+    world.begin()
+    world.stage("own", [b"1"])
+    world.stage("a", [b"x"])
+    world.shell.auto_sync = False
+    world.commit(2)
+    world.shell.broker.ring_failed(ring_of(world), "journal_failed", "the disk is gone")
+    world.shell.auto_sync = True
+    world.shell.sync("main")
+    world.shell.run()
+    world.shell.wait(2_000)
+    give_up(world)
+    world.shell.wait(2_000)
+    assert ended(world).value == {"given_up": {"own": 1}}
+    assert world.seen()[0] == [b"x"]
+    assert world.gauges == (0, 0)
+
+
+def test_giving_up_is_refused_where_nothing_is_put_off() -> None:
+    world = apart()
+    world.begin()
+    world.stage("own", [b"1"])
+    give_up(world)
+    assert code(ended(world)) == "conflict"
+    assert isinstance(world.commit(1), wire.Confirm)
+    assert seen(world) == [b"1"]
+
+
+# --- publishes of others in the turn of a refused batch ----------------------------------------
+
+
+def in_one_turn(world: World, stream: str = "own", after: int = 2) -> list[Any]:
+    """Have the ring refuse a batch of a transaction with publishes behind it in the same turn.
+
+    Returns their answers, as soon as there are any.
+    """
+    shell = world.shell
+    world.begin()
+    world.stage(stream, [b"large"])
+
+    def judge(bundle: Any) -> tuple[str, str] | None:
+        large = b"large" in bytes(bundle.batches[0].content)
+        return ("full", "no room") if large else None
+
+    shell.judge = judge
+    send_commit(world, 1)
+    while not shell.broker._publishing._queue:
+        shell._do(shell.broker.take_ready())
+        shell.sync()
+    trackers = range(300, 300 + after)
+    for tracker in trackers:
+        command = wire.Publish(stream, tracker, 3)
+        frame = of_bodies([b"small %d" % tracker])
+        shell.broker.receive(1, "", [command], [frame], shell.now_ms)
+    shell.run()
+    shell.sync()
+    shell.run()
+    return [
+        each
+        for each in shell.peers[1].commands
+        if getattr(each, "tracker", getattr(each, "reference", 0)) in trackers
+    ]
+
+
+def test_a_publish_behind_a_refused_batch_of_a_transaction_gets_an_answer_of_its_own() -> None:
+    world = apart()
+    answers = in_one_turn(world)
+    assert [type(each) for each in answers] == [wire.Confirm, wire.Confirm]
+    assert [each.offset for each in answers] == [0, 1]
+    assert seen(world) == [b"small 300", b"small 301"]
+    world.shell.judge = None
+    world.shell.wait(2_000)
+    assert seen(world) == [b"small 300", b"small 301", b"large"]
+    assert world.shell.broker._publishing.unsettled_bytes == 0
+
+
+def test_a_publish_for_keys_behind_a_refused_batch_is_told_to_come_again() -> None:
+    world = World()
+    settings = {"ring_bytes": 1 << 20, "keep": "last-per-subject"}
+    world.shell.send(1, wire.CreateStream(1, "state", settings))
+    answers = in_one_turn(world, "state")
+    assert [each.code for each in answers] == ["wait", "wait"]
+    assert all(each.retry_ms for each in answers)
+    peer = world.shell.publish(1, "state", [b"small"], tracker=400)
+    assert peer.last(wire.Confirm).tracker == 400
+    world.shell.judge = None
+    world.shell.wait(2_000)
+    assert world.gauges == (0, 0)

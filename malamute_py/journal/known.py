@@ -1,0 +1,211 @@
+"""Known batches: a search takes rows out of a large batch without reading all of it again.
+
+Owns the checksums of a batch's blocks, taken when the batch was read whole and its checksum was
+good. The rules: a row is taken only if all blocks that were read for it had their checksum good at
+that moment; a batch is known by its place and its stamp, so that another batch that lies there
+later is never taken for it; what is not known, or does not fit, is read whole, by which its damage
+is named. Kept in memory and bounded there, for all rings of the process. Source: FORMAT.md,
+section 8.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+import google_crc32c
+import numpy as np
+
+from malamute_protocol.content import I4, I8, NO_TIME, Content
+from malamute_protocol.errors import BatchError
+from malamute_protocol.gather import Row, gatherable
+from malamute_protocol.header import HeaderTable
+from malamute_protocol.stamp import Stamp
+from malamute_py.journal.check import CRC_FROM
+
+KNOWN_FROM: Final = 64 << 10
+"""Size of a batch from which on it is known: a smaller one is read whole as fast."""
+KNOWN_BYTES_MAX: Final = 16 << 20
+"""Bytes that what is known may take, about: enough for some 14 GiB of batches of 1 MiB."""
+_BLOCK_BYTES: Final = 8 << 10
+_BYTES_A_BATCH: Final = 600
+"""Bytes of what is known of one batch beside its checksums and its header table, about."""
+_TABLE_FACTOR: Final = 8
+"""Bytes of a header table in memory for each of its bytes in a batch, about."""
+
+Read: TypeAlias = Callable[[int, int], bytes]
+"""(position in a segment, size) -> a copy of these bytes, shorter or empty if they are unreadable.
+Raises OSError."""
+Choose: TypeAlias = Callable[[HeaderTable, Any, Any], Any]
+"""(table, each row's subject code, each row's client time or None) -> the wanted rows, ascending;
+None: the batch is to be read whole."""
+
+
+class KnownBatch:
+    """One large batch of rows that consist of a header, a client time and a blob."""
+
+    __slots__ = ("_blob", "_body", "_codes", "_crcs", "_fields", "_lead", "_times", "_width",
+                 "size", "stamp", "table", "weight")  # fmt: skip
+
+    def __init__(self, stamp: Stamp, lead: bytes, content: Content, crcs: array[int]) -> None:
+        """lead: bytes of the stamp. crcs: of the content before each block, and of all of it."""
+        at = content.sections
+        self.stamp = stamp
+        self.size = stamp.size
+        self.table = content.table
+        self.weight = 0
+        """Bytes that this object takes, about."""
+        self._lead = lead
+        self._codes, self._fields, self._times = at.subject_codes, at.field_codes, at.client_time
+        self._body = at.body
+        self._blob = at.body + I4.itemsize * (content.head.count + 1)
+        widths = np.diff(content.bodies().offsets)
+        self._width = int(widths[0]) if bool((widths == widths[0]).all()) else -1
+        """Bytes of each body; -1: they differ."""
+        self._crcs = crcs
+
+    def rows(self, read: Read, at: int, choose: Choose) -> list[Row] | None:
+        """Return the chosen rows; None: the batch is to be read whole.
+
+        at: position of the batch in its segment. Raises OSError.
+        """
+        stamp, count = self.stamp, self.stamp.count
+        if read(at, len(self._lead)) != self._lead:
+            return None
+        stop = self._blob if self._width < 0 else self._body
+        first, columns = self._read(read, at, self._codes, stop)
+        if not columns:
+            return None
+        codes = np.frombuffer(columns, I4, count, self._codes - first)
+        times = None
+        if self._times >= 0:
+            times = np.frombuffer(columns, I8, count, self._times - first)
+        places = choose(self.table, codes, times)
+        if places is None:
+            return None
+        if self._width < 0:
+            bounds = np.frombuffer(columns, I4, count + 1, self._body - first)
+            begins, ends = bounds[places].tolist(), bounds[places + 1].tolist()
+        else:
+            begins = (places * self._width).tolist()
+            ends = [begin + self._width for begin in begins]
+        wide = len(self.table.fieldmaps) + 1
+        fields: Any = int(wide > 1)
+        if self._fields >= 0:
+            fields = np.frombuffer(columns, I4, count, self._fields - first)[places] + 1
+        headers = self.table.headers((codes[places] * np.int64(wide) + fields).tolist())
+        told = [NO_TIME] * len(places) if times is None else times[places].tolist()
+        bodies = self._bodies(read, at, begins, ends)
+        if bodies is None:
+            return None
+        base, appended = stamp.base_offset, stamp.append_time_ms
+        return [
+            Row(header, base + place, appended, time, body)
+            for place, header, time, body in zip(
+                places.tolist(), headers, told, bodies, strict=True
+            )
+        ]
+
+    def _bodies(
+        self, read: Read, at: int, begins: list[int], ends: list[int]
+    ) -> list[bytes] | None:
+        """Return bodies by their bounds in the blob; None: the blocks of one are not good."""
+        # As _read() for each, without the calls: *half of the time of a row.
+        crcs, extend, found = self._crcs, google_crc32c.extend, []
+        covered = at + self.stamp.stamp_bytes + CRC_FROM
+        size = self.size - self.stamp.stamp_bytes - CRC_FROM
+        blob = self._blob - CRC_FROM
+        for begin, end in zip(begins, ends, strict=True):
+            low = (blob + begin) // _BLOCK_BYTES
+            high = (blob + end + _BLOCK_BYTES - 1) // _BLOCK_BYTES
+            first = low * _BLOCK_BYTES
+            data = read(covered + first, min(high * _BLOCK_BYTES, size) - first)
+            if extend(crcs[low], data) != crcs[high]:
+                return None
+            found.append(data[blob + begin - first : blob + end - first])
+        return found
+
+    def _read(self, read: Read, at: int, begin: int, end: int) -> tuple[int, bytes]:
+        """Read the blocks of a part of the content, and check them.
+
+        Returns (position in the content of the first byte, the bytes; none: they are not good).
+        """
+        low, high = (begin - CRC_FROM) // _BLOCK_BYTES, -(-(end - CRC_FROM) // _BLOCK_BYTES)
+        first = CRC_FROM + low * _BLOCK_BYTES
+        stop = min(CRC_FROM + high * _BLOCK_BYTES, self.size - self.stamp.stamp_bytes)
+        data = read(at + self.stamp.stamp_bytes + first, stop - first)
+        if google_crc32c.extend(self._crcs[low], data) != self._crcs[high]:
+            return first, b""
+        return first, data
+
+
+class KnownBatches:
+    """Batches of any ring, those that were asked for last. Used from any thread."""
+
+    def __init__(self, bytes_max: int = KNOWN_BYTES_MAX) -> None:
+        """bytes_max: beyond it the batch that was not asked for the longest is forgotten."""
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._held: OrderedDict[tuple[bytes, int], KnownBatch] = OrderedDict()
+        self._table: HeaderTable | None = None
+        """Table of the batch that was noted last, which is counted with the first that has it."""
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, ring: bytes, lsn: int, size: int) -> KnownBatch | None:
+        """The known batch of this size at a position of a ring; None: it is not known."""
+        if size < KNOWN_FROM:
+            return None
+        key = ring, lsn
+        with self._lock:
+            found = self._held.get(key)
+            if found is None or found.size != size:
+                return None
+            self._held.move_to_end(key)
+            return found
+
+    def note(self, ring: bytes, stamp: Stamp, data: Any, at: int) -> None:
+        """Note a batch that was read whole and found good, if it is large and its rows are plain.
+
+        data: bytes, the batch at `at`.
+        """
+        if stamp.size < KNOWN_FROM:
+            return
+        begin, end = at + stamp.stamp_bytes, at + stamp.size
+        try:
+            content = Content(memoryview(data)[begin:end])
+            if not gatherable(content) or content.subject_codes is None:
+                return
+            content.check_codes()
+            content.bodies()
+        except BatchError:
+            return  # whoever takes it apart tells what is wrong with it
+        covered = np.frombuffer(data, np.uint8, end - begin - CRC_FROM, begin + CRC_FROM)
+        crc, crcs = 0, array("I", (0,))
+        for first in range(0, len(covered), _BLOCK_BYTES):
+            crc = google_crc32c.extend(crc, covered[first : first + _BLOCK_BYTES])
+            crcs.append(crc)
+        if crc != stamp.content_crc:
+            return  # overwritten since it was found good
+        known = KnownBatch(stamp, bytes(data[at:begin]), content, crcs)
+        known.weight = _BYTES_A_BATCH + crcs.itemsize * len(crcs)
+        head, key = content.head, (ring, stamp.lsn)
+        with self._lock:
+            if known.table is not self._table:
+                known.weight += _TABLE_FACTOR * (head.subjects_bytes + head.fieldmaps_bytes)
+                self._table = known.table
+            old = self._held.pop(key, None)
+            self._held[key] = known
+            self._bytes += known.weight - (0 if old is None else old.weight)
+            while self._bytes > self._bytes_max:
+                _, old = self._held.popitem(last=False)
+                self._bytes -= old.weight
+
+
+KNOWN: Final = KnownBatches()
+"""Batches that searches of this process have read whole."""

@@ -1,0 +1,167 @@
+"""Where the copy of a stream's own ring ends, so that a snapshot tears no transaction.
+
+Owns which batches of open transactions a copy may have. The rules: such a ring is copied after ring
+main, and gets no batch of a transaction whose commit the copy of ring main lacks; a start from the
+copy must find the mark (broker/streams/arrivals.py) of each batch that the copy of ring main has as
+staged yet. What lies behind the cut was appended after the snapshot was asked for. Source:
+docs/design.md, Queues and the checkpoint; ARCHITECTURE.md, Decisions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from struct import Struct
+from typing import Final, NamedTuple
+
+from malamute_protocol.stamp import DATA, LAST_OF_BUNDLE, SNAPSHOT, Stamp
+from malamute_py.changelog.applying import TABLE_CHANGES, apply
+from malamute_py.changelog.records import decode_change
+from malamute_py.changelog.snapshots import decode_snapshot
+from malamute_py.changelog.tables import Queues, Tables
+from malamute_py.journal import FileStorage, Follower, FollowLost
+from malamute_py.journal.layout import RingMeta, segment_name
+from malamute_py.journal.marks import parse_snapshot
+from malamute_py.store.database import connect, position_of
+from malamute_py.store.loading import load
+from malamute_py.store.reading import MAIL_STREAM, Changes
+
+MARK: Final = 1 << 62
+"""Producer ids from here on are marks, as broker/streams/arrivals.py has it."""
+_PRODUCER_AT: Final = 24
+_PRODUCER: Final = Struct("<Q")
+
+
+class Asked(NamedTuple):
+    """One ring at the time when the snapshot was asked for."""
+
+    end: int
+    trims: bytes | None
+    """The file of first offsets; None: there is none."""
+
+
+class Decided(NamedTuple):
+    """Facts about the batches that transactions staged, from the copy of ring main."""
+
+    waiting: frozenset[int]
+    """Numbers of those whose transaction is committed: a start appends them."""
+    undecided: frozenset[int]
+    """Numbers of those whose transaction is open."""
+    mail_next: int
+    """Number above all that the copy knows."""
+
+    def knows(self, base: int) -> bool:
+        """Whether the commit of a batch's transaction is in the copy of ring main."""
+        return base in self.waiting or (base < self.mail_next and base not in self.undecided)
+
+
+def decided(database: Path, main: FileStorage, meta: RingMeta, first: int, end: int) -> Decided:
+    """Read what the copies of tables and ring main, in [first, end), say of staged batches.
+
+    Raises StoreError, JournalError, sqlite3.Error: they do not say it.
+    """
+    queues, lsn, change_next = Queues(), first, -1
+    if database.exists():
+        with contextlib.closing(connect(database, read_only=True)) as connection:
+            queues, position = load(connection), position_of(connection)
+        lsn, change_next = max(first, position.lsn), position.change_next
+    follower = Follower(main, meta)
+    for _, record in Changes(follower.read, change_next).read([(lsn, end)]):
+        change = decode_change(record)
+        if not isinstance(change, TABLE_CHANGES):
+            apply(Tables(), queues, change)
+    committed = {row.id for row in queues.transactions.values() if row.committed_ms}
+    waiting = frozenset(row.base for row in queues.staged.values() if row.id in committed)
+    undecided = frozenset(queues.staged) - waiting
+    return Decided(waiting, undecided, _mail_next(follower, first, end))
+
+
+def _mail_next(follower: Follower, first: int, end: int) -> int:
+    """Return the number above all of the mail stream: its batches say it, and snapshots."""
+    highest = 0
+
+    def wanted(stamp: Stamp) -> bool:
+        nonlocal highest
+        if stamp.stream == MAIL_STREAM and stamp.control_kind == DATA:
+            highest = max(highest, stamp.next_offset)
+        return stamp.control_kind == SNAPSHOT
+
+    for stamp, content in follower.read(first, end, wanted):
+        snapshot = parse_snapshot(stamp.lsn, content)
+        row = None if snapshot is None else snapshot.facts.streams.get(MAIL_STREAM)
+        if row is not None:
+            highest = max(highest, row.next)
+    return highest
+
+
+class Cut:
+    """A search for the place at which the copy of one ring has to end."""
+
+    def __init__(self, follower: Follower, asked: int, main: Callable[[], Decided]) -> None:
+        """asked: where the ring ended when the snapshot was asked for; no cut lies before.
+
+        main: tells what the copy of ring main says; called where a mark makes it matter.
+        """
+        self._follower = follower
+        self._asked = asked
+        self._main = main
+        self._bundle = -1
+        self._whole = self._end = asked
+        """End of the newest whole bundle, and of the newest one before `_bundle`."""
+        self._seen: dict[int, int] = {}
+        """Number of each marked batch -> position of the batch; -1: a snapshot has the mark."""
+
+    def find(self, first: int, end: int) -> int:
+        """Return the position at which the copy ends: `end`, or the end of an earlier bundle.
+
+        first: begin of the segment in which the ring ended when the snapshot was asked for.
+        Damage ends the search: verify() reports the damage.
+        """
+        with contextlib.suppress(FollowLost):
+            for stamp, content in self._follower.read(first, end, self._wanted):
+                torn = self._lacks if stamp.control_kind == DATA else self._forgets
+                if torn(stamp, content) and stamp.lsn >= self._asked:
+                    return max(self._asked, self._end)
+        return end
+
+    def _wanted(self, stamp: Stamp) -> bool:
+        """Note where bundles end, and choose the batches that may have marks."""
+        if stamp.bundle_lsn != self._bundle:
+            self._bundle, self._end = stamp.bundle_lsn, self._whole
+        if stamp.flags & LAST_OF_BUNDLE:
+            self._whole = stamp.lsn + stamp.size
+        return stamp.control_kind in (DATA, SNAPSHOT)
+
+    def _lacks(self, stamp: Stamp, content: memoryview) -> bool:
+        """Whether the copy of ring main lacks the commit of a batch of a transaction."""
+        (producer,) = _PRODUCER.unpack_from(content, _PRODUCER_AT)
+        if producer < MARK:
+            return False
+        self._seen[producer - MARK] = stamp.lsn
+        return stamp.lsn >= self._asked and not self._main().knows(producer - MARK)
+
+    def _forgets(self, stamp: Stamp, content: memoryview) -> bool:
+        """Whether a start from this snapshot would append a batch again that lies before it."""
+        snapshot = parse_snapshot(stamp.lsn, content)
+        if snapshot is None:
+            return False
+        sequences = decode_snapshot(snapshot.bodies).sequences if snapshot.bodies else []
+        marks = {one.producer - MARK for one in sequences if one.producer >= MARK}
+        as_of = snapshot.facts.as_of_lsn
+        gone = {base for base, lsn in self._seen.items() if lsn < as_of} - marks
+        for base in gone:
+            del self._seen[base]
+        self._seen.update(dict.fromkeys(marks, -1))
+        return stamp.lsn >= self._asked and bool(gone) and not gone.isdisjoint(self._main().waiting)
+
+
+def shorten(copy: Path, segment_bytes: int, at: int, end: int) -> None:
+    """Take back what a copy of a ring has in [end, at); what is not copied reads as zeros."""
+    number, rest = divmod(end, segment_bytes)
+    for later in range(number + bool(rest), -(-at // segment_bytes)):
+        (copy / segment_name(later)).unlink(missing_ok=True)
+    if rest:
+        with (copy / segment_name(number)).open("r+b") as file:
+            file.truncate(rest)
+            file.truncate(segment_bytes)
