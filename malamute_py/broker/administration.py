@@ -47,7 +47,10 @@ class Administration:
         self._answers = answers
 
     def broker_info(self, link: Link, command: BrokerInfo) -> None:
-        """Answer with facts about the broker; administrators are also told where its data lies."""
+        """Answer with facts about the broker.
+
+        A user of a namespace gets no counts. Only administrators are told where the data lies.
+        """
         shard = self._shard
         told = {
             "software": shard.settings.software, "uuid": shard.uuid, "epoch": shard.epoch,

@@ -51,6 +51,7 @@ from malamute_py.broker.services.services import Services
 from malamute_py.broker.streams.administration import StreamAdmin
 from malamute_py.broker.streams.arrivals import Arrivals
 from malamute_py.broker.streams.catalogue import Catalogue
+from malamute_py.broker.streams.compaction import Compaction
 from malamute_py.broker.streams.conditions import Conditions
 from malamute_py.broker.streams.key_commands import KeyCommands
 from malamute_py.broker.streams.named import Named
@@ -60,7 +61,6 @@ from malamute_py.broker.streams.recovery import recover, recover_queues
 from malamute_py.broker.streams.removal import Removal
 from malamute_py.broker.streams.retention import Retention
 from malamute_py.broker.streams.start_positions import Starts
-from malamute_py.broker.streams.turning import Turning
 from malamute_py.broker.streams.validation import Validation
 from malamute_py.broker.subscriptions.audience import Audience
 from malamute_py.broker.subscriptions.lagging import Lagging
@@ -119,8 +119,8 @@ class Broker:
             changes.next if changes else 0, _mail_next(state, epoch), self._apply,
         )  # fmt: skip
         self._retention = Retention(shard)
-        self._turning = Turning(shard, self._retention, self._when_ring_visible)
-        conditions = Conditions(shard, self._turning.look)
+        self._compaction = Compaction(shard, self._retention, self._when_ring_visible)
+        conditions = Conditions(shard, self._compaction.look)
         self._validation = Validation(shard)
         self._publishing = Publishing(
             shard, self._links, self._confirms, self._producers, rings, self._steps,
@@ -384,7 +384,7 @@ class Broker:
             shard.was_read(())
         if shard.verdicts:
             shard.verdicts = {}
-        self._clean_up()
+        self._forget_ended_links()
 
     def came_from(self, link: int, address: str, now_ms: int) -> None:
         """Note the address of a peer without a credential, before its first message."""
@@ -406,7 +406,7 @@ class Broker:
             end = ending(link.credential, link.owner)
             if end is not None:
                 self._links.close(link, "revoked", *end)
-        self._clean_up()
+        self._forget_ended_links()
 
     def reloaded(self, link: int, request: int, value: dict[str, Any]) -> None:
         """Answer a RELOAD_CONFIG of a link."""
@@ -420,7 +420,7 @@ class Broker:
             self._links.fail(peer, doing, error)
         else:
             self._shard.erred(doing, error, link=link)
-        self._clean_up()
+        self._forget_ended_links()
 
     def malformed(self, link: int, code: str, reason: str, now_ms: int) -> None:
         """End the link of a peer whose message could not be decoded."""
@@ -431,7 +431,7 @@ class Broker:
             peer = self._links.heard(link, "")
         if peer is not None:
             self._reception.malformed(peer, code, reason)
-        self._clean_up()
+        self._forget_ended_links()
 
     def link_lost(self, link: int, now_ms: int) -> None:
         """Forget a link whose peer the transport has lost."""
@@ -440,7 +440,7 @@ class Broker:
         peer = self._links.get(link)
         if peer is not None:
             self._links.close(peer, "lost", "closed", "the transport lost the peer")
-        self._clean_up()
+        self._forget_ended_links()
 
     def blocked(self, link: int) -> None:
         """Note that the transport did not take all for a peer; the shell keeps the rest."""
@@ -460,7 +460,7 @@ class Broker:
         self._reception.take_acks()
         for link in list(self._links):
             self._links.close(link, "draining", "draining", "the broker is about to stop")
-        self._clean_up()
+        self._forget_ended_links()
 
     def _bye(self, link: Link, command: wire.Bye) -> None:
         """End a link whose client has said BYE."""
@@ -501,7 +501,7 @@ class Broker:
         """Call once ring main is visible up to an LSN, or with why it never will be."""
         self._publishing.when_visible(self._catalogue.rings[MAIN], lsn, settlement)
 
-    def _clean_up(self) -> None:
+    def _forget_ended_links(self) -> None:
         """Forget the receivers of links that have ended."""
         ended = self._links.ended
         while ended:
@@ -515,18 +515,18 @@ class Broker:
         """Take the answer that the journal has a bundle."""
         if self._steps.owns(answer.token):
             self._steps.appended(answer)
-        elif answer.token in self._turning.handed:
-            self._turning.appended(answer)
+        elif answer.token in self._compaction.handed:
+            self._compaction.appended(answer)
         else:
             self._publishing.appended(answer)
-        self._clean_up()
+        self._forget_ended_links()
 
     def append_refused(self, answer: AppendRefused) -> None:
         """Take the answer that the journal refused a bundle, and later ones of its ring."""
         if self._steps.owns(answer.token):
             self._steps.refused(answer)
-        elif answer.token in self._turning.handed:
-            self._turning.refused(answer)
+        elif answer.token in self._compaction.handed:
+            self._compaction.refused(answer)
         else:
             self._publishing.refused(answer)
 
@@ -536,7 +536,7 @@ class Broker:
         state = self._catalogue.rings.get(ring)
         if state is not None:
             self._publishing.visible(state, lsn)
-        self._clean_up()
+        self._forget_ended_links()
 
     def hurries(self, ring: str) -> bool:
         """Whether a peer waits for what was appended to a ring to be synced."""
@@ -564,12 +564,12 @@ class Broker:
             self._on_demand.failed(answer)
         else:
             self._on_demand.history(answer)
-        self._clean_up()
+        self._forget_ended_links()
 
     def bodies(self, answer: BodiesFound) -> None:
         """Take the answer to a read of batches of the mail stream."""
         self._bodies.found(answer)
-        self._clean_up()
+        self._forget_ended_links()
 
     def answered(self, answer: IndexAnswer) -> None:
         """Take the answer to a question to the index."""
@@ -633,7 +633,7 @@ class Broker:
         for part in (self._mail, self._services, self._cursors):
             part.tick()
         self._groups.timers.run(self._shard.now_ms)
-        self._clean_up()
+        self._forget_ended_links()
 
     # --- out --------------------------------------------------------------------------------
 
@@ -650,7 +650,7 @@ class Broker:
         if any(self._queues):
             self._work()
         if self._links.ended:
-            self._clean_up()
+            self._forget_ended_links()
         appends = self._appends()
         sends, closes = self._links.outgoing()
         events, shard.events = shard.events, []
@@ -694,9 +694,9 @@ class Broker:
     def _appends(self) -> list[AppendBundle]:
         """Return the bundles for the journal: ring main's together, urgent changes first."""
         published = self._publishing.take()
-        if self._turning.queue:
+        if self._compaction.queue:
             # Before what is published: a record that replaces another lies after its copy.
-            published = [*self._turning.take(), *published]
+            published = [*self._compaction.take(), *published]
         if self._steps.idle:
             return published
         first, last = self._steps.hand_over()

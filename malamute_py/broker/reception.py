@@ -51,7 +51,10 @@ class Reception:
         answers: Answers,
         handlers: dict[type[Command], Callable[[Link, Any], None]],
     ) -> None:
-        """handlers: of the commands that are no parts of steps; the link's state is checked."""
+        """handlers: by type, of commands that do not go into a step.
+
+        They are called once the link's state was checked.
+        """
         self._shard = shard
         self._links = links
         self._catalogue = catalogue
@@ -252,7 +255,11 @@ class Reception:
         self, link: Link, command: Any, frame: Any, size: int, contents: Any, bound: Any,
         stream: Stream,
     ) -> None:  # fmt: skip
-        """Take a PUBLISH to a stream that stands. bound: test of its keys; None: none is bound."""
+        """Take a PUBLISH to a stream that stands.
+
+        bound: whether the writer may use a subject; None: the writer may use any.
+        """
+        # Counted while the stream was being made; publish() counts it again.
         link.unconfirmed_bytes -= size
         if not link.open:
             return

@@ -227,7 +227,7 @@ class _Crew:
             say(f"{self._service}: {self._summary()}")
 
     def _summary(self) -> str:
-        """Say how many requests had which outcome."""
+        """Say how many requests had which outcome; gone: no requester waits for them any more."""
         counts = self._counts
         parts = [f"{counts['done']:,} done", f"{counts['failed']:,} failed"]
         if counts["returned"]:

@@ -22,7 +22,7 @@ from malamute_py.journal.types import UNINDEXED_FROM, Candidates, HeaderIndex
 class WantedSpots(NamedTuple):
     """Rows that a reader wants of some entries, when their rare rows have spots."""
 
-    chosen: list[bool]
+    whole: list[bool]
     """For each entry, whether it must be read whole: it may hold a match without a spot."""
     spots: Spots
     """The wanted rows of all other entries, by offset."""
@@ -71,7 +71,7 @@ def wanted_spots(
 
 def weights_of(rare: WantedSpots, rows: Any) -> Any:
     """Bytes that are wanted of each entry: all of it, or its rare rows with their headers."""
-    weights = np.where(rare.chosen, rows["bytes"], 0).astype(np.int64)
+    weights = np.where(rare.whole, rows["bytes"], 0).astype(np.int64)
     spots = rare.spots
     if len(spots):
         texts = np.array([weight_of(header) for header in rare.headers], np.int64)

@@ -41,8 +41,8 @@ class Part(Protocol):
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
-    def bring(self) -> None:
-        """Have the kernel bring the pages in. Raises OSError: one of them cannot be read."""
+    def populate(self) -> None:
+        """Have the kernel read the pages into memory. Raises OSError: one cannot be read."""
 
     def detach(self) -> None:
         """Give the bytes memory of their own: the file may be written over.
@@ -59,8 +59,8 @@ class FilePart(mmap.mmap):
         # Private, since only a private mapping can be given copies of its pages. It is not written.
         return super().__new__(cls, fd, size, access=mmap.ACCESS_COPY, offset=position)
 
-    def bring(self) -> None:
-        """Have the kernel bring the pages in. Raises OSError: one of them cannot be read."""
+    def populate(self) -> None:
+        """Have the kernel read the pages into memory. Raises OSError: one cannot be read."""
         self._ask(_POPULATE_READ)
 
     def detach(self) -> None:
@@ -89,7 +89,7 @@ class Mappings:
     def view(
         self, storage: Storage, segment: Segment, file: File, position: int, size: int
     ) -> memoryview | None:
-        """Map a part of a sealed segment, its pages brought in; None: it has to be read.
+        """Map a part of a sealed segment, with its pages read into memory; None: read it instead.
 
         The caller looks whether the segment was retired after the call. If it was not, the bytes
         never change from then on.
@@ -105,9 +105,9 @@ class Mappings:
             key = next(self._keys)
             gone = partial(_forget, self._parts, key)
             self._parts[key] = (weakref.ref(part, gone), segment)
-            part.bring()
+            part.populate()
         except (OSError, ValueError):
-            return None  # A read by pages tells which one is bad, and what it is.
+            return None  # The ordinary read, which follows, names the bad page.
         return memoryview(part).toreadonly()[position - start :]
 
     def detach(self, segment: Segment) -> bool:
@@ -138,7 +138,7 @@ def why_unmapped(storage: Storage, name: str) -> str:
         part = storage.map(file, 0, file.size)
         if part is None:
             return "the journal is in memory"
-        part.bring()
+        part.populate()
         # What a ring does before it writes over a segment.
         part.detach()
     except (OSError, ValueError) as error:
@@ -146,17 +146,17 @@ def why_unmapped(storage: Storage, name: str) -> str:
     return ""
 
 
-def bring_again(data: Any) -> bool:
-    """Have the kernel bring mapped bytes back into memory; False: a page cannot be read.
+def populate_again(data: Any) -> bool:
+    """Have the kernel read mapped bytes into memory again; False: a page cannot be read.
 
     data: a view of a mapped part, which may have been paged out since it was read; other bytes are
     always there.
     """
     part = data.obj if isinstance(data, memoryview) else None
-    bring = getattr(part, "bring", None)
-    if bring is not None:
+    populate = getattr(part, "populate", None)
+    if populate is not None:
         with contextlib.suppress(OSError):
-            bring()
+            populate()
             return True
         return False
     return True

@@ -79,7 +79,7 @@ class Planner:
                 rare = wanted_spots(index, stream, entries, search, matches, None, position, end)
                 if rare is not None:
                     weighed = weights_of(rare, rows)
-                    chosen = np.asarray(rare.chosen, np.bool_)
+                    chosen = np.asarray(rare.whole, np.bool_)
             if chosen.any():
                 whole.append((segment, rows[chosen]))
             weights = weighed.tolist()

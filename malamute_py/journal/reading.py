@@ -211,29 +211,29 @@ class Reader:
         left: int,
         out: Out,
     ) -> tuple[int, int]:
-        """Read rare rows by themselves, and between them the chosen entries, into `out`.
+        """Read rare rows by themselves, and between them the entries to be read whole, into `out`.
 
         left: bytes that the read may still return. Returns the offset come to, and the bytes left.
         """
-        chosen, nexts, spots = rare.chosen, entries.rows["next"], rare.spots
-        begin = done = 0
+        whole, nexts, spots = rare.whole, entries.rows["next"], rare.spots
+        begin = spots_from = 0
         while begin < len(nexts):
-            # Up to the next chosen entry all is rows; from there, up to the next row, entries.
-            stop = next((at for at in range(begin, len(chosen)) if chosen[at]), len(nexts))
+            # Rows, up to the next entry to be read whole; then entries, up to the next row.
+            stop = next((at for at in range(begin, len(whole)) if whole[at]), len(nexts))
             if stop > begin:
                 after = int(nexts[stop - 1])
-                last = int(np.searchsorted(spots["offset"], after))
+                spots_to = int(np.searchsorted(spots["offset"], after))
                 position, left = self._gather(
-                    segment, rare, done, last, position, min(after, end), left, out
+                    segment, rare, spots_from, spots_to, position, min(after, end), left, out
                 )
                 if position < min(after, end) or left <= 0:
                     return position, left
-                begin, done = stop, last
+                begin, spots_from = stop, spots_to
             if stop < len(nexts):
-                begin = next((at for at in range(stop, len(chosen)) if not chosen[at]), len(nexts))
+                begin = next((at for at in range(stop, len(whole)) if not whole[at]), len(nexts))
                 part = Entries(entries.ordinals[stop:begin], entries.rows[stop:begin])
                 position, left = self._read_segment(
-                    segment, stream, part, chosen[stop:begin], position, end, left, out
+                    segment, stream, part, whole[stop:begin], position, end, left, out
                 )
                 if position < min(int(nexts[begin - 1]), end) or left <= 0:
                     return position, left

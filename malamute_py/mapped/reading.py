@@ -180,8 +180,8 @@ class Reading:
         if kind == StartKind.OFFSET:
             return self._from_position(stop, *arguments)
         if kind == StartKind.AFTER_ID:
-            offset = parse_message_id(arguments[0])[1]
-            return self._no_later_than(offset + (not any(arguments[1:])), stop)
+            offset, inclusive = parse_message_id(arguments[0])[1], any(arguments[1:])
+            return self._no_later_than(offset if inclusive else offset + 1, stop)
         if kind == StartKind.TIME:
             time_ms, inclusive = arguments
             return self._at_time(time_ms, inclusive, stop)

@@ -140,7 +140,7 @@ class Walk:
         ends = [0] * len(rows)
         rare = None if self._spots is None else self._spots(index, entries, self.next)
         if rare is not None:
-            chosen = rare.chosen
+            chosen = rare.whole
             ends = np.searchsorted(rare.spots["offset"], rows["next"]).tolist()
         elif self._choose is not None and chosen:
             chosen = list(self._choose(index, entries))

@@ -113,7 +113,7 @@ class Index:
         self._negated = BitMap()
         self._negations = BitMap()
         self._hidden = BitMap()
-        """Numbers that are only parts of others."""
+        """Numbers that are only parts of other patterns, and so are left out of results."""
         self._leaving: dict[int, int] = {}
         """Numbers that were discarded, and how many such changes the memo's log holds."""
         self._asked = 0

@@ -11,7 +11,7 @@ import pytest
 from malamute_py.journal import FileStorage, History, Journal, MemoryStorage, Ring, RingSettings
 from malamute_py.journal.directory import EPOCH_FILE
 from malamute_py.journal.layout import segment_name
-from malamute_py.journal.mapping import FilePart, Mappings, Part, bring_again, why_unmapped
+from malamute_py.journal.mapping import FilePart, Mappings, Part, populate_again, why_unmapped
 from malamute_py.journal.storage import File, Storage
 from tests.journal.rings import Faulty, put, records
 
@@ -169,14 +169,14 @@ def test_a_page_that_cannot_be_read_costs_its_batch_and_has_a_name(
                 raise OSError(errno.EIO, "a bad sector")
             return super().read(file, position, size)
 
-    def bring(_: FilePart) -> None:
+    def populate(_: FilePart) -> None:
         raise OSError(errno.EFAULT, "Bad address")
 
     mappings = Mappings()
     ring = ring_of(FileStorage(tmp_path), mappings)
     fill(ring, 20)
     ring._files.storage = Bad(FileStorage(tmp_path))
-    monkeypatch.setattr(FilePart, "bring", bring)
+    monkeypatch.setattr(FilePart, "populate", populate)
     found = ring.read(1, 0, 8, 1 << 30)
     assert [tuple(gap)[:3] for gap in found.gaps] == [(1, 2, "damaged")]
     assert segment_name(0) in found.gaps[0].reason
@@ -203,10 +203,10 @@ def test_a_journal_says_why_nothing_is_mapped(
     with_mappings.close()
     assert Journal.open(MemoryStorage(), mapped=True).unmapped == "the journal is in memory"
 
-    def bring(_: FilePart) -> None:
+    def populate(_: FilePart) -> None:
         raise OSError(errno.EINVAL, "Invalid argument")
 
-    monkeypatch.setattr(FilePart, "bring", bring)
+    monkeypatch.setattr(FilePart, "populate", populate)
     assert "Invalid argument" in why_unmapped(FileStorage(tmp_path), EPOCH_FILE)
     without = Journal.open(tmp_path, mapped=True)
     assert without.mappings is None
@@ -217,8 +217,8 @@ def test_pages_are_asked_for_again_before_an_old_read_is_used_again(tmp_path: Pa
     ring = ring_of(FileStorage(tmp_path), Mappings())
     fill(ring, 20)
     (run,) = ring.read(1, 0, 8, 1 << 30).runs
-    assert bring_again(run.data)
-    assert bring_again(b"in memory")
-    assert bring_again(memoryview(b"in memory"))
+    assert populate_again(run.data)
+    assert populate_again(b"in memory")
+    assert populate_again(memoryview(b"in memory"))
     os.truncate(tmp_path / segment_name(0), 8192)
-    assert not bring_again(run.data)
+    assert not populate_again(run.data)

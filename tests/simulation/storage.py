@@ -40,7 +40,7 @@ class SimulatedPart(np.ndarray[Any, Any]):
     storage: SimulatedStorage
     place: tuple[SimulatedFile, int]
 
-    def bring(self) -> None:
+    def populate(self) -> None:
         """Meet bad sectors, as a read does."""
         file, position = self.place
         self.storage.read(file, position, len(self))

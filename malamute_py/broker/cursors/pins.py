@@ -55,7 +55,9 @@ class Cursor:
 class Marks:
     """Coarse map from offsets of a stream to LSNs, which tells the bytes that a pin holds."""
 
-    __slots__ = ("_before", "_first", "_least", "_lsns", "_offsets", "_pushes", "cursors")
+    __slots__ = (
+        "_bytes_before", "_first_offset", "_least", "_lsns", "_offsets", "_pushes", "cursors",
+    )  # fmt: skip
 
     def __init__(self, stream: Stream) -> None:
         self.cursors: dict[Cursor, None] = {}
@@ -66,9 +68,9 @@ class Marks:
         10,000 cursors at each move would cost too much."""
         self._offsets = [stream.next]
         self._lsns = [stream.ring.end_lsn]
-        self._first = stream.first
-        self._before = stream.ledger.bytes
-        """Bytes of the stream before the first mark; the bytes of its ring are not known."""
+        self._first_offset = stream.first
+        self._bytes_before = stream.ledger.bytes
+        """The stream's own bytes before the first mark: the LSNs there are not known."""
 
     def note(self, stream: Stream) -> None:
         """Add a mark where the stream ends now."""
@@ -107,8 +109,9 @@ class Marks:
         first = self._offsets[0]
         if offset >= first:
             return end - self._lsns[bisect_right(self._offsets, offset) - 1]
-        share = (first - offset) / max(1, first - self._first)
-        return end - self._lsns[0] + int(self._before * min(1.0, share))
+        # Before the first mark no LSN is known: a share of the stream's own bytes stands for them.
+        share = (first - offset) / max(1, first - self._first_offset)
+        return end - self._lsns[0] + int(self._bytes_before * min(1.0, share))
 
 
 class Pins:

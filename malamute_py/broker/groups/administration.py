@@ -142,7 +142,7 @@ class GroupAdministration:
 
     def _edited(self, group: Group, settings: GroupSettings, _: int) -> None:
         self._not_edited(group, settings)
-        group.dying = bool(group.row.tries)
+        group.may_bury = bool(group.row.tries)
         self._wake(group)
 
     def group_info(self, link: Link, command: GroupInfo) -> None:

@@ -134,6 +134,7 @@ class _Burying(Effect):
     def appended(self, part: Part, end_lsn: int) -> None:
         """Count the dead letters as acknowledged, since the log has taken them."""
         group, shard = self.group, self.letters.shard
+        _, _, attempts, why = self.entry
         group.acknowledged(self.picked)
         group.moved_ms = shard.now_ms
         group.refusing = False
@@ -142,11 +143,12 @@ class _Burying(Effect):
         shard.counters["dead_letters"] += self.count
         shard.event(
             "record_dead", "warning", stream=group.stream.name, group=group.name,
-            offset=self.first, count=self.count, attempts=self.entry[2], why=self.entry[3],
+            offset=self.first, count=self.count, attempts=attempts, why=why,
             mailbox=self.letters.name_of(part.place),
         )  # fmt: skip
         if group.moved:
             self.letters.progress.flush_later(group)
+        # No record comes back, but the group has its turn again.
         self.back(group, [], 0)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:

@@ -69,7 +69,6 @@ class Group:
         "deliveries",
         "done",
         "durable",
-        "dying",
         "flushing",
         "free",
         "gone",
@@ -80,6 +79,7 @@ class Group:
         "lease_due_ms",
         "logging",
         "lost",
+        "may_bury",
         "members",
         "moved_ms",
         "name",
@@ -162,7 +162,7 @@ class Group:
         self.timer = 0
         """Time of the next such record of the log; 0: nothing is to be logged."""
         self.gone = False
-        self.dying = False
+        self.may_bury = False
         """Whether waiting records may be dead letters: they are looked for in the next turn."""
         self.refusing = False
         """Whether the mailbox of its dead letters has refused one, and taken none since."""
@@ -310,11 +310,11 @@ class Group:
 
     def wanted(self) -> int | None:
         """The least offset that could be handed out or buried now; None: there is none."""
-        if self.dying:
+        if self.may_bury:
             dying = self._first_dying()
             if dying is not None:
                 return dying
-            self.dying = False
+            self.may_bury = False
         reads_on = self.reads_on
         if not (self.holdings.waiting or reads_on) or not self.takes:
             return None
@@ -644,10 +644,10 @@ class Group:
         return found
 
     def reopen(self, offset: int, slot: int) -> None:
-        """Let a record that was done wait again. slot: its slot, in a keyed group."""
+        """Let a record wait again whose dead letter comes again. slot: its slot, if keyed."""
         if offset >= self.holdings.read:
             _, self.done = without_done(self.holdings.read, self.done, [(offset, offset + 1)])
-            return
+            return  # The group has not read it yet: reading will find it.
         self.holdings.take_in(offset, 1)
         if self.slots is None:
             return

@@ -218,7 +218,10 @@ class Groups:
     # --- members ------------------------------------------------------------------------------
 
     def join(self, link: Link, command: JoinGroup) -> None:
-        """Take up a member; the answer follows when its group is there. Raises BrokerRefused."""
+        """Take up a member; the answer follows when its group is there. Raises BrokerRefused.
+
+        `hold_ms` of the command: how long the place of a holder is kept whose link was lost.
+        """
         self._check(link, command)
         settings = self._shard.settings
         hold_ms = min(command.hold_ms or settings.group_hold_ms, settings.group_hold_max_ms)
@@ -226,7 +229,7 @@ class Groups:
         link.receivers[member.number] = member
         self._members[member] = None
         member.pattern_bytes = len(msgspec.msgpack.encode(command.pattern))
-        self._hold(member, 1)
+        self._count_for_quotas(member, 1)
 
         def use(stream: Stream) -> None:
             if not member.ended:
@@ -272,8 +275,8 @@ class Groups:
             self._links.refuse(member.link, JOIN_GROUP, member.number, code, reason, retry_ms)
             self._forget(member)
 
-    def _hold(self, member: Member, sign: int) -> None:
-        """Count a membership for the quotas of its link, or no longer."""
+    def _count_for_quotas(self, member: Member, sign: int) -> None:
+        """Count a membership for the quotas of its user. sign: 1, or -1: no longer."""
         quotas, owner = self._shard.quotas, member.link.quota_owner
         quotas.add(owner, "subscriptions", sign)
         quotas.add(owner, "pattern_bytes", sign * member.pattern_bytes)
@@ -281,7 +284,7 @@ class Groups:
     def _forget(self, member: Member) -> Group | None:
         """Forget a member; returns its group, if that is there."""
         member.leave()
-        self._hold(member, -1)
+        self._count_for_quotas(member, -1)
         return self._members.pop(member)
 
     def _find(self, member: Member, command: JoinGroup, stream: Stream) -> None:

@@ -59,6 +59,7 @@ class Member(Receiver):
         self.identity = link.identity
         self.session = link.session
         self.hold_ms = hold_ms
+        """Time for which its place is kept as the holder once its link was lost."""
         self.joined_ms = now_ms
         self.pattern_bytes = 0
         self.lease_ms = 0

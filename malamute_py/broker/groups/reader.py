@@ -93,7 +93,7 @@ class GroupReader:
         """Queue a group for a turn: something has changed, and it may have rows to hand out."""
         if (
             not group.queued and not group.reading and not group.gone
-            and (group.members or group.dying)
+            and (group.members or group.may_bury)
         ):  # fmt: skip
             group.queued = True
             self.turns.queue.append(group)
@@ -105,7 +105,7 @@ class GroupReader:
         group.back(picked, late=after_ms > 0)
         if after_ms > 0:
             self.put_off(group, picked, after_ms)
-        group.dying = bool(group.row.tries)
+        group.may_bury = bool(group.row.tries)
         self.drop_gone(group)
         self.wake(group)
 
@@ -124,7 +124,7 @@ class GroupReader:
             due = group.holdings.due(page, mask)
             if due and group.slots is not None:
                 group.slots.due(slots_of(page, due))
-        group.dying = bool(group.row.tries)
+        group.may_bury = bool(group.row.tries)
         self.drop_gone(group)
         self.wake(group)
 
@@ -233,15 +233,16 @@ class GroupReader:
         return newest if newest.base <= offset else stream.hot[stream.hot_place(offset)]
 
     def _hand_out(self, group: Group, batch: StampedBatch) -> int:
-        """Read a batch that was not read yet, and hand out its waiting rows; returns bytes given.
+        """Take in a batch that the group has not read, and hand out its waiting rows.
 
-        A batch that cannot be handled is passed over by name, as damage in the journal is.
+        Returns the bytes given. A batch that cannot be handled is passed over with a GAP that names
+        its offsets, as damage in the journal is.
         """
         try:
             return self._share_out(group, batch)
         except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
             self._pass_over(group, batch, error)
-            return batch.size
+            return batch.size  # It was work, and counts toward the turn's quantum.
 
     def _pass_over(self, group: Group, batch: StampedBatch, error: Exception) -> None:
         """Pass over a batch that the group cannot handle; its members get GAP."""
@@ -254,7 +255,7 @@ class GroupReader:
         self._gap(group, (batch.base, batch.next, "damaged", reason))
 
     def _share_out(self, group: Group, batch: StampedBatch) -> int:
-        """Deliver what waits of a batch to the members; returns how many rows were given."""
+        """Deliver what waits of a batch to the members; returns the bytes given."""
         now_ms = self._shard.now_ms
         holdings = group.holdings
         if batch.next > holdings.read:
@@ -456,7 +457,7 @@ class GroupReader:
                 if end <= holdings.read:
                     if not holdings.waiting_in(base, end):
                         continue
-                    if not (group.takes or group.dying):
+                    if not (group.takes or group.may_bury):
                         return
                 elif not group.takes or not group.reads_on:
                     return
@@ -523,7 +524,7 @@ class GroupReader:
             batches = [] if run is None else batches_of_copy(group.stream, run, offsets)
             for batch in batches:
                 self._close_replaced(group, position, batch.base)
-                if not (group.takes or group.dying) or (
+                if not (group.takes or group.may_bury) or (
                     batch.next > group.holdings.read and not group.reads_on
                 ):
                     return

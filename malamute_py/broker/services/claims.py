@@ -57,7 +57,8 @@ class Claims:
     ) -> tuple[list[BatchRows], list[Run], bool]:
         """Return the rows that numbers name: (rows, runs in order, whether a number comes twice).
 
-        Raises BrokerRefused unless all are held.
+        left: what the holder held by a link that was lost. Raises BrokerRefused unless the holder
+        holds all.
         """
         first, count = numbers[0], len(numbers)
         batch, held = self._find(offer, first, left)

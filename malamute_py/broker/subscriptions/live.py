@@ -452,7 +452,10 @@ class Delivery:
     # --- live and on demand --------------------------------------------------------------
 
     def fall_behind(self, sub: Subscription, position: int) -> None:
-        """Switch a live subscription to delivery on demand, which begins at `position`."""
+        """Have a live subscription read on demand, from `position` on.
+
+        It is no longer sent batches as they arrive.
+        """
         audience_of(sub.stream).go_on_demand(sub)
         sub.position = max(position, sub.covered)
         self._shard.counters["fell_behind"] += 1

@@ -239,7 +239,7 @@ class Transport:
     def close(self, linger_ms: int) -> None:
         """Close the socket; what was sent may still leave within the linger time."""
         monitor = self.monitor
-        # Both may be gone already, with a context that the program destroyed.
+        # Socket and monitor may be closed already, by a program that destroyed their context.
         with contextlib.suppress(zmq.ZMQError):
             self.socket.disable_monitor()
         if monitor is not None:

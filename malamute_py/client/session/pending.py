@@ -117,9 +117,10 @@ class PendingCommands:
             self._answer(asked, value)
 
     def refused(self, kind: int, number: int, error: BrokerRefused) -> None:
-        """Take the refusal of a command; kind: its number among the commands of the protocol."""
+        """Take the refusal of a command. kind: the type number of the refused command."""
         asked = self.by_number.get(number)
-        # A CREDIT or UNSUBSCRIBE may cross an ENDED: a refusal of those is no news.
+        # A CREDIT or an UNSUBSCRIBE may be on its way when ENDED comes: its refusal names the
+        # subscription's number, which may be a command's too, and tells nothing new.
         if asked is not None and NUMBERS[type(asked.command)] == kind:
             del self.by_number[number]
             self._answer(asked, error)

@@ -129,10 +129,13 @@ class OpenTransaction:
         return self._named(self._staging(chunk, "stored"))
 
     def commit(self) -> Step:
-        """Return the step that commits the transaction, with the records that have not left."""
+        """Return the step that commits the transaction, with the records that have not left.
+
+        If none has left before, that step publishes them itself.
+        """
         self.check_open()
         chunk, self._chunk = self._chunk, Step()
-        step = self._staging(chunk, self.confirm) if self._places else self._rest(chunk)
+        step = self._staging(chunk, self.confirm) if self.was_staged else self._publishing(chunk)
         self.open = False
         return self._named(step, CommitTransaction(self.id, self._places, 0))
 
@@ -191,8 +194,8 @@ class OpenTransaction:
         step.size, step.count, step.merge_limited = chunk.size, chunk.count, chunk.merge_limited
         return step
 
-    def _rest(self, chunk: Step) -> Step:
-        """Return a step that publishes a chunk."""
+    def _publishing(self, chunk: Step) -> Step:
+        """Return a step that publishes a chunk at once, as no batch was staged before."""
         step = Step(self.confirm)
         step.parts, step.size, step.count = dict(chunk.parts), chunk.size, chunk.count
         step.merge_limited = chunk.merge_limited

@@ -140,7 +140,10 @@ class Turns(Generic[Job]):
         return longest.pop()[1]
 
     def give_up(self) -> Job | None:
-        """Take the oldest attempt for a name that no user has, whatever its turn; None: none."""
+        """Take out the oldest attempt for a name that no user has, whatever its turn; None: none.
+
+        It gives way where too many such names wait, and is answered without a hash.
+        """
         if not self._strangers:
             return None
         _, place = self._strangers.popitem(last=False)

@@ -73,8 +73,10 @@ def shut(listening: socket.socket) -> None:
 def hold_back(connection: socket.socket) -> None:
     """Have the kernel drop all that a connection's peer sends, until let_go().
 
-    Raises OSError where the kernel has no such filters.
+    Nothing is lost: the peer's kernel sends again what is not acknowledged. Raises
+    OSError where the kernel has no such filters.
     """
+    # A filter of one instruction, which drops whatever comes.
     _attach(connection, _INSTRUCTION.pack(*_DROP))
 
 

@@ -50,7 +50,7 @@ from malamute_py.journal import (
 )
 from malamute_py.journal.directory import RINGS, Journal, directory_name
 from malamute_py.journal.layout import RING_FILE
-from malamute_py.journal.mapping import bring_again
+from malamute_py.journal.mapping import populate_again
 from malamute_py.server.journaling.journal_threads import (
     Housekeeper,
     RingEvent,
@@ -510,7 +510,7 @@ class Rings:
                 return self._read_copies(ring, job)
             if job.shared and not job.oldest_ms:
                 recent = self._recent.find(ring, job)
-                if recent is not None and all(bring_again(run.data) for run in recent[0]):
+                if recent is not None and all(populate_again(run.data) for run in recent[0]):
                     return HistoryRead(job.token, *recent)
             elif job.alone:
                 self._recent.forget(ring, job.stream)

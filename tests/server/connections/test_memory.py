@@ -17,7 +17,7 @@ def test_mapped_history_is_no_growth_until_it_has_memory_of_its_own(tmp_path: Pa
     with path.open("rb") as file:
         part = FilePart(file.fileno(), 0, SIZE)
     before = memory.resident()
-    part.bring()
+    part.populate()
     assert memory.resident() - before < SIZE // 2
     part.detach()
     assert memory.resident() - before > SIZE // 2

@@ -329,10 +329,10 @@ def test_a_recent_read_is_done_again_when_its_pages_cannot_be_brought_in_again(
     held = answer_to(bench, wanted)
     assert answer_to(bench, wanted).runs[0].data is held.runs[0].data
 
-    def bring(_: FilePart) -> None:
+    def populate(_: FilePart) -> None:
         raise OSError(errno.EFAULT, "Bad address")
 
-    monkeypatch.setattr(FilePart, "bring", bring)
+    monkeypatch.setattr(FilePart, "populate", populate)
     again = answer_to(bench, wanted)
     assert again.runs[0].data == held.runs[0].data
     assert not isinstance(again.runs[0].data.obj, FilePart)

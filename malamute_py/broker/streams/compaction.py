@@ -1,4 +1,4 @@
-"""Turning: how the ring of a stream with keys gets room again.
+"""Compaction: how the ring of a stream with keys gets room again.
 
 Owns the trims of such streams, and the copies of newest records whose segment is given up. The
 rules: a copy is appended only while its record is its subject's newest in the journal, so that
@@ -56,7 +56,7 @@ class Copies(msgspec.Struct, eq=False):
     base: int = 0
 
 
-class Turning:
+class Compaction:
     """Gives up the oldest segments of rings that fill, and copies the newest records in them."""
 
     def __init__(
