@@ -184,7 +184,7 @@ class Intake:
         return self._steps.known(key, waiter)
 
     def _conflict(self, link: Link, command: Any, why: str) -> BrokerRefused:
-        """Return the refusal of a key that names something else; report the first of a link."""
+        """Return the refusal of a key taken with other content; report the first one of a link."""
         self._shard.counters["steps_conflicting"] += 1
         if not link.conflicted:
             link.conflicted = True

@@ -86,7 +86,7 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             raise BrokerRefused("bad_setting", "validate = full needs a schema")
 
     def _check_keep(self) -> None:
-        """Raise BrokerRefused unless the other settings let a stream keep each subject."""
+        """Raise BrokerRefused unless the other settings let it keep the last of each subject."""
         if self.keep not in KEEPS:
             raise BrokerRefused("bad_setting", f"keep is {LAST_PER_SUBJECT} or empty")
         if not self.ring_bytes or self.memory:

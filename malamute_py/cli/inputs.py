@@ -318,7 +318,7 @@ def _columns(rows: list[Row], codec: str) -> Piece:
 
 
 def further_columns(rows: list[Row]) -> dict[str, Any]:
-    """Return the columns of rows beside bodies and subjects, without empty ones."""
+    """Return the columns of rows beside bodies and subjects, without those that have no value."""
     _, _, fields, times, expiries, properties = map(list, zip(*rows, strict=True))
     options: dict[str, Any] = {}
     if any(fields):

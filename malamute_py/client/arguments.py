@@ -284,7 +284,7 @@ def several(name: str, value: Any) -> None:
 
 
 def column_of(name: str, value: Any, count: int) -> Sequence[Any]:
-    """Values of which each record of a batch has one. Raises LocalProtocolError `bad_batch`."""
+    """Check that each record of a batch has a value. Raises LocalProtocolError `bad_batch`."""
     if not _is_sequence(value):
         allowed = f"a sequence of one value a record, not a {type(value).__name__}"
         raise wrong(name, value, allowed, "bad_batch")

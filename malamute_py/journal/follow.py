@@ -169,7 +169,7 @@ class Follower:
     # --- what is not there ---------------------------------------------------------------
 
     def _open(self, part: _Part, to_lsn: int) -> File:
-        """The segment's file. Raises FollowLost when it was retired."""
+        """The segment's file. Raises FollowLost, up to the next segment: it was retired."""
         try:
             return self._storage.open(part.name)
         except FileNotFoundError:

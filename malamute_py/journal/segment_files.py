@@ -164,6 +164,7 @@ class SegmentFiles:
         position, size = int(row["position"]), int(row["bytes"])
         entry = (position, size, int(row["base"]), int(row["next"]))
         view = self.view(segment, position, size)
+        # A segment that was retired before the look may have been written over during the read.
         if segment.retired:
             return []
         part = Part(position, size, [entry])

@@ -496,7 +496,7 @@ class Space:
         self.storage.sync(file)
 
     def _reuse(self, old: Segment, number: int) -> bool:
-        """Make a retired segment the next spare; tried again where it failed.
+        """Make a retired segment the next spare, of that number. An error: it is tried again.
 
         True: its file had to be removed instead, and another one is to be made.
         """

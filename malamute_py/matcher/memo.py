@@ -89,7 +89,7 @@ class Memo:
         return None if forgotten is None or forgotten[1] is not None else forgotten[0]
 
     def _catch_up(self, entry: _Entry, keys: Keys, fields: Fields) -> BitMap | None:
-        """Apply the changes since an entry was made; None: there were too many."""
+        """Apply the changes since an entry was made; return its numbers, or None: too many."""
         if self._generation - entry.generation > LOG_MAX:
             return None
         before = entry.numbers

@@ -60,7 +60,7 @@ class Position(NamedTuple):
 def connect(
     path: str | Path, *, read_only: bool = False, any_thread: bool = False
 ) -> sqlite3.Connection:
-    """Open a connection in autocommit: transactions are begun and ended by name.
+    """Open a connection that begins no transaction by itself: callers send BEGIN and COMMIT.
 
     any_thread: the caller sees to it that one thread uses it at a time. Raises StoreDamaged: what
     has the name, or the name of its WAL, is no file; sqlite3.Error.

@@ -465,7 +465,7 @@ def _rebuild(
         rebuild(made, log, follow, change_next)
     except (StoreError, JournalError) as error:
         mended.queues_lost = f"{fault}; of the log: {error}"
-        number = epoch << _NUMBERS_SHIFT
+        number = epoch << _NUMBERS_SHIFT  # Above all that earlier epochs gave.
         rebuild(made, log, follow, change_next, accept_lost=True, number_next=number)
     open_store(made, log)[0].close()
 

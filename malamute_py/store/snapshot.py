@@ -554,7 +554,10 @@ def _manifest(snapshot: Path) -> Manifest:
 
 
 def _findings(content: Path, progress: Progress) -> Iterator[str]:
-    """List what is wrong with copied files, as far as each tells by itself."""
+    """Yield what is wrong with a copy: of its rings, then of its tables against its log.
+
+    An index file does not count, since it can be made anew.
+    """
     for finding in journal_inspect.verify(content):
         if finding.kind == "progress":
             progress(finding.done, f"verifying ring {finding.ring}")

@@ -23,7 +23,7 @@ from pyspark_malamute.options import SourceOptions
 
 
 def spark_schema(options: SourceOptions) -> StructType:
-    """Columns of a row, in order."""
+    """Columns of a row, in order; the column of a field is a text."""
     text = StringType()
     texts = MapType(text, text, valueContainsNull=False)
     body: DataType = BinaryType()

@@ -87,7 +87,8 @@ class _Task:
         self._options = options
         self._batch = batch
         self._partition = partition
-        self._open: tuple[Pending[Confirmation], ChunkRecord] | None = None
+        self._unconfirmed: tuple[Pending[Confirmation], ChunkRecord] | None = None
+        """The chunk that was sent last, until settle() has its confirm."""
 
     @functools.cached_property
     def _client(self) -> SyncClient:
@@ -132,14 +133,18 @@ class _Task:
                 self._options.commit_stream,
                 encode([msgspec.json.encode(record)], subject=self._batch.chunks(self._partition)),
             )
-            self._open = step.commit_nowait(self._options.broker_outage_ms), record
+            self._unconfirmed = step.commit_nowait(self._options.broker_outage_ms), record
 
     def settle(self) -> None:
-        """Wait until the chunk that was sent last is confirmed."""
-        if self._open is None:
+        """Wait until the chunk that was sent last is confirmed.
+
+        Where another attempt of the task took its key, the chunk must be the same. Raises
+        SourceUnavailable: it has another number of rows.
+        """
+        if self._unconfirmed is None:
             return
-        pending, record = self._open
-        self._open = None
+        pending, record = self._unconfirmed
+        self._unconfirmed = None
         with links.explained(self._options, _PUBLISH):
             # A link that is lost is made anew meanwhile, and the step sent again with its key.
             try:

@@ -416,15 +416,15 @@ class _Moving(Effect):
 
     def appended(self, part: Part, end_lsn: int) -> None:
         """Take up the cursor's row from the tables, which have the new position."""
-        self._come()
+        self._end_move()
         self.cursors._set(self.stream, self.name)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
         """Forget the position; the cursor stays where it was, and a new one does not come to be."""
-        self._come()
+        self._end_move()
 
-    def _come(self) -> None:
-        """Count the position as on its way no more; so too the settings that went with it."""
+    def _end_move(self) -> None:
+        """Forget that the position, and the settings that went with it, were on their way."""
         cursors, place = self.cursors, self.place
         cursors._end_move(place, self.going)
         if self.settings is not None and cursors._edits.get(place) is self.settings:

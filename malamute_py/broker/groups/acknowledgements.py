@@ -231,18 +231,18 @@ class _Acknowledging(Effect):
 class _Finishing(_Acknowledging):
     """Records that are done once the log has the change."""
 
-    left: Sequence[tuple[Page, int, int]] = ()
+    withheld: Sequence[tuple[Page, int, int]] = ()
     """Pages, each with the rows that the member held and the rows that waited."""
 
     def taken(self, part: Part) -> None:
         """Withhold the records, in the member's hands or waiting, until the log answers."""
-        self.left = [(page, *self._take(page, mask)) for page, mask in self.picked]
+        self.withheld = [(page, *self._take(page, mask)) for page, mask in self.picked]
 
     def appended(self, part: Part, end_lsn: int) -> None:
         """Count the records as done, and have the group's position logged if it moved."""
         group = self.group
         self.acknowledgements.done(
-            group, [(page, held | waited) for page, held, waited in self.left]
+            group, [(page, held | waited) for page, held, waited in self.withheld]
         )
         if group.moved:
             self.acknowledgements.progress.flush_later(group)
@@ -252,7 +252,7 @@ class _Finishing(_Acknowledging):
         group, member = self.group, self.member
         holdings, now_ms = group.holdings, self.acknowledgements.shard.now_ms
         there = not member.ended or group.absent_holder is member
-        for page, held, waited in self.left:
+        for page, held, waited in self.withheld:
             if waited:
                 holdings.stay(page, waited, None, now_ms)
             if not held:
@@ -273,19 +273,19 @@ class _Returning(_Finishing):
     def taken(self, part: Part) -> None:
         """Take the records from the member's hands; no member gets them until the log answers."""
         holdings, member = self.group.holdings, self.member
-        left: list[tuple[Page, int, int]] = []
+        withheld: list[tuple[Page, int, int]] = []
         for page, mask in self.picked:
             held, _ = holdings.unhand(page, member, mask)
             member.returned(held.bit_count())
             holdings.leave(page, held)
-            left.append((page, held, 0))
-        self.left = left
+            withheld.append((page, held, 0))
+        self.withheld = withheld
 
     def appended(self, part: Part, end_lsn: int) -> None:
         """Let the records wait again, or become dead letters if their attempts are used up."""
         self.acknowledgements.shard.counters["group_records_returned"] += sum(
-            held.bit_count() for _, held, _ in self.left
+            held.bit_count() for _, held, _ in self.withheld
         )
         self.acknowledgements.give_back(
-            self.group, [(page, held) for page, held, _ in self.left], self.after_ms
+            self.group, [(page, held) for page, held, _ in self.withheld], self.after_ms
         )

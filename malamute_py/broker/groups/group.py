@@ -281,7 +281,7 @@ class Group:
             self.slots.leave([member.place], others)
         elif member is self.holder:
             able = (one for one in self.members if not one.aside)
-            self.holder = next(able, member)
+            self.holder = next(able, member)  # With no other, the member stays the holder.
 
     def bring_back(self, member: Member) -> None:
         """Give a member records again that was passed over."""

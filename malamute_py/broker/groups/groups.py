@@ -149,7 +149,10 @@ class Groups:
     # --- over restarts ---------------------------------------------------------------------------
 
     def recovered(self) -> None:
-        """Take up the groups that the log has; clamp positions beyond what a stream has."""
+        """Take up the groups that the log has; log the end of those whose stream is gone.
+
+        Positions beyond what a stream has are clamped.
+        """
         orphans: list[Change] = []
         for (number, name), row in list(self._shard.queues.groups.items()):
             stream = self._catalogue.by_number(number)

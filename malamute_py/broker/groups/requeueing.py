@@ -61,12 +61,16 @@ class Requeueing:
         if len(command.numbers) > NUMBERS_MAX:
             raise BrokerRefused("too_large", f"at most {NUMBERS_MAX} numbers at once")
         group = self._administration.find(link, command.stream, command.group, "admin groups of")
+        # Either may have letters: the default takes those that the mailbox of the settings refuses.
         places = list(dict.fromkeys((group.dead_letters, group.default_dead_letters)))
         answer = Answer(self._answers, link, command)
         self._revive(_Job(group, places, command.numbers, answer), 0)
 
     def _revive(self, job: _Job, lsn: int) -> None:
-        """Let a portion of dead letters come again, or answer when all have."""
+        """Let a portion of dead letters come again, or answer when all have.
+
+        lsn: end in the log of the portion before, after which the answer is sent.
+        """
         group = job.group
         if group.gone:
             job.answer.refuse("unknown_group", f"group '{group.name}' was removed")

@@ -15,7 +15,7 @@ from malamute_py.changelog.settings import StreamSettings, encode_settings, vers
 
 
 def declared(wanted: StreamSettings) -> StreamSettings:
-    """The settings of a stream that is to be created. Raises BrokerRefused `bad_schema`."""
+    """The settings of a new stream: a schema makes its bodies arrow. Raises BrokerRefused."""
     if not wanted.schema:
         return wanted
     try:

@@ -107,7 +107,7 @@ class KeyCommands:
         offset, deletion = found
         then = partial(self._answer_deleted, link, command, offset)
         if not deletion:
-            then = partial(self._answer, link, command, stream, offset, tries)
+            then = partial(self._answer_from_journal, link, command, stream, offset, tries)
             hot = stream.hot
             if hot and hot[0].base <= offset:
                 batch = hot[stream.hot_place(offset)]
@@ -143,11 +143,15 @@ class KeyCommands:
             link.delivered_bytes += size
             self._links.ask_if_little_room(link)
 
-    def _answer(
+    def _answer_from_journal(
         self, link: Link, command: GetKey, stream: Stream, offset: int, tries: int,
         failure: tuple[str, str] | None,
     ) -> None:  # fmt: skip
-        """Ask the journal for a record that is not in memory, or for its copy."""
+        """Ask the journal for a record that is not in memory, or for its copy, and answer with it.
+
+        failure: why the record does not become durable. tries: how often the key may be looked
+        up anew.
+        """
         if failure is not None:
             self._answers.refuse(link, command, *failure)
             return

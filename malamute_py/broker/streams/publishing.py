@@ -467,7 +467,10 @@ class Publishing:
     def _stored(
         self, pending: Pending, stream: Stream, ring: RingState, stamp: bytes, end_lsn: int
     ) -> None:
-        """Take note of a batch that the journal has appended, and hand it to live readers."""
+        """Take note of a batch that the journal has appended, and hand it to live readers.
+
+        Those that read only what is durable get it later, unless it is durable already.
+        """
         base, count = pending.base, pending.content.head.count
         # The journal never lets append time go back, over all streams of the ring.
         time_ms: int = _TIME.unpack_from(stamp, TIME_AT)[0]

@@ -58,7 +58,10 @@ class OwnTurns:
         self._moved = moved
 
     def turn(self, sub: Subscription) -> int:
-        """Give one quantum, or begin a read; returns the bytes given."""
+        """Give a subscription one quantum from memory, or begin a read of the journal for it.
+
+        Returns the bytes given. Newest records that have moved to copies come before the rest.
+        """
         stream = sub.stream
         if stream.keys is not None and sub.position < min(stream.first, sub.stop):
             self._moved.turn(sub, stream.keys)

@@ -54,6 +54,7 @@ class TransactionAdmin:
         limit = max(1, min(command.limit, settings.page_max))
         known = list(self._transactions.by_id.values())
         ids = [transaction.id for transaction in known]
+        # A transaction that has ended meanwhile marks no place: the list begins anew.
         begin = ids.index(command.after) + 1 if command.after in ids else 0
         page = [
             transaction

@@ -90,7 +90,7 @@ class Transactions:
         """Transactions that did not end as their holders wanted, and why."""
 
     def prepares(self) -> dict[type, Any]:
-        """Return the methods that prepare parts of steps."""
+        """Return the methods that prepare parts of steps, by the type of their commands."""
         return {
             BeginTransaction: self.prepare_begin,
             Stage: self.prepare_stage,

@@ -196,7 +196,7 @@ class LoopLink:
             self._step()
 
     def _signalled(self, descriptor: int) -> None:
-        """A descriptor can be read: at once, for a turn of the event loop costs some 10 us."""
+        """Take a step at once, as a descriptor can be read: a turn of the loop costs some 10 us."""
         transport = self.engine.transport
         if transport is not None:
             transport.signalled(descriptor)

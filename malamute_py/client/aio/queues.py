@@ -525,7 +525,7 @@ class QueueVerbs(AsyncVerbs):
     async def list_cursors(
         self, stream: str = "", prefix: str = "", *, limit: int = 0
     ) -> list[CursorFacts]:
-        """Facts about the cursors of a stream (empty: of all), those that begin so.
+        """Facts about the cursors of a stream (empty: of all), whose names begin so.
 
         limit: at most so many, the first by name; 0: all.
         """
@@ -591,7 +591,7 @@ class QueueVerbs(AsyncVerbs):
     async def list_groups(
         self, stream: str = "", prefix: str = "", *, limit: int = 0
     ) -> list[GroupFacts]:
-        """Facts about the groups of a stream (empty: of all), those that begin so.
+        """Facts about the groups of a stream (empty: of all), whose names begin so.
 
         limit: at most so many, the first by name; 0: all.
         """

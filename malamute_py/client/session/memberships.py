@@ -249,13 +249,13 @@ class Membership(Opened):
         self._memberships.freed(self)
 
     def renew(self, offsets: Sequence[int], token: Any) -> None:
-        """Begin the leases of records anew. token: gets True, or False: not all are ours."""
+        """Begin the leases of records anew. token: gets True, or False if some are not held."""
         mine = [offset for offset in offsets if offset in self.in_hand]
-        whole = bool(mine) and len(mine) == len(offsets)
+        all_mine = bool(mine) and len(mine) == len(offsets)
         if mine:
             ranges = merged([(offset, offset + 1) for offset in mine])
-            self._memberships.acks.add(self, RENEWED, ranges, token if whole else None)
-        if not whole:
+            self._memberships.acks.add(self, RENEWED, ranges, token if all_mine else None)
+        if not all_mine:
             self._memberships.told(token, None)
 
     def renew_all(self, now_ms: int) -> None:

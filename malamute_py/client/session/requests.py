@@ -73,9 +73,9 @@ class Replies:
     def __init__(self) -> None:
         self.queue: deque[Reply] = deque()
         self.ended = False
-        """The last has come."""
+        """Whether the last reply has come."""
         self.error: MalamuteError | None = None
-        """Reason why there is no last one."""
+        """Why no last reply comes; None: it may still come."""
 
 
 class OutgoingRequests(KeyedBatch):

@@ -186,7 +186,7 @@ class Authenticator:
                     self._erred(error)
                     self._answer((frames[0], b"", frames[3]), b"500", "an error of the broker's")
             while (attempt := self._unhashed.take(_monotonic_ms())) is not None:
-                self._unfit(attempt)
+                self._answer_stranger(attempt)
             self._take_turns()
         self._socket.close(0)
 
@@ -202,7 +202,7 @@ class Authenticator:
                     unhashed.place, unhashed, _monotonic_ms(), int(self._took_s * 1_000)
                 )
                 if early is not None:
-                    self._unfit(early)
+                    self._answer_stranger(early)
             if attempt is None:
                 return
             if self._pauses.holds(attempt.place, now_ms):
@@ -212,7 +212,7 @@ class Authenticator:
                 self._hashing += 1
                 self._work.put(attempt)
 
-    def _unfit(self, attempt: _Attempt) -> None:
+    def _answer_stranger(self, attempt: _Attempt) -> None:
         """Answer an attempt for a name that no user has as if its password had been hashed.
 
         Hashes of a flood of such names would keep the processors busy; no hash, an answer at once
@@ -278,7 +278,7 @@ class Authenticator:
                 self._denied("PLAIN", surplus.turn.address, "busy")
                 self._answer(surplus.reply, _LATER, "too many wait, try again")
             elif surplus is not None:
-                self._unfit(surplus)
+                self._answer_stranger(surplus)
 
     def _pause(self, attempt: _Attempt) -> None:
         self._denied("PLAIN", attempt.turn.address, "paused")

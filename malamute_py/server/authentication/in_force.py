@@ -62,7 +62,7 @@ class UsersInForce:
         return "" if namespace is None else namespace.name
 
     def _grant(self, user: str) -> dict[str, Any]:
-        """Return what is granted and denied, without what is empty; of a list-less broker all."""
+        """Return what a user is granted and denied; everything, if the broker has no grants."""
         grant = self._grants.get(user) or self._grants.get(EVERYBODY)
         if grant is None:
             return {} if self._grants else {"everything": True}
