@@ -173,6 +173,7 @@ class Reception:
         place = 0
         for command in commands:
             owned = command.content_frames
+            # The sender says how many frames are a command's: more than came, or fewer than none.
             if owned < 0 or place + owned > len(frames):
                 return None
             parts.append((command, frames[place] if owned else None))

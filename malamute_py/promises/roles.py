@@ -152,14 +152,14 @@ class Roles:
         """
         audited = {id for _, id in self._audited}
         return (
-            self._behind("record") <= 0
+            self._unreached("record") <= 0
             and self._owed["mail"] <= self._mails
             and self._owed["request"] <= {id for id, _ in self._answered}
             and self._owed["step"] <= self._grouped
             and self._owed["step"] <= audited
         )
 
-    def _behind(self, kind: str) -> int:
+    def _unreached(self, kind: str) -> int:
         """Return how many confirmed elements have not reached their readers."""
         counts = self._book.counts
         reached = {
@@ -200,7 +200,7 @@ class Roles:
             task.add_done_callback(inflight.discard)
             await asyncio.sleep(_PAUSE_S)
             # An Event would not do: several readers move the counts that are waited for.
-            while self._behind(kind) > _BEHIND_MAX and not self._stopped.is_set():  # noqa: ASYNC110
+            while self._unreached(kind) > _BEHIND_MAX and not self._stopped.is_set():  # noqa: ASYNC110
                 await asyncio.sleep(_AGAIN_S)
             if len(inflight) >= _IN_FLIGHT:
                 await asyncio.wait(inflight, return_when=asyncio.FIRST_COMPLETED)

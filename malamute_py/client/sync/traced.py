@@ -71,7 +71,7 @@ class _Call:
         self._many = many
         _, *names = signature(verb).parameters
         self._place_and_payload = names[:2] if named else ["", *names[:1]]
-        """Names of these two of its arguments; "": it has none."""
+        """Names of the arguments with the place and with the payload; "": it has none."""
         self._takes_properties = not {"properties", "options"}.isdisjoint(names)
         self._takes_content = "content" in names
 
