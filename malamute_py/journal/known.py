@@ -113,7 +113,7 @@ class KnownBatch:
         self, read: Read, at: int, begins: list[int], ends: list[int]
     ) -> list[bytes] | None:
         """Return bodies by their bounds in the blob; None: the blocks of one are not good."""
-        # As _read() for each, without the calls: *half of the time of a row.
+        # As _read() for each, without the calls, which are half of the time of a row.
         crcs, extend, found = self._crcs, google_crc32c.extend, []
         covered = at + self.stamp.stamp_bytes + CRC_FROM
         size = self.size - self.stamp.stamp_bytes - CRC_FROM

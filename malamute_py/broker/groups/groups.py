@@ -290,7 +290,7 @@ class Groups:
             if stream.keys is not None:
                 check_ready(stream, stream.keys)
         except BrokerRefused as error:
-            self._turn_away(member, error.code, error.reason, self._shard.settings.retry_ms)
+            self._turn_away(member, error.code, error.reason, error.retry_ms)
             return
         place = stream.number, command.group
         waiting = self._groups.coming.get(place)

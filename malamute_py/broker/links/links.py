@@ -619,9 +619,14 @@ class Links:
         self, link: Link, command: int, reference: int, code: str, reason: str, retry_ms: int = 0,
         revision: int = -1,
     ) -> None:  # fmt: skip
-        """Answer a command with REFUSED. revision: see Refused."""
+        """Answer a command with REFUSED; `wait` always says when to try again.
+
+        revision: see Refused.
+        """
         if link.state is State.CLOSED:
             return
+        if code == "wait" and not retry_ms:
+            retry_ms = self._shard.settings.retry_ms
         self._shard.counters["refused_" + code] += 1
         if code == "forbidden":
             self.note_forbidden(link, command, reason)

@@ -64,8 +64,6 @@ class Answers:
         self, link: Link, command: Command, code: str, reason: str, retry_ms: int = 0
     ) -> None:
         """Answer a command with REFUSED."""
-        if code == "wait" and not retry_ms:
-            retry_ms = self._shard.settings.retry_ms
         number = NUMBERS[type(command)]
         self._links.refuse(link, number, reference_of(command), code, reason, retry_ms)
 

@@ -190,8 +190,6 @@ class Publishing:
         revision: int = -1,
     ) -> None:  # fmt: skip
         """Refuse a PUBLISH or UPDATE_KEY; one without a tracker is counted, and not answered."""
-        if code == "wait" and not retry_ms:
-            retry_ms = self._shard.settings.retry_ms
         number = NUMBERS[type(command)]
         if not command.tracker:
             self._shard.counters["publishes_dropped"] += 1

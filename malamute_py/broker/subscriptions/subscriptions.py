@@ -102,7 +102,7 @@ class Subscriptions:
             if sub.ended:
                 return
             if isinstance(begin, BrokerRefused):
-                self.refuse(sub, begin.code, begin.reason)
+                self.refuse(sub, begin.code, begin.reason, begin.retry_ms)
             elif stream.removed:
                 self.refuse(sub, "stream_removed", f"stream '{stream.name}' was removed")
             else:

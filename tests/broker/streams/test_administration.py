@@ -248,7 +248,11 @@ def test_unanswered_questions_of_one_link_and_of_all_are_bounded() -> None:
         for _ in range(10):
             shell.send(link, wire.FindOffset(1, "s", [3, 5, True]))
     assert shell.broker.gauges["queries_under_way"] == 8
-    assert {r.code for link in (1, 2) for r in shell.peers[link].of(wire.Refused)} == {"wait"}
+    shell.send(2, wire.Subscribe(9, "s", ["all"], [3, 5, True], 1, 1))
+    refused = [r for link in (1, 2) for r in shell.peers[link].of(wire.Refused)]
+    assert {r.code for r in refused} == {"wait"}
+    assert all(r.retry_ms for r in refused)
+    assert refused[-1].reference == 9
     while shell.queries:
         shell.answer_queries()
         shell.run()
