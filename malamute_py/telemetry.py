@@ -34,7 +34,7 @@ def open_log(level: str = "info", form: str = "auto", stream: TextIO | None = No
     console = form == "console" or (form == "auto" and out.isatty())
     render: Any
     if console:
-        render = structlog.dev.ConsoleRenderer(colors=out.isatty(), pad_event_to=28)
+        render = structlog.dev.ConsoleRenderer(28, colors=out.isatty())
     else:
         render = structlog.processors.JSONRenderer(sort_keys=False, default=str)
     processors: list[Any] = [

@@ -75,6 +75,8 @@ class RemovalModel(Model):
         if main is not None and any(bundle.damaged for bundle in main.bundles):
             self.removed.clear()
             self.purged.clear()
+        # The core begins with what was found, also what a crash hit while it was written.
+        self.next_tails = {name: log.tail for name, log in self.by_name.items()}
         for stream, before in self.asked.items():
             log = self.by_name.get(stream)
             tail = 0 if log is None else log.tail

@@ -3,9 +3,9 @@
 Owns the trims of such streams, and the copies of newest records whose segment is given up. The
 rules: a copy is appended only while its record is its subject's newest in the journal, so that
 whatever replaces the record lies after the copy; a segment is given up once every newest record in
-it has a copy that no power loss can take back, the copies in it before the records; what waits for
-room is refused `full` by name, and never takes a newest record's place. Source: SPEC.md, section 8;
-ARCHITECTURE.md, Decisions.
+it has a copy, and each other record one that replaces it, which no power loss can take back, the
+copies in it before the records; what waits for room is refused `full` by name, and never takes a
+newest record's place. Source: SPEC.md, section 8; ARCHITECTURE.md, Decisions.
 """
 
 from __future__ import annotations
@@ -119,12 +119,35 @@ class Compaction:
                     self._copy(stream, keys, following, copy)
                     return
                 break
+            if stream.ring.visible < stream.ring.end_lsn:
+                # A power loss may take back what has replaced the records of the segment.
+                room.asked = True
+                self._when_visible(
+                    stream.ring, stream.ring.end_lsn,
+                    partial(self._replaced, stream, keys, following, copy, end_lsn),
+                )  # fmt: skip
+                return
             self._give_up(stream, following, copy)
             room.begin(end_lsn)
         if stream.ring.end_lsn >= room.look_lsn:
             # One segment's records are copied for each eighth of a segment that is written: more
             # would copy the same records again and again where they fill much of the ring.
             room.look_lsn = stream.ring.end_lsn + room.segment_bytes // 8
+
+    def _replaced(
+        self, stream: Stream, keys: Keys, following: int, copy: int, end_lsn: int,
+        failure: tuple[str, str] | None,
+    ) -> None:  # fmt: skip
+        """Give up a segment whose records are all replaced, and look at the next one.
+
+        end_lsn: where the segment ends. failure: what replaced the records is not durable.
+        """
+        keys.room.asked = False
+        if failure is not None or stream.removed or following > stream.pinned:
+            return
+        self._give_up(stream, following, copy)
+        keys.room.begin(end_lsn)
+        self.look(stream)
 
     def _give_up(self, stream: Stream, following: int, copy: int) -> None:
         """Have the shell give up a segment in which no newest record lies any more.
