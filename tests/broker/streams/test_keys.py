@@ -338,6 +338,7 @@ def test_a_power_loss_that_takes_back_what_replaced_a_record_leaves_the_record()
     world = World()
     world.put("a", b"old")
     stream = world.stream("s")
+    assert stream.keys is not None
     for _ in range(1_000):
         if stream.ring.end_lsn + 2_000 > stream.keys.room.look_lsn:
             break
