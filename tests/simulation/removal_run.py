@@ -136,6 +136,9 @@ class RemovalReader(Reader):
         high = max(low, self.model.asked.get(self.stream, 0))
         while high < log.tail and self.model.beyond(log, high, self.broker_ms()):
             high += 1
+        if tail > log.tail and self.model.ages.get(log.name):
+            # Damage left nothing of the stream: no record is young enough.
+            high = tail
         return max(low, min(self.model.removed.get(self.stream, 0), tail)), min(high, tail)
 
     def _check_kept(self, log: Log, offset: int, entry: Entry) -> None:
