@@ -130,7 +130,7 @@ class Retention:
         """Ask the index which recovered records are too old: the ledger has no times of them."""
 
         def found(value: Any) -> None:
-            if value is None:  # Every record is older.
+            if value is None and stream.ledger.bytes:  # Every record is older.
                 value = stream.ledger.recovered_end
             if isinstance(value, int):
                 self.trim(stream, min(value, stream.pinned))
