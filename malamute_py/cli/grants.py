@@ -39,6 +39,7 @@ NAMED: Final = (
 )  # fmt: skip
 """Verbs on named streams, mailboxes or services."""
 DENIED_ONLY: Final = ("replay",)
+"""Verbs that come with another, and can only be denied: replay comes with read."""
 WITHOUT_NAMES: Final = ("manage_clients", "manage_users", "admin")
 _VERBS: Final = ", ".join((*NAMED, *WITHOUT_NAMES))
 _ALL: Final = "*"

@@ -65,7 +65,10 @@ def repair(scan: Scan, epoch: int, *, after_failed_sync: bool) -> tuple[str, ...
 def write_header(
     storage: Storage, segment: Segment, ring: bytes, epoch: int, segment_bytes: int, synced: int
 ) -> None:
-    """Write and sync a segment's header."""
+    """Write and sync the header that makes a file this segment.
+
+    synced: LSN before which the whole ring is durable by now, which a start relies on.
+    """
     file = segment.file or storage.open(segment.name)
     header = SegmentHeader(ring, segment.number, epoch, segment_bytes, synced)
     storage.write(file, 0, [header.pack()])

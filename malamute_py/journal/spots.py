@@ -55,7 +55,7 @@ class Found(NamedTuple):
     rows: list[tuple[Header, bytes]]
     """Each spotted header with its spots."""
     others: list[Header]
-    """The headers that are not spotted."""
+    """Headers whose rows have no spots: the index has no place of them."""
 
 
 class StreamSpots:

@@ -44,11 +44,11 @@ class Selection:
         self._matches = compiled.matches
         self._by_subject = rows_by_subject(pattern)
         self._search = partial(candidates, pattern)
-        self._few = None
+        self._rare_rows = None
         if self._by_subject is not None:
-            self._few = WantedRows(self._by_subject, client_time, 0, 1 << 63)
+            self._rare_rows = WantedRows(self._by_subject, client_time, 0, 1 << 63)
         self._client_time = client_time
-        self._known: dict[Header, bool] = {}
+        self._matched: dict[Header, bool] = {}
         self._purges: Sequence[PurgeMark] = ()
         self._purgers: list[tuple[int, Callable[..., bool]]] = []
 
@@ -96,9 +96,9 @@ class Selection:
 
         at: position of the batch in its segment.
         """
-        if self._few is None or self._purges:
+        if self._rare_rows is None or self._purges:
             return None
-        return self._few.of_known(batch, read, at)
+        return self._rare_rows.of_known(batch, read, at)
 
     def _candidates(self, index: HeaderIndex) -> BitMap:
         """Entries that may hold a wanted record."""
@@ -160,11 +160,11 @@ class Selection:
 
     def _wanted(self, header: Header) -> bool:
         """Whether a header is selected; headers that were asked about are remembered."""
-        known = self._known.get(header)
+        known = self._matched.get(header)
         if known is None:
-            if len(self._known) >= _HEADERS_MAX:
-                self._known.clear()
-            known = self._known[header] = self._matches(header.keys, header.fields)
+            if len(self._matched) >= _HEADERS_MAX:
+                self._matched.clear()
+            known = self._matched[header] = self._matches(header.keys, header.fields)
         return known
 
     def _within(self, content: Content) -> Array:

@@ -208,7 +208,10 @@ class Walk:
             self.next = max(self.next, rows[-1].offset + 1)
 
     def _of_known(self, segment: SegmentMap, at: int, size: int) -> Spotted | None:
-        """The wanted rows of an entry that is one known batch; None: it is to be read whole."""
+        """Return the wanted rows of an entry that is one known batch; None: it is to be read whole.
+
+        A batch is known whose block checksums are in memory.
+        """
         if self._known is None:
             return None
         batch = KNOWN.get(segment.ring, segment.base_lsn + at, size)

@@ -207,7 +207,7 @@ def _next(
             batch = reading.next_batch(options.fetch_timeout_ms)
         except Timeout as error:
             silence = error
-        if _is_rewound(options, reading, part):
+        if _judge_notices(options, reading, part):
             # What comes now has offsets of records that this range was to have: not wanted.
             return None, part.end
         place = reading.position
@@ -221,8 +221,11 @@ def _next(
             raise silence
 
 
-def _is_rewound(options: SourceOptions, reading: SyncSubscription, part: Range) -> bool:
-    """Decide about what the reading told besides records; True: there is no more to be had."""
+def _judge_notices(options: SourceOptions, reading: SyncSubscription, part: Range) -> bool:
+    """Judge what the reading told besides records; True: the log was rewound, nothing more comes.
+
+    A gap is a loss, or a purge, by its code. Raises DataLoss.
+    """
     for notice in reading.notices():
         if isinstance(notice, GapNotice):
             end = min(notice.to_offset, part.end)

@@ -132,7 +132,8 @@ class Requeueing:
         number, name, epoch = group.stream.number, group.name, self._shard.epoch
         low = group.holdings.low
         if low > group.row.next:
-            # What is done so far is not between `next` and the position any more.
+            # The log knows records before the position as done by the position alone, which now
+            # moves back to the first of these: it is told of those since its last position.
             changes.append(GroupDone(number, name, [(group.row.next, low)], epoch))
         named = [(base, rows_of(mask)) for base, mask, _ in rows]
         ranges: list[Range] = [(offset, offset + 1) for offset in sorted(again)]

@@ -530,7 +530,7 @@ class Links:
         """Raise the credit of a receiver, which never falls."""
         receiver = link.receivers.get(command.subscription)
         if receiver is None:
-            # The receiver may have ended while the CREDIT was under way.
+            # The receiver may have ended while the CREDIT was under way; a client ignores this.
             self._refuse_unknown(link, command)
             return
         records = command.credit_records - receiver.credit_records

@@ -19,7 +19,7 @@ class Ledger:
     The records that were recovered are one piece until split() was told how their bytes lie.
     """
 
-    __slots__ = ("_piece_bytes", "_pieces", "asked_ms", "bytes", "split_asked", "whole")
+    __slots__ = ("_piece_bytes", "_pieces", "asked_ms", "bytes", "split_asked", "unsplit")
 
     def __init__(self, first: int, next: int, size: int) -> None:
         self._pieces: deque[list[int]] = deque()
@@ -27,7 +27,7 @@ class Ledger:
         self.bytes = size
         self.split_asked = False
         """Whether the index is asked how the bytes of the recovered piece lie."""
-        self.whole = next > first
+        self.unsplit = next > first
         """Whether the first piece is all that was recovered, not split yet."""
         self.asked_ms = 0
         """When the index was last asked for the age of the recovered records."""
@@ -69,15 +69,18 @@ class Ledger:
         self._pieces = joined
 
     def split(self, splits: list[tuple[int, int]]) -> None:
-        """Replace the recovered piece by finer ones: (next, bytes), ascending."""
-        if not self.whole:
+        """Replace the recovered piece by finer ones: (next, bytes), ascending.
+
+        Retention by size need not drop all that was recovered then.
+        """
+        if not self.unsplit:
             return
-        self.whole = False
+        self.unsplit = False
         old = self._pieces.popleft()
         size = 0
         for next, part in reversed(splits):
             if next <= old[0]:
-                self._pieces.appendleft([next, part, 0])
+                self._pieces.appendleft([next, part, 0])  # 0: when it came is not known
                 size += part
         self.bytes += size - old[1]
 
@@ -86,7 +89,7 @@ class Ledger:
         pieces = self._pieces
         while pieces and pieces[0][0] <= first:
             self.bytes -= pieces.popleft()[1]
-            self.whole = False
+            self.unsplit = False
         if not pieces:
             self.bytes = 0
 

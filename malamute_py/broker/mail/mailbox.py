@@ -29,12 +29,12 @@ DRAFT, CREATING, STANDING = range(3)
 
 
 class PutProgress(msgspec.Struct, eq=False, gc=False):
-    """One put of which a row was handed out, is leaving, or waits for a time."""
+    """One put of which a row was handed out, is on its way out, or waits for a time."""
 
     before: int
     """Attempts before this run of the broker."""
     held: int = 0
-    """Rows that a reader holds, or that are about to leave."""
+    """Rows that a reader holds, or that are on their way out."""
     delayed: int = 0
     """Rows that wait for a time."""
     once: int = 0

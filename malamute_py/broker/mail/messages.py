@@ -135,7 +135,10 @@ class Messages:
             self.runnable[mailbox] = None
 
     def leaving(self, mailbox: Mailbox, row: MessageRow, mask: int) -> None:
-        """Reserve free or delayed rows that are about to leave: no reader gets them any more."""
+        """Reserve free or delayed rows that are on their way out: no reader gets them any more.
+
+        Their removal is not in the log yet; if the log refuses it, they stay.
+        """
         progress = mailbox.progress_of(row)
         late = progress.delayed & mask
         if late:
@@ -156,7 +159,7 @@ class Messages:
             self.delays.drop(place)
 
     def left(self, mailbox: Mailbox, base: int, mask: int, row: MessageRow) -> None:
-        """Uncount rows that are gone from the tables. They were held or leaving before."""
+        """Uncount rows that are gone from the tables; they were held, or on their way out."""
         count = mask.bit_count()
         mailbox.messages -= count
         mailbox.held -= count
@@ -183,22 +186,25 @@ class Messages:
             mailbox.full_reported = False
 
     def release(self, mailbox: Mailbox, row: MessageRow, mask: int) -> None:
-        """Let rows wait again that were held or leaving."""
+        """Let rows wait again that a reader held, or that were on their way out.
+
+        The timer looks at those that have expired meanwhile.
+        """
         progress = mailbox.progress[row.base]
         progress.held &= ~mask
         mailbox.held -= mask.bit_count()
         mailbox.push(row.base, row.priority)
-        self._freed(mailbox, row)
+        self._expire_if_due(mailbox, row)
         self.wake(mailbox)
 
-    def _freed(self, mailbox: Mailbox, row: MessageRow) -> None:
-        """Have the timer look at rows that expired while a reader held them."""
+    def _expire_if_due(self, mailbox: Mailbox, row: MessageRow) -> None:
+        """Have the timer look at a put at once whose rows have expired while they did not wait."""
         if row.expires_at_ms and row.expires_at_ms <= self._shard.now_ms:
             # Other rows of the put may expire later; these have expired.
             self.expiries.set((mailbox.number, row.base), self._shard.now_ms)
 
     def stay(self, mailbox: Mailbox, row: MessageRow, mask: int) -> None:
-        """Let rows that were leaving wait again, each for its time by the tables."""
+        """Let rows that were on their way out wait again, each for its time by the tables."""
         rest = mask
         for at_ms, rows in times_of(row):
             some = rows & rest
@@ -227,7 +233,7 @@ class Messages:
         mailbox.held -= count
         mailbox.delayed += count
         self.delays.set((mailbox.number, row.base), progress.delay(mask, at_ms))
-        self._freed(mailbox, row)
+        self._expire_if_due(mailbox, row)
 
     @property
     def much_later_ms(self) -> int:
@@ -295,7 +301,7 @@ class Messages:
             self.expiries.set(place, following)
         progress = mailbox.progress.get(place[1])
         if progress is not None:
-            # A reader keeps the rows that it holds; `_freed` looks at rows that come back.
+            # A reader keeps the rows that it holds; `_expire_if_due` looks at rows that come back.
             mask &= ~progress.held
         if mask:
             self.leaving(mailbox, row, mask)
@@ -328,7 +334,7 @@ class Messages:
 
 
 class Leaving(Effect):
-    """Rows of one mailbox that are on their way out; `Messages.leaving` has been called."""
+    """Rows of one mailbox whose removal goes to the log; `Messages.leaving` has been called."""
 
     messages: Messages
     mailbox: Mailbox

@@ -266,7 +266,7 @@ class KeyCommands:
 
 
 def value_of(content: Content, row: int, time_ms: int) -> dict[str, Any]:
-    """Return one record for a RESULT, and its `bytes`.
+    """Return one record for a RESULT, and its `bytes`, which are taken off the link's room.
 
     A body in a codec goes out in its whole batch: the broker decompresses nothing.
     """

@@ -58,7 +58,7 @@ class Retention:
         settings, ledger = stream.settings, stream.ledger
         keep_from = stream.trim_asked
         if settings.max_bytes:
-            if ledger.whole and ledger.bytes > settings.max_bytes:
+            if ledger.unsplit and ledger.bytes > settings.max_bytes:
                 # The recovered piece is not dropped whole: most of it may be within the bound.
                 self._split_ledger(stream)
             else:

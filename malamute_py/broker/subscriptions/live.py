@@ -168,9 +168,11 @@ class Delivery:
         )
 
     def _unmatched(self, audience: Audience, job: Classing, error: Exception) -> None:
-        """Have the subscriptions of the first late batch take it on demand: it cannot be matched.
+        """Have the subscriptions of the first late batch read it on demand: it cannot be matched.
 
-        The late batches after it are given. Nothing happens where that batch is the first no more.
+        A late batch is put off, since its matching has not ended. On demand, each subscription
+        reads it from memory or the log at its own pace. The late batches after it are delivered.
+        Nothing happens where that batch is the first no more.
         """
         late = audience.late[0] if audience.late else None
         if late is not None and late.job is job:

@@ -132,7 +132,7 @@ class Moving:
         """Queue a transaction for a ring, unless its commit will never be durable."""
         if failure is not None:
             # Ring main has failed before the commit was durable: a start finds the commit or not.
-            self._note(transaction, MAIN, *failure)
+            self._note_put_off(transaction, MAIN, *failure)
             return
         lane = self._lanes.get(ring)
         if lane is None:
@@ -388,10 +388,10 @@ class Moving:
                 ring=lane.ring, code=code, reason=reason,
             )  # fmt: skip
         for waiting in (transaction, *lane.queue):
-            self._note(waiting, lane.ring, code, reason)
+            self._note_put_off(waiting, lane.ring, code, reason)
         self._later(bundle)
 
-    def _note(self, transaction: Transaction, ring: str, code: str, reason: str) -> None:
+    def _note_put_off(self, transaction: Transaction, ring: str, code: str, reason: str) -> None:
         """Note why a ring takes nothing of a transaction for now, and tell all that wait for it."""
         known = transaction.put_off.get(ring)
         since_ms = self._shard.now_ms if known is None else known.since_ms

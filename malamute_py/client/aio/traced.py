@@ -159,9 +159,9 @@ def of_stream(verb: Verb, *, many: bool = False) -> Verb:
 
     @wraps(verb)
     async def call(self: Any, *given: Any, **options: Any) -> Any:
-        named = [self._stream, *given]
-        with ending(of_call.begin(self._link, named, options)):
-            return await verb(self, *named[1:], **options)
+        with_place = [self._stream, *given]
+        with ending(of_call.begin(self._link, with_place, options)):
+            return await verb(self, *with_place[1:], **options)
 
     return cast("Verb", call)
 
@@ -184,9 +184,9 @@ class _WindowCall:
     def settled(self, count: int, outcome: Confirm | MalamuteError) -> None:
         """Take the outcome of a batch of `count` records; called by the link."""
         self._window.settled(count, outcome)
-        self.less(None if isinstance(outcome, Confirm) else outcome)
+        self.ended_one(None if isinstance(outcome, Confirm) else outcome)
 
-    def less(self, error: BaseException | None = None) -> None:
+    def ended_one(self, error: BaseException | None = None) -> None:
         """Count off a batch, or the call, and note what it met; locking as for added()."""
         if error is not None:
             failed(self._span, error)
@@ -208,19 +208,19 @@ def of_window(verb: Verb, *, many: bool = False) -> Verb:
     @wraps(verb)
     async def call(self: Any, *given: Any, **options: Any) -> Any:
         # sync: spans_of(self._link).end_due()
-        named = [self._stream, *given]
-        batches = _WindowCall(self, of_call.begin(self._link, named, options))
+        with_place = [self._stream, *given]
+        batches = _WindowCall(self, of_call.begin(self._link, with_place, options))
         outer = _WINDOW_CALL.set(batches)
         met: BaseException | None = None
         try:
-            return await verb(self, *named[1:], **options)
+            return await verb(self, *with_place[1:], **options)
         except BaseException as error:
             met = error
             raise
         finally:
             _WINDOW_CALL.reset(outer)
             if True:  # sync: with self._link.lock:
-                batches.less(met)
+                batches.ended_one(met)
             # sync: spans_of(self._link).end_due()
 
     return cast("Verb", call)
@@ -265,7 +265,7 @@ class TracedBulkPublisher(BulkPublisher):
             await super()._add(content, count, call)
         except BaseException:
             if True:  # sync: with self._link.lock:
-                call.less()
+                call.ended_one()
             raise
 
     # sync: def wait(self, timeout_ms: Wait = "default") -> None:

@@ -34,7 +34,7 @@ class MemberBase(SubscriptionBase):
         self._handed: list[int] = []
         """Offsets handed over last; acknowledged when the next is asked for."""
         self._handed_of: Any = None
-        """The batch that this is of."""
+        """The batch that the offsets of `_handed` were taken from."""
 
     def _handing(self, batch: Any, offsets: list[int]) -> None:
         """Note what is handed to the caller, if the next call is to acknowledge it."""

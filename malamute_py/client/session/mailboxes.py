@@ -462,7 +462,7 @@ class OpenedMailboxes(Acknowledging):
         """The session's own calls of these names; arrived: the reader looks again."""
         super().__init__(Acks(trackers, self.told), emit)
         self.own: frozenset[str] = frozenset()
-        """Names of the client's own mailbox, which is opened by none."""
+        """Names of the client's own mailbox, which is opened without a name."""
         self.not_held = 0
         """Acknowledgements that came too late: the message was another reader's by then."""
         self.route: Callable[[HandoutBatch, Batch, OpenedMailbox], Batch | None] = _all_left

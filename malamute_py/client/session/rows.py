@@ -115,7 +115,10 @@ def _add_columns(options: Options, more: list[More]) -> None:
 
 
 def rows_of_content(content: Any) -> list[OutgoingRow]:
-    """The rows of an encoded content, for another encoding of fewer of them."""
+    """Return the rows of a content that was sent and refused, so that it can be divided.
+
+    No caller waits for a row.
+    """
     parsed = Content(memoryview(content))
     stamp = Stamp(
         flags=0, lsn=0, bundle_lsn=0, synced_lsn=0, epoch=0, base_offset=0, append_time_ms=0,
@@ -131,14 +134,14 @@ def rows_of_content(content: Any) -> list[OutgoingRow]:
             body,
             len(body) if isinstance(body, bytes) else sum(map(len, body)),
             record.keys,
-            None,
-            More(
+            token=None,
+            more=More(
                 record.fields or None,
                 record.client_time_ms,
                 record.expires_at_ms,
                 record.properties or None,
             ),
-            packing,
+            packing=packing,
         )
         for body, record in zip(bodies, records, strict=True)
     ]

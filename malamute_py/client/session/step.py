@@ -177,7 +177,7 @@ class Step:
         """Records and numbers."""
         self.merge_limited = False
         """Whether the step moves a cursor, or has a request with a name of the caller's or an
-        encoded content: not every step may be taken together with it."""
+        encoded content: not every step may share a batch with it."""
         self.lent: list[tuple[Holder, list[int]]] = []
         self.state = OPEN
         self.token: Any = None

@@ -166,7 +166,7 @@ class OpenTransaction:
         for at, (place, row) in enumerate(rows):
             last = at == len(rows) - 1
             half = second if last or (first.count and first.size >= left.size // 2) else first
-            _put(half, place, row)
+            _put_in_half(half, place, row)
         self._halves += [second, first]
         return True
 
@@ -216,13 +216,13 @@ class OpenTransaction:
         return step
 
 
-def _put(chunk: Step, place: Place, row: Any) -> None:
-    """Add a row, or an encoded content, at the place where it was in another chunk."""
-    chunk.parts.setdefault(place, []).append(row)
+def _put_in_half(half: Step, place: Place, row: Any) -> None:
+    """Add a row, or an encoded content, of a chunk that is halved to one of its halves."""
+    half.parts.setdefault(place, []).append(row)
     if isinstance(row, OutgoingRow):
-        chunk.size += row.size + ROW_BYTES
-        chunk.count += 1
+        half.size += row.size + ROW_BYTES
+        half.count += 1
     else:
-        chunk.size += len(row) + STAMP_BYTES
-        chunk.count += content_count(row)
-        chunk.merge_limited = True
+        half.size += len(row) + STAMP_BYTES
+        half.count += content_count(row)
+        half.merge_limited = True

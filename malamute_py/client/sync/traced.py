@@ -140,9 +140,9 @@ def of_stream(verb: Verb, *, many: bool = False) -> Verb:
 
     @wraps(verb)
     def call(self: Any, *given: Any, **options: Any) -> Any:
-        named = [self._stream, *given]
-        with ending(of_call.begin(self._link, named, options)):
-            return verb(self, *named[1:], **options)
+        with_place = [self._stream, *given]
+        with ending(of_call.begin(self._link, with_place, options)):
+            return verb(self, *with_place[1:], **options)
 
     return cast("Verb", call)
 
@@ -165,9 +165,9 @@ class _WindowCall:
     def settled(self, count: int, outcome: Confirm | MalamuteError) -> None:
         """Take the outcome of a batch of `count` records; called by the link."""
         self._window.settled(count, outcome)
-        self.less(None if isinstance(outcome, Confirm) else outcome)
+        self.ended_one(None if isinstance(outcome, Confirm) else outcome)
 
-    def less(self, error: BaseException | None = None) -> None:
+    def ended_one(self, error: BaseException | None = None) -> None:
         """Count off a batch, or the call, and note what it met; locking as for added()."""
         if error is not None:
             failed(self._span, error)
@@ -188,19 +188,19 @@ def of_window(verb: Verb, *, many: bool = False) -> Verb:
     @wraps(verb)
     def call(self: Any, *given: Any, **options: Any) -> Any:
         spans_of(self._link).end_due()
-        named = [self._stream, *given]
-        batches = _WindowCall(self, of_call.begin(self._link, named, options))
+        with_place = [self._stream, *given]
+        batches = _WindowCall(self, of_call.begin(self._link, with_place, options))
         outer = _WINDOW_CALL.set(batches)
         met: BaseException | None = None
         try:
-            return verb(self, *named[1:], **options)
+            return verb(self, *with_place[1:], **options)
         except BaseException as error:
             met = error
             raise
         finally:
             _WINDOW_CALL.reset(outer)
             with self._link.lock:
-                batches.less(met)
+                batches.ended_one(met)
             spans_of(self._link).end_due()
 
     return cast("Verb", call)
@@ -245,7 +245,7 @@ class SyncTracedBulkPublisher(SyncBulkPublisher):
             super()._add(content, count, call)
         except BaseException:
             with self._link.lock:
-                call.less()
+                call.ended_one()
             raise
 
     def wait(self, timeout_ms: Wait = "default") -> None:

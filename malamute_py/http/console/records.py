@@ -144,7 +144,11 @@ async def _read(
     limit: int,
     **between: Any,
 ) -> None:
-    """Read what is between two places; limit: records after which it ends; 0: none."""
+    """Read what is between two places of a stream into `rows`.
+
+    limit: records after which reading ends; 0: no limit. between: `start`, and `until` or `end`, as
+    of subscribe().
+    """
     credit = limit or 4 * RECORDS_MAX
     async with client.subscribe(
         stream, pattern or "#", credit_records=credit, credit_bytes=_CREDIT_BYTES,

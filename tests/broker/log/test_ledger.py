@@ -7,9 +7,9 @@ from malamute_py.broker.log.ledger import PIECES_MAX, Ledger
 
 def test_a_recovered_piece_is_whole_until_it_is_split_or_gone() -> None:
     ledger = Ledger(0, 100, 10_000)
-    assert (ledger.whole, ledger.first_piece_end) == (True, 100)
+    assert (ledger.unsplit, ledger.first_piece_end) == (True, 100)
     ledger.split([(50, 4_000), (100, 5_000)])
-    assert (ledger.whole, ledger.bytes, ledger.first_piece_end) == (False, 9_000, 50)
+    assert (ledger.unsplit, ledger.bytes, ledger.first_piece_end) == (False, 9_000, 50)
     ledger.split([(100, 1)])
     assert ledger.bytes == 9_000
     ledger.add(110, 500, 1)
@@ -17,10 +17,10 @@ def test_a_recovered_piece_is_whole_until_it_is_split_or_gone() -> None:
     gone = Ledger(0, 100, 10_000)
     gone.add(110, 500, 1)
     gone.trimmed(100)
-    assert (gone.whole, gone.bytes) == (False, 500)
+    assert (gone.unsplit, gone.bytes) == (False, 500)
     gone.split([(110, 1)])
     assert (gone.bytes, gone.recovered_end) == (500, 0)
-    assert not Ledger(5, 5, 0).whole
+    assert not Ledger(5, 5, 0).unsplit
 
 
 def test_pieces_that_were_recovered_are_joined_apart_from_those_with_a_time() -> None:
