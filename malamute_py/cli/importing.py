@@ -331,7 +331,7 @@ class _Import:
         self._added += chunk.count
 
     def _settle(self) -> None:
-        """Wait for the oldest step."""
+        """Wait for the oldest step; count its records as added, or as known from an earlier run."""
         pending, count = self._under_way.popleft()
         if pending.result().duplicate:
             self._known += count

@@ -67,7 +67,11 @@ class Out(NamedTuple):
         return rows
 
     def gather(self, rows: list[Row], stamp: Stamp, left: int, *, known: bool = False) -> int:
-        """Take all rows that are wanted of a batch; returns what is left of a read's bound."""
+        """Take all rows that are wanted of a batch; returns what is left of a read's bound.
+
+        left: bytes of the bound before. Returns 0, which ends the read, if the gathered batch is
+        full. known: the batch was searched before, which makes it cost less of the bound.
+        """
         gathering = self.gathering
         left -= least_cost(stamp.size, known=known)
         if rows:

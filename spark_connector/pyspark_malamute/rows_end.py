@@ -19,7 +19,8 @@ _END_OF_STREAM: Final = struct.pack("!i", -4)
 def end_check(rows: Iterator[Any]) -> Callable[[], bool]:
     """Return a function that says, once `rows` has ended, whether Spark sent all of them.
 
-    rows: as PySpark hands them to a writer, before the first is taken.
+    rows: as PySpark hands them to a writer, before the first is taken. The function says True
+    where PySpark keeps its socket elsewhere than expected.
     """
     try:
         # The rows are a map over the generator that reads Arrow batches from the socket.

@@ -135,6 +135,7 @@ def commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None])
                 _check_committed(batch, published.commit.rows, rows)
     finally:
         if not mine.has_credential:
+            # An identity that was asked for by name has one link: the next driver's, elsewhere.
             links.drop(mine)
 
 

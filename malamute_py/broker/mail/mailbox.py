@@ -65,7 +65,7 @@ class PutProgress(msgspec.Struct, eq=False, gc=False):
         return self.before + times + 1, same
 
     def delivered(self, mask: int) -> None:
-        """Count one more delivery of rows."""
+        """Count one more delivery of rows: the first in `once`, later ones in `often`."""
         again = self.once & mask
         self.once |= mask
         if not again:
@@ -79,7 +79,7 @@ class PutProgress(msgspec.Struct, eq=False, gc=False):
             for number, some in ((count, rows & ~again), (count + 1, here)):
                 if some:
                     moved[number] = moved.get(number, 0) | some
-        if rest:
+        if rest:  # rows that were delivered once before
             moved[2] = moved.get(2, 0) | rest
         self.often = moved
 

@@ -243,7 +243,7 @@ class Moving:
         )  # fmt: skip
 
     def moved(self, bundle: _Bundle, whole: bool, end_lsn: int) -> None:
-        """Take the news that the log has a bundle."""
+        """Take the news that the log has a bundle; whole: it was all that was still staged."""
         transaction, lane = bundle.transaction, bundle.lane
         if bundle.given_up:
             self._gave_up(transaction, lane.ring, bundle.given_up)

@@ -74,7 +74,7 @@ class Subscription(SubscriptionBase):
         return self._reading.ended
 
     async def accepted(self, timeout_ms: Wait = "default") -> Position:
-        """Wait until the broker accepted; where delivery begins. Raises the refusal, or Timeout."""
+        """Return where delivery begins, once the broker accepts. Raises its refusal, or Timeout."""
         reading = self._reading
         if True:  # sync: with self._link.lock:
             await self._link.until(

@@ -71,7 +71,7 @@ class SyncSubscription(SubscriptionBase):
         return self._reading.ended
 
     def accepted(self, timeout_ms: Wait = "default") -> Position:
-        """Wait until the broker accepted; where delivery begins. Raises the refusal, or Timeout."""
+        """Return where delivery begins, once the broker accepts. Raises its refusal, or Timeout."""
         reading = self._reading
         with self._link.lock:
             self._link.until(

@@ -155,7 +155,7 @@ def load_state(folder: ReadableFolder) -> State | None:
     for version in reversed(_versions(folder)):
         entries.append(_entry(folder, version))
         if entries[-1].whole:
-            break
+            break  # it has the state by itself, without the entries before it
     state: State | None = None
     for entry in reversed(entries):
         state = applied(state, entry)
