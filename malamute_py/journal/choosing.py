@@ -88,7 +88,11 @@ def choose(
     client_time: tuple[int, int] | None,
     headers: HeaderIndex | None = None,
 ) -> list[bool]:
-    """For each entry, whether it may hold a match."""
+    """Return for each entry whether it may hold a match.
+
+    search: None: every header is wanted. client_time: [least, most) of a record's client time.
+    headers: the ones that are searched in place of the stream's.
+    """
     mask = np.ones(len(entries.ordinals), np.bool_)
     if search is not None and stream < UNINDEXED_FROM and len(mask):
         headers = headers or index.headers(stream)

@@ -232,7 +232,11 @@ def _step(
     depth: int,
     onward: dict[tuple[_PartNode, ...], list[int]],
 ) -> None:
-    """Go one part further with subjects that have met the same nodes so far."""
+    """Go one part further with subjects that have met the same nodes so far.
+
+    places: of those subjects in `parts`, which has the parts of each. depth: the part to compare.
+    onward: gets the nodes that are met, with the places of the subjects that meet them.
+    """
     common: list[_PartNode] = []
     literals: list[dict[str, _PartNode]] = []
     for node in nodes:

@@ -545,7 +545,7 @@ class GroupReader:
     def _take_in_newest(
         self, group: Group, keys: Keys, batch: StampedBatch, offsets: Sequence[int]
     ) -> bool:
-        """Read those rows of a batch that are newest records; False: the group waits for that.
+        """Read those rows of a batch that are newest records; False: the batch is matched first.
 
         A batch that stays together may have other rows, which newer records have replaced, and
         newest ones of which there is another copy.

@@ -224,6 +224,7 @@ class Compaction:
         """Forget keys whose newest record lies in damage: nothing is left that could be kept."""
         read = {offset for _, offsets in copies.batches for offset in offsets}
         for subject, offset in copies.records:
+            # A key whose newest record is another by now has lost nothing.
             if offset not in read and copies.keys.find(subject) in (
                 (offset, False),
                 (offset, True),
