@@ -14,7 +14,11 @@ from malamute_py.changelog.records import Range, Tries
 
 
 def with_tries(tries: list[Tries], ranges: Iterable[Range], why: str) -> list[Tries]:
-    """Return the attempts of records once each record of the ranges has one more."""
+    """Return the attempts with one more for each record of the ranges.
+
+    The caller compares them with attempts_max, from which on a record is a dead letter. why: how
+    the newest attempt ended.
+    """
     merged = tries[:]
     for first, end in ranges:
         at, stop, kept = _within(merged, first, end)

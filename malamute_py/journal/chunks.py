@@ -48,7 +48,9 @@ class Runs:
         self._data = data
         self._out = out
         self._spans: list[tuple[int, int, int, int]] = []
+        """(place in the run, size, base, count) of each batch of the run in hand."""
         self._pieces: list[tuple[int, int]] = []
+        """(begin, end) in the chunk; more than one: holes lie between, which a copy closes."""
         self._next = -1
         self._size = 0
 

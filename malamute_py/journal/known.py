@@ -51,7 +51,10 @@ class KnownBatch:
                  "size", "stamp", "table", "weight")  # fmt: skip
 
     def __init__(self, stamp: Stamp, lead: bytes, content: Content, crcs: array[int]) -> None:
-        """lead: bytes of the stamp. crcs: of the content before each block, and of all of it."""
+        """lead: the stamp as it lies on disk, compared before rows are taken.
+
+        crcs[i]: checksum of the content before block i; the last one is of all of it.
+        """
         at = content.sections
         self.stamp = stamp
         self.size = stamp.size

@@ -213,7 +213,9 @@ class Reader:
     ) -> tuple[int, int]:
         """Read rare rows by themselves, and between them the entries to be read whole, into `out`.
 
-        left: bytes that the read may still return. Returns the offset come to, and the bytes left.
+        rare: its spots say where each wanted row lies; its list `whole` says which entries may hold
+        a match without a spot. left: bytes that the read may still return. Returns the offset come
+        to, and the bytes left.
         """
         whole, nexts, spots = rare.whole, entries.rows["next"], rare.spots
         begin = spots_from = 0

@@ -418,14 +418,17 @@ class Index:
             heappush(self._free, number)
 
     def _note(self, number: int, predicate: Predicate | None) -> None:
-        """Tell the memo that a pattern came or went; its log may then free a number."""
-        left = self._memo.note(number, predicate)
-        if left is None:
+        """Tell the memo that a pattern came or went.
+
+        The oldest entry then falls out of the memo's log, and its number may be used again.
+        """
+        forgotten = self._memo.note(number, predicate)
+        if forgotten is None:
             return
-        self._leaving[left] -= 1
-        if not self._leaving[left]:
-            del self._leaving[left]
-            self._vacate(left)
+        self._leaving[forgotten] -= 1
+        if not self._leaving[forgotten]:
+            del self._leaving[forgotten]
+            self._vacate(forgotten)
 
 
 class Classing:

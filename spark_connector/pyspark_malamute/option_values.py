@@ -239,7 +239,7 @@ _OPPOSITES: Final = (
 
 
 def _opposite(typed: str, name: str) -> bool:
-    """Whether two names of options differ by opposite words, as min and max."""
+    """Whether names differ by opposite words, so that "did you mean" offers no max for a min."""
     return any(
         (one in typed and other in name and other not in typed)
         or (other in typed and one in name and one not in typed)

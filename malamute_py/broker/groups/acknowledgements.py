@@ -172,7 +172,11 @@ class Acknowledgements:
     def _return_unlogged(
         self, group: Group, member: Member, picked: Picked, after_ms: int, _: int
     ) -> None:
-        """Let records that a member has given back wait again, at once or after a pause."""
+        """Let records that a member has given back wait again, at once or after a pause.
+
+        The log is not told, for no attempt is counted. picked: pages, each with the bits of its
+        records. after_ms: the pause.
+        """
         holdings = group.holdings
         late: Picked = []
         for page, mask in picked:

@@ -476,9 +476,12 @@ class Dispatch(Generic[Batch, Worker]):
             self.turns[workers] = None
 
     def emptied(self, queue: SubjectQueue[Batch, Worker]) -> None:
-        """Forget a queue that has become empty, if there are many queues."""
+        """Forget a queue that has become empty, if there are many queues.
+
+        Others are kept, empty, for the next request of their subject.
+        """
         if len(self.by_subject) > SUBJECTS_KEPT:
-            # By `takers`, not takers_of(): it is filed where it was looked up last.
+            # The offers that listed it at the last look-up; takers_of() might compute other ones.
             for workers in queue.takers:
                 workers.of(queue).filed.pop(queue, None)
             priority, subject = queue.priority, queue.subject

@@ -423,6 +423,8 @@ class Publishing:
             return []
         assert not self._handed, "take_ready() before every bundle of the last one was answered"
         self._queue = []
+        # What the last answers noted: which rings refused a batch of a transaction, and how many
+        # batches behind such a one stand at the head of the queue again (see refused()).
         self._spared.clear()
         self._again = 0
         # Bundles of one ring stand together, so that the shell can write them in one call.

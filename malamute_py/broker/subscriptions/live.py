@@ -1,10 +1,11 @@
 """Live delivery: the hot window, and the fan-out of each batch as it comes.
 
-Owns the memory of the newest batches, and the turn in which live subscriptions take a batch. The
-rules: one encoding for each selection group, its frames shared by reference; a subscription that
-has no credit or no room for a batch that it selects goes on demand in that turn, and loses nothing;
-a live subscription that selects nothing of a batch costs nothing. Source: docs/design.md (Speed;
-Flow control).
+Owns the hot window, which is the newest batches of all streams in memory, from which readers a
+little behind are served without the journal; and the turn in which live subscriptions take a batch.
+The rules: one encoding for each selection group, its frames shared by reference; a subscription
+that has no credit or no room for a batch that it selects goes on demand in that turn, and loses
+nothing; a live subscription that selects nothing of a batch costs nothing. Source: docs/design.md
+(Speed; Flow control).
 """
 
 from __future__ import annotations
@@ -64,7 +65,10 @@ class Delivery:
     # --- the hot window -----------------------------------------------------------------
 
     def keep(self, batch: StampedBatch) -> None:
-        """Put a batch into the hot window; the oldest batches of all streams leave for it."""
+        """Put a batch into the hot window, from which readers a little behind are served.
+
+        Such a read needs no journal. The oldest batches of all streams leave when it is full.
+        """
         self._hot.append(batch)
         batch.stream.hot.append(batch)
         self.hot_bytes += batch.memory

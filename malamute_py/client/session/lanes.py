@@ -82,7 +82,10 @@ class OutgoingBatch(ABC):
         """Make an empty batch of the same kind for the same place."""
 
     def part(self, rows: list[Any]) -> OutgoingBatch:
-        """Make a batch of some of the rows, which takes this one's turn."""
+        """Make a batch of some of the rows, when this one is split or loses rows.
+
+        It keeps this one's place in the order (`serial`).
+        """
         part = self.alike()
         part.rows = rows
         part.bytes = size_of(rows)

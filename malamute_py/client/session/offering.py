@@ -222,7 +222,7 @@ class OfferingOwner(Protocol):
         """Withdraw the replies that wait after one that came too late."""
 
     def give_up(self, request: RequestBase, error: MalamuteError) -> None:
-        """Fail a request of which a reply was refused for good."""
+        """Warn that a reply was refused for good, and turn the request's end into FAILED."""
 
     def hold(self, offering: Offering) -> None:
         """Begin to renew the leases of an offer."""
@@ -302,7 +302,10 @@ class Offering(Opened):
         return None
 
     def finish(self, request: RequestBase) -> bool:
-        """Note that the end of a request is about to be sent; False: it was sent already."""
+        """Mark a request as finished; False: it was before.
+
+        Its end is about to be sent, or it is not this worker's any more.
+        """
         if request.finished:
             return False
         request.finished = True

@@ -188,11 +188,11 @@ class Offerings(Acknowledging):
         self.emit(Settled([pair for pair in pairs if pair[0] is not None]))
 
     def give_up(self, request: RequestBase, error: MalamuteError) -> None:
-        """Fail a request of which a reply was refused for good, with the reason.
+        """Warn that a reply was refused for good, and turn the request's end into FAILED.
 
-        No caller waits for that reply, or the request has its end already. A last reply that
-        follows it has not left: what follows a reply leaves when that is answered. One that had
-        left could not be taken back, and the warning would be all.
+        The requester is thus not told that it was completed. No caller waits for that reply, or the
+        request has its end already. A last reply that follows the refused one is taken back: it has
+        not left, for what follows a reply leaves when that is answered.
         """
         reason = str(error)
         self.warnings.add(

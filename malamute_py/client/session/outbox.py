@@ -82,7 +82,7 @@ class KeyedBatch(OutgoingBatch):
         return self.state == OVER
 
     def part(self, rows: list[Any]) -> OutgoingBatch:
-        """Make a batch of some of the rows, which takes this one's turn under a key of its own."""
+        """Make a batch of some of the rows, in this one's place but under a key of its own."""
         part = super().part(rows)
         assert isinstance(part, KeyedBatch)
         part.tally = self.tally

@@ -483,7 +483,7 @@ class Session:
         return events
 
     def _others_wait(self) -> bool:
-        """Whether anything but records is to leave now."""
+        """Whether something besides records waits to leave: then records wait for no company."""
         return (
             any(outgoing.waits for outgoing in self.outgoing if outgoing is not self.publisher)
             or self.pending.waits

@@ -52,8 +52,8 @@ class SyncTransaction:
         self._step: Step | None = None
         """The beginning or chunk that is under way, whose answer `_future` gets; without a future
         one whose wait was over, which is asked for again."""
-        self._asked: Step | None = None
-        """The step that commits, where it was not answered."""
+        self._commit_unanswered: Step | None = None
+        """The step that commits, as long as the broker has not answered it."""
         self._committed: Confirmation | None = None
         """Answer to the commit, as long as records of it may be on their way to their streams."""
         self._future: Pending[Confirmation] | None = None
@@ -107,13 +107,13 @@ class SyncTransaction:
         """Return the words of a Timeout for how far the commit has come."""
         if self._committed is not None:
             return APPENDED
-        if self._asked is not None:
+        if self._commit_unanswered is not None:
             return COMMIT
         return STAGED if self._opened.open else NOT_STAGED
 
     def _decide(self, until_ms: int | None) -> Confirmation:
         """Have the broker decide; a refusal ends the transaction."""
-        opened, step = self._opened, self._asked
+        opened, step = self._opened, self._commit_unanswered
         if step is None:
             opened.check_open()
         try:
@@ -124,26 +124,30 @@ class SyncTransaction:
                 step = opened.repeated(step)
             return self._commit(step, until_ms)
         except BrokerRefused:
-            self._asked = None
+            self._commit_unanswered = None
             # A part of it cannot be had any more: the rest is not to wait for its timeout.
             with contextlib.suppress(MalamuteError):
                 self._end(_left(until_ms))
             raise
 
     def _commit(self, step: Step, until_ms: int | None) -> Confirmation:
-        """Send the step that commits until it is taken; what has not left goes along."""
+        """Send the commit; records that were not sent yet go in the same step.
+
+        Records of a stream with a ring of its own cannot go along: they are staged, and the commit
+        is sent again.
+        """
         opened = self._opened
         while True:
-            self._asked = step
+            self._commit_unanswered = step
             try:
                 confirmation = self._take(step, _left(until_ms))
             except BrokerRefused as error:
                 # Where a stream has a ring of its own, what goes there is staged before the commit.
                 if error.code != "cross_ring" or opened.was_staged:
-                    self._asked = None
+                    self._commit_unanswered = None
                     self._stage_smaller(error, _left(until_ms))
             else:
-                self._asked = None
+                self._commit_unanswered = None
                 return confirmation
             step = opened.commit_again()
 

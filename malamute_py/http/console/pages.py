@@ -313,9 +313,12 @@ def _bounds(broker: Mapping[str, Any]) -> list[tuple[str, int, int]]:
 
 
 def _listed(
-    query: Query, entries: Iterable[tuple[T, list[Trouble]]], there: int, **more: Any
+    query: Query, entries: Iterable[tuple[T, list[Trouble]]], count: int, **more: Any
 ) -> Values:
-    """One page of a list: what is in trouble comes first."""
+    """Return one page of a list: what is in trouble comes first.
+
+    count: of all entries that were found, of which LISTED_MAX are listed.
+    """
     rows = list(entries)[:LISTED_MAX]
     rows.sort(key=lambda each: -max((trouble.weight for trouble in each[1]), default=0.0))
     pages = max(1, -(-len(rows) // ROWS_MAX))
@@ -323,7 +326,7 @@ def _listed(
     return {
         "rows": rows[(number - 1) * ROWS_MAX : number * ROWS_MAX],
         "listed": len(rows),
-        "unlisted": there > LISTED_MAX,
+        "unlisted": count > LISTED_MAX,
         "page": number,
         "pages": pages,
         **more,

@@ -274,7 +274,10 @@ class CheckpointProcess:
 
 
 def environment() -> dict[str, str]:
-    """Return the broker's environment, with the place of this program in its path."""
+    """Return the broker's environment for a child process, which is to find the same code.
+
+    PYTHONPATH begins with the directories of this package and of malamute_protocol.
+    """
     protocol = malamute_protocol.__file__
     homes = [str(Path(__file__).resolve().parents[3])]
     if protocol:

@@ -61,8 +61,9 @@ def program(addresses: Iterable[str]) -> bytes:
 
 
 def shut(listening: socket.socket) -> None:
-    """Have the kernel drop all connection requests; turn_away() ends it.
+    """Have the kernel drop all connection requests; turn_away() lets requests in again.
 
+    The watchdog does so while a turn of the loop lasts too long and memory grows.
     An accepted connection has its listening socket's filter, so only requests may be dropped here.
     Raises OSError where the kernel has no such filters.
     """
