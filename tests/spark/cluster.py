@@ -80,9 +80,11 @@ class Cluster:
         until = time.monotonic() + WAIT_S
         while time.monotonic() < until:
             for process in psutil.Process(self._worker.pid).children(recursive=True):
-                if any(_EXECUTOR in word for word in process.cmdline()):
-                    process.kill()
-                    return
+                # A child of the executors may end between the listing and the look at it.
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if any(_EXECUTOR in word for word in process.cmdline()):
+                        process.kill()
+                        return
             time.sleep(0.1)
         raise AssertionError("no executor was started")
 
