@@ -34,6 +34,7 @@ def open_log(level: str = "info", form: str = "auto", stream: TextIO | None = No
     console = form == "console" or (form == "auto" and out.isatty())
     render: Any
     if console:
+        # By place: versions of structlog name this width otherwise.
         render = structlog.dev.ConsoleRenderer(28, colors=out.isatty())
     else:
         render = structlog.processors.JSONRenderer(sort_keys=False, default=str)

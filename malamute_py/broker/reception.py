@@ -192,7 +192,7 @@ class Reception:
         elif link.results >= settings.link_results_max and kind in ANSWERED:
             self._links.refuse(
                 link, NUMBERS[kind], reference_of(command), "wait",
-                "too many results wait to be sent", settings.retry_ms,
+                "too many results wait to be sent",
             )  # fmt: skip
         else:
             try:

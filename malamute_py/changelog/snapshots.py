@@ -8,11 +8,15 @@ The queues are not part of it: they have a checkpoint of their own. Source: docs
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
 from malamute_py.changelog.tables import Tables
+
+MARK: Final = 1 << 62
+"""Producer ids from here on mark the batches of transactions in rings of streams' own (see
+broker/streams/arrivals.py): no producer of a client has one."""
 
 
 class Sequence64(msgspec.Struct, array_like=True):

@@ -187,7 +187,7 @@ class KnownBatches:
             content.check_codes()
             content.bodies()
         except BatchError:
-            return  # whoever takes it apart tells what is wrong with it
+            return  # The reader that takes it apart tells what is wrong with it.
         covered = np.frombuffer(data, np.uint8, end - begin - CRC_FROM, begin + CRC_FROM)
         crc, crcs = 0, array("I", (0,))
         for first in range(0, len(covered), _BLOCK_BYTES):

@@ -112,7 +112,7 @@ class SegmentMap:
 
     def copy(self, begin: int, size: int) -> bytes:
         """Return a copy of a small part, shorter at the end of the file. Raises OSError."""
-        # *A third of the time that bringing in a mapped page and copying of it takes.
+        # This takes a third of the time of bringing in a mapped page and copying from it.
         if self._fd < 0:
             self._open()
         return os.pread(self._fd, size, begin)

@@ -12,13 +12,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from struct import Struct
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
+from malamute_protocol.content import HEAD, Head
 from malamute_protocol.stamp import DATA, LAST_OF_BUNDLE, SNAPSHOT, Stamp
 from malamute_py.changelog.applying import TABLE_CHANGES, apply
 from malamute_py.changelog.records import decode_change
-from malamute_py.changelog.snapshots import decode_snapshot
+from malamute_py.changelog.snapshots import MARK, decode_snapshot
 from malamute_py.changelog.tables import Queues, Tables
 from malamute_py.journal import FileStorage, Follower, FollowLost
 from malamute_py.journal.layout import RingMeta, segment_name
@@ -26,11 +26,6 @@ from malamute_py.journal.marks import parse_snapshot
 from malamute_py.store.database import connect, position_of
 from malamute_py.store.loading import load
 from malamute_py.store.reading import MAIL_STREAM, Changes
-
-MARK: Final = 1 << 62
-"""Producer ids from here on are marks, as broker/streams/arrivals.py has it."""
-_PRODUCER_AT: Final = 24
-_PRODUCER: Final = Struct("<Q")
 
 
 class Asked(NamedTuple):
@@ -135,7 +130,7 @@ class Cut:
 
     def _lacks(self, stamp: Stamp, content: memoryview) -> bool:
         """Whether the copy of ring main lacks the commit of a batch of a transaction."""
-        (producer,) = _PRODUCER.unpack_from(content, _PRODUCER_AT)
+        producer = Head._make(HEAD.unpack_from(content)).producer_id
         if producer < MARK:
             return False
         self._seen[producer - MARK] = stamp.lsn

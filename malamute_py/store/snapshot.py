@@ -4,9 +4,9 @@ Owns the copy of rings and tables that belong together, without asking the broke
 rules: a ring is copied up to a position that is proven to be synced, and no further; ring main is
 copied at least as far as the tables, and as everything that was there when the copy was asked for;
 segments that the ring gave up while it was read are left out, in front only; no transaction is in
-the copy in part or comes twice from it (cuts.py); a copy gets its name
-only when it is whole and verified; a restored directory begins far above every epoch that the
-original may have had since. Source: journal/FORMAT.md, sections 2 to 5; docs/design.md, Queues and
+the copy in part or comes twice from it (cuts.py); a copy gets its name only when it is whole and
+verified; a restored directory begins far above every epoch that the original may have had since.
+Source: journal/FORMAT.md, sections 2 to 5; docs/design.md, Queues and
 the checkpoint.
 """
 
@@ -438,12 +438,9 @@ class _RingCopy:
         copy = FileStorage(self._to, read_only=True)
         return decided(database, copy, self._meta, self._first, self._at)
 
-    def cut(self, asked: Asked | None, main: Callable[[], Decided]) -> None:
-        """Take back the end of the copy that ring main's copy does not fit to: see cuts.py.
-
-        asked: None: the ring was made later.
-        """
-        asked, size = asked or Asked(0, None), self._size
+    def cut(self, asked: Asked, main: Callable[[], Decided]) -> None:
+        """Take back the end of the copy that ring main's copy does not fit to: see cuts.py."""
+        size = self._size
         first = max(self._first, (asked.end - 1) // size * size)
         follower = Follower(FileStorage(self._to, read_only=True), self._meta)
         end = Cut(follower, asked.end, main).find(first, self._at)

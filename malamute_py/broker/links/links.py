@@ -523,7 +523,7 @@ class Links:
         settings = self._shard.settings
         if link.queries >= settings.link_queries_max:
             reason = "too many unanswered questions on this link"
-            raise BrokerRefused("wait", reason, settings.retry_ms)
+            raise BrokerRefused("wait", reason)
         link.queries += 1
 
     def credit(self, link: Link, command: Credit) -> None:

@@ -258,11 +258,10 @@ class Steps:
             raise BrokerRefused("window", link.overrun(settings.window_bytes))
         if adds and self.pressed:
             raise BrokerRefused(
-                "wait", "the log waits for its checkpoint: only what frees it is taken",
-                settings.retry_ms,
-            )  # fmt: skip
+                "wait", "the log waits for its checkpoint: only what frees it is taken"
+            )
         if size and self.unsettled_bytes + size > settings.unsynced_bytes_max:
-            raise BrokerRefused("wait", "too much waits for the disk", settings.retry_ms)
+            raise BrokerRefused("wait", "too much waits for the disk")
 
     def check_ring(self) -> None:
         """Raise BrokerRefused when ring main refuses every append."""

@@ -151,9 +151,7 @@ class Puts:
             # `none` must not wait for the disk, nor pretend that it did.
             if not mailbox.pending:
                 self.mailboxes.create(mailbox)
-            raise BrokerRefused(
-                "wait", f"mailbox '{name}' is being created", self._shard.settings.retry_ms
-            )
+            raise BrokerRefused("wait", f"mailbox '{name}' is being created")
         else:
             part.changes = [put]
         return part
@@ -288,7 +286,6 @@ class Puts:
                 f"mailbox '{mailbox.name}' is full: it has {mailbox.messages} of at most "
                 f"{count_max} messages, {mailbox.bytes} of {bytes_max} bytes; "
                 f"{count} of {size} bytes are too much",
-                settings.retry_ms,
             )
         stored_bytes = self.mailboxes.stored_bytes[mailbox.memory] + size
         if mailbox.memory:
@@ -298,10 +295,10 @@ class Puts:
                 )
             if stored_bytes > settings.mail_memory_bytes_max:
                 self._shard.counters["mail_memory_full"] += 1
-                raise BrokerRefused("wait", "the mailboxes in memory are full", settings.retry_ms)
+                raise BrokerRefused("wait", "the mailboxes in memory are full")
         elif stored_bytes > settings.mail_bytes_max:
             self._shard.counters["mail_full"] += 1
-            raise BrokerRefused("wait", "the mailboxes are full", settings.retry_ms)
+            raise BrokerRefused("wait", "the mailboxes are full")
 
     def _report_full(self, mailbox: Mailbox) -> None:
         """Count a refusal by a full mailbox; report the first until the mailbox has room again."""

@@ -19,10 +19,8 @@ import numpy as np
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.streams.producers import ProducerStream
-from malamute_py.changelog.snapshots import PackedSequence, Sequence64, pack_sequence
+from malamute_py.changelog.snapshots import MARK, PackedSequence, Sequence64, pack_sequence
 
-MARK: Final = 1 << 62
-"""Producer ids from here on are marks: no producer of a client has one."""
 _CRC_AT: Final = 8
 _CRC: Final = Struct("<I")
 _PRODUCER_AT: Final = 24

@@ -259,7 +259,7 @@ class Catalogue:
             refused("forbidden", f"you may not create stream '{name}'", 0)
             return
         if self._waiting_count >= settings.waiting_commands_max:
-            refused("wait", "too much waits for streams to be created", settings.retry_ms)
+            refused("wait", "too much waits for streams to be created", 0)
             return
         if waiting is None:
             try:

@@ -555,8 +555,7 @@ class Publishing:
                 self._again += 1
                 return
             # What was admitted behind the refused batch must be admitted anew.
-            code, reason = "wait", "a batch of a transaction before it was refused"
-            retry_ms = self._shard.settings.retry_ms
+            code, reason, retry_ms = "wait", "a batch of a transaction before it was refused", 0
         self._shard.counters["appends_refused"] += 1
         self._drop(pending, code, reason, retry_ms)
         if staged:

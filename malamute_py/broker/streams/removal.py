@@ -117,10 +117,7 @@ class Removal:
     def _check_durable(self, stream: Stream, before: int) -> None:
         """Raise BrokerRefused unless ring main cannot be durable before the records are."""
         if before > stream.visible_next and stream.settings.ring_bytes:
-            raise BrokerRefused(
-                "wait", "records before this offset are not on the disk yet",
-                self._shard.settings.retry_ms,
-            )  # fmt: skip
+            raise BrokerRefused("wait", "records before this offset are not on the disk yet")
 
     def _trim(self, stream: Stream, before: int, by: str, failure: tuple[str, str] | None) -> None:
         """Let a trim take effect, since ring main is durable up to it.

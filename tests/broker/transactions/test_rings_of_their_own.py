@@ -8,7 +8,7 @@ import pytest
 
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
-from malamute_py.broker.streams.arrivals import MARK
+from malamute_py.changelog.snapshots import MARK
 from tests.broker.shell import bodies
 from tests.broker.transactions.test_transactions import ID, World, code, of_bodies
 
