@@ -638,7 +638,16 @@ class Broker:
     # --- out --------------------------------------------------------------------------------
 
     def take_ready(self) -> Ready:
-        """Return all that is to be done now; each bundle is answered before the next call."""
+        """Do a share of what can be done at once; return all that is to be done now.
+
+        Each bundle is answered before the next call.
+        """
+        if any(self._queues):
+            self._work()
+        return self.take_outgoing()
+
+    def take_outgoing(self) -> Ready:
+        """Return what is to be done now; what can be done at once is left to take_ready()."""
         shard, on_demand, groups = self._shard, self._on_demand.turns, self._groups.reader.turns
         if (
             self._reception.acks
@@ -647,8 +656,6 @@ class Broker:
             and not self._services.runnable
         ):
             self._reception.take_acks()
-        if any(self._queues):
-            self._work()
         if self._links.ended:
             self._forget_ended_links()
         appends = self._appends()
@@ -716,7 +723,8 @@ class Broker:
         if self._reception.acks or self._ahead or self._links.ended or not self._steps.idle:
             return self._shard.now_ms
         if any(self._queues) and (
-            self._on_demand.turns.runnable or mail.runnable or services.runnable
+            self._delivery.fallen
+            or self._on_demand.turns.runnable or mail.runnable or services.runnable
             or groups.reader.turns.runnable or self._matching.queue
         ):  # fmt: skip
             return self._shard.now_ms
