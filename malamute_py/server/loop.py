@@ -450,6 +450,7 @@ class Loop:
         frame_bytes, share, meter = listener.frame_bytes, self._share_commands, self._meter
         taken = worked = 0
         count = dropped = 0
+        until, late = self._take_until, False
         while count < self._burst_messages:
             # The time also bounds messages that are only put after others: to take up 256 of them,
             # of 1,000 frames each, took 264 ms.
@@ -459,12 +460,14 @@ class Loop:
                     self._counters["messages_in_total"] += 1
                     self._counters["bytes_in_total"] += taken
                     return True
-                if (
-                    taken >= self._burst_bytes
-                    or worked >= self._burst_commands
-                    or meter() >= self._take_until
+                if meter() >= until or (
+                    not late and (taken >= self._burst_bytes or worked >= self._burst_commands)
                 ):
-                    break
+                    if late or not self._cut_off:
+                        break
+                    # libzmq gives a message of each connection in turn. Those of cut connections
+                    # take memory until they are dropped: what comes between them is put off.
+                    late, until = True, meter() + self._take_most_ns
             try:
                 head = receive(_NOBLOCK, False)
             except again:
@@ -494,8 +497,10 @@ class Loop:
                 gone.delivered(size, parts)
                 self._counters["messages_dropped_total"] += 1
                 dropped += 1
-                if dropped == _DROPPED_MAX or meter() >= self._take_until:
+                if dropped == _DROPPED_MAX or (late and meter() >= until):
                     break
+                if not late and meter() >= until:
+                    late, until = True, meter() + self._take_most_ns
                 continue
             taken += size
             count += 1
@@ -506,6 +511,9 @@ class Loop:
                         continue
                 if peer.connection is None and peer.fd >= 0:
                     self._peers.attach(peer, self._unsure())
+                if late and peer.queued is None:
+                    peer.queued = deque()
+                    self._queued[peer.number] = peer
                 if peer.queued is not None:
                     peer.queued.append(Arrived(frames, size, parts))
                     continue
