@@ -205,7 +205,8 @@ class Broker:
         self._ahead = False
         """Whether header tables of a message that waits are still to be read in steps."""
         self._queues: Final = (
-            self._matching.queue, self._delivery.fallen, *self._on_demand.turns.queues,
+            self._matching.queue, self._matching.remains.parts, self._delivery.fallen,
+            *self._on_demand.turns.queues,
             *self._groups.reader.turns.queues, *self._services.queues, *self._mail.queues,
         )  # fmt: skip
         """All queues of runnable work: while they are empty no part is asked."""
@@ -694,7 +695,7 @@ class Broker:
             self._services.hand_out()
         if self._mail.runnable:
             self._mail.deliver()
-        if self._matching.queue:
+        if self._matching.queue or self._matching.remains.parts:
             # Matching comes last: readers whose batch is matched are served in the next turn.
             self._matching.work()
 
@@ -726,6 +727,7 @@ class Broker:
             self._delivery.fallen
             or self._on_demand.turns.runnable or mail.runnable or services.runnable
             or groups.reader.turns.runnable or self._matching.queue
+            or self._matching.remains.parts
         ):  # fmt: skip
             return self._shard.now_ms
         wake = self._links.wake_at_ms
