@@ -49,6 +49,7 @@ class StreamRow(msgspec.Struct):
     ring: str
     settings: StreamSettings
     by: str
+    """Owner of what is made here, on whose quotas it counts."""
     created_ms: int
     trimmed: int = 0
     """Offset before which all records were removed by callers; 0: none were."""
@@ -87,6 +88,7 @@ class MailboxRow(msgspec.Struct):
     name: str
     settings: MailboxSettings
     by: str
+    """Owner of what is made here, on whose quotas it counts."""
     created_ms: int
 
 
@@ -97,6 +99,7 @@ class ServiceRow(msgspec.Struct):
     name: str
     settings: ServiceSettings
     by: str
+    """Owner of what is made here, on whose quotas it counts."""
     created_ms: int
 
 
@@ -184,6 +187,7 @@ class CursorRow(msgspec.Struct):
     settings: CursorSettings
     moved_ms: int
     by: str = ""
+    """Owner of what is made here, on whose quotas it counts."""
     epoch: int = 0
     """Epoch of the log in which `next` was a position of the stream; 0: not known."""
 
@@ -200,6 +204,7 @@ class GroupRow(msgspec.Struct):
     """Ranges of offsets after `next`: ascending, with a gap between each two."""
     moved_ms: int = 0
     by: str = ""
+    """Owner of what is made here, on whose quotas it counts."""
     epoch: int = 0
     """Epoch of the log in which these were positions of the stream; 0: not known."""
     durable: bool = False
@@ -230,6 +235,7 @@ class TransactionRow(msgspec.Struct, gc=False):
     id: bytes
     holder: str
     by: str
+    """Owner of what is made here, on whose quotas it counts."""
     at_ms: int
     timeout_ms: int
     committed_ms: int = 0

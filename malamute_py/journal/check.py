@@ -94,7 +94,10 @@ def check(
 
 
 def stamp_or_fault(data: Any, position: int, lsn: int) -> Stamp | str:
-    """Any good stamp that says this LSN, be it longer than ours; or what is wrong."""
+    """Return a good stamp that says this LSN, also a longer one of a later version; or the fault.
+
+    The fault is a sentence for a person.
+    """
     try:
         stamp = Stamp.unpack(data, position)
     except BatchError as error:

@@ -92,7 +92,10 @@ class EntryFilters:
     # --- written ------------------------------------------------------------------------
 
     def add(self, entry: int, items: Items | None) -> None:
-        """Note items of the last entry or a later one; None: what it holds cannot be known."""
+        """Note items of the last entry or a later one; None: what it holds cannot be known.
+
+        An entry with more than _ENTRY_ITEMS_MAX items gets no filter: no search excludes it.
+        """
         if entry > self._open and self._room <= 0:
             self.close(entry)
         self._open = entry

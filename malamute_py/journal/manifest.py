@@ -104,9 +104,11 @@ class Manifest:
         clean: bool = False,
         beyond: Mapping[int, int] | None = None,
     ) -> None:
-        """Write durably which segments and offsets there should be. Raises DiskFull, OSError.
+        """Write durably what there should be, so that a start notices what is missing.
 
-        beyond: None keeps the offsets of the slot before.
+        first, last, end_lsn: the segments, and where the log ends. streams: their offsets, left
+        out if the slot has no room: the snapshots have them. beyond: offsets that are not given
+        again; None keeps those of the slot before. Raises DiskFull, OSError.
         """
         rows = None if streams is None else dict(streams)
         if beyond is None:

@@ -231,7 +231,10 @@ class Walk:
             self.lsn = segment.base_lsn + stop
 
     def _within(self, segment: SegmentMap, at: int, stop: int) -> Iterator[Step]:
-        """The stream's batches in a part of a segment. It ends early in one that is overtaken."""
+        """Yield the stream's batches in a part of a segment.
+
+        It ends early where the broker overwrites the segment while it is read.
+        """
         epoch = 0
         while stop - at >= STAMP_BYTES:
             stamp = segment.stamp(at)

@@ -186,7 +186,8 @@ class RegexTable:
     def __init__(self) -> None:
         self.programs_max = PROGRAMS_MAX
         self._overlay: dict[int, tuple[Any, str, int]] = {}
-        """Number -> (compiled, expression, weight)."""
+        """New expressions, which are tried one by one until they move into a set: number ->
+        (compiled, expression, weight)."""
         self._sets: list[_Set] = []
         """The largest first."""
         self._where: dict[int, tuple[_Set, int]] = {}

@@ -40,14 +40,22 @@ MEMO_BYTES_MAX = 64 << 20
 class _Pattern:
     """One numbered pattern: one that a caller added, or a part that others are made of."""
 
-    __slots__ = ("asked", "canonical", "conjunctions", "held", "negates", "number", "parts")
+    __slots__ = (
+        "added_by_callers",
+        "canonical",
+        "conjunctions",
+        "held_by_patterns",
+        "negates",
+        "number",
+        "parts",
+    )
 
     def __init__(self, number: int, canonical: Canonical) -> None:
         self.number = number
         self.canonical = canonical
-        self.asked = 0
+        self.added_by_callers = 0
         """How often add() was called for the pattern, less the calls of discard()."""
-        self.held = 0
+        self.held_by_patterns = 0
         """How many other patterns are filed by this one."""
         self.conjunctions: tuple[frozenset[HeldFact], ...] | None = None
         """Conjunctions that the pattern is filed under; None for a leaf, which is in its kind's
@@ -116,16 +124,16 @@ class Index:
         """Numbers that are only parts of other patterns, and so are left out of results."""
         self._leaving: dict[int, int] = {}
         """Numbers that were discarded, and how many such changes the memo's log holds."""
-        self._asked = 0
+        self._added = 0
 
     def __len__(self) -> int:
         """Return how many different patterns were added and not discarded."""
-        return self._asked
+        return self._added
 
     def pattern(self, number: int) -> Pattern:
         """Return the canonical wire form of a pattern; KeyError: the number is not in use."""
         pattern = self._patterns[number]
-        if not pattern.asked:
+        if not pattern.added_by_callers:
             raise KeyError(number)
         return to_wire(pattern.canonical)
 
@@ -137,28 +145,28 @@ class Index:
         canonical = normalise(wire)
         known = self._numbers.get(canonical)
         pattern = None if known is None else self._patterns[known]
-        if pattern is None or not pattern.asked:
+        if pattern is None or not pattern.added_by_callers:
             predicate = predicate_of(canonical)
             if pattern is None:
                 pattern = self._take_up(canonical, predicate)
             self._hidden.discard(pattern.number)
-            self._asked += 1
+            self._added += 1
             self._note(pattern.number, predicate)
-        pattern.asked += 1
+        pattern.added_by_callers += 1
         return pattern.number
 
     def discard(self, number: int) -> None:
         """Undo one add(); raises KeyError if the number is not in use."""
         pattern = self._patterns[number]
-        if not pattern.asked:
+        if not pattern.added_by_callers:
             raise KeyError(number)
-        pattern.asked -= 1
-        if pattern.asked:
+        pattern.added_by_callers -= 1
+        if pattern.added_by_callers:
             return
-        self._asked -= 1
+        self._added -= 1
         self._leaving[number] = self._leaving.get(number, 0) + 1
         self._note(number, None)
-        if pattern.held:
+        if pattern.held_by_patterns:
             self._hidden.add(number)
         else:
             self._give_up(pattern)
@@ -292,9 +300,10 @@ class Index:
     # --- filing ------------------------------------------------------------------------
 
     def _take_up(self, canonical: Canonical, predicate: Predicate | None = None) -> _Pattern:
-        """Give a pattern a number and file it; it is hidden from results until it is asked for.
+        """Give a pattern a number and file it.
 
-        Raises PatternError: nothing was changed.
+        It is kept out of match results until add() files it for a caller of its own, as it may be
+        only a part of another pattern. Raises PatternError: nothing was changed.
         """
         number = self._free[0] if self._free else self._next
         if self._free:
@@ -401,15 +410,15 @@ class Index:
         """Number and file a part of a pattern; raises PatternError with nothing changed."""
         known = self._numbers.get(canonical)
         part = self._take_up(canonical) if known is None else self._patterns[known]
-        part.held += 1
+        part.held_by_patterns += 1
         holder.parts.append(part.number)
         return part.number
 
     def _let_go(self, number: int) -> None:
-        """Count one user of a pattern less; the pattern goes with the last one."""
+        """Count one pattern less that holds this one; it goes if no caller has added it either."""
         part = self._patterns[number]
-        part.held -= 1
-        if not part.held and not part.asked:
+        part.held_by_patterns -= 1
+        if not part.held_by_patterns and not part.added_by_callers:
             self._give_up(part)
 
     def _vacate(self, number: int) -> None:

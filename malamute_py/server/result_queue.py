@@ -54,6 +54,7 @@ class ResultQueue:
         except BlockingIOError:
             return []
         results = self._results
+        # One by one: other threads add results meanwhile, which a copy and a clear() would lose.
         return [results.popleft() for _ in range(len(results))]
 
     def close(self) -> None:

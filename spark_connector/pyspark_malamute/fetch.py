@@ -30,7 +30,7 @@ from pyspark_malamute import links
 from pyspark_malamute.columns import Columns, Gather, RowCount, taken
 from pyspark_malamute.errors import SourceUnavailable
 from pyspark_malamute.local_log import LocalLog
-from pyspark_malamute.loss import lost, purged, rewound
+from pyspark_malamute.loss import lost, rewound, trimmed
 from pyspark_malamute.offsets import StreamOffset, check_stream
 from pyspark_malamute.options import SourceOptions
 from pyspark_malamute.planning import Range, ranges_of
@@ -224,13 +224,13 @@ def _next(
 def _judge_notices(options: SourceOptions, reading: SyncSubscription, part: Range) -> bool:
     """Judge what the reading told besides records; True: the log was rewound, nothing more comes.
 
-    A gap is a loss, or a purge, by its code. Raises DataLoss.
+    A gap is a loss, or what a trim has removed (code `purged`). Raises DataLoss.
     """
     for notice in reading.notices():
         if isinstance(notice, GapNotice):
             end = min(notice.to_offset, part.end)
             if notice.code == "purged":
-                purged(options, notice.from_offset, end)
+                trimmed(options, notice.from_offset, end)
             else:
                 lost(options, notice.from_offset, end, notice.code, notice.reason)
         elif isinstance(notice, RewoundNotice):

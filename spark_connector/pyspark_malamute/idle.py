@@ -33,11 +33,15 @@ class IdleWait:
         self._clock = clock
         self._sleep = sleep
         self._alone = True
+        """Whether the query seems to have no other source, which a wait would delay."""
         self._start: Any = None
         """Start of the previous call, if that call found nothing; else None."""
         self._returned_s = 0.0
+        """Time at which the previous call ended."""
         self._wait_s = 0.0
+        """Longest wait of the present call, which doubles from call to call that finds nothing."""
         self._until_s = 0.0
+        """Time at which the wait of the present call is over."""
         self._pause_s = _FIRST_WAIT_S
 
     def begin(self, start: Any) -> None:

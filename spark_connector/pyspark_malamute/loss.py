@@ -36,24 +36,24 @@ def lost(options: SourceOptions, begin: int, end: int, code: str, reason: str = 
     _decide(options, what)
 
 
-def gone(options: SourceOptions, begin: int, end: int, trimmed: int, code: str) -> None:
-    """Fail or log: records [begin, end) are gone, of which a client removed those before `trimmed`.
+def gone(options: SourceOptions, begin: int, end: int, first: int, code: str) -> None:
+    """Fail or log: records [begin, end) are gone, of which a trim removed those before `first`.
 
     Raises DataLoss.
     """
-    if begin < trimmed:
-        purged(options, begin, min(end, trimmed))
-    if max(begin, trimmed) < end:
-        lost(options, max(begin, trimmed), end, code)
+    if begin < first:
+        trimmed(options, begin, min(end, first))
+    if max(begin, first) < end:
+        lost(options, max(begin, first), end, code)
 
 
-def purged(options: SourceOptions, begin: int, end: int) -> None:
-    """Log that records [begin, end) were removed on purpose, or fail where the options say so.
+def trimmed(options: SourceOptions, begin: int, end: int) -> None:
+    """Log that a trim removed records [begin, end), or fail where failOnDataLoss is `all`.
 
     Raises DataLoss.
     """
     what = f"stream '{options.stream}': offsets {begin} to {end - 1} were removed by a trim"
-    if options.fail_on_purge:
+    if options.fail_on_trim:
         raise DataLoss(
             f"malamute source: {what}. To go on without these records, set option failOnDataLoss "
             "to true"

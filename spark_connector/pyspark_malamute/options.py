@@ -112,7 +112,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     ending: Places
     client_time: tuple[int, int] | None
     fail_on_data_loss: bool
-    fail_on_purge: bool
+    fail_on_trim: bool
     """Whether records that a trim has removed fail the query, too."""
     rows_per_trigger: int
     min_rows_per_trigger: int
@@ -406,7 +406,7 @@ def parse_options(raw: Mapping[str, str]) -> SourceOptions:
         ending=_places_of(given, values, streams, "endingTimestamp", "endingOffsets"),
         client_time=_window(values["clientTimeFrom"], values["clientTimeTo"]),
         fail_on_data_loss=values["failOnDataLoss"] != "false",
-        fail_on_purge=values["failOnDataLoss"] == "all",
+        fail_on_trim=values["failOnDataLoss"] == "all",
         rows_per_trigger=values["maxRecordsPerTrigger"] or 0,
         min_rows_per_trigger=_least(values),
         max_delay_ms=values["maxTriggerDelay"],

@@ -203,7 +203,7 @@ class Acknowledgements:
 
 
 class _Acknowledging(Effect):
-    """An acknowledgement without a tracker: done at once, and logged later with others.
+    """An acknowledgement that asks for no answer (no tracker): done at once, logged with others.
 
     A restart before that brings its records again.
     """
@@ -224,7 +224,7 @@ class _Acknowledging(Effect):
         return held, waited
 
     def appended(self, part: Part, end_lsn: int) -> None:
-        """Take the records as done; the log is told of them later, with others."""
+        """Take the records as done at once; the log is told later, with others (flush_ms)."""
         for page, mask in self.picked:
             self._take(page, mask)
             page.dirty = True

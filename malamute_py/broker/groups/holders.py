@@ -67,7 +67,10 @@ class Holders:
             self._links.say(member.link, Mode(member.number, False, group.holdings.low))
 
     def _begin(self, group: Group) -> None:
-        """Tell the member that has the place by now, unless it knows, and hand records to it."""
+        """Tell the member that has the place by now, unless it knows, and hand records to it.
+
+        A member that is set aside, as its lease has ended, is not told and gets none.
+        """
         holder = group.holder
         if holder is not None and holder.aside:
             holder = None
@@ -107,9 +110,9 @@ class Holders:
         if holder is not None:
             group.absent_holder = holder
             # The window begins when the time is known, which is at the first turn.
-            self._timers.set(0, partial(self._open, group, holder, give_up))
+            self._timers.set(0, partial(self._begin_window, group, holder, give_up))
 
-    def _open(
+    def _begin_window(
         self, group: Group, holder: Holder, give_up: Callable[[Group, Member | Holder], None]
     ) -> None:
         """Begin the time within which an absent holder from before a restart may come back."""

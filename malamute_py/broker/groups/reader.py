@@ -136,7 +136,7 @@ class GroupReader:
         while budget > 0 and turns.runnable:
             # Reads may be used up by this turn: a starved group may be gone, or need none any more.
             if turns.starved and turns.may_read:
-                group = turns.feed()
+                group = turns.next_starved()
             else:
                 group = turns.queue.popleft()
                 group.queued = False

@@ -38,9 +38,12 @@ class Body:
         self, shard: Shard | None, stamp: Any, frame: Any, content: Content | None,
         whole: Any = None,
     ) -> None:  # fmt: skip
-        """shard: reports errors. whole: stamp and content as one buffer, if they are one."""
+        """shard: reports errors; None: rows cannot be extracted from the batch.
+
+        content: None: parsed out of `frame` when it is first asked for. whole: stamp and content
+        as one buffer, if they are one.
+        """
         self._shard = shard
-        """None: rows cannot be extracted from the batch."""
         self.stamp = stamp
         self.frame = frame
         self._content = content

@@ -410,7 +410,7 @@ class Steps:
         command: Command | None,
         digest: int,
     ) -> None:
-        """Let a step in memory take effect at once."""
+        """Let a step in memory take effect at once; its parts have no place in a log (LSN 0)."""
         first = count = 0
         now_ms = self._shard.now_ms
         for part in parts:

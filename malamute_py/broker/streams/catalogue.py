@@ -381,7 +381,7 @@ class Catalogue:
             self._sizes[number] = by, size
             self._shard.quotas.add(by, "settings_bytes", size - before)
 
-    def _weigh(self, number: int, *_: Any) -> None:
+    def _weigh(self, number: int) -> None:
         """Count a stream's settings as the tables have them; none when the stream is gone."""
         add = self._shard.quotas.add
         row = self.tables.streams.get(number)

@@ -77,7 +77,10 @@ class Compaction:
     # --- looking for room ---------------------------------------------------------------
 
     def look(self, stream: Stream) -> None:
-        """Ask the journal for the oldest segments of a stream's ring, if it is time."""
+        """Ask the journal for the oldest segments of a stream's ring, from look_lsn on.
+
+        `_found` sets how far the log has to grow until the next look.
+        """
         keys = stream.keys
         if keys is None or keys.room.asked or stream.ring.end_lsn < keys.room.look_lsn:
             return

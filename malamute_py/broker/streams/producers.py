@@ -56,9 +56,10 @@ class ProducerStream:
     def __init__(self, epoch: int, next: int = 0) -> None:
         self.epoch = epoch
         self.next = next
-        """The next sequence, counting what is in the log."""
+        """The sequence after the last one that the log has."""
         self.next_taken = next
-        """The next sequence, counting what is on its way into the log as well."""
+        """The sequence that the next batch must begin with: those on their way into the log count,
+        too."""
         self.runs: deque[tuple[int, int, int, int]] = deque()
         """Runs of batches: (first sequence, offset, append time, count). Neighbours in sequence and
         offset are one run. A batch between two runs was in the log, and a start could not read
@@ -68,8 +69,8 @@ class ProducerStream:
         self.under_way: dict[int, Pending] = {}
         """Publishes on their way, by first sequence."""
         self.packed: PackedSequence | None = None
-        """The runs as snapshots have them; None after any change. Each segment begins with a
-        snapshot, and packing all runs of 10,000 producers anew took 68 ms (6 MB of runs of
+        """The runs, encoded as snapshots have them; None after any change. Each segment begins with
+        a snapshot, and packing all runs of 10,000 producers anew took 68 ms (6 MB of runs of
         producers at rest)."""
 
     def appended(

@@ -460,6 +460,7 @@ class Delivery:
     def fall_behind(self, sub: Subscription, position: int) -> None:
         """Have a live subscription read on demand, from `position` on.
 
+        It does not begin before what the client was told is covered.
         It is no longer sent batches as they arrive.
         """
         audience_of(sub.stream).go_on_demand(sub)

@@ -42,7 +42,7 @@ class OnDemand:
             # Reads may be used up by this turn: a starved subscription may have ended, or need
             # none.
             starved = turns.starved and turns.may_read
-            sub = turns.feed() if starved else turns.queue.popleft()
+            sub = turns.next_starved() if starved else turns.queue.popleft()
             if isinstance(sub, Surveyed):
                 budget -= self._cohorts.turn_surveyed(sub)
             elif isinstance(sub, Cohort):

@@ -57,7 +57,7 @@ class Turns(Generic[Q, R]):
         """Let a reader wait for a read, after the others of its link."""
         self.starved.setdefault(link, {})[reader] = None
 
-    def feed(self) -> R:
+    def next_starved(self) -> R:
         """Take the first reader of the link whose turn it is; the link has its next turn last."""
         link = next(iter(self.starved))
         mine = self.starved.pop(link)

@@ -246,7 +246,7 @@ class Membership(Opened):
             self._memberships.acks.add(self, form, ranges, token if whole else None)
         if token is not None and not (mine and whole):
             self._memberships.told(token, None if offsets else True)
-        self._memberships.freed(self)
+        self._memberships.give_credit(self)
 
     def renew(self, offsets: Sequence[int], token: Any) -> None:
         """Begin the leases of records anew. token: gets True, or False if some are not held."""
@@ -318,7 +318,7 @@ class Membership(Opened):
         self.in_hand.difference_update(numbers)
         for number in numbers:
             self._of_earlier_links.pop(number, None)
-        self._memberships.freed(self)
+        self._memberships.give_credit(self)
 
     def regained(self, numbers: list[int]) -> None:
         """Take records back from a step that was refused: those of this link are in hand again."""
@@ -339,13 +339,16 @@ class Membership(Opened):
         return AckRecords(self.number, ranges, tracker, 0, form.again_ms, form.state, form.reason)
 
     def acked(self, form: AckForm, ranges: list[Range]) -> None:
-        """Forget that these records are to be acknowledged: the broker has confirmed it."""
+        """Forget that these records are to be acknowledged: the broker has confirmed it.
+
+        Copies of them that came again meanwhile are dropped; the credit of all is given back.
+        """
         if form == DONE:
             for first, end in ranges:
                 self._acked.difference_update(range(first, end))
             if self.lease_ms:
                 self._drop_again(ranges)
-        self._memberships.freed(self)
+        self._memberships.give_credit(self)
 
     def _drop_again(self, done: list[Range]) -> None:
         """Drop records that came again, as their lease had ended, before they were done."""
@@ -491,7 +494,7 @@ class Membership(Opened):
                     f"records beyond what DELIVER names, of subscription {self.number}",
                 )
         for found in unreadable:
-            self._name(command, found)
+            self._acknowledge_unreadable(command, found)
         for batch in () if self.leaving else batches:
             self._received_records += len(batch)
             self._received_bytes += batch.stamp.size
@@ -504,7 +507,7 @@ class Membership(Opened):
             self.queue.append(held)
             self._queued_bytes += held.stamp.size
 
-    def _name(self, command: Deliver, found: Unreadable) -> None:
+    def _acknowledge_unreadable(self, command: Deliver, found: Unreadable) -> None:
         """Tell of a batch that cannot be read, and be done with its records.
 
         No member could read them: they would be handed from one to the next for ever. Those of a
@@ -613,7 +616,7 @@ class Memberships(Acknowledging):
         else:
             self._leased.pop(membership, None)
 
-    def freed(self, membership: Membership) -> None:
+    def give_credit(self, membership: Membership) -> None:
         """Give credit for records that a membership has in hand no longer."""
         self._consumed(membership)
 

@@ -332,7 +332,7 @@ class SubscriptionState(Opened):
         before = command.from_
         for place, (batch, end) in enumerate(zip(batches, ends, strict=True)):
             if gaps:
-                self._name(unreadable, place, command, before, batch.span()[0])
+                self._pass_over_unreadable(unreadable, place, command, before, batch.span()[0])
                 before = end
             size = batch.stamp.size
             self.inbox.append(Arrival(batch, end, size))
@@ -345,13 +345,13 @@ class SubscriptionState(Opened):
             for batch in batches:
                 batch.schemas = self.schemas
         if gaps:
-            self._name(unreadable, len(batches), command, before, command.next)
+            self._pass_over_unreadable(unreadable, len(batches), command, before, command.next)
             last = self.inbox[-1] if self.inbox else None
             if not isinstance(last, GapNotice) or last.to_offset < command.next:
                 self._skip_to(command.next)
         self.next = command.next
 
-    def _name(
+    def _pass_over_unreadable(
         self, unreadable: list[Unreadable], place: int, command: Deliver, before: int, until: int
     ) -> None:
         """Queue a gap for each unreadable batch before the batch in a place of a delivery.

@@ -176,15 +176,15 @@ class SyncTransaction:
 
     def _end(self, timeout_ms: Wait) -> None:
         """Roll it back, unless it is over already."""
-        self._withdraw()
+        self._stop_waiting()
         try:
             self._take(self._opened.roll_back(), timeout_ms)
         except BrokerRefused as error:
             if error.code not in _OVER:
                 raise
 
-    def _withdraw(self) -> None:
-        """Wait for the chunk under way no more."""
+    def _stop_waiting(self) -> None:
+        """Stop waiting for the answer to the chunk under way."""
         step, self._step, self._future = self._step, None, None
         if step is None:
             return
@@ -192,8 +192,8 @@ class SyncTransaction:
             self._link.session.steps.withdraw(step)
 
     def _abandon(self) -> None:
-        """Have it rolled back, and wait for nothing."""
-        self._withdraw()
+        """Have it rolled back without waiting for the answer, as when the caller is cancelled."""
+        self._stop_waiting()
         with self._link.lock:
             with contextlib.suppress(MalamuteError):
                 self._link.session.steps.add(self._opened.roll_back(), None)

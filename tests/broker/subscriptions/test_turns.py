@@ -19,7 +19,7 @@ def test_links_have_their_reads_in_turn_however_many_readers_each_has() -> None:
     waiting.starve("cohort", None)
     waiting.forget("busy 2", busy)
     waiting.forget("never waited", idle)
-    assert [waiting.feed() for _ in range(4)] == ["busy 1", "idle", "cohort", "busy 3"]
+    assert [waiting.next_starved() for _ in range(4)] == ["busy 1", "idle", "cohort", "busy 3"]
     assert not waiting.runnable
 
 
