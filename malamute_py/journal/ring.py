@@ -2,7 +2,7 @@
 
 Owns appending, syncing and the order of everything else. The rule: a bundle is written whole or not
 at all, an offset is never given twice, and after a failed sync nothing more is taken. The threads:
-`append`, `append_raw`, `snapshot` and the trims belong to the loop thread, `sync` to the sync
+`append`, `append_raw`, `begin_with` and the trims belong to the loop thread, `sync` to the sync
 thread, the reads to the reader thread, `prepare_step` and `limit` to the housekeeping thread,
 `hold` to any one of them; facts (`end_lsn`, `synced_lsn`, `streams`, `events`) may be asked from
 any. Source: FORMAT.md; docs/design.md, Journal.
@@ -91,8 +91,7 @@ class Ring:
         self.uuid = meta.uuid
         self.epoch = epoch
         self.settings = settings
-        self.snapshot: SnapshotSource = _no_state
-        """Gives the caller's state, as of all bundles appended so far, when a segment begins."""
+        self._snapshot: SnapshotSource = _no_state
         self._storage = storage
         self._marks = storage
         self._manifest = manifest
@@ -175,7 +174,7 @@ class Ring:
         ring = cls(storage, meta, settings, epoch, scan, manifest, mappings)
         ring._marks, ring._failed_name = marks, failed_name
         if snapshot is not None:
-            ring.snapshot = snapshot
+            ring.begin_with(snapshot)
         if held:
             ring._space.held_lsn = ring.start_lsn
         ring._mark(clean=False)
@@ -284,6 +283,14 @@ class Ring:
 
     # --- appending (loop thread) --------------------------------------------------------
 
+    def begin_with(self, snapshot: SnapshotSource) -> None:
+        """Have each segment from now on begin with the caller's state.
+
+        snapshot: returns the state as of all bundles appended so far. A caller whose state is in
+        the ring has one only after open().
+        """
+        self._snapshot = snapshot
+
     def append(self, batches: Sequence[AppendLike]) -> Appended:
         """Write one bundle; durable only after sync().
 
@@ -294,7 +301,7 @@ class Ring:
         """
         if self._failure is not None:
             raise self._failure
-        return self._appender.append(batches, self._synced, self.snapshot)
+        return self._appender.append(batches, self._synced, self._snapshot)
 
     def append_raw(self, lsn: int, data: Buffer) -> int:
         """Write batches as another ring stamped them; returns the new end.

@@ -506,9 +506,8 @@ class Session:
 
     def _put_outgoing(self, now_ms: int, message: OutgoingMessages) -> None:
         """Put commands, then batches of all senders in turn, then questions into a message."""
-        message.suspect = None
-        if self._suspects.suspicious and self.state is LinkState.LINKED:
-            message.suspect = self._suspects.suspect
+        suspicious = self._suspects.suspicious and self.state is LinkState.LINKED
+        message.begin(self._suspects.suspect if suspicious else None)
         for command in self._commands:
             self._link.sent(command)
             message.put(command, None)
