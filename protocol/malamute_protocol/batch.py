@@ -45,7 +45,6 @@ from malamute_protocol.schema import Schemas
 from malamute_protocol.stamp import (
     STAMP_BYTES,
     Stamp,
-    bitmap_of_rows,
     message_id,
     parse_message_id,
     row_bitmap,
@@ -65,7 +64,6 @@ __all__ = [
     "Options",
     "Record",
     "Stamp",
-    "bitmap_of_rows",
     "encode",
     "encode_arrow",
     "encode_bulk",
