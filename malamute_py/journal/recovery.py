@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from malamute_protocol.content import CONTENT_BYTES
+from malamute_protocol.content_layout import CONTENT_BYTES
 from malamute_protocol.stamp import (
     DATA,
     EPOCH_START,

@@ -22,7 +22,9 @@ except ModuleNotFoundError as error:
     ) from error
 
 from malamute_protocol.arrow_check import BROKEN, checked_rows
-from malamute_protocol.content import ARROW, NO_TIME, Array, Content
+from malamute_protocol.columns import NO_TIME, Array
+from malamute_protocol.content import Content
+from malamute_protocol.content_layout import ARROW
 from malamute_protocol.errors import BatchError, LocalProtocolError
 from malamute_protocol.header import HeaderTable
 from malamute_protocol.schema import WIDER, Schemas

@@ -12,11 +12,11 @@ import pytest
 
 from malamute_protocol import commands as wire
 from malamute_protocol.batch import Batch
-from malamute_protocol.content import (
+from malamute_protocol.content import Content
+from malamute_protocol.content_layout import (
     PROPERTIES_COLUMN,
     PROPERTIES_CONSTANT,
     PROPERTIES_DICTIONARY,
-    Content,
 )
 from malamute_protocol.encode import encode, encode_arrow
 from malamute_protocol.errors import BatchError, LocalProtocolError, RemoteProtocolError
