@@ -195,8 +195,8 @@ class Ring:
         space.next_number = -(-end // size)
         oldest = space.segments[0].number if space.segments else space.next_number
         space.missing_from = scan.first_number if scan.first_number < oldest else None
-        if scan.snapshot is not None:
-            space.state_lsn = scan.snapshot.facts.as_of_lsn
+        if scan.state.snapshot is not None:
+            space.state_lsn = scan.state.snapshot.facts.as_of_lsn
         if end % size and (not scan.segments or scan.segments[-1].number != end // size):
             # The end lies in a file that is gone: go on with the next whole segment.
             self._appender.end = self._synced = space.next_number * size
@@ -757,7 +757,7 @@ def _recovery(scan: Scan, rewritten: tuple[str, ...], restored: Sequence[Unknown
 
     rewritten: files written anew. restored: small files that were made again.
     """
-    snapshot = scan.snapshot
+    snapshot = scan.state.snapshot
     cut = [
         Unknown(segment_name(number), f"it had {size} bytes of {scan.segment_bytes}")
         for number, size in scan.short.items()
@@ -769,8 +769,8 @@ def _recovery(scan: Scan, rewritten: tuple[str, ...], restored: Sequence[Unknown
         last_append_time_ms=scan.last_time_ms,
         snapshot=() if snapshot is None else snapshot.bodies,
         snapshot_lsn=0 if snapshot is None else snapshot.facts.as_of_lsn,
-        controls=tuple(c for c in scan.controls if c.kind != SNAPSHOT),
-        produced=tuple(scan.produced),
+        controls=tuple(c for c in scan.state.controls if c.kind != SNAPSHOT),
+        produced=tuple(scan.state.produced),
         damages=tuple(scan.damages),
         dropped=tuple(scan.dropped),
         unknown=tuple(scan.unknown),
