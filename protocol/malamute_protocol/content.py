@@ -227,7 +227,7 @@ class Content:
         """Return a reader of the header table in steps, before check(); None: it is quick to read.
 
         outlined: the reader also gathers what an index notes of the table. remains: takes the
-        entries of the table once nobody needs it; None: they are freed at once.
+        entries of the table once it is not needed any more; None: they are freed at once.
 
         A fault of the table is raised when it is asked for. Raises BatchError: the sections do not
         fill the content, or claim more headers than the limits allow.

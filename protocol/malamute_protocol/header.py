@@ -257,7 +257,7 @@ class HeaderTable:
 
 
 class Remains:
-    """What is left of large tables that nobody needs any more, freed in steps.
+    """Entries of large tables that are not needed any more, which are freed in steps.
 
     To free 65,536 headers at once takes 5 to 10 ms, for which a loop would stand still.
     """
@@ -288,7 +288,7 @@ class LargeTable(HeaderTable):
     __slots__ = ("_remains",)
 
     def __init__(self, remains: Remains) -> None:
-        """remains: takes the entries once nobody needs the table."""
+        """remains: takes the entries once the table is not needed any more."""
         super().__init__([], [])
         self._remains = remains
 

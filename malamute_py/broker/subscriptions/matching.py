@@ -131,7 +131,7 @@ class Matching:
         """Each job with three functions: one to call when it is done, one that returns whether a
         reader still waits, and one to call with an error."""
         self.remains: Final = Remains()
-        """Entries of large header tables that nobody needs any more."""
+        """Entries of large header tables that are not needed any more."""
         self._meter = shard.settings.meter
         self._share = shard.settings.matching_share
         self._left = self._share
