@@ -13,8 +13,8 @@ import contextlib
 import sys
 import traceback
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Container, Sequence
+from typing import Any
 
 import zmq
 
@@ -24,19 +24,14 @@ from malamute_protocol.framing import decode_message, encode_message
 from malamute_protocol.limits import Limits
 from malamute_py.broker.ready import (
     MAIN,
-    AppendBundle,
     Appended,
     AppendRefused,
     BatchCheck,
     BatchChecked,
     BodiesFound,
-    BodiesRead,
     HistoryRead,
     IndexAnswer,
-    IndexQuery,
     ReadFailed,
-    ReadRange,
-    Ready,
     Send,
 )
 from malamute_py.config import Config
@@ -50,6 +45,7 @@ from malamute_py.server.connections.numbering import Numbering
 from malamute_py.server.connections.watchdog import Watchdog
 from malamute_py.server.errors import ServerFailed
 from malamute_py.server.journaling.journal_threads import RingEvent, Synced, SyncFailed, Trimmed
+from malamute_py.server.loop_parts import Core, Journaled
 from malamute_py.server.peers import Arrived, Peer, Peers, Unreachable
 from malamute_py.server.reloading import Reread
 from malamute_py.server.result_queue import Died, ResultQueue
@@ -79,68 +75,12 @@ _REST_MS = 1_000
 """Time without a message after which the loop rests."""
 _LONG_TURN_US = 100_000
 """Processor time from which on a turn is logged: all peers have waited for it."""
+_SKIPPED_MS = 1_000
+"""Time between two turns, beyond the wait for messages, that counts for no silence of a peer."""
 _LONG_BYTES = 8
 """Bytes that the length of a frame of 255 bytes or more takes besides, in every version of ZMTP."""
 _NOBLOCK = int(zmq.NOBLOCK)
 _POLLIN = int(zmq.POLLIN)
-
-
-class Core(Protocol):
-    """The methods of the broker core that the loop calls."""
-
-    def receive(  # noqa: D102
-        self, link: int, identity: str, commands: Sequence[Command], frames: Sequence[Any],
-        now_ms: int,
-    ) -> None: ...  # fmt: skip
-    @property
-    def ahead_bytes(self) -> int: ...  # noqa: D102
-    def reads_first(self, frame: Any) -> bool: ...  # noqa: D102
-    def came_from(self, link: int, address: str, now_ms: int) -> None: ...  # noqa: D102
-    def read_ahead(  # noqa: D102
-        self, link: int, commands: Sequence[Command], frames: Sequence[Any], now_ms: int
-    ) -> bool: ...
-    def validating(self, link: int) -> bool: ...  # noqa: D102
-    def checked(self, answer: BatchChecked) -> int: ...  # noqa: D102
-    def malformed(self, link: int, code: str, reason: str, now_ms: int) -> None: ...  # noqa: D102
-    def failed(  # noqa: D102
-        self, link: int, doing: str, error: Exception, now_ms: int
-    ) -> None: ...
-    def link_lost(self, link: int, now_ms: int) -> None: ...  # noqa: D102
-    def blocked(self, link: int) -> None: ...  # noqa: D102
-    def writable(self, link: int) -> None: ...  # noqa: D102
-    def tick(self, now_ms: int) -> None: ...  # noqa: D102
-    def appended(self, answer: Appended) -> None: ...  # noqa: D102
-    def append_refused(self, answer: AppendRefused) -> None: ...  # noqa: D102
-    def synced(self, ring: str, lsn: int, now_ms: int) -> None: ...  # noqa: D102
-    def hurries(self, ring: str) -> bool: ...  # noqa: D102
-    def ring_failed(self, ring: str, code: str, reason: str) -> None: ...  # noqa: D102
-    def history(self, answer: HistoryRead | ReadFailed) -> None: ...  # noqa: D102
-    def answered(self, answer: IndexAnswer) -> None: ...  # noqa: D102
-    def trimmed(self, ring: str, firsts: Mapping[int, int]) -> None: ...  # noqa: D102
-    def bodies(self, answer: BodiesFound) -> None: ...  # noqa: D102
-    def drain(self, now_ms: int) -> None: ...  # noqa: D102
-    def take_ready(self) -> Ready: ...  # noqa: D102
-    def wake_at_ms(self) -> int | None: ...  # noqa: D102
-
-
-class Journaled(Protocol):
-    """The methods of the rings that the loop calls; see rings.py."""
-
-    def open(self, name: str, settings: dict[str, Any]) -> None: ...  # noqa: D102
-    def append(  # noqa: D102
-        self, bundles: list[AppendBundle]
-    ) -> Iterable[Appended | AppendRefused]: ...
-    def read(self, wanted: ReadRange) -> None: ...  # noqa: D102
-    def ask(self, query: IndexQuery) -> None: ...  # noqa: D102
-    def read_bodies(self, wanted: BodiesRead) -> None: ...  # noqa: D102
-    def pin(self, ring: str, name: str, stream: int, offset: int | None) -> None: ...  # noqa: D102
-    def trim(self, ring: str, stream: int, offset: int) -> None: ...  # noqa: D102
-
-    sync_at_ms: int | None
-
-    def sync(self, hurries: Callable[[str], bool], now_ms: int) -> None: ...  # noqa: D102
-    def synced(self, name: str, lsn: int) -> None: ...  # noqa: D102
-    def syncing(self) -> bool: ...  # noqa: D102
 
 
 def _whole(commands: Sequence[Command], most: int) -> int:
@@ -229,6 +169,8 @@ class Loop:
             if listener.monitor is not None:
                 self._poller.register(listener.monitor, zmq.POLLIN)
         self._wake_at_ms: int | None = 0
+        self._now_ms = sys.maxsize
+        """Time of the last turn; before the first there is none."""
         self._guard_at_ms = 0
         self._waiting: dict[int, Peer] = {}
         """Link -> peer for whom messages are held because its socket was full."""
@@ -279,7 +221,7 @@ class Loop:
         self._turns += 1
         watchdog = self._watchdog
         watchdog.turn = self._turns
-        now_ms = self._clock()
+        now_ms = self._now(timeout)
         began = self._meter()
         self._take_until, self._turn_until = began + self._take_ns, began + self._turn_ns
         if self._results.fd in ready:
@@ -324,6 +266,19 @@ class Loop:
         watchdog.turn = 0
         if watchdog.holds:
             self._release(now_ms)
+
+    def _now(self, slept_ms: int) -> int:
+        """Return the time, and tell the core of time that passed without the loop.
+
+        A clock that was set forward, a machine that slept and a stopped process look alike: no peer
+        was heard meanwhile. slept_ms: how long the loop may have waited on purpose.
+        """
+        now_ms = self._clock()
+        skipped_ms = now_ms - self._now_ms - slept_ms
+        self._now_ms = now_ms
+        if skipped_ms > _SKIPPED_MS:
+            self._core.skipped(skipped_ms, now_ms)
+        return now_ms
 
     def _release(self, now_ms: int) -> None:
         """Let connections go on that the watchdog held back during the turn, and report them."""
