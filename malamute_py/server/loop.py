@@ -221,7 +221,13 @@ class Loop:
         self._turns += 1
         watchdog = self._watchdog
         watchdog.turn = self._turns
-        now_ms = self._now(timeout)
+        now_ms = self._clock()
+        # A clock that was set forward, a machine that slept and a stopped process look alike: no
+        # peer was heard meanwhile.
+        skipped_ms = now_ms - self._now_ms - timeout
+        self._now_ms = now_ms
+        if skipped_ms > _SKIPPED_MS:
+            self._core.skipped(skipped_ms, now_ms)
         began = self._meter()
         self._take_until, self._turn_until = began + self._take_ns, began + self._turn_ns
         if self._results.fd in ready:
@@ -266,19 +272,6 @@ class Loop:
         watchdog.turn = 0
         if watchdog.holds:
             self._release(now_ms)
-
-    def _now(self, slept_ms: int) -> int:
-        """Return the time, and tell the core of time that passed without the loop.
-
-        A clock that was set forward, a machine that slept and a stopped process look alike: no peer
-        was heard meanwhile. slept_ms: how long the loop may have waited on purpose.
-        """
-        now_ms = self._clock()
-        skipped_ms = now_ms - self._now_ms - slept_ms
-        self._now_ms = now_ms
-        if skipped_ms > _SKIPPED_MS:
-            self._core.skipped(skipped_ms, now_ms)
-        return now_ms
 
     def _release(self, now_ms: int) -> None:
         """Let connections go on that the watchdog held back during the turn, and report them."""
