@@ -62,6 +62,7 @@ class Core(Protocol):
     def trimmed(self, ring: str, firsts: Mapping[int, int]) -> None: ...  # noqa: D102
     def bodies(self, answer: BodiesFound) -> None: ...  # noqa: D102
     def drain(self, now_ms: int) -> None: ...  # noqa: D102
+    def take_outgoing(self) -> Ready: ...  # noqa: D102
     def take_ready(self) -> Ready: ...  # noqa: D102
     def wake_at_ms(self) -> int | None: ...  # noqa: D102
 
