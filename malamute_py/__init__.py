@@ -75,8 +75,8 @@ if TYPE_CHECKING:
         LastPerSubject,
         Position,
     )
+    from malamute_py.client.session.held_batches import HeldBatch
     from malamute_py.client.session.letters import Reply, RequestFailed
-    from malamute_py.client.session.memberships import HeldBatch
     from malamute_py.client.session.subscription import (
         BegunNotice,
         GapError,

@@ -75,7 +75,10 @@ class Catalogue:
         self.openings: list[tuple[str, dict[str, Any]]] = []
         """Rings that the shell is to open or remove."""
         self.unseen: dict[str, dict[int, int]] = {}
-        """For each ring the next offset of each stream of which damage left the ring nothing."""
+        """For each ring the next offset of each stream of which damage left the ring nothing.
+
+        The shell lets each ring go on there: a later start may know nothing of the damage.
+        """
         self._numbers: dict[int, Stream] = {}
         self._names: dict[str, Stream] = {}
         self._sorted: list[str] | None = None

@@ -312,9 +312,7 @@ class OpenedMailbox(Opened):
 
         The broker hands out again what it does not know to be done, which is acknowledged then.
         """
-        for token, _ in ack.tokens:
-            self._mailboxes.told(token, None)
-        ack.tokens = []
+        ack.acks.settle(ack, None)
         return False
 
     # --- commands to the broker --------------------------------------------------------------

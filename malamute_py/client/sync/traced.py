@@ -31,8 +31,8 @@ from malamute_protocol.commands import Confirm
 from malamute_protocol.errors import MalamuteError
 from malamute_py.client.engine.log import LINK_LOG, LOG
 from malamute_py.client.position import Confirmation
+from malamute_py.client.session.held_batches import HeldBatch
 from malamute_py.client.session.letters import HandoutBatch, Reply
-from malamute_py.client.session.memberships import HeldBatch
 from malamute_py.client.settings import Wait
 from malamute_py.client.spans import LINKS_MAX, TRACE_IDS, Spans, ending, failed
 from malamute_py.client.sync.client import SyncClient
