@@ -336,7 +336,8 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         otherwise as publish().
         """
         link = self._link
-        future: asyncio.Future[Confirmation] = link.loop.create_future()
+        future: asyncio.Future[Confirmation] = link.loop.create_future()  # asyncio only
+        # sync: pending: Pending[Confirmation] = link.pending_type(link)
         row = make_row(
             body, subject, fields, client_time_ms, expires_at_ms, properties, future, codec
         )
@@ -645,16 +646,9 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         that before the tail: ask again from its `to_offset` for what is left of them.
         """
         make = make_plan(
-            stream,
-            pattern,
-            start=start,
-            end=end,
-            records_max=records_max,
-            bytes_max=bytes_max,
-            split_bytes=split_bytes,
-            visibility=visibility,
-            client_time=client_time,
-        )
+            stream, pattern, start=start, end=end, records_max=records_max, bytes_max=bytes_max,
+            split_bytes=split_bytes, visibility=visibility, client_time=client_time,
+        )  # fmt: skip
         return facts(ReadPlan, await self._link.ask(make))
 
     async def broker_info(self) -> BrokerFacts:

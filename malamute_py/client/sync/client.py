@@ -317,7 +317,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         nothing was taken; otherwise as publish().
         """
         link = self._link
-        pending: Pending[Confirmation] = Pending(link)
+        pending: Pending[Confirmation] = link.pending_type(link)
         row = make_row(
             body, subject, fields, client_time_ms, expires_at_ms, properties, pending, codec
         )
@@ -624,16 +624,9 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         that before the tail: ask again from its `to_offset` for what is left of them.
         """
         make = make_plan(
-            stream,
-            pattern,
-            start=start,
-            end=end,
-            records_max=records_max,
-            bytes_max=bytes_max,
-            split_bytes=split_bytes,
-            visibility=visibility,
-            client_time=client_time,
-        )
+            stream, pattern, start=start, end=end, records_max=records_max, bytes_max=bytes_max,
+            split_bytes=split_bytes, visibility=visibility, client_time=client_time,
+        )  # fmt: skip
         return facts(ReadPlan, self._link.ask(make))
 
     def broker_info(self) -> BrokerFacts:
