@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from malamute_py.cli.looking import Look
 from malamute_py.cli.values import count_text, duration_text, size_text
+from malamute_py.health.facts import ring_title
 from malamute_py.health.troubles import STUCK, Trouble, of_all
 
 if TYPE_CHECKING:
@@ -417,7 +418,8 @@ def _head(now: Sample, before: Sample | None, gone: str, width: int) -> list[Tex
 def _fullest(now: Sample, width: int) -> Iterator[str]:
     """Give a text about the rings, the fullest first: as many as one line has room for."""
     rings = [
-        f"{name} {used:.0%} {'refuses' if full == 'refuse' else 'overwrites'}"
+        f"{ring_title(now.look.broker, name)} {used:.0%}"
+        f" {'refuses' if full == 'refuse' else 'overwrites'}"
         for name, used, full in sorted(_rings(now), key=lambda ring: -ring[1])
     ]
     for count in range(len(rings), 0, -1):

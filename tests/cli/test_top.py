@@ -126,6 +126,16 @@ def test_at_80_columns_no_figure_and_no_trouble_is_cut() -> None:
     assert names(shown)[:3] == ["stream-0", "stream-1", "stream-10"]
 
 
+def test_a_ring_of_a_streams_own_has_the_streams_name() -> None:
+    now = sample()
+    name = "stream-143732d4a6dc0104d7fa72cd6e5183a3"
+    now.look.broker["disk"][name] = {"end_lsn": 90, "start_lsn": 0, "ring_bytes": 100,
+                                     "full": "refuse"}  # fmt: skip
+    now.look.broker["rings"] = {"main": {}, name: {"stream": "invoices"}}
+    shown = "\n".join(lines(Screen(), now))
+    assert "rings: invoices (own) 90% refuses, main 50% overwrites" in shown
+
+
 def test_rates_are_growth_by_the_brokers_clock_and_none_over_a_restart() -> None:
     before = sample(NOW_MS - 4_000, {"records_in": 100, "group_records_out": 8, "records_out": 2})
     now = sample(counters={"records_in": 500, "group_records_out": 10, "records_out": 4})
