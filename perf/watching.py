@@ -44,6 +44,7 @@ EACH_S = 1.0
 REFRESH_S = 10.0
 FOLLOWED = ("/rates", "/tail?name=bulk")
 ROWS, COLUMNS = 24, 80
+DRAWN_S = 60.0
 
 
 def _free_port() -> int:
@@ -131,22 +132,23 @@ def topped(endpoint: str) -> Iterator[None]:
     command = [sys.executable, "-m", "malamute_py", "top", "--endpoint", endpoint]
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
-        drawn: list[int] = []
+        drawn = threading.Event()
 
         def drain() -> None:
             try:
-                while shown := os.read(ours, 65_536):
-                    drawn.append(len(shown))
+                while os.read(ours, 65_536):
+                    drawn.set()
             except OSError:  # the terminal's end: the process is gone
                 return
 
         thread = threading.Thread(target=drain)
         thread.start()
         try:
+            # A key that is pressed before the first screen is lost.
+            assert drawn.wait(DRAWN_S), "nothing was drawn"
             yield
-            assert drawn, "nothing was drawn"
         finally:
-            os.write(ours, b"q")
+            process.terminate()
             process.wait()
             thread.join()
             os.close(ours)
@@ -167,7 +169,7 @@ def watch(url: str, *, console: bool) -> None:
 
 
 class Watching:
-    """Those who look on, and what they saw."""
+    """The process that scrapes and looks at the console, and what it has told."""
 
     def __init__(self, url: str, *, console: bool) -> None:
         self._command = [sys.executable, "-m", "perf.watching", "--watch", url]
@@ -179,7 +181,7 @@ class Watching:
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Have them look on until the block ends."""
+        """Run the process until the block ends."""
         with subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as process:
