@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -116,28 +117,21 @@ def info(ctx: typer.Context, as_json: output.Json = False) -> None:
     with linked(ctx) as client:
         found = client.broker_info()
     more = dict(found.more)
-    for name in ("resident_bytes",):
-        if name in more:
-            more[name] = Cell(more[name], size_text(more[name]))
     if "uptime_ms" in more:
         more["uptime_ms"] = Cell(more["uptime_ms"], duration_text(more["uptime_ms"]))
     if "latency" in more:
         more["latency"] = {name: _latency(facts) for name, facts in more["latency"].items()}
     more.pop("now_ms", None)
     rings, disk, shell = (more.pop(name, {}) for name in ("rings", "disk", "shell"))
-    output.facts(
-        {
-            "software": Cell(found.software, found.software, "bold"),
-            "uuid": found.uuid.hex(),
-            "epoch": found.epoch,
-            **more,
-            "rings": {
-                name: {**facts, **_sizes(disk.get(name, {}))} for name, facts in rings.items()
-            },
-            "counters": {**found.counters, **shell},
-        },
-        as_json=as_json,
-    )
+    told = {
+        "software": Cell(found.software, found.software, "bold"),
+        "uuid": found.uuid.hex(),
+        "epoch": found.epoch,
+        **more,
+        "rings": {name: {**facts, **disk.get(name, {})} for name, facts in rings.items()},
+        "counters": {**found.counters, **shell},
+    }
+    output.facts(_sizes(told), as_json=as_json)
 
 
 def _latency(facts: dict[str, Any]) -> dict[str, Any]:
@@ -154,8 +148,11 @@ def _latency(facts: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _sizes(facts: dict[str, Any]) -> dict[str, Any]:
+def _sizes(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return facts with each count of bytes as a person reads it, also those in inner tables."""
     return {
-        name: Cell(value, size_text(value)) if name.endswith("_bytes") else value
+        name: _sizes(value) if isinstance(value, Mapping)
+        else Cell(value, size_text(value)) if "bytes" in name.split("_") and type(value) is int
+        else value
         for name, value in facts.items()
-    }
+    }  # fmt: skip

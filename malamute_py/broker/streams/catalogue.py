@@ -128,6 +128,12 @@ class Catalogue:
         state = self.rings.get(ring)
         return () if state is None else state.numbers
 
+    def owner_of(self, ring: RingState) -> Stream | None:
+        """The stream whose own ring it is; None: streams share it."""
+        number = next(iter(ring.numbers), None)
+        stream = None if number is None else self.by_number(number)
+        return stream if stream is not None and stream.row.settings.ring_bytes else None
+
     def names_after(self, after: str, prefix: str) -> Iterable[str]:
         """Names in order that begin with `prefix`, from the one after `after`."""
         from bisect import bisect_left, bisect_right

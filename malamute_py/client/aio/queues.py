@@ -120,7 +120,7 @@ class AtomicStep(Step):
 
     # sync: def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation]:
     # sync:     """Put it on its way; waits only while the window is full. Raises as commit()."""
-    # sync:     pending: Pending[Confirmation] = Pending(self._link)
+    # sync:     pending: Pending[Confirmation] = self._link.pending_type(self._link)
     # sync:     self._put(pending, timeout_ms)
     # sync:     return pending
 

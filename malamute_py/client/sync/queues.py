@@ -118,7 +118,7 @@ class SyncAtomicStep(Step):
 
     def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation]:
         """Put it on its way; waits only while the window is full. Raises as commit()."""
-        pending: Pending[Confirmation] = Pending(self._link)
+        pending: Pending[Confirmation] = self._link.pending_type(self._link)
         self._put(pending, timeout_ms)
         return pending
 

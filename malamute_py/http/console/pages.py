@@ -21,6 +21,7 @@ from malamute_py.client.facts import (
     ServiceFacts,
 )
 from malamute_py.health import troubles
+from malamute_py.health.facts import ring_title
 from malamute_py.health.troubles import Trouble
 from malamute_py.http.console.records import NEWEST, RECORDS_MAX, SUBJECTS, Look, look
 from malamute_py.http.console.sessions import Session
@@ -47,7 +48,8 @@ async def overview(session: Session, query: Query) -> Values:
     """Things that are slow or stuck, what there is, and the rings."""
     everything = await session.source.everything()
     broker = everything.facts.broker
-    found = troubles.of_all(everything, await _links(session.client))
+    # A broker that did not answer just now would keep the page waiting once more.
+    found = troubles.of_all(everything, await _links(session.client) if broker else [])
     return {
         "facts": broker,
         # A user of a namespace is told nothing of the broker as a whole.
@@ -294,13 +296,14 @@ def rings(broker: Mapping[str, Any]) -> list[Values]:
         capacity = facts.get("ring_bytes", 0)
         found.append(
             {
-                "name": name, "used": used, "capacity": capacity, "full": facts.get("full", ""),
+                "name": name, "title": ring_title(broker, name), "full": facts.get("full", ""),
+                "used": used, "capacity": capacity,
                 "share": min(1.0, used / capacity) if capacity else 0.0,
                 "written": facts["end_lsn"], "unsynced": facts["end_lsn"] - facts["synced_lsn"],
                 "refusing": name in refusing, "failed": core.get(name, {}).get("failed", ""),
             }
         )  # fmt: skip
-    return sorted(found, key=lambda each: (not each["failed"], not each["refusing"], each["name"]))
+    return sorted(found, key=lambda each: (not each["failed"], not each["refusing"], each["title"]))
 
 
 def _bounds(broker: Mapping[str, Any]) -> list[tuple[str, int, int]]:
