@@ -30,7 +30,7 @@ def said(call: str, words: str) -> list[dict[str, Any]]:
 
 def test_a_driver_is_ready_before_the_word_and_tells_its_result_after_it() -> None:
     for call, result in (
-        ("driver.begin('x')", {}),
+        ("driver.begin('x')", set[str]()),
         ("driver.work_until_told('x')", {"cpu_s"}),
         ("driver.take_all([check], options, 'x')", {"received", "missing", "begun_ns"}),
         ("driver.listen_to_all(heard, over, 'x')", {"received", "p50_us"}),
