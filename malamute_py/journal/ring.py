@@ -32,7 +32,7 @@ from malamute_py.journal.layout import (
     MANIFEST_FILE,
     RING_FILE,
     TRUNCATING_FILE,
-    ActiveOut,
+    Active,
     Closed,
     Failed,
     RingMeta,
@@ -248,7 +248,7 @@ class Ring:
         index = segment.live.pack(
             self.uuid, segment.number, segment.last_epoch, segment.last_time_ms
         )
-        active = ActiveOut(
+        active = Active(
             self.uuid,
             segment.number,
             end,
