@@ -271,18 +271,12 @@ class Offering(Opened):
         self.renew_at_ms = 0
         """0: nothing to renew."""
         self._kind = kind
-        self._accepted = False
         self._lease_ms = 0
         self._late: dict[int, OutgoingRow] = {}
         self._still: dict[int, RequestBase] = {}
         """Taken from us, while their handlers are at it."""
         self._behind: dict[int, RequestBase] = {}
         """Handed to us once more meanwhile: they are begun when those handlers have ended."""
-
-    @property
-    def accepted(self) -> bool:
-        """Whether the broker has taken the offer once."""
-        return self._accepted
 
     # --- the worker's side -------------------------------------------------------------------
 
