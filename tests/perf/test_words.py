@@ -1,4 +1,4 @@
-"""What a driver says, and for which words it waits, in the parts that all Python drivers share."""
+"""Words between a driver and its parent, in the parts that all Python drivers share."""
 
 from __future__ import annotations
 
