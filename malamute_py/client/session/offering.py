@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
 
-from malamute_protocol.batch import Batch
+from malamute_protocol.batch import Batch, RowParts
 from malamute_protocol.commands import AckWork, Level, Offer, Subscribed, Work
 from malamute_protocol.errors import BrokerRefused, MalamuteError, RemoteProtocolError
 from malamute_protocol.limits import REASON_BYTES_MAX, Limits
@@ -38,7 +38,7 @@ _ANSWERS_MAX: Final = 1024
 """Answers that came too late and are kept, should the request be handed to us once more."""
 
 
-class RequestBase:
+class RequestBase(RowParts):
     """A request in hand; the shells add what can be done with it."""
 
     __slots__ = (
@@ -94,36 +94,6 @@ class RequestBase:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} number={self.number} subject={self.subject!r}>"
-
-    @property
-    def body(self) -> bytes:
-        """The body. Raises TypeError when it is a list of blobs: use `parts`."""
-        return self._batch.body_of(self._row)
-
-    @property
-    def parts(self) -> list[bytes]:
-        """The blobs of the body: one unless it is a list of blobs."""
-        return self._batch.parts_of(self._row)
-
-    @property
-    def subject(self) -> str:
-        """Subject that the worker's pattern was matched with."""
-        return self._batch.keys_of(self._row)[0]
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The subject and further keys."""
-        return self._batch.keys_of(self._row)
-
-    @property
-    def fields(self) -> Mapping[str, str]:
-        """Field values by name."""
-        return self._batch.fields_of(self._row)
-
-    @property
-    def properties(self) -> Mapping[str, Any]:
-        """Properties, which travel with the request and are not matched."""
-        return self._batch.properties_of(self._row)
 
     @property
     def sender(self) -> str:
