@@ -21,7 +21,7 @@ from malamute_protocol.commands import AckWork, Level, Offer, Subscribed, Work
 from malamute_protocol.errors import BrokerRefused, MalamuteError, RemoteProtocolError
 from malamute_protocol.limits import REASON_BYTES_MAX, Limits
 from malamute_py.client.session.acknowledgements import Ack, AckForm, Acks, Range
-from malamute_py.client.session.letters import HandoutBatch, rows_of
+from malamute_py.client.session.letters import HandedOut, HandoutBatch, rows_of
 from malamute_py.client.session.offer_options import FAILED, RECEIVED, RENEWED, OfferOptions
 from malamute_py.client.session.receiver import Opened
 from malamute_py.client.session.rows import OutgoingRow
@@ -38,7 +38,7 @@ _ANSWERS_MAX: Final = 1024
 """Answers that came too late and are kept, should the request be handed to us once more."""
 
 
-class RequestBase(RowParts):
+class RequestBase(HandedOut, RowParts):
     """A request in hand; the shells add what can be done with it."""
 
     __slots__ = (
@@ -96,12 +96,6 @@ class RequestBase(RowParts):
         return f"<{type(self).__name__} number={self.number} subject={self.subject!r}>"
 
     @property
-    def sender(self) -> str:
-        """Identity of the requester; `~` and hexadecimal digits: a client without one."""
-        sender: str = self._of.command.sender
-        return sender
-
-    @property
     def service(self) -> str:
         """Which service it was sent to."""
         return self.offering.asked.service
@@ -111,11 +105,6 @@ class RequestBase(RowParts):
         """Mailbox that replies go to."""
         reply_to: str = self._of.command.reply_to
         return reply_to
-
-    @property
-    def attempts(self) -> int:
-        """Count of its hand-outs, this one included; the broker keeps it over restarts."""
-        return self._of.attempts
 
     def retry_ms(self, delay_ms: int) -> int:
         """Milliseconds before the request may be handed out again when its handler gives it back.
