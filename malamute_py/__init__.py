@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from malamute_protocol.pattern import prefix as prefix
     from malamute_protocol.pattern import regex as regex
     from malamute_protocol.pattern import topic as topic
-    from malamute_py.client.aio.client import BulkPublisher as BulkPublisher
     from malamute_py.client.aio.client import Client as Client
     from malamute_py.client.aio.client import connect as connect
     from malamute_py.client.aio.keys import KeyView as KeyView
     from malamute_py.client.aio.keys import KeyWatch as KeyWatch
     from malamute_py.client.aio.mail import Inbox as Inbox
     from malamute_py.client.aio.mail import Mail as Mail
+    from malamute_py.client.aio.publishing import BulkPublisher as BulkPublisher
     from malamute_py.client.aio.queues import AtomicStep as AtomicStep
     from malamute_py.client.aio.queues import Member as Member
     from malamute_py.client.aio.subscription import Subscription as Subscription
@@ -87,13 +87,13 @@ if TYPE_CHECKING:
     from malamute_py.client.settings import Curve as Curve
     from malamute_py.client.settings import Plain as Plain
     from malamute_py.client.settings import SettingError as SettingError
-    from malamute_py.client.sync.client import SyncBulkPublisher as SyncBulkPublisher
     from malamute_py.client.sync.client import SyncClient as SyncClient
     from malamute_py.client.sync.client import connect_sync as connect_sync
     from malamute_py.client.sync.keys import SyncKeyView as SyncKeyView
     from malamute_py.client.sync.keys import SyncKeyWatch as SyncKeyWatch
     from malamute_py.client.sync.mail import SyncInbox as SyncInbox
     from malamute_py.client.sync.mail import SyncMail as SyncMail
+    from malamute_py.client.sync.publishing import SyncBulkPublisher as SyncBulkPublisher
     from malamute_py.client.sync.queues import SyncAtomicStep as SyncAtomicStep
     from malamute_py.client.sync.queues import SyncMember as SyncMember
     from malamute_py.client.sync.subscription import SyncSubscription as SyncSubscription
@@ -138,7 +138,6 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "topic",
     ),
     "malamute_py.client.aio.client": (
-        "BulkPublisher",
         "Client",
         "connect",
     ),
@@ -150,6 +149,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "Inbox",
         "Mail",
     ),
+    "malamute_py.client.aio.publishing": ("BulkPublisher",),
     "malamute_py.client.aio.queues": (
         "AtomicStep",
         "Member",
@@ -210,7 +210,6 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "SettingError",
     ),
     "malamute_py.client.sync.client": (
-        "SyncBulkPublisher",
         "SyncClient",
         "connect_sync",
     ),
@@ -222,6 +221,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "SyncInbox",
         "SyncMail",
     ),
+    "malamute_py.client.sync.publishing": ("SyncBulkPublisher",),
     "malamute_py.client.sync.queues": (
         "SyncAtomicStep",
         "SyncMember",
