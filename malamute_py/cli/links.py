@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
 
 from malamute_py.cli import output
+from malamute_py.cli.columns import age, creator, read, sized
 from malamute_py.cli.commands import group
 from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.linking import linked
@@ -41,42 +42,26 @@ def ls(
         found = client.list_links(limit)
         welcome = client.welcome
         now_ms = int(client.broker_info().more.get("now_ms", welcome.now_ms if welcome else 0))
-    output.listing(
+    output.entries(
         [
             Column("link", "Link", right=True),
-            Column("identity", "Identity", style="cyan"),
+            read("identity", "Identity", creator, style="cyan"),
             Column("software", "Software"),
             Column("state", "State", spare=True),
-            Column("opened_ms", "For", right=True),
+            _more("opened_ms", "For", lambda at_ms: age(at_ms, now_ms)),
             Column("subscriptions", "Subscriptions", right=True, spare=True),
-            Column("unconfirmed_bytes", "Unconfirmed", right=True),
-            Column("unread_bytes", "Unread", right=True),
+            _more("unconfirmed_bytes", "Unconfirmed", sized),
+            _more("unread_bytes", "Unread", sized),
         ],
-        [
-            (
-                each.link,
-                Cell(each.identity, each.identity or "anonymous", "" if each.identity else "dim"),
-                each.software,
-                each.state,
-                Cell(_number(each.more, "opened_ms"),
-                     duration_text(max(0, now_ms - _number(each.more, "opened_ms")))),
-                _number(each.more, "subscriptions"),
-                _size(each.more, "unconfirmed_bytes"),
-                _size(each.more, "unread_bytes"),
-            )
-            for each in found
-        ],
+        found,
         as_json=as_json,
         empty="no links",
     )  # fmt: skip
 
 
-def _number(facts: dict[str, Any], name: str) -> int:
-    return int(facts.get(name, 0))
-
-
-def _size(facts: dict[str, Any], name: str) -> Cell:
-    return Cell(_number(facts, name), size_text(_number(facts, name)))
+def _more(key: str, title: str, shown: Callable[[int], Cell]) -> Column:
+    """Return the column of a figure among the facts of a link that have no field."""
+    return Column(key, title, right=True, cell=lambda each: shown(int(each.more.get(key, 0))))
 
 
 @app.command(

@@ -154,7 +154,6 @@ class Membership(Opened):
         self.leaving = False
         """Whether no caller reads it: it ends once all that was acknowledged is confirmed."""
         self._memberships = memberships
-        self._accepted = False
         self._lent: set[int] = set()
         """In a step that is not answered."""
         self._acked: set[int] = set()
@@ -400,11 +399,6 @@ class Membership(Opened):
         return False
 
     # --- commands to the broker --------------------------------------------------------------
-
-    @property
-    def accepted(self) -> bool:
-        """Whether the broker has let the member in once."""
-        return self._accepted
 
     def open(self) -> JoinGroup:
         """Return JOIN_GROUP for a new link."""

@@ -108,7 +108,7 @@ async def stream(session: Session, query: Query) -> Values:
 async def mailboxes(session: Session, query: Query) -> Values:
     """The list of mailboxes."""
     found = await session.client.list_mailboxes(query.get("prefix", ""), limit=LISTED_MAX + 1)
-    now_ms = await _now_ms(session)
+    now_ms = await session.broker_ms()
     rows = ((each, list(troubles.of_mailbox(each, now_ms))) for each in found)
     return _listed(query, rows, len(found))
 
@@ -121,7 +121,7 @@ async def mailbox(session: Session, query: Query) -> Values:
     messages, fault = await _messages(session.client, name, after)
     return {
         "facts": facts,
-        "troubles": list(troubles.of_mailbox(facts, await _now_ms(session))),
+        "troubles": list(troubles.of_mailbox(facts, await session.broker_ms())),
         "messages": messages,
         "fault": fault,
         "following": messages[-1].number if len(messages) == ROWS_MAX else None,
@@ -132,7 +132,7 @@ async def mailbox(session: Session, query: Query) -> Values:
 async def services(session: Session, query: Query) -> Values:
     """The list of service queues."""
     found = await session.client.list_services(query.get("prefix", ""), limit=LISTED_MAX + 1)
-    now_ms = await _now_ms(session)
+    now_ms = await session.broker_ms()
     rows = ((each, list(troubles.of_service(each, now_ms))) for each in found)
     return _listed(query, rows, len(found))
 
@@ -146,7 +146,7 @@ async def service(session: Session, query: Query) -> Values:
         "requests": requests,
         "unseen": unseen,
         "requests_following": requests[-1].number if len(requests) == ROWS_MAX else None,
-        "troubles": list(troubles.of_service(facts, await _now_ms(session))),
+        "troubles": list(troubles.of_service(facts, await session.broker_ms())),
         "workers": sorted(facts.workers, key=lambda each: each.since_ms)[:LISTED_MAX],
         **await _dead_letters(session.client, facts, query),
     }
@@ -156,7 +156,7 @@ async def groups(session: Session, query: Query) -> Values:
     """The page with the list of groups. The query's prefix is the beginning of a stream's name."""
     stream = query.get("prefix", "")
     found = await session.client.list_groups(stream, limit=LISTED_MAX + 1)
-    now_ms = await _now_ms(session)
+    now_ms = await session.broker_ms()
     rows = ((each, list(troubles.of_group(each, now_ms))) for each in found)
     return _listed(query, rows, len(found))
 
@@ -167,7 +167,7 @@ async def group(session: Session, query: Query) -> Values:
     members = sorted(facts.members, key=lambda each: (each.oldest_ms or 1 << 62, each.identity))
     return {
         "facts": facts,
-        "troubles": list(troubles.of_group(facts, await _now_ms(session))),
+        "troubles": list(troubles.of_group(facts, await session.broker_ms())),
         "members": members[:LISTED_MAX],
         **await _dead_letters(session.client, facts, query),
     }
@@ -177,7 +177,7 @@ async def cursors(session: Session, query: Query) -> Values:
     """The page with the list of cursors. The query's prefix is a stream's name."""
     stream = query.get("prefix", "")
     found = await session.client.list_cursors(stream, limit=LISTED_MAX + 1)
-    now_ms = await _now_ms(session)
+    now_ms = await session.broker_ms()
     rows = ((each, list(troubles.of_cursor(each, now_ms))) for each in found)
     return _listed(query, rows, len(found))
 
@@ -185,7 +185,7 @@ async def cursors(session: Session, query: Query) -> Values:
 async def cursor(session: Session, query: Query) -> Values:
     """The page of one cursor."""
     facts = await session.client.cursor_info(query.get("stream", ""), query.get("name", ""))
-    found = list(troubles.of_cursor(facts, await _now_ms(session)))
+    found = list(troubles.of_cursor(facts, await session.broker_ms()))
     return {"facts": facts, "troubles": found}
 
 
@@ -233,11 +233,6 @@ async def settings(session: Session, query: Query) -> Values:
 
 
 # --- parts of pages ---------------------------------------------------------------------------
-
-
-async def _now_ms(session: Session) -> int:
-    """The broker's clock."""
-    return int((await session.source.facts()).broker.get("now_ms", 0))
 
 
 def _after(query: Query) -> int:
