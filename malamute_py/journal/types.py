@@ -217,6 +217,10 @@ Candidates: TypeAlias = Callable[[HeaderIndex], BitMap]
 class ChosenRows(Protocol):
     """The rows of a content of which the header is wanted, ascending."""
 
+    @property
+    def selection(self) -> bytes:
+        """The same for all that choose the same rows of every content, and for no others."""
+
     def __call__(self, content: Any, /) -> Any:
         """Return them; None: the batch is to leave whole. Raises BatchError."""
 

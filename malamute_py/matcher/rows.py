@@ -7,8 +7,10 @@ SPEC.md, sections 5 and 7.
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from malamute_protocol.content import Array, Content
@@ -26,7 +28,9 @@ _SUBJECTS_KEPT: Final = 1 << 14
 class SubjectRows:
     """Rows that one pattern selects; the pattern asks for nothing but subjects."""
 
-    def __init__(self, matches: Predicate) -> None:
+    def __init__(self, matches: Predicate, selection: bytes) -> None:
+        """selection: the same for an equal pattern, and for no other one."""
+        self.selection = selection
         self._matches = matches
         self._known: dict[int, tuple[HeaderTable, Array, Array]] = {}
         self._kept = 0
@@ -77,7 +81,9 @@ def rows_by_subject(pattern: Pattern) -> SubjectRows | None:
     compiled = compile_pattern(pattern)
     if compiled.slow or not asks_subjects_only(compiled.wire):
         return None
-    return SubjectRows(compiled.matches)
+    # A digest, since it is kept with each batch, and a pattern may have many kilobytes.
+    digest = blake2b(msgspec.msgpack.encode(compiled.wire), digest_size=16).digest()
+    return SubjectRows(compiled.matches, digest)
 
 
 _NO_ROWS: Final[np.ndarray[Any, Any]] = np.empty(0, np.int64)
