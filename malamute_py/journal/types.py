@@ -219,7 +219,7 @@ class ChosenRows(Protocol):
 
     @property
     def selection(self) -> bytes:
-        """The same for all that choose the same rows of every content, and for no others."""
+        """Name of the choice: equal exactly for choices of the same rows of every content."""
 
     def __call__(self, content: Any, /) -> Any:
         """Return them; None: the batch is to leave whole. Raises BatchError."""

@@ -29,7 +29,7 @@ class SubjectRows:
     """Rows that one pattern selects; the pattern asks for nothing but subjects."""
 
     def __init__(self, matches: Predicate, selection: bytes) -> None:
-        """selection: the same for an equal pattern, and for no other one."""
+        """selection: name of the pattern, equal exactly for equal patterns."""
         self.selection = selection
         self._matches = matches
         self._known: dict[int, tuple[HeaderTable, Array, Array]] = {}
