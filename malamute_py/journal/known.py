@@ -34,7 +34,7 @@ KNOWN_BYTES_MAX: Final = 32 << 20
 """Bytes that what is known may take, about: enough for some 25 GiB of batches of 1 MiB, or 12 GiB
 of which four selections found a row in 1,000 of 140 bytes."""
 SELECTIONS_MAX: Final = 4
-"""Selections whose rows of one batch are remembered: the ones that were asked for last."""
+"""Selections whose rows of one batch are remembered: the ones that were noted last."""
 _BLOCK_BYTES: Final = 8 << 10
 _BYTES_A_BATCH: Final = 600
 """Bytes of what is known of one batch beside its checksums and its header table, about."""
