@@ -29,19 +29,20 @@ from opentelemetry.trace import (
 from malamute_protocol.batch import Batch
 from malamute_protocol.commands import Confirm
 from malamute_protocol.errors import MalamuteError
-from malamute_py.client.aio.client import BulkPublisher, Client
+from malamute_py.client.aio.client import Client
 from malamute_py.client.aio.handlers import within_span
 from malamute_py.client.aio.keys import KeyView
 from malamute_py.client.aio.link import LoopLink
 from malamute_py.client.aio.mail import Inbox
+from malamute_py.client.aio.publishing import BulkPublisher
 from malamute_py.client.aio.queues import AtomicStep, Member
 from malamute_py.client.aio.subscription import NO_OFFSET, Subscription
 from malamute_py.client.aio.transactions import Transaction
 from malamute_py.client.aio.work import Request, Worker
 from malamute_py.client.engine.log import LINK_LOG, LOG
 from malamute_py.client.position import Confirmation
+from malamute_py.client.session.held_batches import HeldBatch
 from malamute_py.client.session.letters import HandoutBatch, Reply
-from malamute_py.client.session.memberships import HeldBatch
 from malamute_py.client.settings import Wait
 from malamute_py.client.spans import LINKS_MAX, TRACE_IDS, Spans, ending, failed
 from malamute_py.client.tracing import Tracing
