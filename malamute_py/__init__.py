@@ -39,9 +39,10 @@ if TYPE_CHECKING:
         regex,
         topic,
     )
-    from malamute_py.client.aio.client import BulkPublisher, Client, connect
+    from malamute_py.client.aio.client import Client, connect
     from malamute_py.client.aio.keys import KeyView, KeyWatch
     from malamute_py.client.aio.mail import Inbox, Mail
+    from malamute_py.client.aio.publishing import BulkPublisher
     from malamute_py.client.aio.queues import AtomicStep, Member
     from malamute_py.client.aio.subscription import Subscription
     from malamute_py.client.aio.transactions import Transaction
@@ -92,9 +93,10 @@ if TYPE_CHECKING:
         Plain,
         SettingError,
     )
-    from malamute_py.client.sync.client import SyncBulkPublisher, SyncClient, connect_sync
+    from malamute_py.client.sync.client import SyncClient, connect_sync
     from malamute_py.client.sync.keys import SyncKeyView, SyncKeyWatch
     from malamute_py.client.sync.mail import SyncInbox, SyncMail
+    from malamute_py.client.sync.publishing import SyncBulkPublisher
     from malamute_py.client.sync.queues import SyncAtomicStep, SyncMember
     from malamute_py.client.sync.subscription import SyncSubscription
     from malamute_py.client.sync.transactions import SyncTransaction
@@ -139,7 +141,6 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "topic",
     ),
     "malamute_py.client.aio.client": (
-        "BulkPublisher",
         "Client",
         "connect",
     ),
@@ -151,6 +152,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "Inbox",
         "Mail",
     ),
+    "malamute_py.client.aio.publishing": ("BulkPublisher",),
     "malamute_py.client.aio.queues": (
         "AtomicStep",
         "Member",
@@ -211,7 +213,6 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "SettingError",
     ),
     "malamute_py.client.sync.client": (
-        "SyncBulkPublisher",
         "SyncClient",
         "connect_sync",
     ),
@@ -223,6 +224,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "SyncInbox",
         "SyncMail",
     ),
+    "malamute_py.client.sync.publishing": ("SyncBulkPublisher",),
     "malamute_py.client.sync.queues": (
         "SyncAtomicStep",
         "SyncMember",

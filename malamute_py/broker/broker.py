@@ -14,7 +14,8 @@ from typing import Any, Final
 
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import Command
-from malamute_protocol.content import Content, has_large_table
+from malamute_protocol.content import Content
+from malamute_protocol.content_layout import has_large_table
 from malamute_protocol.errors import BatchError, BrokerRefused
 from malamute_protocol.framing import NUMBERS
 from malamute_py.broker.administration import Administration

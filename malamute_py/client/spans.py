@@ -33,10 +33,11 @@ from opentelemetry.trace import (
 )
 
 from malamute_protocol.batch import Batch, Record
-from malamute_protocol.content import Content, parse_properties
+from malamute_protocol.content import Content
 from malamute_protocol.encode import with_properties
 from malamute_protocol.errors import BatchError, MalamuteError
 from malamute_protocol.limits import Limits
+from malamute_protocol.properties import parse_properties
 from malamute_py.client.engine.log import LOG
 from malamute_py.client.session.letters import RequestFailed
 from malamute_py.client.session.offering import RequestBase

@@ -2,7 +2,7 @@
 
 Owns appending, syncing and the order of everything else. The rule: a bundle is written whole or not
 at all, an offset is never given twice, and after a failed sync nothing more is taken. The threads:
-`append`, `append_raw`, `snapshot` and the trims belong to the loop thread, `sync` to the sync
+`append`, `append_raw`, `begin_with` and the trims belong to the loop thread, `sync` to the sync
 thread, the reads to the reader thread, `prepare_step` and `limit` to the housekeeping thread,
 `hold` to any one of them; facts (`end_lsn`, `synced_lsn`, `streams`, `events`) may be asked from
 any. Source: FORMAT.md; docs/design.md, Journal.
@@ -91,8 +91,7 @@ class Ring:
         self.uuid = meta.uuid
         self.epoch = epoch
         self.settings = settings
-        self.snapshot: SnapshotSource = _no_state
-        """Gives the caller's state, as of all bundles appended so far, when a segment begins."""
+        self._snapshot: SnapshotSource = _no_state
         self._storage = storage
         self._marks = storage
         self._manifest = manifest
@@ -175,7 +174,7 @@ class Ring:
         ring = cls(storage, meta, settings, epoch, scan, manifest, mappings)
         ring._marks, ring._failed_name = marks, failed_name
         if snapshot is not None:
-            ring.snapshot = snapshot
+            ring.begin_with(snapshot)
         if held:
             ring._space.held_lsn = ring.start_lsn
         ring._mark(clean=False)
@@ -196,8 +195,8 @@ class Ring:
         space.next_number = -(-end // size)
         oldest = space.segments[0].number if space.segments else space.next_number
         space.missing_from = scan.first_number if scan.first_number < oldest else None
-        if scan.snapshot is not None:
-            space.state_lsn = scan.snapshot.facts.as_of_lsn
+        if scan.state.snapshot is not None:
+            space.state_lsn = scan.state.snapshot.facts.as_of_lsn
         if end % size and (not scan.segments or scan.segments[-1].number != end // size):
             # The end lies in a file that is gone: go on with the next whole segment.
             self._appender.end = self._synced = space.next_number * size
@@ -284,6 +283,14 @@ class Ring:
 
     # --- appending (loop thread) --------------------------------------------------------
 
+    def begin_with(self, snapshot: SnapshotSource) -> None:
+        """Have each segment from now on begin with the caller's state.
+
+        snapshot: returns the state as of all bundles appended so far. A caller whose state is in
+        the ring has one only after open().
+        """
+        self._snapshot = snapshot
+
     def append(self, batches: Sequence[AppendLike]) -> Appended:
         """Write one bundle; durable only after sync().
 
@@ -294,7 +301,7 @@ class Ring:
         """
         if self._failure is not None:
             raise self._failure
-        return self._appender.append(batches, self._synced, self.snapshot)
+        return self._appender.append(batches, self._synced, self._snapshot)
 
     def append_raw(self, lsn: int, data: Buffer) -> int:
         """Write batches as another ring stamped them; returns the new end.
@@ -750,7 +757,7 @@ def _recovery(scan: Scan, rewritten: tuple[str, ...], restored: Sequence[Unknown
 
     rewritten: files written anew. restored: small files that were made again.
     """
-    snapshot = scan.snapshot
+    snapshot = scan.state.snapshot
     cut = [
         Unknown(segment_name(number), f"it had {size} bytes of {scan.segment_bytes}")
         for number, size in scan.short.items()
@@ -762,8 +769,8 @@ def _recovery(scan: Scan, rewritten: tuple[str, ...], restored: Sequence[Unknown
         last_append_time_ms=scan.last_time_ms,
         snapshot=() if snapshot is None else snapshot.bodies,
         snapshot_lsn=0 if snapshot is None else snapshot.facts.as_of_lsn,
-        controls=tuple(c for c in scan.controls if c.kind != SNAPSHOT),
-        produced=tuple(scan.produced),
+        controls=tuple(c for c in scan.state.controls if c.kind != SNAPSHOT),
+        produced=tuple(scan.state.produced),
         damages=tuple(scan.damages),
         dropped=tuple(scan.dropped),
         unknown=tuple(scan.unknown),

@@ -17,17 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
-from malamute_protocol.content import (
-    APPEND_TIMES,
-    ARROW,
-    BLOB,
-    NO_TIME,
-    OFFSET_DELTAS,
-    Array,
-    Bodies,
-    Content,
-    parse_properties,
-)
+from malamute_protocol.columns import NO_TIME, Array
+from malamute_protocol.content import Bodies, Content
+from malamute_protocol.content_layout import APPEND_TIMES, ARROW, BLOB, OFFSET_DELTAS
 from malamute_protocol.encode import (
     Options,
     encode,
@@ -41,11 +33,11 @@ from malamute_protocol.errors import BatchError
 from malamute_protocol.extract import extract, extractable
 from malamute_protocol.header import Header
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
+from malamute_protocol.properties import parse_properties
 from malamute_protocol.schema import Schemas
 from malamute_protocol.stamp import (
     STAMP_BYTES,
     Stamp,
-    bitmap_of_rows,
     message_id,
     parse_message_id,
     row_bitmap,
@@ -65,7 +57,6 @@ __all__ = [
     "Options",
     "Record",
     "Stamp",
-    "bitmap_of_rows",
     "encode",
     "encode_arrow",
     "encode_bulk",

@@ -18,8 +18,9 @@ import msgpack
 import numpy as np
 
 from malamute_protocol import commands as c
+from malamute_protocol.columns import NO_TIME
 from malamute_protocol.commands import Command
-from malamute_protocol.content import NO_TIME, Content
+from malamute_protocol.content import Content
 from malamute_protocol.encode import encode, encode_arrow, encode_lists
 from malamute_protocol.extract import extract
 from malamute_protocol.framing import COMMANDS, encode_message

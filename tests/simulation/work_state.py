@@ -276,9 +276,9 @@ class State:
                     raise Violation(
                         "expired", f"request {number}, not before {job.not_before_ms}: {change}"
                     )
-                lane = job.service, job.subject, job.priority
+                queue = job.service, job.subject, job.priority
                 if job.fresh:
-                    self._in_order(lane, number, job, lsn)
+                    self._in_order(queue, number, job, lsn)
                     self._by_priority(number, job, lsn, change.at_ms)
                 job.fresh = False
                 job.holder, job.received, job.not_before_ms = change.holder, False, 0
@@ -287,19 +287,19 @@ class State:
                     raise Violation("attempts", f"request {number} is taken: {job}")
         self.handed_ms = max(self.handed_ms, change.at_ms)
 
-    def _in_order(self, lane: tuple[int, str, int], number: int, job: Job, lsn: int) -> None:
+    def _in_order(self, queue: tuple[int, str, int], number: int, job: Job, lsn: int) -> None:
         """Check that first hand-outs are in order, except within one bundle.
 
         A request whose deadline is over is passed over. It waits again when the broker dies before
         it logs the end of the request, and starts by a clock that was set back meanwhile.
         """
-        before, newest, at = self.handed.get(lane, (-1, -1, -1))
+        before, newest, at = self.handed.get(queue, (-1, -1, -1))
         if lsn != at:
             before, at = newest, lsn
         passed_over = 0 < job.deadline_ms <= self.handed_ms
         if number < before and not passed_over and not self.unordered:
-            raise Violation("order", f"request {number} of {lane} after {before}")
-        self.handed[lane] = before, max(newest, number), at
+            raise Violation("order", f"request {number} of {queue} after {before}")
+        self.handed[queue] = before, max(newest, number), at
 
     def _by_priority(self, number: int, job: Job, lsn: int, now_ms: int) -> None:
         """Check that no request goes before one of its subject that waits with a higher priority.

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from malamute_protocol.address import name_fault
-from malamute_protocol.content import ARROW
+from malamute_protocol.content_layout import ARROW
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.log.ring import EPOCH_SHIFT, RingState, ring_name

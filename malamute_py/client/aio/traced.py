@@ -29,11 +29,12 @@ from opentelemetry.trace import (
 from malamute_protocol.batch import Batch
 from malamute_protocol.commands import Confirm
 from malamute_protocol.errors import MalamuteError
-from malamute_py.client.aio.client import BulkPublisher, Client
+from malamute_py.client.aio.client import Client
 from malamute_py.client.aio.handlers import within_span
 from malamute_py.client.aio.keys import KeyView
 from malamute_py.client.aio.link import LoopLink
 from malamute_py.client.aio.mail import Inbox
+from malamute_py.client.aio.publishing import BulkPublisher
 from malamute_py.client.aio.queues import AtomicStep, Member
 from malamute_py.client.aio.subscription import NO_OFFSET, Subscription
 from malamute_py.client.aio.transactions import Transaction

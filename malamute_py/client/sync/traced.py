@@ -35,11 +35,12 @@ from malamute_py.client.session.letters import HandoutBatch, Reply
 from malamute_py.client.session.memberships import HeldBatch
 from malamute_py.client.settings import Wait
 from malamute_py.client.spans import LINKS_MAX, TRACE_IDS, Spans, ending, failed
-from malamute_py.client.sync.client import SyncBulkPublisher, SyncClient
+from malamute_py.client.sync.client import SyncClient
 from malamute_py.client.sync.handlers import HandlerRun, within_span
 from malamute_py.client.sync.keys import SyncKeyView
 from malamute_py.client.sync.link import Pending, ThreadLink
 from malamute_py.client.sync.mail import SyncInbox
+from malamute_py.client.sync.publishing import SyncBulkPublisher
 from malamute_py.client.sync.queues import SyncAtomicStep, SyncMember
 from malamute_py.client.sync.subscription import NO_OFFSET, SyncSubscription
 from malamute_py.client.sync.transactions import SyncTransaction

@@ -245,7 +245,7 @@ def test_requests_of_one_turn_leave_as_one_and_replies_find_their_callers() -> N
     assert {token: reply.body for token, reply in found.items()} == {b"z": b"3", b"x": b"1"}
     deliver(script, [b"2"], 7, [(request.key, 1, 1)], last=True)
     assert outcomes(script)[b"y"].body == b"2"
-    assert not script.session.requests.asked
+    assert not script.session.awaited.asked
 
 
 def test_a_reply_with_an_unknown_key_is_mail() -> None:
@@ -308,8 +308,8 @@ def test_callers_that_give_up_leave_nothing_behind() -> None:
     script.say(c.Result(cancel.request, {"count": 1}))
     deliver(script, [b"yes"], 0, [(request.key, 1, 1)], last=True)
     assert outcomes(script)[b"kept"].body == b"yes"
-    assert not script.session.requests.asked
-    assert not script.session.requests.batches
+    assert not script.session.awaited.asked
+    assert not script.session.awaited.batches
 
 
 def test_the_end_of_the_session_fails_who_waits_for_replies() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from malamute_protocol import commands as c
-from malamute_protocol.batch import bitmap_of_rows, encode
+from malamute_protocol.batch import encode
 from malamute_protocol.commands import Command
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError
 from malamute_py.client.readers.group import numbers_of
@@ -22,6 +22,7 @@ from malamute_py.client.session.subscription import (
     RewoundNotice,
 )
 from tests.client.script import STREAM_UUID, Script, stamped
+from tests.rows import bitmap_of_rows
 
 TIME_MS = 1_700_000_000_000
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from malamute_protocol import commands as c
-from malamute_protocol.batch import bitmap_of_rows, encode
+from malamute_protocol.batch import encode
 from malamute_protocol.framing import decode_message, encode_message
 from malamute_py.client.session.acknowledgements import AckForm
 from malamute_py.client.session.attempts import LinkState
@@ -23,6 +23,7 @@ from malamute_py.client.session.memberships import DONE, GroupOptions, HeldBatch
 from malamute_py.client.session.session import Session
 from malamute_py.client.settings import ClientSettings
 from tests.client.script import STREAM_UUID, stamped, welcome
+from tests.rows import bitmap_of_rows
 from tests.seeds import seeds
 
 TIME_MS = 1_700_000_000_000

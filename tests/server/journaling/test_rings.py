@@ -48,9 +48,10 @@ class Bench:
         self.storage = TroubledStorage(directory, self.troubles)
         self.journal = Journal.open(self.storage, mapped=True)
         self.results = ResultQueue()
-        self.rings = Rings(self.journal, SMALL, self.results, 16 << 10)
-        self.rings.recover(MAIN, {})
-        self.rings.prepare(MAIN)
+        ring, _ = self.journal.ring(MAIN, ring_settings(SMALL, {}, 16 << 10))
+        while ring.prepare_step():
+            pass
+        self.rings = Rings(self.journal, SMALL, self.results, 16 << 10, snapshot=lambda ring: ())
         self.rings.start()
         self.offsets: dict[str, int] = {}
 
@@ -80,7 +81,7 @@ class Bench:
 
     def close(self) -> None:
         self.rings.stop_threads()
-        self.rings.close()
+        self.journal.close()
         self.results.close()
 
 
