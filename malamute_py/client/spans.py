@@ -82,7 +82,7 @@ class Spans:
         self._common: dict[str, Any] = {"messaging.system": "malamute", **(common or {})}
         self._identity = identity
         self._due: deque[tuple[Span, int]] = deque()
-        """Spans that are over, and when in ns: those of windows of threads."""
+        """Spans that are over, and when in ns: those of calls of threads that do not wait."""
 
     def connected(self, endpoints: tuple[str, ...], identity: Callable[[], str]) -> Spans:
         """Return the maker for a client."""
@@ -272,6 +272,17 @@ def ending(span: Span) -> Iterator[None]:
         raise
     finally:
         span.end()
+
+
+@contextmanager
+def ended_if_refused(span: Span) -> Iterator[None]:
+    """Run a call whose span outlives it, unless the call raises: that is the span's status."""
+    try:
+        yield
+    except BaseException as error:
+        failed(span, error)
+        span.end()
+        raise
 
 
 @contextmanager

@@ -67,6 +67,8 @@ _REST_MS = 1_000
 """Time without a message after which the loop rests."""
 _LONG_TURN_US = 100_000
 """Processor time from which on a turn is logged: all peers have waited for it."""
+_SKIPPED_MS = 1_000
+"""Time between two turns, beyond the wait for messages, that counts for no silence of a peer."""
 
 
 class Loop:
@@ -144,6 +146,8 @@ class Loop:
             if listener.monitor is not None:
                 self._poller.register(listener.monitor, zmq.POLLIN)
         self._wake_at_ms: int | None = 0
+        self._now_ms = sys.maxsize
+        """Time of the last turn; before the first there is none."""
         self._guard_at_ms = 0
         self._waiting: dict[int, Peer] = {}
         """Link -> peer for whom messages are held because its socket was full."""
@@ -183,6 +187,12 @@ class Loop:
         watchdog = self._watchdog
         watchdog.turn = self._turns
         now_ms = self._clock()
+        # A clock that was set forward, a machine that slept and a stopped process look alike: no
+        # peer was heard meanwhile.
+        skipped_ms = now_ms - self._now_ms - timeout
+        self._now_ms = now_ms
+        if skipped_ms > _SKIPPED_MS:
+            self._core.skipped(skipped_ms, now_ms)
         began = self._meter()
         inbound = self._inbound
         inbound.until, self._turn_until = began + self._take_ns, began + self._turn_ns

@@ -51,6 +51,8 @@ class Core(Protocol):
     def blocked(self, link: int) -> None: ...  # noqa: D102
     def writable(self, link: int) -> None: ...  # noqa: D102
     def tick(self, now_ms: int) -> None: ...  # noqa: D102
+    @property
+    def skipped(self) -> Callable[[int, int], None]: ...  # noqa: D102
     def appended(self, answer: Appended) -> None: ...  # noqa: D102
     def append_refused(self, answer: AppendRefused) -> None: ...  # noqa: D102
     def synced(self, ring: str, lsn: int, now_ms: int) -> None: ...  # noqa: D102

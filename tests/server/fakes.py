@@ -126,6 +126,9 @@ class EchoCore:
     def writable(self, link: int) -> None:
         self.calls.append(("writable", link))
 
+    def skipped(self, skipped_ms: int, now_ms: int) -> None:
+        self.calls.append(("skipped", skipped_ms))
+
     def tick(self, now_ms: int) -> None:
         self.calls.append(("tick",))
 

@@ -521,6 +521,20 @@ def test_a_loop_begins_under_a_clock_before_1970() -> None:
     assert running.failure is None
 
 
+def test_a_clock_that_is_set_forward_is_told_to_the_core_before_all_else() -> None:
+    hours_ms = 3 * 3_600_000
+    with RunningLoop(LOCAL) as running, dealer(running.endpoint) as peer:
+        ping(peer)
+        assert not [call for call in running.core.calls if call[0] == "skipped"]
+        running.stop_the_clock()
+        running.leap(hours_ms)
+        running.until(lambda: any(call[0] == "skipped" for call in running.core.calls))
+        ping(peer)
+        [skipped_ms] = [call[1] for call in running.core.calls if call[0] == "skipped"]
+        assert hours_ms - 60_000 <= skipped_ms <= hours_ms
+    assert running.failure is None
+
+
 def test_a_lost_connection_is_told_to_the_core_after_what_it_sent_last() -> None:
     with RunningLoop(LOCAL) as running:
         with Zmtp(running.endpoint) as peer:

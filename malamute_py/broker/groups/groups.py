@@ -565,9 +565,18 @@ class Groups:
             self._progress.flush_later(group)
         self.reader.wake(group)
 
+    def put_off(self, ms: int) -> None:
+        """Let leases, and the places of absent holders, last so much longer."""
+        for group in self._groups:
+            group.holdings.put_off_leases(ms)
+            group.returns_ms += ms
+
     def _give_up(self, group: Group, absent: Member | Holder) -> None:
         """Give up the kept place of a holder that did not return in time."""
         if group.absent_holder is not absent or group.gone:
+            return
+        if group.returns_ms > self._shard.now_ms:
+            self.timers.set(group.returns_ms, partial(self._give_up, group, absent))
             return
         self._shard.counters["group_places_lost"] += 1
         self._shard.event(

@@ -105,7 +105,8 @@ class PublishVerbs(AsyncVerbs):
         otherwise as publish().
         """
         link = self._link
-        future: asyncio.Future[Confirmation] = link.loop.create_future()
+        future: asyncio.Future[Confirmation] = link.loop.create_future()  # asyncio only
+        # sync: pending: Pending[Confirmation] = link.pending_type(link)
         row = make_row(
             body, subject, fields, client_time_ms, expires_at_ms, properties, future, codec
         )

@@ -45,6 +45,7 @@ from malamute_py.client.readers.cursor_name import CursorName
 from malamute_py.client.readers.group import MemberBase, numbers_of
 from malamute_py.client.session.acknowledgements import AckForm
 from malamute_py.client.session.calls import make_pattern
+from malamute_py.client.session.held_batches import Held, HeldBatch
 from malamute_py.client.session.memberships import (
     AGAIN,
     CREDIT_BYTES,
@@ -52,8 +53,6 @@ from malamute_py.client.session.memberships import (
     DONE,
     RELEASED,
     GroupOptions,
-    Held,
-    HeldBatch,
     decided,
     failed,
     group_visibility,
@@ -121,7 +120,7 @@ class AtomicStep(Step):
 
     # sync: def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation]:
     # sync:     """Put it on its way; waits only while the window is full. Raises as commit()."""
-    # sync:     pending: Pending[Confirmation] = Pending(self._link)
+    # sync:     pending: Pending[Confirmation] = self._link.pending_type(self._link)
     # sync:     self._put(pending, timeout_ms)
     # sync:     return pending
 
@@ -264,8 +263,8 @@ class Member(MemberBase):
             if True:  # sync: with link.lock:
                 if self._closed:
                     return None
-                item = membership.take()
-                if link.session.consumed(membership):
+                item = self._take()
+                if link.session.consumed(membership) or membership.in_doubt:
                     link.wake_up()
                 if item is None:
                     if membership.error is not None:
@@ -299,7 +298,7 @@ class Member(MemberBase):
         if self._until_pause <= 0:  # asyncio only
             self._until_pause = _PAUSE_EVERY
             await asyncio.sleep(0)
-        while not self._left:
+        while not self._left or self._membership.lost_lease:
             batch = await self._next(self._timeout_ms)
             if batch is None:
                 raise StopAsyncIteration

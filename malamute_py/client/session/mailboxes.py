@@ -131,7 +131,6 @@ class OpenedMailbox(Opened):
         self.in_hand: set[int] = set()
         """Numbers that were delivered and are not acknowledged."""
         self._mailboxes = mailboxes
-        self._accepted = False
         self._acked: set[int] = set()
         """Acknowledged by the reader; the broker has not confirmed it."""
         self._lent: set[int] = set()
@@ -141,11 +140,6 @@ class OpenedMailbox(Opened):
         self._held_records = 0
         """In the queue."""
         self._held_bytes = 0
-
-    @property
-    def accepted(self) -> bool:
-        """Whether the broker has opened the mailbox once."""
-        return self._accepted
 
     # --- the readers' side -------------------------------------------------------------------
 
@@ -312,9 +306,7 @@ class OpenedMailbox(Opened):
 
         The broker hands out again what it does not know to be done, which is acknowledged then.
         """
-        for token, _ in ack.tokens:
-            self._mailboxes.told(token, None)
-        ack.tokens = []
+        ack.acks.settle(ack, None)
         return False
 
     # --- commands to the broker --------------------------------------------------------------

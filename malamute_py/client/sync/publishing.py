@@ -102,7 +102,7 @@ class SyncPublishVerbs(SyncVerbs):
         nothing was taken; otherwise as publish().
         """
         link = self._link
-        pending: Pending[Confirmation] = Pending(link)
+        pending: Pending[Confirmation] = link.pending_type(link)
         row = make_row(
             body, subject, fields, client_time_ms, expires_at_ms, properties, pending, codec
         )

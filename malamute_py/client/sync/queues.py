@@ -42,6 +42,7 @@ from malamute_py.client.readers.cursor_name import CursorName
 from malamute_py.client.readers.group import MemberBase, numbers_of
 from malamute_py.client.session.acknowledgements import AckForm
 from malamute_py.client.session.calls import make_pattern
+from malamute_py.client.session.held_batches import Held, HeldBatch
 from malamute_py.client.session.memberships import (
     AGAIN,
     CREDIT_BYTES,
@@ -49,8 +50,6 @@ from malamute_py.client.session.memberships import (
     DONE,
     RELEASED,
     GroupOptions,
-    Held,
-    HeldBatch,
     decided,
     failed,
     group_visibility,
@@ -119,7 +118,7 @@ class SyncAtomicStep(Step):
 
     def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation]:
         """Put it on its way; waits only while the window is full. Raises as commit()."""
-        pending: Pending[Confirmation] = Pending(self._link)
+        pending: Pending[Confirmation] = self._link.pending_type(self._link)
         self._put(pending, timeout_ms)
         return pending
 
@@ -260,8 +259,8 @@ class SyncMember(MemberBase):
             with link.lock:
                 if self._closed:
                     return None
-                item = membership.take()
-                if link.session.consumed(membership):
+                item = self._take()
+                if link.session.consumed(membership) or membership.in_doubt:
                     link.wake_up()
                 if item is None:
                     if membership.error is not None:
@@ -289,7 +288,7 @@ class SyncMember(MemberBase):
 
     def __next__(self) -> Record:
         self._acknowledge_handed()
-        while not self._left:
+        while not self._left or self._membership.lost_lease:
             batch = self._next(self._timeout_ms)
             if batch is None:
                 raise StopIteration

@@ -185,6 +185,22 @@ def test_what_is_not_held_costs_the_others_nothing() -> None:
     assert script.session.idle
 
 
+def test_a_caller_whose_refused_messages_were_said_in_halves_is_told_when_the_link_is_lost() -> (
+    None
+):
+    script = opened()
+    view = script.session.mailboxes.read(InboxOptions("box"))
+    script.step()
+    accept(script)
+    deliver(script, [b"a", b"b"], 0)
+    view.take()
+    view.mailbox.ack([(0, 2)], token="both")
+    [ack] = of(script.step(), c.AckMail)
+    script.say(c.Refused(43, ack.tracker, "not_held"))
+    script.reconnect()
+    assert outcomes(script) == {"both": False}
+
+
 def test_what_is_acknowledged_after_the_end_of_the_inbox_leaves_nothing_unconfirmed() -> None:
     script = opened()
     view = script.session.mailboxes.read(InboxOptions("box"))
