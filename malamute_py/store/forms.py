@@ -25,6 +25,7 @@ from malamute_py.changelog.settings import (
 )
 from malamute_py.changelog.tables import (
     CursorRow,
+    EndRow,
     GroupRow,
     Hold,
     KeyRow,
@@ -120,6 +121,12 @@ class _StagedForm(msgspec.Struct, array_like=True, gc=False):
     at_ms: int
 
 
+class _EndForm(msgspec.Struct, array_like=True):
+    id: bytes
+    why: str
+    at_ms: int
+
+
 _MAILBOX = msgspec.msgpack.Decoder(_MailboxForm).decode
 _SERVICE = msgspec.msgpack.Decoder(_ServiceForm).decode
 _REQUEST = msgspec.msgpack.Decoder(_RequestForm).decode
@@ -127,6 +134,7 @@ _CURSOR = msgspec.msgpack.Decoder(_CursorForm).decode
 _GROUP = msgspec.msgpack.Decoder(_GroupForm).decode
 _TRANSACTION = msgspec.msgpack.Decoder(_TransactionForm).decode
 _STAGED = msgspec.msgpack.Decoder(_StagedForm).decode
+_END = msgspec.msgpack.Decoder(_EndForm).decode
 _RARE = msgspec.msgpack.Decoder(Rare).decode
 
 
@@ -282,6 +290,16 @@ def _staged(data: Any) -> tuple[int, StagedRow]:
     return form.base, row
 
 
+def _pack_end(key: bytes, row: EndRow) -> bytes:
+    return _ENCODE((key, row.why, row.at_ms))
+
+
+def _end(data: Any) -> tuple[bytes, EndRow]:
+    """Undo the packing of a transaction's end; returns key and row."""
+    form = _END(data)
+    return form.id, EndRow(form.why, form.at_ms)
+
+
 class Form(NamedTuple, Generic[K, V]):
     """The form of one table: its name, the columns of its key, and its rows as bytes."""
 
@@ -352,9 +370,10 @@ TRANSACTIONS: Final[Form[bytes, TransactionRow]] = Form(
     "transactions", ("id BLOB",), _one, _pack_transaction, _transaction
 )
 STAGED: Final[Form[int, StagedRow]] = Form("staged", ("base INTEGER",), _one, _pack_staged, _staged)
+ENDS: Final[Form[bytes, EndRow]] = Form("ends", ("id BLOB",), _one, _pack_end, _end)
 FORMS: Final[tuple[Form[Any, Any], ...]] = (
-    MAILBOXES, SERVICES, MESSAGES, REQUESTS, CURSORS, GROUPS, KEYS, TRANSACTIONS, STAGED,
+    MAILBOXES, SERVICES, MESSAGES, REQUESTS, CURSORS, GROUPS, KEYS, TRANSACTIONS, STAGED, ENDS,
 )  # fmt: skip
 """Forms of all tables, in the order of the fields of Queues."""
-ADDED: Final[tuple[Form[Any, Any], ...]] = (TRANSACTIONS, STAGED)
+ADDED: Final[tuple[Form[Any, Any], ...]] = (TRANSACTIONS, STAGED, ENDS)
 """Forms of tables that databases of earlier versions lack: they had no such rows."""
