@@ -72,7 +72,14 @@ from malamute_py.client.session.events import LinkEvent, Unlinked
 from malamute_py.client.session.publisher import LEVEL_NAMES, confirmation, level_number
 from malamute_py.client.session.subscription import CREDIT_BYTES, CREDIT_RECORDS, Notice
 from malamute_py.client.session.tables import TableRows, stream_settings
-from malamute_py.client.settings import ClientOptions, ClientSettings, Wait, make_settings, no_link
+from malamute_py.client.settings import (
+    DEFAULT_WAIT,
+    ClientOptions,
+    ClientSettings,
+    Wait,
+    make_settings,
+    no_link,
+)
 from malamute_py.client.tracing import Tracing, tracing_of
 from malamute_py.client.words import ConfirmAt, ReadVisibility, Until
 
@@ -168,6 +175,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
     async def opened(self, *, wait: bool = True, timeout_ms: int | None = CONNECT_MS) -> None:
         """Return once a link is open; see connect() for what is raised."""
         link, session = self._link, self._session
+        truth("wait", wait)
 
         def ready() -> bool:
             failed = not wait and isinstance(link.last, Unlinked)
@@ -309,7 +317,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
                 timeout_ms = await link.room(row.size, timeout_ms, stream)
             self._publisher.add(stream, level, row)
             link.leave()
-        if timeout_ms == "default":  # asyncio only
+        if timeout_ms is DEFAULT_WAIT:  # asyncio only
             # As limit() does it, without its call for each record.
             link.fresh.append((future, -1, PUBLISHED, stream))
             return await future
@@ -859,7 +867,8 @@ class BulkPublisher:
         timeout_ms: how long nothing may be confirmed; by default as the window was asked for.
         Raises the first failure, or Timeout.
         """
-        wait = self._timeout_ms if timeout_ms == "default" else timeout_ms
+        unsaid = isinstance(timeout_ms, str) and timeout_ms == DEFAULT_WAIT
+        wait = self._timeout_ms if unsaid else timeout_ms
         if True:  # sync: with self._link.lock:
             while self._open:
                 await self._fewer_than(self._open, wait)

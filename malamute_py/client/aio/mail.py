@@ -15,12 +15,13 @@ from typing import Any, Final
 from malamute_protocol.commands import CancelRequest
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.client.aio.link import AsyncVerbs, LoopLink
-from malamute_py.client.arguments import duration, key_of, later_of
+from malamute_py.client.arguments import duration, key_of, later_of, ranges_of_messages
 from malamute_py.client.engine.engine import clock_ms
 from malamute_py.client.engine.waits import ACKED, ANSWER, NOTHING, OPENED
 from malamute_py.client.position import Confirmation
 from malamute_py.client.readers.mail import InboxBase, MailBatchBase, inbox_options
 from malamute_py.client.session.calls import (
+    NONE,
     Bodies,
     Body,
     Bulk,
@@ -35,7 +36,7 @@ from malamute_py.client.session.mailboxes import CREDIT_BYTES, CREDIT_RECORDS, I
 from malamute_py.client.session.outbox import Tally
 from malamute_py.client.session.publisher import level_number
 from malamute_py.client.session.requests import PLAIN, Replies
-from malamute_py.client.settings import Wait
+from malamute_py.client.settings import DEFAULT_WAIT, Wait
 from malamute_py.client.words import AckWhen, ConfirmAt
 
 _PAUSE_EVERY: Final = 256  # asyncio only
@@ -88,7 +89,7 @@ class MailVerbs(AsyncVerbs):
             # Almost all calls wait by default: those need no look at what they ask for.
             wait_ms = (
                 settings.call_timeout_ms
-                if timeout_ms == "default"
+                if timeout_ms is DEFAULT_WAIT
                 else settings.wait_ms(timeout_ms)
             )
             self._session.outbox.send(
@@ -285,7 +286,7 @@ class MailVerbs(AsyncVerbs):
         wait_ms = session.settings.wait_ms(timeout_ms)
         future: asyncio.Future[Reply] = link.loop.create_future()
         terms = PLAIN
-        if need_workers or delay_ms or priority:
+        if need_workers is not False or delay_ms is not NONE or priority is not NONE:
             terms = request_terms(need_workers, delay_ms, priority)
         row = make_row(body, subject, fields, None, None, properties, future, codec)
         if True:  # sync: with link.lock:
@@ -339,7 +340,7 @@ class MailVerbs(AsyncVerbs):
         wait_ms = session.settings.wait_ms(timeout_ms)
         replies = Replies()
         terms = PLAIN
-        if need_workers or delay_ms or priority:
+        if need_workers is not False or delay_ms is not NONE or priority is not NONE:
             terms = request_terms(need_workers, delay_ms, priority)
         row = make_row(body, subject, fields, None, None, properties, replies, codec)
         if True:  # sync: with link.lock:
@@ -412,7 +413,7 @@ class MailVerbs(AsyncVerbs):
         wait_ms = session.settings.wait_ms(timeout_ms)
         future: asyncio.Future[Confirmation] = link.loop.create_future()
         terms = PLAIN
-        if need_workers or delay_ms or priority:
+        if need_workers is not False or delay_ms is not NONE or priority is not NONE:
             terms = request_terms(need_workers, delay_ms, priority)
         row = make_row(body, subject, fields, None, None, properties, future, codec)
         if True:  # sync: with link.lock:
@@ -468,13 +469,13 @@ class Mail(Letter, frozen=True, eq=False, gc=False):
         still be acknowledged), or what ended the inbox or the client.
         """
         number = self.number
-        return await self._inbox.acknowledge([(number, number + 1)], timeout_ms=timeout_ms)
+        return await self._inbox._acknowledge([(number, number + 1)], timeout_ms=timeout_ms)
 
     async def nack(self, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
         """Have it delivered again, to any reader, after so many milliseconds."""
         number = self.number
         again_ms = duration("delay_ms", delay_ms)
-        return await self._inbox.acknowledge([(number, number + 1)], again_ms, timeout_ms)
+        return await self._inbox._acknowledge([(number, number + 1)], again_ms, timeout_ms)
 
 
 class MailBatch(MailBatchBase[Mail]):
@@ -482,12 +483,12 @@ class MailBatch(MailBatchBase[Mail]):
 
     async def ack(self, timeout_ms: Wait = "default") -> bool:
         """All of them were received for good; see Mail.ack()."""
-        acked: bool = await self._reader.acknowledge(ranges_of(self.batch), timeout_ms=timeout_ms)
+        acked: bool = await self._reader._acknowledge(ranges_of(self.batch), timeout_ms=timeout_ms)
         return acked
 
     async def nack(self, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
         """Have all of them delivered again after so many milliseconds."""
-        acked: bool = await self._reader.acknowledge(
+        acked: bool = await self._reader._acknowledge(
             ranges_of(self.batch), duration("delay_ms", delay_ms), timeout_ms
         )
         return acked
@@ -591,8 +592,19 @@ class Inbox(InboxBase[Mail]):
         again_ms: int = -1,
         timeout_ms: Wait = "default",
     ) -> bool:
-        """Acknowledge messages by their numbers, as half-open ranges; see Mail.ack()."""
+        """Acknowledge messages by their numbers, as half-open ranges; see Mail.ack().
+
+        again_ms: have them delivered again after so long, as by nack(); -1: they are done.
+        """
+        again_ms = duration("again_ms", again_ms, -1)
+        return await self._acknowledge(ranges_of_messages(ranges), again_ms, timeout_ms)
+
+    async def _acknowledge(
+        self, ranges: list[tuple[int, int]], again_ms: int = -1, timeout_ms: Wait = "default"
+    ) -> bool:
+        """Acknowledge messages in ranges that are known to be right."""
         link = self._link
+        wait_ms = link.engine.settings.wait_ms(timeout_ms)
         future: asyncio.Future[bool] = link.loop.create_future()
         if True:  # sync: with link.lock:
             if self._view.closed:
@@ -600,7 +612,7 @@ class Inbox(InboxBase[Mail]):
             self._view.collect()
             self._view.mailbox.ack(ranges, again_ms, future)
             link.wake_up()
-        return await link.limit(future, timeout_ms, ACKED, "an acknowledgement")
+        return await link.limit(future, wait_ms, ACKED, "an acknowledgement")
 
     async def close(self) -> None:
         """Stop reading, also under a task that waits for mail.

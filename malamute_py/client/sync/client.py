@@ -64,7 +64,14 @@ from malamute_py.client.session.events import LinkEvent, Unlinked
 from malamute_py.client.session.publisher import LEVEL_NAMES, confirmation, level_number
 from malamute_py.client.session.subscription import CREDIT_BYTES, CREDIT_RECORDS, Notice
 from malamute_py.client.session.tables import TableRows, stream_settings
-from malamute_py.client.settings import ClientOptions, ClientSettings, Wait, make_settings, no_link
+from malamute_py.client.settings import (
+    DEFAULT_WAIT,
+    ClientOptions,
+    ClientSettings,
+    Wait,
+    make_settings,
+    no_link,
+)
 from malamute_py.client.sync.keys import SyncKeyView
 from malamute_py.client.sync.link import Pending, ThreadLink
 from malamute_py.client.sync.mail import SyncInbox, SyncMailVerbs
@@ -157,6 +164,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
     def opened(self, *, wait: bool = True, timeout_ms: int | None = CONNECT_MS) -> None:
         """Return once a link is open; see connect_sync() for what is raised."""
         link, session = self._link, self._session
+        truth("wait", wait)
 
         def ready() -> bool:
             failed = not wait and isinstance(link.last, Unlinked)
@@ -831,7 +839,8 @@ class SyncBulkPublisher:
         timeout_ms: how long nothing may be confirmed; by default as the window was asked for.
         Raises the first failure, or Timeout.
         """
-        wait = self._timeout_ms if timeout_ms == "default" else timeout_ms
+        unsaid = isinstance(timeout_ms, str) and timeout_ms == DEFAULT_WAIT
+        wait = self._timeout_ms if unsaid else timeout_ms
         with self._link.lock:
             while self._open:
                 self._fewer_than(self._open, wait)
