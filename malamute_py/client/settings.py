@@ -80,7 +80,7 @@ Credential: TypeAlias = Plain | Curve | None
 Wait: TypeAlias = int | Literal["default"] | None
 """Wait of a call in milliseconds; None: for ever; "default": as the client's settings say."""
 DEFAULT_WAIT: Final = "default"
-"""What almost all calls pass as their wait; another string of the same letters is as good."""
+"""The wait of almost all calls, told by identity; an equal string takes the longer way."""
 
 
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -70,9 +70,10 @@ class MailVerbs(AsyncVerbs):
 
         body, codec: as of publish(). expires_at_ms, deliver_at_ms: milliseconds since 1970, or a
         datetime. priority: -128 to 127, higher goes first. key: at most 128 bytes that name
-        the message, so that it is taken once even if another process sends it again (the
-        Confirmation says duplicate=True), and another message under it is refused as
-        `conflict`; without it, retries of this client are told apart all the same.
+        the message, so that it is taken once even if another process of the same identity
+        sends it again (the Confirmation says duplicate=True; replicas are several identities),
+        and another message under it is refused as `conflict`; without it, retries of this
+        client are told apart all the same.
         confirm: "synced" (default), "stored" or "none". A full mailbox is tried
         again until timeout_ms is over; None: for ever; by default the client's settings say
         how long.
@@ -270,9 +271,10 @@ class MailVerbs(AsyncVerbs):
         never; by default the client's settings say when. delay_ms: time before which no worker gets
         the request; timeout_ms begins after it. priority: 0 to 9; requests of a higher one are
         handed out before those of a lower one. key: at most 128 bytes that name
-        the request, so that it is taken once even if another process sends it again. reply_to:
-        a mailbox to be read for replies; empty: the client's own, temporary when it has no
-        identity (replies to it are lost while the broker is away).
+        the request, so that it is taken once even if another process of the same identity sends it
+        again; replicas are several identities. reply_to: a mailbox to be read for replies; empty:
+        the client's own, temporary when it has no identity (replies to it are lost while the broker
+        is away).
         need_workers: raises BrokerRefused `no_workers` at once when no worker offers the service
         for the subject; by default the request waits for one.
         confirm: by default the reply is the confirm: until it comes the request is sent again

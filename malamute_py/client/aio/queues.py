@@ -430,7 +430,8 @@ class QueueVerbs(AsyncVerbs):
         All that was put into it happens or none of it, when the block ends; step.confirmation
         tells of it. Steps of tasks that wait at the same time go to the broker together.
         confirm: "synced" or "stored". key: a name of its own, to be taken once however often
-        it is tried, by this or a later process of the same identity.
+        it is tried, by this or a later process of the same identity. Replicas are several
+        identities: what they may all be asked for is created by kv.update(key, value, revision=0).
         Raises LocalProtocolError: a key, and the client has no identity.
         """
         return self._step_type(self._link, confirm, key)
