@@ -372,7 +372,7 @@ class LoopSection(Section, frozen=True):
     burst_bytes: Bytes = 2 << 20
     burst_commands: Count = 1_024
     share_commands: Count = 64
-    turn_us: Annotated[int, msgspec.Meta(ge=100)] = 5_000
+    turn_us: Annotated[int, msgspec.Meta(ge=100)] = 2_500
     guard_ms: Milliseconds = 25
     matching_us: Annotated[int, msgspec.Meta(ge=100)] = _CORE.matching_share // 1_000
     drain_ms: MaybeMilliseconds = 2_000

@@ -21,6 +21,7 @@ TOOLS = frozenset(
         "pyyaml",
         "pytest",
         "pytest-asyncio",
+        "pytest-rerunfailures",
         "pytest-timeout",
         "pytest-xdist",
     }

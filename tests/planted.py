@@ -31,7 +31,7 @@ def codes_unchecked() -> None:
 
 def every(n: int, kind: type[wire.Command], change: Callable[[Ready, Any], None]) -> None:
     """Have each n-th message that the broker sends with a command of this kind changed."""
-    take, seen = Broker.take_ready, [0]
+    take, seen = Broker.take_outgoing, [0]
 
     def changed(self: Broker) -> Ready:
         ready = take(self)
@@ -42,7 +42,7 @@ def every(n: int, kind: type[wire.Command], change: Callable[[Ready, Any], None]
                     change(ready, send)
         return ready
 
-    Broker.take_ready = changed  # type: ignore[method-assign]
+    Broker.take_outgoing = changed  # type: ignore[method-assign]
 
 
 def delivery_dropped() -> None:

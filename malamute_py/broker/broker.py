@@ -205,7 +205,8 @@ class Broker:
         self._ahead = False
         """Whether header tables of a message that waits are still to be read in steps."""
         self._queues: Final = (
-            self._matching.queue, self._delivery.fallen, *self._on_demand.turns.queues,
+            self._matching.queue, self._matching.remains.parts, self._delivery.fallen,
+            *self._on_demand.turns.queues,
             *self._groups.reader.turns.queues, *self._services.queues, *self._mail.queues,
         )  # fmt: skip
         """All queues of runnable work: while they are empty no part is asked."""
@@ -638,7 +639,16 @@ class Broker:
     # --- out --------------------------------------------------------------------------------
 
     def take_ready(self) -> Ready:
-        """Return all that is to be done now; each bundle is answered before the next call."""
+        """Do a share of what can be done at once; return all that is to be done now.
+
+        Each bundle is answered before the next call.
+        """
+        if any(self._queues):
+            self._work()
+        return self.take_outgoing()
+
+    def take_outgoing(self) -> Ready:
+        """Return what is to be done now; what can be done at once is left to take_ready()."""
         shard, on_demand, groups = self._shard, self._on_demand.turns, self._groups.reader.turns
         if (
             self._reception.acks
@@ -647,8 +657,6 @@ class Broker:
             and not self._services.runnable
         ):
             self._reception.take_acks()
-        if any(self._queues):
-            self._work()
         if self._links.ended:
             self._forget_ended_links()
         appends = self._appends()
@@ -687,7 +695,7 @@ class Broker:
             self._services.hand_out()
         if self._mail.runnable:
             self._mail.deliver()
-        if self._matching.queue:
+        if self._matching.queue or self._matching.remains.parts:
             # Matching comes last: readers whose batch is matched are served in the next turn.
             self._matching.work()
 
@@ -716,8 +724,10 @@ class Broker:
         if self._reception.acks or self._ahead or self._links.ended or not self._steps.idle:
             return self._shard.now_ms
         if any(self._queues) and (
-            self._on_demand.turns.runnable or mail.runnable or services.runnable
+            self._delivery.fallen
+            or self._on_demand.turns.runnable or mail.runnable or services.runnable
             or groups.reader.turns.runnable or self._matching.queue
+            or self._matching.remains.parts
         ):  # fmt: skip
             return self._shard.now_ms
         wake = self._links.wake_at_ms

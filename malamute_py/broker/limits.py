@@ -161,7 +161,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     meter: Callable[[], int] | None = None
     """Returns the work done so far, in units of the shell's (nanoseconds); None: nothing counts it,
     and matching is not cut into slices."""
-    matching_share: int = 2_000_000
+    matching_share: int = 1_000_000
     """Share of one turn of the loop that matching may take, by the meter; and each kind of serving
     (readers, groups, mailboxes, services) as much."""
 

@@ -73,7 +73,7 @@ _STEPS_MAX = 64
 """Turns of Ready that are done without a look at the sockets."""
 _BLOCKED_POLL_MS = 2
 _POLL_MS_MAX = 60_000
-_TAKE_LEAST = 64
+_TAKE_LEAST = 16
 """Part of its time that a turn takes up messages for at least; it takes up one message always."""
 _REST_MS = 1_000
 """Time without a message after which the loop rests."""
@@ -119,6 +119,7 @@ class Core(Protocol):
     def trimmed(self, ring: str, firsts: Mapping[int, int]) -> None: ...  # noqa: D102
     def bodies(self, answer: BodiesFound) -> None: ...  # noqa: D102
     def drain(self, now_ms: int) -> None: ...  # noqa: D102
+    def take_outgoing(self) -> Ready: ...  # noqa: D102
     def take_ready(self) -> Ready: ...  # noqa: D102
     def wake_at_ms(self) -> int | None: ...  # noqa: D102
 
@@ -282,8 +283,6 @@ class Loop:
         now_ms = self._clock()
         began = self._meter()
         self._take_until, self._turn_until = began + self._take_ns, began + self._turn_ns
-        if self._results.fd in ready:
-            self._take_results(now_ms)
         drained = True
         for listener in self._listeners:
             if listener.monitor is not None and listener.monitor in ready:
@@ -295,7 +294,10 @@ class Loop:
         if self._queued:
             self._catch_up(now_ms)
             drained = False
-        self._busy = not drained
+        # After the messages: what was synced while they were taken up is confirmed in this turn.
+        if self._results.fd in ready or self._results.waiting:
+            self._take_results(now_ms)
+        self._busy = not drained or bool(self._queued)
         # Under a load that never ends, each peer still had its turn within a second, so that a
         # message that is partial then is truly partial.
         if drained or now_ms - self._drained_ms > 1000:
@@ -448,6 +450,7 @@ class Loop:
         frame_bytes, share, meter = listener.frame_bytes, self._share_commands, self._meter
         taken = worked = 0
         count = dropped = 0
+        until, late = self._take_until, False
         while count < self._burst_messages:
             # The time also bounds messages that are only put after others: to take up 256 of them,
             # of 1,000 frames each, took 264 ms.
@@ -457,12 +460,14 @@ class Loop:
                     self._counters["messages_in_total"] += 1
                     self._counters["bytes_in_total"] += taken
                     return True
-                if (
-                    taken >= self._burst_bytes
-                    or worked >= self._burst_commands
-                    or meter() >= self._take_until
+                if meter() >= until or (
+                    not late and (taken >= self._burst_bytes or worked >= self._burst_commands)
                 ):
-                    break
+                    if late or not self._cut_off:
+                        break
+                    # libzmq gives a message of each connection in turn. Those of cut connections
+                    # take memory until they are dropped: what comes between them is put off.
+                    late, until = True, meter() + self._take_most_ns
             try:
                 head = receive(_NOBLOCK, False)
             except again:
@@ -492,8 +497,10 @@ class Loop:
                 gone.delivered(size, parts)
                 self._counters["messages_dropped_total"] += 1
                 dropped += 1
-                if dropped == _DROPPED_MAX or meter() >= self._take_until:
+                if dropped == _DROPPED_MAX or (late and meter() >= until):
                     break
+                if not late and meter() >= until:
+                    late, until = True, meter() + self._take_most_ns
                 continue
             taken += size
             count += 1
@@ -504,6 +511,9 @@ class Loop:
                         continue
                 if peer.connection is None and peer.fd >= 0:
                     self._peers.attach(peer, self._unsure())
+                if late and peer.queued is None:
+                    peer.queued = deque()
+                    self._queued[peer.number] = peer
                 if peer.queued is not None:
                     peer.queued.append(Arrived(frames, size, parts))
                     continue
@@ -522,10 +532,10 @@ class Loop:
             if len(commands) > share or (
                 size > core.ahead_bytes and any(map(core.reads_first, frames))
             ):
+                # They have their turn once all messages of this turn are taken up: a message of few
+                # commands does not wait for a message of many.
                 peer.queued, peer.commands, peer.frames = deque(), commands, frames[1:]
-                if self._take_share(peer, now_ms):
-                    self._queued[peer.number] = peer
-                worked += share
+                self._queued[peer.number] = peer
             else:
                 core.receive(peer.number, peer.identity, commands, frames[1:], now_ms)
                 worked += len(commands)
@@ -712,8 +722,10 @@ class Loop:
     def settle(self, now_ms: int) -> None:
         """Do what the core wants until it wants nothing more, then have appended bytes synced."""
         core, rings = self._core, self._rings
-        for _ in range(_STEPS_MAX):
-            ready = core.take_ready()
+        hurries = _always if self._finishing else core.hurries
+        for step in range(_STEPS_MAX):
+            # What peers wait for goes first: the work for readers that lag comes after it.
+            ready = core.take_ready() if step else core.take_outgoing()
             for name, settings in ready.rings:
                 rings.open(name, settings)
                 if settings.get("remove"):
@@ -727,6 +739,9 @@ class Loop:
                     else:
                         self._refused(bundle.ring, answer, now_ms)
                         core.append_refused(answer)
+                if not step:
+                    # The disk works while the loop goes on.
+                    rings.sync(hurries, now_ms)
             for send in ready.sends:
                 self._send(send, now_ms)
             for read in ready.reads:
@@ -748,10 +763,10 @@ class Loop:
             told, self._told = bool(ready.appends) or self._told, False
             if not told:
                 self._wake_at_ms = at_ms = core.wake_at_ms()
-                if at_ms is None or at_ms > now_ms or not ready:
+                if at_ms is None or at_ms > now_ms or (step and not ready):
                     break
             # Answers that the core was given meanwhile may have it want something new at once.
-            if self._meter() >= self._turn_until:
+            if step and self._meter() >= self._turn_until:
                 # The rest has its next turn after other peers' messages.
                 self._busy = True
                 break
@@ -759,7 +774,7 @@ class Loop:
             self._busy = True
         if self._wake_at_ms is not None and self._wake_at_ms <= now_ms:
             self._busy = True
-        rings.sync(_always if self._finishing else core.hurries, now_ms)
+        rings.sync(hurries, now_ms)
 
     def _refused(self, ring: str, answer: AppendRefused, now_ms: int) -> None:
         """Count a refused append; the first of a kind is an event."""

@@ -36,6 +36,11 @@ class ResultQueue:
         self._results.append(result)
         self.wake()
 
+    @property
+    def waiting(self) -> bool:
+        """Whether results wait."""
+        return bool(self._results)
+
     def wake(self) -> None:
         """Wake the loop; from any thread, and from a signal handler."""
         with self._lock:

@@ -23,6 +23,7 @@ from malamute_protocol.header import (
     TABLE_BYTES_MAX,
     Header,
     HeaderTable,
+    Remains,
     TableReading,
     check_counts,
     claimed_length,
@@ -274,10 +275,13 @@ class Content:
             self._table = table
         return self._table
 
-    def reading(self, limits: Limits, *, outlined: bool = True) -> TableReading | None:
+    def reading(
+        self, limits: Limits, *, outlined: bool = True, remains: Remains | None = None
+    ) -> TableReading | None:
         """Return a reader of the header table in steps, before check(); None: it is quick to read.
 
-        outlined: the reader also gathers what an index notes of the table.
+        outlined: the reader also gathers what an index notes of the table. remains: takes the
+        entries of the table once it is not needed any more; None: they are freed at once.
 
         A fault of the table is raised when it is asked for. Raises BatchError: the sections do not
         fill the content, or claim more headers than the limits allow.
@@ -293,6 +297,7 @@ class Content:
                 bytes(view[at.fieldmaps : at.fieldmaps + head.fieldmaps_bytes]),
                 limits,
                 outlined=outlined,
+                remains=remains,
             )
         return self._reading
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from array import array
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
 from itertools import chain
@@ -255,6 +256,53 @@ class HeaderTable:
         self.passed = limits
 
 
+class Remains:
+    """Entries of large tables that are not needed any more, which are freed in steps.
+
+    To free 65,536 headers at once takes 5 to 10 ms, for which a loop would stand still.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self.parts: deque[list[Any] | dict[Any, Any]] = deque()
+
+    def free(self, most: int) -> None:
+        """Free so many entries at most."""
+        parts = self.parts
+        while parts and most > 0:
+            part = parts[-1]
+            some = min(len(part), most)
+            if isinstance(part, list):
+                del part[len(part) - some :]
+            else:
+                for _ in range(some):
+                    part.popitem()
+            if not part:
+                parts.pop()
+            most -= some
+
+
+class LargeTable(HeaderTable):
+    """A table that was read in steps, and is freed in steps."""
+
+    __slots__ = ("_remains",)
+
+    def __init__(self, remains: Remains) -> None:
+        """remains: takes the entries once the table is not needed any more."""
+        super().__init__([], [])
+        self._remains = remains
+
+    def __del__(self) -> None:
+        """Leave the entries to be freed in steps."""
+        self._remains.parts += (
+            self.keys,
+            self.fieldmaps,
+            self._headers,
+            list(self._plain or ()),
+            self._sorted,
+        )
+
+
 class HeaderMemo:
     """Bounded memo of tables by their bytes: two generations, the older is dropped whole.
 
@@ -340,10 +388,14 @@ class TableReading:
     """
 
     def __init__(
-        self, subjects: bytes, fieldmaps: bytes, limits: Limits, *, outlined: bool = True
-    ) -> None:
-        """limits: checked while reading. outlined: also gather facts for an index."""
-        self._table = HeaderTable([], [])
+        self, subjects: bytes, fieldmaps: bytes, limits: Limits, *, outlined: bool = True,
+        remains: Remains | None = None,
+    ) -> None:  # fmt: skip
+        """limits: checked while reading. outlined: also gather facts for an index.
+
+        remains: takes the entries of the table in the end; None: they are freed at once.
+        """
+        self._table = HeaderTable([], []) if remains is None else LargeTable(remains)
         if outlined:
             self._table.outline = Outline()
         self._wrong: tuple[str, str, int] | None = None

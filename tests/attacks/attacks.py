@@ -316,7 +316,8 @@ def new_headers_for_many(aim: Aim) -> None:
             reader.discard()
 
 
-@attack(30)
+# Half of its requests wait for a worker, in memory: a service may hold `services.requests_max`.
+@attack(30, keeps=96 * MIB)
 def request_subjects(aim: Aim) -> None:
     """Requests of 1,024 subjects that no broker has seen, against 64 expressions of workers."""
     worker, asker = aim.peer(), aim.peer()

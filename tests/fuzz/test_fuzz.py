@@ -92,7 +92,7 @@ def _a_confirm_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def _a_delivery_is_dropped(patch: pytest.MonkeyPatch) -> None:
-    take, calls = Broker.take_ready, [0]
+    take, calls = Broker.take_outgoing, [0]
 
     def without(self: Broker) -> Ready:
         ready = take(self)
@@ -103,11 +103,11 @@ def _a_delivery_is_dropped(patch: pytest.MonkeyPatch) -> None:
                     ready.sends.remove(send)
         return ready
 
-    patch.setattr(Broker, "take_ready", without)
+    patch.setattr(Broker, "take_outgoing", without)
 
 
 def _a_link_is_told_more_after_its_end(patch: pytest.MonkeyPatch) -> None:
-    take = Broker.take_ready
+    take = Broker.take_outgoing
 
     def more(self: Broker) -> Ready:
         ready = take(self)
@@ -116,7 +116,7 @@ def _a_link_is_told_more_after_its_end(patch: pytest.MonkeyPatch) -> None:
                 ready.sends.append(Send(send.link, [wire.Ping(1)], []))
         return ready
 
-    patch.setattr(Broker, "take_ready", more)
+    patch.setattr(Broker, "take_outgoing", more)
 
 
 PLANTS = [

@@ -18,7 +18,9 @@ from malamute_protocol.errors import BatchError
 from malamute_protocol.header import (
     STEP_ENTRIES,
     TABLE_BYTES_MAX,
+    Header,
     HeaderTable,
+    Remains,
     TableReading,
     items_of,
     pair_text,
@@ -165,6 +167,26 @@ def test_a_table_whose_reading_is_given_up_is_free_at_once() -> None:
         assert known() is None
     finally:
         gc.enable()
+
+
+def test_a_table_that_nobody_needs_is_freed_in_steps() -> None:
+    remains = Remains()
+    maps = [{"n": str(at)} for at in range(100)]
+    content = Content(
+        encode([b""] * 9_000, subject=[f"a.{at:09}" for at in range(9_000)],
+               field_table=maps, field_codes=[at % 100 for at in range(9_000)])
+    )  # fmt: skip
+    assert content.reading(DEFAULT_LIMITS, remains=remains) is not None
+    header = content.headers()[0][8_999]
+    assert not remains.parts
+    del content
+    left = []
+    while remains.parts:
+        left.append(sum(map(len, remains.parts)))
+        remains.free(1_000)
+    # Keys and headers of 9,000 subjects, 100 field maps and their sorted items.
+    assert left == list(range(18_200, 0, -1_000))
+    assert header == Header(("a.000008999",), (("n", "99"),))
 
 
 def test_a_table_that_is_wrong_is_refused_in_the_same_words_each_time() -> None:

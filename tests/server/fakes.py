@@ -162,10 +162,13 @@ class EchoCore:
     def drain(self, now_ms: int) -> None:
         self.calls.append(("drain",))
 
-    def take_ready(self) -> Ready:
+    def take_outgoing(self) -> Ready:
         ready, self.ready = self.ready, nothing()
         self.turns.append(0)
         return ready
+
+    def take_ready(self) -> Ready:
+        return self.take_outgoing()
 
     def wake_at_ms(self) -> int | None:
         return None

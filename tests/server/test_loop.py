@@ -745,7 +745,8 @@ def test_turns_that_take_long_take_up_less_and_more_again_when_they_do_not() -> 
 
         running.loop.settle = costly  # type: ignore[method-assign]
         halved = turns_of_a_burst(running, 1_000)
-        assert max(halved[8:-1]) == 1, "what follows takes twice as long as a turn may"
+        # A sixteenth of 50 us, and 1 us each time that the meter is asked: once a message.
+        assert max(halved[8:-1]) <= 4, "what follows takes twice as long as a turn may"
         cost = 0
         for _ in range(40):
             with dealer(running.endpoint) as peer:

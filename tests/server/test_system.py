@@ -167,7 +167,7 @@ server = Server(load(overrides=wanted), log=Log())
 def break_it():
     while not server.log.lines:
         time.sleep(0.01)
-    server._core.take_ready = None
+    server._core.take_outgoing = None
 threading.Thread(target=break_it, daemon=True).start()
 sys.exit(server.run())
 """

@@ -280,8 +280,9 @@ class Machine:
             return
         self.pumping = True
         try:
-            for _ in range(1000):
-                ready: Ready = self.core.take_ready()
+            for step in range(1000):
+                # In the order of the real shell.
+                ready: Ready = self.core.take_ready() if step else self.core.take_outgoing()
                 self._do(ready)
                 # As in the real shell: only answers that the core was given meanwhile make it want
                 # something that it has not asked for.
@@ -289,7 +290,7 @@ class Machine:
                     self.told = False
                     continue
                 at_ms = self.core.wake_at_ms()
-                if not ready or at_ms is None or at_ms > self.clock.broker_ms():
+                if (step and not ready) or at_ms is None or at_ms > self.clock.broker_ms():
                     self._wake(at_ms)
                     return
             raise Violation("stuck", "the core has something to do for ever")
