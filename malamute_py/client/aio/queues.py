@@ -124,13 +124,16 @@ class AtomicStep(Step):
                 link.session.steps.withdraw(self)
             raise
 
-    # sync: def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation]:
-    # sync:     """Put it on its way; waits only while the window is full. Raises as commit()."""
-    # sync:     pending: Pending[Confirmation] = Pending(self._link)
-    # sync:     self._put(pending, timeout_ms)
+    # sync: def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation | None]:
+    # sync:     """Put it on its way; waits only for room in the window. Result as of commit()."""
+    # sync:     pending: Pending[Confirmation | None] = Pending(self._link)
+    # sync:     if self.parts:
+    # sync:         self._put(pending, timeout_ms)
+    # sync:     else:
+    # sync:         pending.settle(None)
     # sync:     return pending
 
-    async def _put(self, future: asyncio.Future[Confirmation], timeout_ms: Wait) -> Wait:
+    async def _put(self, future: asyncio.Future[Any], timeout_ms: Wait) -> Wait:
         """Put the step on its way once there is room; returns what is left of timeout_ms."""
         link = self._link
         if True:  # sync: with link.lock:

@@ -354,7 +354,7 @@ class TracedStep(AtomicStep):
         with ending(self._committing()):
             return await super().commit(timeout_ms)
 
-    # sync: def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation]:
+    # sync: def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation | None]:
     # sync:     """Put it on its way; the span ends with that. See AtomicStep.commit_nowait()."""
     # sync:     with ending(self._committing()):
     # sync:         return super().commit_nowait(timeout_ms)

@@ -122,13 +122,16 @@ class SyncAtomicStep(Step):
                 link.session.steps.withdraw(self)
             raise
 
-    def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation]:
-        """Put it on its way; waits only while the window is full. Raises as commit()."""
-        pending: Pending[Confirmation] = Pending(self._link)
-        self._put(pending, timeout_ms)
+    def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation | None]:
+        """Put it on its way; waits only for room in the window. Result as of commit()."""
+        pending: Pending[Confirmation | None] = Pending(self._link)
+        if self.parts:
+            self._put(pending, timeout_ms)
+        else:
+            pending.settle(None)
         return pending
 
-    def _put(self, pending: Pending[Confirmation], timeout_ms: Wait) -> Wait:
+    def _put(self, pending: Pending[Any], timeout_ms: Wait) -> Wait:
         """Put the step on its way once there is room; returns what is left of timeout_ms."""
         link = self._link
         with link.lock:

@@ -327,7 +327,7 @@ class SyncTracedStep(SyncAtomicStep):
         with ending(self._committing()):
             return super().commit(timeout_ms)
 
-    def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation]:
+    def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation | None]:
         """Put it on its way; the span ends with that. See SyncAtomicStep.commit_nowait()."""
         with ending(self._committing()):
             return super().commit_nowait(timeout_ms)
